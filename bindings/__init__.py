@@ -1,0 +1,1 @@
+"""Interfaces for programs that embed tamis."""

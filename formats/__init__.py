@@ -1,0 +1,1 @@
+"""File formats: GGUF, the ggml block types and their NumPy decoders."""

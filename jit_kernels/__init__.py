@@ -1,0 +1,1 @@
+"""The op contract, the recorded program and the kernels of each backend."""

@@ -1,0 +1,1 @@
+"""CPU kernels: functions over addresses and integers, compiled by Numba to object code."""

@@ -1,0 +1,1 @@
+"""Architectures: one small frozen record a file, found by its GGUF name."""

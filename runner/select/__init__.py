@@ -1,0 +1,1 @@
+"""Selectors: which cached positions take part in attention; one method a file."""

@@ -1,0 +1,1 @@
+"""Command-line tools that report on models, speed and quality."""
