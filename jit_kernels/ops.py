@@ -52,3 +52,7 @@ QUANTIZE = _op("quantize", "quantize", "", "step x xq n")
 # add: 1 adds to y; y_stride in elements; scratch: n_thread * MATMUL_SCRATCH bytes.
 MATMUL = _op("matmul", "matmul", "type", "step x w bias y n_in n_out y_stride add scratch")
 MATMUL_SCRATCH = 1 << 18
+
+# The thread team's own entries: no argument struct, see cpu/team.py.
+TEAM_RUN = _op("team", "team_run", "", "")
+TEAM_WORKER = _op("team", "team_worker", "", "")

@@ -123,8 +123,10 @@ def atomic_store(b, p, v):
 @op(void)
 def pause(b):
     """Tell the core that this is a spin loop."""
-    assembly = "pause" if "x86" in b.module.triple else "yield"
-    b.asm(ir.FunctionType(ir.VoidType(), []), assembly, "", [], side_effect=True)
+    if "x86" in b.module.triple:
+        call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif "aarch64" in b.module.triple:
+        call(b, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
 
 
 SYS_FUTEX_X86_64, SYS_FUTEX_GENERIC = 202, 98  # the generic number serves aarch64 and riscv64

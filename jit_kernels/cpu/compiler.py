@@ -1,0 +1,106 @@
+"""Compile kernels to object code: Numba down to LLVM IR, one C entry, everything else private.
+
+Run as a module it is a worker of the kernel library: symbols come in as JSON lines, object files go
+to a folder, each finished symbol is printed.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba import njit, types
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.cpu.intrinsic import struct_reader
+from tamis.jit_kernels.ops import Op
+from tamis.jit_kernels.program import KernelSpec
+from tamis.jit_kernels.store import write_object
+
+ENTRY = types.void(types.int64, types.int64, types.int64)
+OPTIONS = {"error_model": "numpy", "nogil": True, "boundscheck": False}
+
+
+def _entry(op: Op, constants: dict[str, int | str]) -> Any:
+    """The entry void(int64, int64, int64) of a kernel; checks the kernel against the contract."""
+    module = importlib.import_module(f"tamis.jit_kernels.cpu.{op.file}")
+    function = getattr(module, op.name)(**constants)
+    if not op.fields:
+        return function
+    expected = ["tid", "n_thread", *op.fields]
+    found = list(inspect.signature(function).parameters)
+    if found != expected:
+        raise TypeError(f"kernel {op.name} takes {found}, the contract says {expected}")
+    kernel = njit(**OPTIONS)(function)
+    fields = struct_reader(tuple("f" if name.endswith("_f") else "i" for name in op.fields))
+
+    def entry(tid, n_thread, args):
+        kernel(tid, n_thread, *fields(args))
+
+    return entry
+
+
+def _private(module: Any, symbol: str, native: str) -> None:
+    """Give the module one public function, `symbol`, that calls the native one."""
+    wrapper = llvm.parse_assembly(f"""
+        declare i32 @"{native}"(ptr, ptr, i64, i64, i64)
+        define void @{symbol}(i64 %a, i64 %b, i64 %c) {{
+          %result = alloca ptr
+          %exception = alloca ptr
+          %status = call i32 @"{native}"(ptr %result, ptr %exception, i64 %a, i64 %b, i64 %c)
+          ret void
+        }}""")
+    module.link_in(wrapper)
+    for function in module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+
+
+def compile_kernel(spec: KernelSpec) -> bytes:
+    """Object code of one kernel for this CPU, with `spec.symbol` as its only public name.
+
+    Raises TypeError where the kernel does not have the fields of its op.
+    """
+    constants = dict(zip(spec.op.constants, spec.constants, strict=True))
+    dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
+    compiled = dispatcher.overloads[ENTRY.args]
+    module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
+    _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
+    machine = target_machine()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def target_machine() -> Any:
+    """The machine that object code is made for: this CPU with all its features."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+    )
+
+
+def main(folder: str) -> None:
+    """Compile the kernels named on standard input, [op, constants] a line; print each symbol."""
+    by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+    for line in sys.stdin:
+        name, constants = json.loads(line)
+        spec = KernelSpec(by_name[name], tuple(constants))
+        write_object(Path(folder), spec.symbol, compile_kernel(spec))
+        sys.stdout.write(spec.symbol + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,31 @@
+"""Byte offsets of the records that Python writes and the team's kernels read."""
+
+from typing import NamedTuple
+
+CACHE_LINE = 64
+
+
+class _Team(NamedTuple):
+    job: int  # jobs submitted so far: the word that idle workers sleep on
+    job_sleepers: int
+    arrived: int  # threads at the barrier
+    generation: int  # barriers passed: the word that waiting threads sleep on
+    barrier_sleepers: int
+    tape: int
+    n_op: int
+    quit: int
+    spin: int  # cycles to spin before sleeping
+    size: int
+
+
+class _Tape(NamedTuple):
+    kernel: int  # address of the kernel
+    args: int  # address of its argument struct
+    sync: int  # 1: the team waits after it
+    cycles: int  # cycles spent so far, summed over replays
+    size: int
+
+
+# Words that different threads write lie on cache lines of their own.
+TEAM = _Team(*(CACHE_LINE * i for i in range(5)), *(CACHE_LINE * 5 + 8 * i for i in range(4)), 512)
+TAPE = _Tape(0, 8, 16, 24, 32)

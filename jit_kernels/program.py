@@ -1,0 +1,79 @@
+"""Programs: a forward pass recorded once as op calls over fixed buffers, replayed every step."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tamis.jit_kernels.ops import Op
+
+
+class KernelSpec(NamedTuple):
+    """One kernel to compile: an op and the values of its constants."""
+
+    op: Op
+    constants: tuple[int | str, ...]
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's name in the kernel library."""
+        values = (f"__{k}_{v}" for k, v in zip(self.op.constants, self.constants, strict=True))
+        return f"tamis_{self.op.name}" + "".join(values)
+
+
+class Call(NamedTuple):
+    """One recorded op: its kernel, its argument struct and whether the team waits after it."""
+
+    spec: KernelSpec
+    values: tuple[int | float, ...]
+    sync: bool
+    label: str
+    n_bytes: int  # weights or KV read at the recorded shape, for the profile
+    n_flop: int
+
+
+class Program:
+    """A list of op calls. Arrays passed to `add` are kept alive as long as the Program."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._keep: list[np.ndarray] = []
+
+    def add(
+        self,
+        op: Op,
+        constants: Sequence[int | str] = (),
+        *,
+        sync: bool = True,
+        label: str = "",
+        cost: tuple[int, int] = (0, 0),
+        **fields: Any,
+    ) -> None:
+        """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
+
+        sync=False lets the next op start before this one ends: only for ops that touch different
+        outputs. cost is (bytes, operations) a call moves, for the profile.
+        """
+        assert set(fields) == set(op.fields), f"{op.name}: {sorted(set(fields) ^ set(op.fields))}"
+        assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
+        values = tuple(self._value(fields[name]) for name in op.fields)
+        spec = KernelSpec(op, tuple(constants))
+        self.calls.append(Call(spec, values, sync, label or op.name, *cost))
+
+    def _value(self, value: Any) -> int | float:
+        if value is None:
+            return 0
+        if isinstance(value, np.ndarray):
+            assert value.flags.c_contiguous, "kernels read contiguous arrays"
+            self._keep.append(value)
+            return value.ctypes.data
+        assert isinstance(value, int | float | np.integer | np.floating), type(value)
+        return value.item() if isinstance(value, np.generic) else value
+
+    @property
+    def specs(self) -> set[KernelSpec]:
+        """The kernels that this Program needs."""
+        return {call.spec for call in self.calls}
+
+    def __len__(self) -> int:
+        return len(self.calls)

@@ -1,0 +1,75 @@
+"""The kernel library on disk: a private folder of object files, named by what made them."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+SOURCES = Path(__file__).parent
+
+
+class KernelStoreError(RuntimeError):
+    """The folder of compiled kernels cannot be used; the message says why and what to do."""
+
+
+def fingerprint() -> str:
+    """32 hex digits of all that object code depends on: kernel sources, versions, CPU features."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.rglob("*.py")):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for package in ("numba", "llvmlite"):
+        digest.update(f"{package} {version(package)}\0".encode())
+    digest.update(f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}".encode())
+    return digest.hexdigest()[:32]
+
+
+def user_folder() -> Path:
+    """The folder of compiled kernels: tamis/kernels in $XDG_CACHE_HOME or ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return root / "tamis" / "kernels"
+
+
+def open_folder(root: Path) -> Path:
+    """The folder for this fingerprint, made with mode 0700. Raises KernelStoreError.
+
+    A folder that others may write to is refused: its files would be run as code.
+    """
+    folder = root / fingerprint()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise KernelStoreError(
+            f"cannot make the kernel folder {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to an absolute folder that you may write to"
+        ) from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise KernelStoreError(
+            f"kernel folder {folder} can be written by others (mode "
+            f"{stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}); expected 0700 and owner "
+            f"{os.getuid()}: remove it and start again"
+        )
+    return folder
+
+
+def write_object(folder: Path, symbol: str, code: bytes) -> None:
+    """Store object code under its symbol, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=folder, prefix=symbol)
+    with os.fdopen(handle, "wb") as file:
+        file.write(hashlib.sha256(code).digest() + code)
+    os.replace(name, folder / f"{symbol}.o")
+
+
+def read_object(folder: Path, symbol: str) -> bytes | None:
+    """Object code of a symbol, or None where it is missing or damaged (it is compiled again)."""
+    try:
+        data = (folder / f"{symbol}.o").read_bytes()
+    except FileNotFoundError:
+        return None
+    digest, code = data[:32], data[32:]
+    return code if hashlib.sha256(code).digest() == digest else None
