@@ -56,3 +56,67 @@ MATMUL_SCRATCH = 1 << 18
 # The thread team's own entries: no argument struct, see cpu/team.py.
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
+
+# x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
+# = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
+# Zhang and Sennrich 2019 (arXiv 1910.07467), Eq. 4.
+RMS_NORM = _op("norm", "rms_norm", "add", "step x w y n rows_per_tok eps_f")
+
+# Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 34). inv_freq f64 [n_half];
+# cos, sin f32 [n_tok, n_half] of (pos + i) * inv_freq, times scale.
+ROPE_TABLE = _op("rope", "rope_table", "", "step inv_freq cos sin n_half scale_f")
+# x f32 [n_tok, n_head, head_dim] turned in place; pairs (i, i + n_half) where neox, else
+# (2i, 2i + 1); elements from 2 * n_half on stay.
+ROPE = _op("rope", "rope", "neox", "step x cos sin n_head head_dim n_half")
+
+# k, v f32 [n_tok, n_head_kv, head_dim] -> f16 at positions pos.. of the pages (see KVView).
+KV_APPEND = _op("kv", "kv_append", "head_dim", "step k v k_pages v_pages k_table v_table n_head_kv")
+
+# Attention of q f32 [n_tok, n_head, head_dim] over the selected blocks of a layer's pages;
+# out f32 like q, lse f32 [n_tok, n_head] or 0. Row r of the Selection holds query heads
+# [r * group, (r + 1) * group), all of KV head r * group // heads_per_kv. Position j takes part for
+# a query at p where p - window < j <= p (window 0: no lower end). The work of one row is cut in
+# n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
+# [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
+# scratch: n_thread * ATTEND_SCRATCH bytes.
+ATTEND = _op(
+    "attend",
+    "attend",
+    "head_dim group q_block",
+    "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
+    " n_head_kv window n_split partial out lse scratch scale_f",
+)
+ATTEND_SCRATCH = 1 << 18
+# Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
+ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
+
+# y = silu(gate) * up or gelu_tanh(gate) * up, f32 [n_tok, n]; activation: "silu" or "gelu".
+GATE = _op("activation", "gate", "activation", "step gate up y n")
+
+# Mixture of experts. logits f32 [n_tok, n_expert] -> ids int32 and weights f32 [n_tok, n_used]:
+# the n_used largest softmax probabilities, divided by their sum where norm is 1.
+MOE_ROUTE = _op("moe", "moe_route", "", "step logits ids weights n_expert n_used norm")
+# y f32 [n_tok, n_used, n_out] = x @ w[ids].T; x: rows as for MATMUL, one a token where
+# x_per_slot is 0, one a (token, slot) where it is 1. w: n_expert matrices of n_out rows.
+MOE_MATMUL = _op("moe", "moe_matmul", "type", "step x w ids y n_in n_out n_used x_per_slot")
+# y f32 [n_tok, n] += sum over slots of weights * x f32 [n_tok, n_used, n].
+MOE_SUM = _op("moe", "moe_sum", "", "step x weights y n n_used")
+
+# A Selection of whole blocks: those that hold one of the first n_sink positions or one of the last
+# n_recent positions before each query of the row's block (n_recent 0: all of them).
+SELECT_WINDOW = _op(
+    "select", "select_window", "", "step indptr indices n_row q_block block n_sink n_recent"
+)
+# scores f32 [n_row, capacity]: q . k * scale of one query token, the maximum over a row's group
+# of query heads; positions 0 .. pos.
+SCORE_KEYS = _op(
+    "select",
+    "score_keys",
+    "head_dim group",
+    "step q k_pages k_table scores n_row heads_per_kv n_head_kv capacity scale_f",
+)
+# A Selection of single positions: the first n_sink, the last n_recent, and the n_top best scores
+# between them (all positions where they do not exceed the sum). Ties go to the lower position.
+SELECT_TOP_K = _op(
+    "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
+)

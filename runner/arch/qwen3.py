@@ -1,0 +1,5 @@
+"""Qwen3: a norm on each head of q and k, no biases."""
+
+from tamis.arch.base import Arch
+
+ARCH = Arch(neox=True)

@@ -1,0 +1,170 @@
+"""What a model's metadata says about its shape: read once, checked, never changed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tamis.formats.gguf import GGUFError, GGUFFile
+
+MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How positions are stretched beyond the training context.
+
+    kind: "none", "linear" (Chen et al. 2023, arXiv 2306.15595) or "yarn" (Peng et al. 2023,
+    arXiv 2309.00071).
+    """
+
+    kind: str = "none"
+    factor: float = 1.0
+    n_ctx_orig: int = 0
+    attn_factor: float = 1.0
+    ext_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HParams:
+    """Shapes and constants of a model. Counts in elements; n_ctx_train in tokens."""
+
+    arch: str
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_vocab: int
+    n_rot: int
+    rms_eps: float
+    rope_base: float
+    rope_scaling: RopeScaling
+    n_expert: int
+    n_expert_used: int
+    n_ff_expert: int
+    sliding_window: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.n_head // self.n_head_kv
+
+    @property
+    def n_embd_q(self) -> int:
+        """Width of all query heads together."""
+        return self.n_head * self.head_dim
+
+    @property
+    def n_embd_kv(self) -> int:
+        """Width of all keys of one token."""
+        return self.n_head_kv * self.head_dim
+
+    @staticmethod
+    def from_gguf(file: GGUFFile) -> "HParams":
+        """Read and check the hyperparameters. Raises GGUFError naming the key."""
+        return _Reader(file).hparams()
+
+
+class _Reader:
+    """Typed access to the keys of the file's architecture, with ranges."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._arch: str = file.get("general.architecture", str)
+
+    def hparams(self) -> HParams:
+        n_embd = self._count("embedding_length", MAX_EMBD)
+        n_head = self._count("attention.head_count", MAX_EMBD)
+        n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
+        if n_head % n_head_kv:
+            self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
+        head_dim = self._count("attention.key_length", MAX_EMBD, default=n_embd // n_head)
+        value_dim = self._count("attention.value_length", MAX_EMBD, default=head_dim)
+        if value_dim != head_dim:
+            self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
+        n_rot = self._count("rope.dimension_count", head_dim, default=head_dim)
+        n_expert = self._count("expert_count", 1 << 16, default=0, least=0)
+        return HParams(
+            arch=self._arch,
+            n_ctx_train=self._count("context_length", MAX_CTX),
+            n_embd=n_embd,
+            n_layer=self._count("block_count", MAX_LAYER),
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            head_dim=head_dim,
+            n_ff=self._count("feed_forward_length", 1 << 22, default=0, least=0),
+            n_vocab=self._n_vocab(),
+            n_rot=n_rot - n_rot % 2,
+            rms_eps=self._number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rope_base=self._number("rope.freq_base", 1.0, 1e12, default=10000.0),
+            rope_scaling=self._rope_scaling(),
+            n_expert=n_expert,
+            n_expert_used=self._count("expert_used_count", n_expert, default=0, least=0),
+            n_ff_expert=self._count("expert_feed_forward_length", 1 << 22, default=0, least=0),
+            sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
+        )
+
+    def _rope_scaling(self) -> RopeScaling:
+        kind = self._get("rope.scaling.type", str, "none")
+        if kind not in ("none", "linear", "yarn", "longrope"):
+            self._fail("rope.scaling.type", f"{kind!r} is not known; expected linear or yarn")
+        if kind == "longrope":
+            self._fail("rope.scaling.type", "longrope is not supported")
+        factor = self._number("rope.scaling.factor", 0.0, 1e6, default=1.0)
+        if kind == "none" or factor == 0.0:
+            return RopeScaling()
+        return RopeScaling(
+            kind=kind,
+            factor=factor,
+            n_ctx_orig=self._count(
+                "rope.scaling.original_context_length",
+                MAX_CTX,
+                default=self._count("context_length", MAX_CTX),
+            ),
+            attn_factor=self._number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0),
+            ext_factor=self._number("rope.scaling.yarn_ext_factor", 0.0, 1e6, default=1.0),
+            beta_fast=self._number("rope.scaling.yarn_beta_fast", 0.0, 1e6, default=32.0),
+            beta_slow=self._number("rope.scaling.yarn_beta_slow", 0.0, 1e6, default=1.0),
+        )
+
+    def _n_vocab(self) -> int:
+        embd = self._file.tensors.get("token_embd.weight")
+        if embd is None or len(embd.shape) != 2:
+            raise GGUFError(self._file.path, "tensor token_embd.weight is missing or not a matrix")
+        return embd.shape[1]
+
+    def _get(self, key: str, type_: type, default: Any) -> Any:
+        return self._file.get(f"{self._arch}.{key}", type_, default)
+
+    def _count(self, key: str, most: int, *, default: int | None = None, least: int = 1) -> int:
+        name = f"{self._arch}.{key}"
+        value = self._file.metadata.get(name, default)
+        if value is None:
+            self._file.get(name, int)  # raises the error for a missing key
+        if isinstance(value, np.ndarray | list):
+            # Some files give one value a layer; a model whose layers differ is not supported.
+            if len(set(map(int, value))) != 1:
+                self._fail(key, "differs between layers, which is not supported")
+            value = int(value[0])
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self._fail(key, f"is {value!r}, expected a whole number from {least} to {most}")
+        return value
+
+    def _number(self, key: str, low: float, high: float, *, default: float | None = None) -> float:
+        name = f"{self._arch}.{key}"
+        value = self._file.metadata.get(name, default)
+        if value is None:
+            value = self._file.get(name, float)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._fail(key, f"is {value!r}, expected a number")
+        if not low <= value <= high:  # false for NaN
+            self._fail(key, f"is {value!r}, expected a number from {low} to {high}")
+        return float(value)
+
+    def _fail(self, key: str, what: str) -> None:
+        raise GGUFError(self._file.path, what, key=f"{self._arch}.{key}")

@@ -1,0 +1,123 @@
+"""The contract of a selector: which cached positions take part in attention.
+
+A method is one file: a frozen dataclass (the paper's hyperparameters) whose `open` gives the state
+of one sequence. The state's hooks run while a Program is recorded: they record ops over arrays and
+never look at values. The defaults here are dense attention.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.types import KVView, Selection
+
+BLOCK = 64  # tokens a dense index stands for: one page
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorShape:
+    """What a selector knows of the model and the session. Counts in tokens and heads."""
+
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ctx: int
+    n_ubatch: int
+    window: tuple[int, ...]  # a layer's own sliding window, 0 = full
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.n_head // self.n_head_kv
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The Program being recorded and what holds for all its ops."""
+
+    program: Program
+    step: np.ndarray  # int64 [STEP_SIZE]
+    n_tok: int  # most rows of a call
+    q_block: int  # queries a row of a Selection stands for
+
+
+class Selector(Protocol):
+    """A method with its hyperparameters."""
+
+    def open(self, shape: SelectorShape) -> "SelectorState":
+        """The state of one sequence."""
+        ...
+
+
+class SelectorState:
+    """Hooks in the order a layer calls them; each may record ops. Defaults: dense attention."""
+
+    def __init__(self, shape: SelectorShape) -> None:
+        self.shape = shape
+        # One full Selection serves all layers of a Program that have the same window.
+        self._full: dict[tuple[int, int, int], Selection] = {}
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        """Choose keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
+        return self.windowed(rec, 0, self.shape.window[layer])
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
+        return self.windowed(rec, 0, self.shape.window[layer])
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        """Change the attention output f32 [n_tok, n_head, head_dim] in place."""
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        """Learn from what was attended."""
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget everything about positions from n_tokens on."""
+
+    def phase(self, step: int) -> str:
+        """Name of the decode Program that step `step` replays; one is recorded a name."""
+        return "decode"
+
+    def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
+        """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
+
+        Recorded once a Program and reused by the layers after.
+        """
+        key = (id(rec.program), n_sink, n_recent)
+        if key not in self._full:
+            n_row = self.shape.n_head_kv
+            sel = new_selection(self.shape, rec, n_row=n_row, block=block)
+            rec.program.add(
+                ops.SELECT_WINDOW,
+                step=rec.step,
+                indptr=sel.indptr,
+                indices=sel.indices,
+                n_row=n_row,
+                q_block=rec.q_block,
+                block=block,
+                n_sink=n_sink,
+                n_recent=n_recent,
+            )
+            self._full[key] = sel
+        return self._full[key]
+
+
+def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:
+    """Buffers of a Selection that can hold every block for every row."""
+    n_rows = -(-rec.n_tok // rec.q_block) * n_row
+    n_block = -(-shape.n_ctx // block)
+    return Selection(
+        indptr=np.zeros(n_rows + 1, np.int32),
+        indices=np.zeros(n_rows * n_block, np.int32),
+        block=block,
+        q_block=rec.q_block,
+        n_row=n_row,
+    )

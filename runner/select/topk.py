@@ -1,0 +1,81 @@
+"""Exact top-k: the oracle that every approximate method is measured against.
+
+Decides: at decode, the first `sink` positions, the last `recent` ones, and the `k` positions between
+them with the largest q . k. Reads every key to do so: it bounds quality, not cost. Prefill is dense,
+and so are the layers that have a sliding window of their own.
+
+Rows: `rows="group"` makes one set for the query heads that share a KV head, by the maximum of their
+scores; `rows="head"` makes one set a query head.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """k: tokens kept between sinks and window. sink, recent: always kept. rows: group or head."""
+
+    k: int = 512
+    sink: int = 4
+    recent: int = 64
+    rows: str = "group"
+
+    def __post_init__(self) -> None:
+        if self.k < 0 or self.sink < 0 or self.recent < 1:
+            raise ValueError(f"{self}: expected k >= 0, sink >= 0 and recent >= 1")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, params: TopK, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
+        self._scores = np.zeros((self._n_row, shape.n_ctx), np.float32)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        p, shape = self._params, self.shape
+        sel = new_selection(shape, rec, n_row=self._n_row, block=1)
+        rec.program.add(
+            ops.SCORE_KEYS,
+            (shape.head_dim, shape.n_head // self._n_row),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            scores=self._scores,
+            n_row=self._n_row,
+            heads_per_kv=shape.group,
+            n_head_kv=shape.n_head_kv,
+            capacity=shape.n_ctx,
+            scale_f=shape.head_dim**-0.5,
+        )
+        rec.program.add(
+            ops.SELECT_TOP_K,
+            step=rec.step,
+            scores=self._scores,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=self._n_row,
+            capacity=shape.n_ctx,
+            n_sink=p.sink,
+            n_recent=p.recent,
+            n_top=p.k,
+        )
+        return sel
+
+
+METHOD = TopK

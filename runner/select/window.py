@@ -1,0 +1,47 @@
+"""Attention sinks and a sliding window (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453).
+
+Decides: the first `sink` and the last `recent` positions take part, in prefill and decode.
+Departure: both ends are widened to whole blocks of `block` tokens; positions keep their true rotary
+angles (the paper renumbers them inside the window).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import Recording, SelectorShape, SelectorState
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """sink: first tokens kept (paper: 4). recent: last tokens kept. block: granularity in tokens."""
+
+    sink: int = 4
+    recent: int = 1024
+    block: int = 16
+
+    def __post_init__(self) -> None:
+        if self.sink < 0 or self.recent < 1 or self.block < 1:
+            raise ValueError(f"{self}: expected sink >= 0, recent >= 1 and block >= 1")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, params: Window, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, own = self._params, self.shape.window[layer]
+        if own and own <= p.recent:  # the model itself reads less
+            return super().prefill(rec, layer, q, kv)
+        return self.windowed(rec, p.sink, p.recent, p.block)
+
+    decode = prefill
+
+
+METHOD = Window
