@@ -120,3 +120,8 @@ SCORE_KEYS = _op(
 SELECT_TOP_K = _op(
     "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
 )
+
+
+def quantized_row(n: int) -> int:
+    """Bytes of a row of n elements as QUANTIZE writes it."""
+    return n + 2 * 4 * (n // 32)

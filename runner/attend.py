@@ -1,0 +1,81 @@
+"""Attention of one layer: select, attend, correct, observe."""
+
+import math
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.model import Model
+from tamis.select.base import Recording, SelectorState
+from tamis.workspace import Workspace
+
+PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
+
+
+def record_attention(
+    rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
+) -> None:
+    """Record the ops from ws.q and the pages to ws.att."""
+    choose = state.decode if rec.n_tok == 1 else state.prefill
+    selection = choose(rec, layer, ws.q, kv)
+    _record_attend(rec, model, ws, layer, kv, selection)
+    state.correct(rec, layer, ws.q, kv, selection, ws.att)
+    state.observe(rec, layer, ws.q, kv, selection)
+
+
+def n_split(n_row: int, n_thread: int) -> int:
+    """Parts that a row's keys are cut into, so that n_thread threads share n_row rows evenly."""
+    return n_thread // math.gcd(n_row, n_thread)
+
+
+def _record_attend(
+    rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, sel: Selection
+) -> None:
+    hp = model.hp
+    split = n_split(sel.n_row, ws.partial.shape[1]) if rec.n_tok == 1 else 1
+    group = hp.n_head // sel.n_row
+    rec.program.add(
+        ops.ATTEND,
+        (hp.head_dim, group, sel.q_block),
+        step=rec.step,
+        q=ws.q,
+        k_pages=kv.k,
+        v_pages=kv.v,
+        k_table=kv.k_table,
+        v_table=kv.v_table,
+        indptr=sel.indptr,
+        indices=sel.indices,
+        log_weight=sel.log_weight,
+        block=sel.block,
+        n_row=sel.n_row,
+        heads_per_kv=hp.group,
+        n_head_kv=hp.n_head_kv,
+        window=model.window(layer),
+        n_split=split,
+        partial=ws.partial,
+        out=ws.att,
+        lse=None,
+        scratch=ws.scratch,
+        scale_f=hp.head_dim**-0.5,
+    )
+    if split > 1:
+        _record_merge(rec, ws, hp.head_dim, hp.n_head, split)
+
+
+def _record_merge(rec: Recording, ws: Workspace, head_dim: int, n_head: int, split: int) -> None:
+    rec.program.add(
+        ops.ATTEND_MERGE,
+        (head_dim,),
+        step=rec.step,
+        partial=ws.partial,
+        out=ws.att,
+        lse=None,
+        n_head=n_head,
+        n_split=split,
+    )
+
+
+def new_recording(program, step: np.ndarray, n_tok: int) -> Recording:
+    """A Recording for chunks of up to n_tok tokens; one query a row at decode."""
+    return Recording(program, step, n_tok, 1 if n_tok == 1 else PREFILL_Q_BLOCK)

@@ -1,0 +1,216 @@
+"""One transformer block, recorded: norm, attention, residual, norm, feed-forward, residual."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.attend import record_attention
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, QTensor
+from tamis.model import Model
+from tamis.select.base import Recording, SelectorState
+from tamis.weights import Dense, Experts, Layer
+from tamis.workspace import Workspace
+
+FLOAT_TYPES = {"F32", "F16", "BF16"}  # multiplied with f32 rows, the others with quantised ones
+
+
+class Linear(NamedTuple):
+    """One matrix product of a group that reads the same rows."""
+
+    w: QTensor
+    y: np.ndarray
+    bias: np.ndarray | None = None
+    add: bool = False
+    label: str = ""
+
+
+def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
+    """y (+)= x @ w.T + bias for each product; x is quantised once for all of them."""
+    n_in = products[0].w.n_in
+    if any(p.w.type not in FLOAT_TYPES for p in products):
+        rec.program.add(ops.QUANTIZE, step=rec.step, x=x, xq=ws.xq, n=n_in)
+    for i, p in enumerate(products):
+        assert p.w.n_in == n_in
+        rec.program.add(
+            ops.MATMUL,
+            (p.w.type,),
+            sync=i == len(products) - 1,
+            label=f"matmul {p.w.type} {p.label}".strip(),
+            cost=(p.w.data.nbytes, 2 * p.w.n_in * p.w.n_out * rec.n_tok),
+            step=rec.step,
+            x=x if p.w.type in FLOAT_TYPES else ws.xq,
+            w=p.w.data,
+            bias=p.bias,
+            y=p.y,
+            n_in=n_in,
+            n_out=p.w.n_out,
+            y_stride=p.w.n_out,
+            add=int(p.add),
+            scratch=ws.scratch,
+        )
+
+
+def record_norm(
+    rec: Recording,
+    model: Model,
+    x: np.ndarray,
+    w: np.ndarray,
+    y: np.ndarray,
+    *,
+    rows_per_tok: int = 1,
+    add: bool = False,
+    step: np.ndarray | None = None,
+) -> None:
+    """y = (y +) rms_norm(x) * w, over rows of len(w) elements."""
+    rec.program.add(
+        ops.RMS_NORM,
+        (int(add),),
+        step=rec.step if step is None else step,
+        x=x,
+        w=w,
+        y=y,
+        n=len(w),
+        rows_per_tok=rows_per_tok,
+        eps_f=model.hp.rms_eps,
+    )
+
+
+def record_block(
+    rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
+) -> None:
+    """Record layer `layer` from ws.x to ws.x."""
+    w = model.weights.blk[layer]
+    record_norm(rec, model, ws.x, w.attn_norm, ws.xn)
+    _record_qkv(rec, model, ws, layer, kv)
+    record_attention(rec, model, ws, state, layer, kv)
+    closed = w.post_attention_norm
+    out = Linear(
+        w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None
+    )
+    record_linear(rec, ws, ws.att, [out._replace(label="attn_output")])
+    if closed is not None:
+        record_norm(rec, model, ws.branch, closed, ws.x, add=True)
+    record_norm(rec, model, ws.x, w.ffn_norm, ws.xn)
+    if isinstance(w.ffn, Dense):
+        _record_dense(rec, model, ws, w, w.ffn)
+    else:
+        _record_experts(rec, model, ws, w.ffn)
+
+
+def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
+    """Project, norm and turn q and k; append k and v to the pages."""
+    hp, w = model.hp, model.weights.blk[layer]
+    products = [
+        Linear(w.attn_q, ws.q, w.attn_q_bias, label="attn_q"),
+        Linear(w.attn_k, ws.k, w.attn_k_bias, label="attn_k"),
+        Linear(w.attn_v, ws.v, w.attn_v_bias, label="attn_v"),
+    ]
+    record_linear(rec, ws, ws.xn, products)
+    for x, norm, n_head in ((ws.q, w.attn_q_norm, hp.n_head), (ws.k, w.attn_k_norm, hp.n_head_kv)):
+        if norm is not None:
+            record_norm(rec, model, x, norm, x, rows_per_tok=n_head)
+        table = 1 if model.window(layer) else 0
+        rec.program.add(
+            ops.ROPE,
+            (int(model.arch.neox),),
+            step=rec.step,
+            x=x,
+            cos=ws.cos[table],
+            sin=ws.sin[table],
+            n_head=n_head,
+            head_dim=hp.head_dim,
+            n_half=hp.n_rot // 2,
+        )
+    rec.program.add(
+        ops.KV_APPEND,
+        (hp.head_dim,),
+        step=rec.step,
+        k=ws.k,
+        v=ws.v,
+        k_pages=kv.k,
+        v_pages=kv.v,
+        k_table=kv.k_table,
+        v_table=kv.v_table,
+        n_head_kv=hp.n_head_kv,
+    )
+
+
+def _record_gate(rec: Recording, model: Model, ws: Workspace, n: int) -> None:
+    rec.program.add(
+        ops.GATE, (model.arch.activation,), step=rec.step, gate=ws.gate, up=ws.up, y=ws.gate, n=n
+    )
+
+
+def _record_dense(
+    rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Dense
+) -> None:
+    products = [
+        Linear(ffn.gate, ws.gate, label="ffn_gate"),
+        Linear(ffn.up, ws.up, label="ffn_up"),
+    ]
+    record_linear(rec, ws, ws.xn, products)
+    _record_gate(rec, model, ws, model.hp.n_ff)
+    closed = layer.post_ffw_norm
+    down = Linear(ffn.down, ws.x if closed is None else ws.branch, add=closed is None)
+    record_linear(rec, ws, ws.gate, [down._replace(label="ffn_down")])
+    if closed is not None:
+        record_norm(rec, model, ws.branch, closed, ws.x, add=True)
+
+
+def _record_experts(rec: Recording, model: Model, ws: Workspace, ffn: Experts) -> None:
+    hp = model.hp
+    record_linear(rec, ws, ws.xn, [Linear(ffn.router, ws.route, label="router")])
+    rec.program.add(
+        ops.MOE_ROUTE,
+        step=rec.step,
+        logits=ws.route,
+        ids=ws.expert_ids,
+        weights=ws.expert_weights,
+        n_expert=hp.n_expert,
+        n_used=hp.n_expert_used,
+        norm=int(model.arch.normalize_experts),
+    )
+    _record_expert_linear(rec, model, ws, ws.xn, [(ffn.gate, ws.gate), (ffn.up, ws.up)])
+    _record_gate(rec, model, ws, hp.n_expert_used * hp.n_ff_expert)
+    _record_expert_linear(rec, model, ws, ws.gate, [(ffn.down, ws.down)])
+    rec.program.add(
+        ops.MOE_SUM,
+        step=rec.step,
+        x=ws.down,
+        weights=ws.expert_weights,
+        y=ws.x,
+        n=hp.n_embd,
+        n_used=hp.n_expert_used,
+    )
+
+
+def _record_expert_linear(
+    rec: Recording,
+    model: Model,
+    ws: Workspace,
+    x: np.ndarray,
+    products: list[tuple[QTensor, np.ndarray]],
+) -> None:
+    """y[slot] = x @ w[expert of slot].T; x has one row a token, or one a slot (ws.gate)."""
+    hp, per_slot = model.hp, x is ws.gate
+    n_row_in = products[0][0].n_in * (hp.n_expert_used if per_slot else 1)
+    if any(w.type not in FLOAT_TYPES for w, _ in products):
+        # The slots of a token are quantised as one long row: its blocks are the slots' own.
+        rec.program.add(ops.QUANTIZE, step=rec.step, x=x, xq=ws.xq, n=n_row_in)
+    for w, y in products:
+        rec.program.add(
+            ops.MOE_MATMUL,
+            (w.type,),
+            label=f"moe_matmul {w.type}",
+            cost=(w.data.nbytes, 2 * w.n_in * w.n_out // hp.n_expert * hp.n_expert_used),
+            step=rec.step,
+            x=x if w.type in FLOAT_TYPES else ws.xq,
+            w=w.data,
+            ids=ws.expert_ids,
+            y=y,
+            n_in=w.n_in,
+            n_out=w.n_out // hp.n_expert,
+            n_used=hp.n_expert_used,
+            x_per_slot=int(per_slot),
+        )

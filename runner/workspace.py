@@ -1,0 +1,80 @@
+"""All scratch of one session, allocated once: activations, step records, logits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.hparams import HParams
+from tamis.jit_kernels import ops
+
+HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Buffers for up to n_tok rows; every kernel of a forward pass writes only here and to the KV."""
+
+    step: np.ndarray  # int64 [STEP_SIZE]: rows and position of the chunk
+    head_rows: np.ndarray  # int64 [STEP_SIZE]: which rows the output head reads
+    head_step: np.ndarray  # int64 [STEP_SIZE]: the same rows, counted from 0
+    ids: np.ndarray  # int32 [n_tok]
+    x: np.ndarray  # f32 [n_tok, n_embd] the residual stream
+    xn: np.ndarray  # f32 [n_tok, n_embd]
+    xq: np.ndarray  # uint8 [n_tok * widest row] quantised rows
+    q: np.ndarray  # f32 [n_tok, n_head, head_dim]
+    k: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
+    v: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
+    att: np.ndarray  # f32 [n_tok, n_head, head_dim]
+    branch: np.ndarray  # f32 [n_tok, n_embd] a branch's output before its norm
+    gate: np.ndarray  # f32 [n_tok, n_used, n_ff]
+    up: np.ndarray  # f32 [n_tok, n_used, n_ff]
+    down: np.ndarray  # f32 [n_tok, n_used, n_embd], experts only
+    route: np.ndarray  # f32 [n_tok, n_expert]
+    expert_ids: np.ndarray  # int32 [n_tok, n_used]
+    expert_weights: np.ndarray  # f32 [n_tok, n_used]
+    partial: np.ndarray  # f32 [n_head, n_split, head_dim + 2]
+    cos: np.ndarray  # f32 [2, n_tok, n_rot / 2]: full layers, sliding-window layers
+    sin: np.ndarray  # f32 [2, n_tok, n_rot / 2]
+    logits: np.ndarray  # f32 [HEAD_ROWS, n_vocab]
+    scratch: np.ndarray  # uint8, per thread
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(getattr(self, name).nbytes for name in self.__slots__)
+
+
+def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
+    """Buffers for chunks of up to n_tok tokens on n_thread threads."""
+
+    def f32(*shape: int) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+    n_used = max(1, hp.n_expert_used)
+    n_ff = hp.n_ff_expert if hp.n_expert else hp.n_ff
+    widest = max(hp.n_embd, hp.n_embd_q, n_ff * n_used)
+    return Workspace(
+        step=np.zeros(ops.STEP_SIZE, np.int64),
+        head_rows=np.zeros(ops.STEP_SIZE, np.int64),
+        head_step=np.zeros(ops.STEP_SIZE, np.int64),
+        ids=np.zeros(n_tok, np.int32),
+        x=f32(n_tok, hp.n_embd),
+        xn=f32(n_tok, hp.n_embd),
+        xq=np.zeros(n_tok * ops.quantized_row(-(-widest // 32) * 32), np.uint8),
+        q=f32(n_tok, hp.n_head, hp.head_dim),
+        k=f32(n_tok, hp.n_head_kv, hp.head_dim),
+        v=f32(n_tok, hp.n_head_kv, hp.head_dim),
+        att=f32(n_tok, hp.n_head, hp.head_dim),
+        branch=f32(n_tok, hp.n_embd),
+        gate=f32(n_tok, n_used, n_ff),
+        up=f32(n_tok, n_used, n_ff),
+        down=f32(n_tok if hp.n_expert else 0, n_used, hp.n_embd),
+        route=f32(n_tok, max(1, hp.n_expert)),
+        expert_ids=np.zeros((n_tok, n_used), np.int32),
+        expert_weights=f32(n_tok, n_used),
+        partial=f32(hp.n_head, n_thread, hp.head_dim + 2),
+        cos=f32(2, n_tok, hp.n_rot // 2),
+        sin=f32(2, n_tok, hp.n_rot // 2),
+        logits=f32(HEAD_ROWS, hp.n_vocab),
+        scratch=np.zeros(n_thread * max(ops.MATMUL_SCRATCH, ops.ATTEND_SCRATCH), np.uint8),
+    )
