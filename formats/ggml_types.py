@@ -13,7 +13,8 @@ class GGMLType(IntEnum):
     block_size: int
     type_size: int
 
-    def __new__(cls, type_id: int, block_size: int, type_size: int) -> "GGMLType":
+    # The defaults are never used: they let type checkers accept the lookup GGMLType(type_id).
+    def __new__(cls, type_id: int, block_size: int = 0, type_size: int = 0) -> "GGMLType":
         """Make the member for one line of the table."""
         member = int.__new__(cls, type_id)
         member._value_ = type_id

@@ -4,6 +4,7 @@ Every count, length and offset of the file is checked in Python ints against the
 before anything is allocated for it. What the tensors mean is not known here.
 """
 
+import contextlib
 import mmap
 import os
 import re
@@ -18,7 +19,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar, overload
 
 import numpy as np
-
 from tamis.formats.ggml_types import GGMLType, type_name
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ class GGUFError(ValueError):
 class TensorInfo:
     """One tensor of a file: filled by the reader, already validated.
 
-    ``shape`` is in ggml order, fastest dimension first, without trailing ones of the reader's
-    making. ``part`` is the index of the split file, ``offset`` the first byte in it.
+    ``shape`` has the 1 to 4 dimensions of the file, in ggml order (fastest first). ``part`` is the
+    index of the split file, ``offset`` the first byte in it.
     """
 
     name: str
@@ -189,6 +189,10 @@ class GGUFFile:
         """
         return self._parts[0].get(key, type_, default)
 
+    def error(self, message: str, *, key: str | None = None) -> GGUFError:
+        """Make the GGUFError for contents that a reader of this file cannot accept."""
+        return self._parts[0].error(message, key)
+
     def data(self, name: str) -> np.ndarray:
         """Bytes of a tensor: uint8 [n_bytes], a read-only view of the mapping, not a copy.
 
@@ -206,10 +210,10 @@ class _Part:
         self._map: mmap.mmap | None = None
         self._map = _map_file(path)
         try:
-            self._cursor = _Cursor(self._map, path)
-            self.version, self.n_tensors, n_keys = _read_header(self._cursor)
-            self.metadata = _read_metadata(self._cursor, n_keys)
-            self._tensors_at = self._cursor.pos
+            cursor = _Cursor(self._map, path)
+            self.version, self.n_tensors, n_keys = _read_header(cursor)
+            self.metadata = _read_metadata(cursor, n_keys)
+            self._tensors_at = cursor.pos
         except BaseException:
             self.close()
             raise
@@ -220,11 +224,9 @@ class _Part:
     def close(self) -> None:
         if self._map is None:
             return
-        self._cursor = None  # type: ignore[assignment]
-        try:
+        # BufferError: a view is in use, the mapping goes with the last one.
+        with contextlib.suppress(BufferError):
             self._map.close()
-        except BufferError:
-            pass  # a view is in use: the mapping goes with the last one
         self._map = None
 
     def get(self, key: str, type_: Any, default: Any = _REQUIRED) -> Any:
@@ -246,9 +248,9 @@ class _Part:
 
     def tensors(self, index: int) -> list[TensorInfo]:
         """Read and validate this part's tensors, in file order."""
+        assert self._map is not None
         alignment = _alignment(self)
-        cursor = self._cursor
-        cursor.pos = self._tensors_at
+        cursor = _Cursor(self._map, self.path, self._tensors_at)
         raw = [_read_tensor(cursor) for _ in range(self.n_tensors)]
         base = -(-cursor.pos // alignment) * alignment
         infos = []
@@ -276,11 +278,11 @@ class _Part:
 class _Cursor:
     """A position in a mapped file; each read first checks that the bytes are there."""
 
-    def __init__(self, buffer: mmap.mmap, path: Path):
+    def __init__(self, buffer: mmap.mmap, path: Path, pos: int = 0):
         self.buffer = buffer
         self.size = len(buffer)
         self.path = path
-        self.pos = 0
+        self.pos = pos
         self.key: str | None = None  # what is being read, for messages
 
     def error(self, message: str, offset: int | None = None) -> GGUFError:
@@ -499,7 +501,7 @@ def _read_tensor(cursor: _Cursor) -> tuple[int, str, tuple[int, ...], GGMLType, 
 
 
 def _split_count(part: _Part) -> int:
-    """Number of files the model is split into; 1 if it is not."""
+    """Return the number of files the model is split into; 1 if it is not."""
     return max(1, part.get("split.count", int, 1))
 
 
