@@ -31,15 +31,20 @@ def dequantize(data: np.ndarray, type_: GGMLType, shape: Sequence[int]) -> np.nd
         known = ", ".join(t.name for t in _DECODERS)
         raise ValueError(f"no decoder for {type_.name}; there is one for {known}")
     n = prod(shape)
-    if not shape or shape[0] % type_.block_size or n < 0:
-        raise ValueError(f"shape {tuple(shape)}: {type_.name} has rows of {type_.block_size}s")
+    if not shape or min(shape) < 1 or shape[0] % type_.block_size:
+        raise ValueError(
+            f"shape {tuple(shape)}: dimensions must be 1 or more, and {type_.name} has rows of a"
+            f" multiple of {type_.block_size} elements"
+        )
     if data.dtype != np.uint8 or data.size != type_.n_bytes(n):
         raise ValueError(
             f"{data.size} items of {data.dtype}, expected {type_.n_bytes(n)} of uint8 for"
             f" {type_.name} {tuple(shape)}"
         )
     blocks = np.ascontiguousarray(data).reshape(-1, type_.type_size)
-    return decode(blocks).reshape(tuple(reversed(shape)))
+    # Scales of a damaged file may be infinite or NaN: that shows in the values, not on stderr.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return decode(blocks).reshape(tuple(reversed(shape)))
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:

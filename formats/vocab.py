@@ -69,7 +69,6 @@ _EOG_TEXTS = frozenset(_EOT_TEXTS) | {
     "<|call|>",
     "<|calls|>",
     "<|flush|>",
-    "</s>",
     "<eos>",
     "<turn|>",
     "<|tool_response>",
@@ -78,7 +77,9 @@ _EOG_TEXTS = frozenset(_EOT_TEXTS) | {
 }
 # In gpt-oss these mark up the answer, whatever the file says they are: text, not control tokens.
 _MARKUP_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-_KNOWN_TEXTS = frozenset(_EOG_TEXTS).union(_MARKUP_TEXTS, *_FIM_TEXTS.values())
+# Llama's end of sequence; in vocabularies of other families, an HTML tag like any other.
+_SPM_EOS = "</s>"
+_KNOWN_TEXTS = frozenset(_EOG_TEXTS).union(_MARKUP_TEXTS, (_SPM_EOS,), *_FIM_TEXTS.values())
 
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # converters write -1, signed or not, for "none"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -159,9 +160,9 @@ class Vocab:
         by_text = {text: i for i, text in enumerate(tokens) if text in _KNOWN_TEXTS}
         ids = _special_ids(f, by_text, n_vocab=len(tokens))
         fim = _fim_ids(f, by_text, n_vocab=len(tokens))
-        eog = _eog_ids(by_text, ids, fim)
         types = _token_types(f, n_vocab=len(tokens))
-        _correct_types(types, by_text, ids, fim, eog)
+        eog = _eog_ids(by_text, types, ids, fim)
+        _correct_types(types, by_text, fim)
         return cls(
             model=model,
             pre=f.get("tokenizer.ggml.pre", str, "default"),
@@ -224,28 +225,27 @@ def _fim_ids(f: "GGUFFile", by_text: Mapping[str, int], *, n_vocab: int) -> dict
 
 
 def _eog_ids(
-    by_text: Mapping[str, int], ids: Mapping[str, int | None], fim: Mapping[str, int]
+    by_text: Mapping[str, int],
+    types: np.ndarray,
+    ids: Mapping[str, int | None],
+    fim: Mapping[str, int],
 ) -> frozenset[int]:
     eog = {token_id for text, token_id in by_text.items() if text in _EOG_TEXTS}
     eog |= {fim[part] for part in ("pad", "rep", "sep") if part in fim}
     eog |= {i for i in (ids["eos"], ids["eot"], ids["eom"]) if i is not None}
-    for text in _inner_texts(by_text):
-        eog.discard(by_text[text])
+    # llama.cpp takes every </s>; a Qwen or Gemma that writes HTML would stop at the tag.
+    if _SPM_EOS in by_text and types[by_text[_SPM_EOS]] == TokenType.CONTROL:
+        eog.add(by_text[_SPM_EOS])
+    if _ends_only_a_channel(by_text):
+        eog.discard(by_text["<|end|>"])
     return frozenset(eog)
 
 
-def _inner_texts(by_text: Mapping[str, int]) -> list[str]:
-    """Texts that end a generation in most models and, seen by other tokens, not in this one."""
-    inner = []
-    # gpt-oss and solar-open end each channel of an answer with <|end|>.
+def _ends_only_a_channel(by_text: Mapping[str, int]) -> bool:
+    """Whether ``<|end|>`` ends a part of the answer (gpt-oss, solar-open), not all of it."""
     calls = "<|call|>" in by_text or "<|calls|>" in by_text
     ends = "<|return|>" in by_text or "<|flush|>" in by_text
-    if "<|end|>" in by_text and calls and ends:
-        inner.append("<|end|>")
-    # In gemma4 </s> is an HTML tag like any other.
-    if "</s>" in by_text and "<|tool_response>" in by_text:
-        inner.append("</s>")
-    return inner
+    return "<|end|>" in by_text and calls and ends
 
 
 def _token_types(f: "GGUFFile", *, n_vocab: int) -> np.ndarray:
@@ -280,20 +280,11 @@ def _scores(f: "GGUFFile", *, n_vocab: int) -> np.ndarray | None:
     return scores
 
 
-def _correct_types(
-    types: np.ndarray,
-    by_text: Mapping[str, int],
-    ids: Mapping[str, int | None],
-    fim: Mapping[str, int],
-    eog: frozenset[int],
-) -> None:
+def _correct_types(types: np.ndarray, by_text: Mapping[str, int], fim: Mapping[str, int]) -> None:
     """Set the types of tokens that are known by their text, then make ``types`` read-only."""
-    known = set(by_text.values())
-    control = eog.union(fim.values(), (i for i in (ids["eot"], ids["eom"]) if i is not None))
-    types[sorted(control & known)] = TokenType.CONTROL
-    for text in _MARKUP_TEXTS:
-        if text in by_text:
-            types[by_text[text]] = TokenType.USER_DEFINED
-    for text in _inner_texts(by_text):
-        types[by_text[text]] = TokenType.NORMAL if text == "</s>" else TokenType.USER_DEFINED
+    for text, token_id in by_text.items():
+        if text in _EOG_TEXTS or token_id in fim.values():
+            types[token_id] = TokenType.CONTROL
+        if text in _MARKUP_TEXTS or (text == "<|end|>" and _ends_only_a_channel(by_text)):
+            types[token_id] = TokenType.USER_DEFINED
     types.flags.writeable = False
