@@ -221,6 +221,15 @@ def test_any_part_opens_all_parts(tmp_path, index):
         assert [f.data(name).view(np.float32)[0] for name in "abc"] == [0, 1, 2]
 
 
+def test_parts_that_are_links_are_found_by_the_links_names(tmp_path):
+    # The cache of huggingface_hub: links with the names, in a folder of files named by hashes.
+    (tmp_path / "snapshot").mkdir()
+    for i, part in enumerate(write_split(tmp_path)):
+        (tmp_path / "snapshot" / part.name).symlink_to(part.rename(tmp_path / f"blob{i}"))
+    with GGUFFile(tmp_path / "snapshot" / "m-00002-of-00003.gguf") as f:
+        assert f.n_parts == 3
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_missing_part_is_named(tmp_path, index):
     parts = write_split(tmp_path)
