@@ -1,0 +1,290 @@
+"""The vocabulary of a GGUF file, validated; tokenizers are built from it and do the work."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tamis.formats.gguf import GGUFFile
+
+# Texts by which llama.cpp recognises tokens that files do not mark with a key of their own; the
+# first one in the vocabulary is taken.
+_EOT_TEXTS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+)
+_EOM_TEXTS = ("<|eom_id|>",)
+_FIM_TEXTS = {
+    "pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "sep": ("<|file_sep|>",),
+}
+# Every token with one of these texts ends the generation.
+_EOG_TEXTS = frozenset(_EOT_TEXTS) | {
+    "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[EOS]",
+    "[e~[",
+}
+# In gpt-oss these mark up the answer, whatever the file says they are: text, not control tokens.
+_MARKUP_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+# Llama's end of sequence; in vocabularies of other families, an HTML tag like any other.
+_SPM_EOS = "</s>"
+_KNOWN_TEXTS = frozenset(_EOG_TEXTS).union(_MARKUP_TEXTS, (_SPM_EOS,), *_FIM_TEXTS.values())
+
+_NO_TOKEN = (-1, 0xFFFFFFFF)  # converters write -1, signed or not, for "none"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenType(IntEnum):
+    """What a token is for, with the numbers of ``tokenizer.ggml.token_type``."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def byte_of_token(text: str) -> int | None:
+    """Return the byte that a token text such as ``<0x0A>`` stands for; None for any other."""
+    match = _BYTE_TOKEN.fullmatch(text)
+    return int(match[1], 16) if match else None
+
+
+@dataclass(frozen=True, eq=False)
+class Vocab:
+    """A validated vocabulary; token ids are the indices of ``tokens``.
+
+    ``model`` is "llama" (SPM) or "gpt2" (BPE); ``pre`` names the BPE pre-tokenizer ("default" if
+    the file does not). Bytes of a token that are not UTF-8 are surrogate escapes. ``merges`` are
+    in order of rank, two parts with a space between. ``token_types`` are TokenType numbers, with
+    llama.cpp's corrections: tokens known by their text to be control tokens are.
+
+    Special ids are None where there is none; all others are in range. ``eot``, ``eom`` and
+    ``fim`` (of pre, suf, mid, pad, rep and sep those there are) are found by their text if no key
+    names them. ``eog`` are all tokens that end the generation. ``add_bos`` and ``add_eos`` are
+    None where the file leaves them to the tokenizer.
+    """
+
+    model: str
+    pre: str
+    tokens: list[str]
+    token_types: np.ndarray  # int32 [n_vocab]
+    scores: np.ndarray | None  # float32 [n_vocab]
+    merges: list[str]
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    eom: int | None
+    unk: int | None
+    pad: int | None
+    sep: int | None
+    fim: Mapping[str, int]
+    eog: frozenset[int]
+    add_bos: bool | None
+    add_eos: bool | None
+    add_space_prefix: bool
+    chat_template: str | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def from_gguf(cls, f: "GGUFFile") -> "Vocab":
+        """Read the vocabulary; GGUFError naming the key for anything missing or inconsistent.
+
+        Whether its size is that of the embedding is not known here: the engine checks that.
+        """
+        model = f.get("tokenizer.ggml.model", str)
+        if model not in ("llama", "gpt2"):
+            raise f.error(
+                f"tokenizer model {model!r} is not supported, only 'llama' (SPM) and 'gpt2' (BPE)"
+                " are",
+                key="tokenizer.ggml.model",
+            )
+        tokens = f.get("tokenizer.ggml.tokens", list)
+        if not tokens:
+            raise f.error("the vocabulary is empty", key="tokenizer.ggml.tokens")
+        by_text = {text: i for i, text in enumerate(tokens) if text in _KNOWN_TEXTS}
+        ids = _special_ids(f, by_text, n_vocab=len(tokens))
+        fim = _fim_ids(f, by_text, n_vocab=len(tokens))
+        types = _token_types(f, n_vocab=len(tokens))
+        eog = _eog_ids(by_text, types, ids, fim)
+        _correct_types(types, by_text, fim)
+        return cls(
+            model=model,
+            pre=f.get("tokenizer.ggml.pre", str, "default"),
+            tokens=tokens,
+            token_types=types,
+            scores=_scores(f, n_vocab=len(tokens)),
+            merges=f.get("tokenizer.ggml.merges", list) if model == "gpt2" else [],
+            fim=fim,
+            eog=eog,
+            add_bos=f.get("tokenizer.ggml.add_bos_token", bool, None),
+            add_eos=f.get("tokenizer.ggml.add_eos_token", bool, None),
+            add_space_prefix=f.get("tokenizer.ggml.add_space_prefix", bool, model == "llama"),
+            chat_template=f.get("tokenizer.chat_template", str, None),
+            **ids,
+        )
+
+
+def _special_id(f: "GGUFFile", name: str, n_vocab: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    token_id = f.get(key, int, None)
+    if token_id is None or token_id in _NO_TOKEN:
+        return None
+    if not 0 <= token_id < n_vocab:
+        raise f.error(f"token {token_id} is outside the vocabulary of {n_vocab}", key=key)
+    return token_id
+
+
+def _first(by_text: Mapping[str, int], texts: tuple[str, ...]) -> int | None:
+    return next((by_text[text] for text in texts if text in by_text), None)
+
+
+def _special_ids(
+    f: "GGUFFile", by_text: Mapping[str, int], *, n_vocab: int
+) -> dict[str, int | None]:
+    ids = {
+        "bos": _special_id(f, "bos", n_vocab),
+        "eos": _special_id(f, "eos", n_vocab),
+        "eot": _special_id(f, "eot", n_vocab),
+        "eom": _special_id(f, "eom", n_vocab),
+        "unk": _special_id(f, "unknown", n_vocab),
+        "pad": _special_id(f, "padding", n_vocab),
+        "sep": _special_id(f, "seperator", n_vocab),  # the key is spelt so
+    }
+    if ids["eot"] is None:
+        ids["eot"] = _first(by_text, _EOT_TEXTS)
+    if ids["eom"] is None:
+        ids["eom"] = _first(by_text, _EOM_TEXTS)
+    return ids
+
+
+def _fim_ids(f: "GGUFFile", by_text: Mapping[str, int], *, n_vocab: int) -> dict[str, int]:
+    ids = {}
+    for part, texts in _FIM_TEXTS.items():
+        token_id = _special_id(f, f"fim_{part}", n_vocab)
+        if token_id is None:
+            token_id = _first(by_text, texts)
+        if token_id is not None:
+            ids[part] = token_id
+    return ids
+
+
+def _eog_ids(
+    by_text: Mapping[str, int],
+    types: np.ndarray,
+    ids: Mapping[str, int | None],
+    fim: Mapping[str, int],
+) -> frozenset[int]:
+    eog = {token_id for text, token_id in by_text.items() if text in _EOG_TEXTS}
+    eog |= {fim[part] for part in ("pad", "rep", "sep") if part in fim}
+    eog |= {i for i in (ids["eos"], ids["eot"], ids["eom"]) if i is not None}
+    # llama.cpp takes every </s>; a Qwen or Gemma that writes HTML would stop at the tag.
+    if _SPM_EOS in by_text and types[by_text[_SPM_EOS]] == TokenType.CONTROL:
+        eog.add(by_text[_SPM_EOS])
+    if _ends_only_a_channel(by_text):
+        eog.discard(by_text["<|end|>"])
+    return frozenset(eog)
+
+
+def _ends_only_a_channel(by_text: Mapping[str, int]) -> bool:
+    """Whether ``<|end|>`` ends a part of the answer (gpt-oss, solar-open), not all of it."""
+    calls = "<|call|>" in by_text or "<|calls|>" in by_text
+    ends = "<|return|>" in by_text or "<|flush|>" in by_text
+    return "<|end|>" in by_text and calls and ends
+
+
+def _token_types(f: "GGUFFile", *, n_vocab: int) -> np.ndarray:
+    key = "tokenizer.ggml.token_type"
+    types = f.get(key, np.ndarray, None)
+    if types is None:
+        return np.full(n_vocab, TokenType.NORMAL, np.int32)
+    if types.dtype.kind not in "iu":
+        raise f.error(f"expected an array of integers, got {types.dtype}", key=key)
+    if types.size != n_vocab:
+        raise f.error(f"{types.size} token types for {n_vocab} tokens", key=key)
+    if types.min() < TokenType.UNDEFINED or types.max() > TokenType.BYTE:
+        bad = int(np.argmax((types < TokenType.UNDEFINED) | (types > TokenType.BYTE)))
+        raise f.error(f"token {bad} has type {types[bad]}, expected 0 to 6", key=key)
+    return types.astype(np.int32)
+
+
+def _scores(f: "GGUFFile", *, n_vocab: int) -> np.ndarray | None:
+    key = "tokenizer.ggml.scores"
+    scores = f.get(key, np.ndarray, None)
+    if scores is None:
+        return None
+    if scores.dtype not in (np.float32, np.int32):
+        raise f.error(f"expected an array of float32 or int32, got {scores.dtype}", key=key)
+    if scores.size != n_vocab:
+        raise f.error(f"{scores.size} scores for {n_vocab} tokens", key=key)
+    # Merging compares scores: with a NaN it would have no order.
+    if np.isnan(scores).any():
+        raise f.error(f"the score of token {int(np.isnan(scores).argmax())} is NaN", key=key)
+    scores = scores.astype(np.float32)
+    scores.flags.writeable = False
+    return scores
+
+
+def _correct_types(types: np.ndarray, by_text: Mapping[str, int], fim: Mapping[str, int]) -> None:
+    """Set the types of tokens that are known by their text, then make ``types`` read-only."""
+    for text, token_id in by_text.items():
+        if text in _EOG_TEXTS or token_id in fim.values():
+            types[token_id] = TokenType.CONTROL
+        if text in _MARKUP_TEXTS or (text == "<|end|>" and _ends_only_a_channel(by_text)):
+            types[token_id] = TokenType.USER_DEFINED
+    types.flags.writeable = False
