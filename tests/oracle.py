@@ -1,4 +1,4 @@
-"""The truth that engine tests compare with: NumPy forwards of dequantised GGUF weights, and single ops.
+"""The truth that engine tests compare with: NumPy forwards of dequantised weights, and single ops.
 
 Written for reading, from the model definitions; shares no code with the engine, not even the GGUF
 reader, so that a mistake cannot hide in both. float64 throughout unless a dtype is given.
@@ -20,8 +20,17 @@ Array = NDArray[Any]
 # --- reading a file ------------------------------------------------------------------------------
 
 _SCALAR_FORMATS = {
-    **{0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i"},
-    **{6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"},
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
 }
 _STRING, _ARRAY = 8, 9
 
@@ -288,8 +297,9 @@ class OracleParams:
 
 
 def _rope_params(get: Any, arch: str, head_dim: int, factors: Array | None) -> RopeParams:
-    kind = get("rope.scaling.type", "none")
-    factor = get("rope.scaling.factor", 0.0) or 1.0
+    # llama.cpp takes a file that has a factor and no type for linear scaling.
+    kind = get("rope.scaling.type", "linear")
+    factor = get("rope.scaling.factor", get("rope.scale_linear", 0.0)) or 1.0
     yarn = kind == "yarn"
     return RopeParams(
         n_rot=get("rope.dimension_count", head_dim),
@@ -348,7 +358,11 @@ class Oracle:
         y = self.attention(self.norm(name + "attn_norm", x), layer)
         x = x + self.optional_norm(name + "post_attention_norm", y)
         y = self.norm(name + "ffn_norm", x)
-        y = self.moe(y, layer) if name + "ffn_gate_inp.weight" in self.weights else self.ffn(y, layer)
+        y = (
+            self.moe(y, layer)
+            if name + "ffn_gate_inp.weight" in self.weights
+            else self.ffn(y, layer)
+        )
         return x + self.optional_norm(name + "post_ffw_norm", y)
 
     def attention(self, x: Array, layer: int) -> Array:
