@@ -336,13 +336,20 @@ class Oracle:
     @classmethod
     def from_gguf(cls, path: str | Path, **options: Any) -> "Oracle":
         metadata, weights = read_gguf(path)
+        # llama.cpp reads these factors for llama alone; other architectures' files have none.
         params = OracleParams.from_metadata(metadata, weights.get("rope_freqs.weight"))
         return cls(params, weights, **options)
 
+    def with_dtype(self, dtype: DTypeLike) -> "Oracle":
+        return type(self)(self.p, self.weights, kv_f16=self.kv_f16, dtype=dtype)
+
     def logits(self, ids: Sequence[int] | Array, rows: Any = slice(None)) -> Array:
         """[n_rows, n_vocab] of the positions that rows selects (all unless given)."""
-        head = "output" if "output.weight" in self.weights else "token_embd"
-        return self.linear(head, self.hidden(ids)[rows])
+        return self.head(self.hidden(ids)[rows])
+
+    def head(self, hidden: Array) -> Array:
+        name = "output" if "output.weight" in self.weights else "token_embd"
+        return self.linear(name, hidden)
 
     def hidden(self, ids: Sequence[int] | Array) -> Array:
         """[n, n_embd]: what enters the output head."""
