@@ -43,7 +43,7 @@ def main(models: list[str]) -> None:
         oracle = Oracle.from_gguf(golden_data.model_path(model))
         numbers = prompt_numbers(oracle, golden.prompt_ids(max(PROMPTS)))
         numbers |= ppl_numbers(oracle.with_dtype(np.float32), golden.ppl_chunks())
-        np.savez_compressed(FOLDER / f"{model}_float64.npz", **numbers)
+        np.savez_compressed(FOLDER / f"{model}_float64.npz", **numbers)  # type: ignore[arg-type]
         ppl = np.exp(numbers["ppl_chunk_nll"].mean() / (PPL_CHUNK // 2 - 1))
         print(f"{model}: perplexity {ppl:.4f}")
 

@@ -38,9 +38,10 @@ _STRING, _ARRAY = 8, 9
 class _Cursor:
     def __init__(self, data: Array) -> None:
         self.data, self.at = data, 0
+        self.view = memoryview(data)  # type: ignore[arg-type]
 
     def scalar(self, fmt: str) -> Any:
-        (value,) = struct.unpack_from(fmt, self.data, self.at)
+        (value,) = struct.unpack_from(fmt, self.view, self.at)
         self.at += struct.calcsize(fmt)
         return value
 
@@ -355,7 +356,7 @@ class Oracle:
         """[n, n_embd]: what enters the output head."""
         x = self.weights["token_embd.weight"][np.asarray(ids)].astype(self.dtype)
         if self.p.arch == "gemma3":
-            x = x * self.dtype.type(math.sqrt(self.p.n_embd))
+            x = x * np.asarray(math.sqrt(self.p.n_embd), self.dtype)
         for layer in range(self.p.n_layer):
             x = self.block(x, layer)
         return self.norm("output_norm", x)

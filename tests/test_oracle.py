@@ -216,9 +216,9 @@ def test_the_same_spec_gives_the_same_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize("type_", [t for t in ALL_TYPES if t not in ("F32", "F16", "BF16")])
 def test_random_blocks_have_about_the_size_asked_for(type_: str):
-    type_ = gguf.GGMLQuantizationType[type_]
-    blocks = random_blocks(RNG, (64, 1024), type_, std=0.02)
-    values = gguf.quants.dequantize(blocks, type_)
+    quant = gguf.GGMLQuantizationType[type_]
+    blocks = random_blocks(RNG, (64, 1024), quant, std=0.02)
+    values = gguf.quants.dequantize(blocks, quant)
     # MXFP4's scales are powers of two: a factor of two in each direction.
     assert 0.008 < values.std() < 0.05
     assert abs(values.mean()) < 0.005
@@ -271,12 +271,12 @@ def test_gemma3_has_one_global_layer_in_six(tmp_path: Path):
 
 def test_equal_experts_are_one_expert(tmp_path: Path):
     model = Oracle.from_gguf(write_tiny_model(tmp_path / "m.gguf", TinySpec("qwen3moe")))
-    kinds = ("gate", "up", "down")
-    for kind in kinds:
-        experts = model.weights[f"blk.0.ffn_{kind}_exps.weight"].copy()
-        experts[:] = experts[0]
-        model.weights[f"blk.0.ffn_{kind}_exps.weight"] = experts
-        model.weights[f"blk.0.ffn_{kind}.weight"] = experts[0]
+    weights = dict(model.weights)
+    for kind in ("gate", "up", "down"):
+        experts = weights[f"blk.0.ffn_{kind}_exps.weight"]
+        weights[f"blk.0.ffn_{kind}_exps.weight"] = np.repeat(experts[:1], len(experts), axis=0)
+        weights[f"blk.0.ffn_{kind}.weight"] = experts[0]
+    model = Oracle(model.p, weights)
     x = RNG.standard_normal((5, model.p.n_embd))
     # The chosen experts' weights sum to one.
     assert model.moe(x, 0) == pytest.approx(model.ffn(x, 0), abs=EXACT)
@@ -303,8 +303,9 @@ def test_float32_is_near_float64(tmp_path: Path):
 def test_llama_cpp_is_within_its_own_noise_of_the_float64_forward(model: str, n: int, kv: str):
     golden = golden_data.load(model)
     # llama.cpp rounds activations to 8 bits, a relative error of some 0.5 % in each of a hundred
-    # products a token goes through; its own variants differ by 2-14 % of the logits' spread. A
-    # wrong norm, RoPE pairing, window or bias gives more than 50 %.
+    # products a token goes through; its own variants differ by 2-14 % of the logits' spread. The
+    # wrong RoPE pairing, a norm or the window left out, the local layers' base wrong: 60-340 %.
+    # Not seen here: a window off by one (0.1 %), which the attention test above pins down.
     assert golden.llama_distance(n, kv) < 0.15 * golden.float64_logits(n).std()
 
 
