@@ -312,7 +312,9 @@ class Sampler:
             steps = copy.deepcopy(self.steps)
             for step, entry in zip(steps, state["steps"], strict=True):
                 step.set_state(entry["state"])
-        except (KeyError, TypeError, OverflowError) as error:
+        except SamplerError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SamplerError(
                 f"the saved sampler state is damaged ({error!r}): call reset() and go on without it"
             ) from error

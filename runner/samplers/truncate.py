@@ -75,7 +75,8 @@ class Typical(Step):
         probs = c.probs()
         with np.errstate(divide="ignore"):
             surprise = -np.log(probs)
-        entropy = float(np.sum(probs * surprise, where=probs > 0))  # 0 * inf counts as 0
+        possible = probs > 0  # the others add 0 to the entropy, not 0 * inf
+        entropy = float(probs[possible] @ surprise[possible])
         # Stable: of two equally typical tokens the likelier comes first.
         order = np.argsort(np.abs(surprise - entropy), kind="stable")
         n = int(np.searchsorted(np.cumsum(probs[order]), self.p, side="right")) + 1
