@@ -229,6 +229,7 @@ class Sampler:
                 for token_id in step.bias:
                     self._check_id(token_id, "logit_bias has")
         self._ids = np.arange(n_vocab, dtype=np.int32)  # made once: shared by all candidates
+        self._ids.flags.writeable = False
 
     def _check_id(self, token_id: int, who: str) -> None:
         if not 0 <= token_id < self.n_vocab:

@@ -113,7 +113,7 @@ def scaled(c: Candidates, temp: float) -> Candidates:
     """Return `c` with its logits divided by `temp`; only the best token where temp is 0 or less."""
     if temp < TEMP_GREEDY:
         return c.head(1)
-    return Candidates(c.ids, c.logits.astype(np.float64) / temp, c.sorted)
+    return Candidates(c.ids, np.divide(c.logits, temp, dtype=np.float64), c.sorted)
 
 
 @dataclass(frozen=True)
