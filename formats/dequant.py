@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
+
 from tamis.formats.ggml_types import GGMLType
 
 # The 16 levels of the non-linear 4-bit types.

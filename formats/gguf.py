@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar, overload
 
 import numpy as np
+
 from tamis.formats.ggml_types import GGMLType, type_name
 
 T = TypeVar("T")

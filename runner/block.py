@@ -26,7 +26,7 @@ class Linear(NamedTuple):
 
 
 def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
-    """y (+)= x @ w.T + bias for each product; x is quantised once for all of them."""
+    """Y (+)= x @ w.T + bias for each product; x is quantised once for all of them."""
     n_in = products[0].w.n_in
     if any(p.w.type not in FLOAT_TYPES for p in products):
         rec.program.add(ops.QUANTIZE, step=rec.step, x=x, xq=ws.xq, n=n_in)
@@ -62,7 +62,7 @@ def record_norm(
     add: bool = False,
     step: np.ndarray | None = None,
 ) -> None:
-    """y = (y +) rms_norm(x) * w, over rows of len(w) elements."""
+    """Y = (y +) rms_norm(x) * w, over rows of len(w) elements."""
     rec.program.add(
         ops.RMS_NORM,
         (int(add),),
@@ -142,9 +142,7 @@ def _record_gate(rec: Recording, model: Model, ws: Workspace, n: int) -> None:
     )
 
 
-def _record_dense(
-    rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Dense
-) -> None:
+def _record_dense(rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Dense) -> None:
     products = [
         Linear(ffn.gate, ws.gate, label="ffn_gate"),
         Linear(ffn.up, ws.up, label="ffn_up"),

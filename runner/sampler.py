@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from tamis.samplers.base import RANGES, Candidates, SamplerError, Step, check, resolve_seed
 from tamis.samplers.choose import Dist, Greedy, Mirostat, MirostatV2
 from tamis.samplers.dry import Dry, breaker_sequences

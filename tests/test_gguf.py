@@ -26,6 +26,7 @@ from gguf_files import (
     write_bytes,
     write_gguf,
 )
+
 from tamis.formats.ggml_types import GGMLType, type_name
 from tamis.formats.gguf import GGUFError, GGUFFile
 

@@ -28,6 +28,7 @@ from gguf_files import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFError, GGUFFile

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
+
 from tamis.sampler import (
     Candidates,
     Dist,

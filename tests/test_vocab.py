@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_files import array, boolean, f32, gguf_bytes, i32, kv, text, u32, write_bytes
+
 from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 

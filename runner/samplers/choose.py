@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+
 from tamis.samplers.base import (
     Candidates,
     RandomStream,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from tamis.samplers.base import Candidates, SamplerError, Step, check
 
 LOG_FLOAT_MAX = 88.7228391  # base^exponent stays within float32, as in llama.cpp

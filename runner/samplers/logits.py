@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+
 from tamis.samplers.base import Candidates, SamplerError, Step, check
 
 # Below this, logits differing by one float32 step are further apart than exp can tell, and the

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from tamis.samplers.base import Candidates, RandomStream, Step, check, resolve_seed
 
 # TopP of an unsorted vocabulary sorts this many of the best, and more only while their mass falls
