@@ -43,19 +43,10 @@ def _op(file: str, name: str, constants: str, fields: str) -> Op:
 # y f32 [n_tok, n] = row * scale.
 EMBED = _op("embed", "embed", "type", "step ids table y n scale_f")
 
-# x f32 [n_tok, n], rows from step.row on -> xq [n_tok] rows: n int8, then n/32 f32 scales, then
-# n/32 f32 sums of the decoded block (scale * sum of its int8). n is a multiple of 32.
-QUANTIZE = _op("quantize", "quantize", "", "step x xq n")
-
-# y [n_tok, n_out] (+)= x @ w.T + bias. w: n_out rows of n_in elements in their ggml encoding;
-# x: rows as QUANTIZE writes them, or f32 where type is F32, F16 or BF16; bias f32 [n_out] or 0;
-# add: 1 adds to y; y_stride in elements; scratch: n_thread * MATMUL_SCRATCH bytes.
+# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in]; w: n_out rows of n_in elements in
+# their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in elements;
+# scratch: n_thread * matmul_scratch(n_in) bytes.
 MATMUL = _op("matmul", "matmul", "type", "step x w bias y n_in n_out y_stride add scratch")
-MATMUL_SCRATCH = 1 << 18
-
-# The thread team's own entries: no argument struct, see cpu/team.py.
-TEAM_RUN = _op("team", "team_run", "", "")
-TEAM_WORKER = _op("team", "team_worker", "", "")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
@@ -78,7 +69,7 @@ KV_APPEND = _op("kv", "kv_append", "head_dim", "step k v k_pages v_pages k_table
 # a query at p where p - window < j <= p (window 0: no lower end). The work of one row is cut in
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
 # [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
-# scratch: n_thread * ATTEND_SCRATCH bytes.
+# scratch: n_thread * attend_scratch(group, head_dim) bytes.
 ATTEND = _op(
     "attend",
     "attend",
@@ -86,7 +77,6 @@ ATTEND = _op(
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head_kv window n_split partial out lse scratch scale_f",
 )
-ATTEND_SCRATCH = 1 << 18
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
 ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
 
@@ -96,9 +86,9 @@ GATE = _op("activation", "gate", "activation", "step gate up y n")
 # Mixture of experts. logits f32 [n_tok, n_expert] -> ids int32 and weights f32 [n_tok, n_used]:
 # the n_used largest softmax probabilities, divided by their sum where norm is 1.
 MOE_ROUTE = _op("moe", "moe_route", "", "step logits ids weights n_expert n_used norm")
-# y f32 [n_tok, n_used, n_out] = x @ w[ids].T; x: rows as for MATMUL, one a token where
+# y f32 [n_tok, n_used, n_out] = x @ w[ids].T; x f32 rows of n_in, one a token where
 # x_per_slot is 0, one a (token, slot) where it is 1. w: n_expert matrices of n_out rows.
-MOE_MATMUL = _op("moe", "moe_matmul", "type", "step x w ids y n_in n_out n_used x_per_slot")
+MOE_MATMUL = _op("moe", "moe_matmul", "type", "step x w ids y n_in n_out n_used x_per_slot scratch")
 # y f32 [n_tok, n] += sum over slots of weights * x f32 [n_tok, n_used, n].
 MOE_SUM = _op("moe", "moe_sum", "", "step x weights y n n_used")
 
@@ -122,6 +112,14 @@ SELECT_TOP_K = _op(
 )
 
 
-def quantized_row(n: int) -> int:
-    """Bytes of a row of n elements as QUANTIZE writes it."""
-    return n + 2 * 4 * (n // 32)
+TILE_ROWS = 4  # weight rows decoded together
+
+
+def matmul_scratch(n_in: int) -> int:
+    """Bytes of scratch that MATMUL needs a thread: decoded rows and a tile of sums."""
+    return TILE_ROWS * 4 * n_in + 256
+
+
+def attend_scratch(group: int, head_dim: int) -> int:
+    """Bytes of scratch that ATTEND needs a thread: sums, scores of a page, maxima, normalisers."""
+    return 4 * group * (head_dim + 64 + 2) + 256

@@ -12,8 +12,6 @@ from tamis.select.base import Recording, SelectorState
 from tamis.weights import Dense, Experts, Layer
 from tamis.workspace import Workspace
 
-FLOAT_TYPES = {"F32", "F16", "BF16"}  # multiplied with f32 rows, the others with quantised ones
-
 
 class Linear(NamedTuple):
     """One matrix product of a group that reads the same rows."""
@@ -26,10 +24,8 @@ class Linear(NamedTuple):
 
 
 def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
-    """Y (+)= x @ w.T + bias for each product; x is quantised once for all of them."""
+    """Record y (+)= x @ w.T + bias for each product; they may run at the same time."""
     n_in = products[0].w.n_in
-    if any(p.w.type not in FLOAT_TYPES for p in products):
-        rec.program.add(ops.QUANTIZE, step=rec.step, x=x, xq=ws.xq, n=n_in)
     for i, p in enumerate(products):
         assert p.w.n_in == n_in
         rec.program.add(
@@ -39,7 +35,7 @@ def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[L
             label=f"matmul {p.w.type} {p.label}".strip(),
             cost=(p.w.data.nbytes, 2 * p.w.n_in * p.w.n_out * rec.n_tok),
             step=rec.step,
-            x=x if p.w.type in FLOAT_TYPES else ws.xq,
+            x=x,
             w=p.w.data,
             bias=p.bias,
             y=p.y,
@@ -192,10 +188,6 @@ def _record_expert_linear(
 ) -> None:
     """y[slot] = x @ w[expert of slot].T; x has one row a token, or one a slot (ws.gate)."""
     hp, per_slot = model.hp, x is ws.gate
-    n_row_in = products[0][0].n_in * (hp.n_expert_used if per_slot else 1)
-    if any(w.type not in FLOAT_TYPES for w, _ in products):
-        # The slots of a token are quantised as one long row: its blocks are the slots' own.
-        rec.program.add(ops.QUANTIZE, step=rec.step, x=x, xq=ws.xq, n=n_row_in)
     for w, y in products:
         rec.program.add(
             ops.MOE_MATMUL,
@@ -203,7 +195,7 @@ def _record_expert_linear(
             label=f"moe_matmul {w.type}",
             cost=(w.data.nbytes, 2 * w.n_in * w.n_out // hp.n_expert * hp.n_expert_used),
             step=rec.step,
-            x=x if w.type in FLOAT_TYPES else ws.xq,
+            x=x,
             w=w.data,
             ids=ws.expert_ids,
             y=y,
@@ -211,4 +203,5 @@ def _record_expert_linear(
             n_out=w.n_out // hp.n_expert,
             n_used=hp.n_expert_used,
             x_per_slot=int(per_slot),
+            scratch=ws.scratch,
         )

@@ -12,7 +12,7 @@ HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers for up to n_tok rows; every kernel of a forward pass writes only here and to the KV."""
+    """Buffers for up to n_tok rows; kernels write only here and to the KV."""
 
     step: np.ndarray  # int64 [STEP_SIZE]: rows and position of the chunk
     head_rows: np.ndarray  # int64 [STEP_SIZE]: which rows the output head reads
@@ -20,7 +20,6 @@ class Workspace:
     ids: np.ndarray  # int32 [n_tok]
     x: np.ndarray  # f32 [n_tok, n_embd] the residual stream
     xn: np.ndarray  # f32 [n_tok, n_embd]
-    xq: np.ndarray  # uint8 [n_tok * widest row] quantised rows
     q: np.ndarray  # f32 [n_tok, n_head, head_dim]
     k: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
     v: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
@@ -52,7 +51,8 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
 
     n_used = max(1, hp.n_expert_used)
     n_ff = hp.n_ff_expert if hp.n_expert else hp.n_ff
-    widest = max(hp.n_embd, hp.n_embd_q, n_ff * n_used)
+    widest = max(hp.n_embd, hp.n_embd_q, n_ff)
+    scratch = max(ops.matmul_scratch(widest), ops.attend_scratch(hp.group, hp.head_dim))
     return Workspace(
         step=np.zeros(ops.STEP_SIZE, np.int64),
         head_rows=np.zeros(ops.STEP_SIZE, np.int64),
@@ -60,7 +60,6 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         ids=np.zeros(n_tok, np.int32),
         x=f32(n_tok, hp.n_embd),
         xn=f32(n_tok, hp.n_embd),
-        xq=np.zeros(n_tok * ops.quantized_row(-(-widest // 32) * 32), np.uint8),
         q=f32(n_tok, hp.n_head, hp.head_dim),
         k=f32(n_tok, hp.n_head_kv, hp.head_dim),
         v=f32(n_tok, hp.n_head_kv, hp.head_dim),
@@ -76,5 +75,10 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         cos=f32(2, n_tok, hp.n_rot // 2),
         sin=f32(2, n_tok, hp.n_rot // 2),
         logits=f32(HEAD_ROWS, hp.n_vocab),
-        scratch=np.zeros(n_thread * max(ops.MATMUL_SCRATCH, ops.ATTEND_SCRATCH), np.uint8),
+        scratch=np.zeros(n_thread * scratch, np.uint8),
     )
+
+
+def workspace_bytes(hp: HParams, n_tok: int, n_thread: int) -> int:
+    """Bytes of `new_workspace`, which reserves address space only until rows are used."""
+    return new_workspace(hp, n_tok, n_thread).n_bytes

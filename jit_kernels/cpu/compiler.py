@@ -21,7 +21,9 @@ from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import write_object
 
 ENTRY = types.void(types.int64, types.int64, types.int64)
-OPTIONS = {"error_model": "numpy", "nogil": True, "boundscheck": False}
+# Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+OPTIONS = {"error_model": "numpy", "nogil": True, "boundscheck": False, "fastmath": FASTMATH}
 
 
 def _entry(op: Op, constants: dict[str, int | str]) -> Any:

@@ -39,6 +39,7 @@ def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any
             lambda _t, a, b, c: (signature, codegen),
             lambda _t, a, b, c, d: (signature, codegen),
             lambda _t, a, b, c, d, e: (signature, codegen),
+            lambda _t, a, b, c, d, e, f: (signature, codegen),
         ][len(args)]
         typed.__name__ = typed.__qualname__ = body.__name__
         typed.__module__, typed.__doc__ = body.__module__, body.__doc__
@@ -93,6 +94,54 @@ def load_f32(b, p):
 def store_f32(b, p, v):
     """Write the float32 v at p (any alignment)."""
     b.store(v, pointer(b, p, FLOAT), align=1)
+
+
+@op(int64, int64)
+def load_u8(b, p):
+    """The byte at p."""
+    return b.zext(b.load(pointer(b, p, I8), align=1), I64)
+
+
+@op(int64, int64)
+def load_i8(b, p):
+    """The int8 at p, sign-extended."""
+    return b.sext(b.load(pointer(b, p, I8), align=1), I64)
+
+
+@op(int64, int64)
+def load_u16(b, p):
+    """The uint16 at p (any alignment)."""
+    return b.zext(b.load(pointer(b, p, I16), align=1), I64)
+
+
+@op(int64, int64)
+def load_u32(b, p):
+    """The uint32 at p (any alignment)."""
+    return b.zext(b.load(pointer(b, p, I32), align=1), I64)
+
+
+@op(float32, int64)
+def load_f16(b, p):
+    """The float16 at p as float32."""
+    return b.fpext(b.load(pointer(b, p, HALF), align=1), FLOAT)
+
+
+@op(void, int64, float32)
+def store_f16(b, p, v):
+    """Write v at p as float16, rounded to nearest even."""
+    b.store(b.fptrunc(v, HALF), pointer(b, p, HALF), align=1)
+
+
+@op(float32, int64)
+def bits_f32(b, v):
+    """The float32 whose bits are the low 32 bits of v."""
+    return b.bitcast(b.trunc(v, I32), FLOAT)
+
+
+@op(int64, float32)
+def f32_bits(b, v):
+    """The bits of a float32."""
+    return b.zext(b.bitcast(v, I32), I64)
 
 
 @op(float64, int64)

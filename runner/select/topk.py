@@ -1,8 +1,8 @@
 """Exact top-k: the oracle that every approximate method is measured against.
 
-Decides: at decode, the first `sink` positions, the last `recent` ones, and the `k` positions between
-them with the largest q . k. Reads every key to do so: it bounds quality, not cost. Prefill is dense,
-and so are the layers that have a sliding window of their own.
+Decides: at decode, the first `sink` positions, the last `recent` ones, and the `k` positions
+between them with the largest q . k. Reads every key to do so: it bounds quality, not cost. Prefill
+is dense, and so are the layers that have a sliding window of their own.
 
 Rows: `rows="group"` makes one set for the query heads that share a KV head, by the maximum of their
 scores; `rows="head"` makes one set a query head.

@@ -15,7 +15,7 @@ from tamis.select.base import Recording, SelectorShape, SelectorState
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """sink: first tokens kept (paper: 4). recent: last tokens kept. block: granularity in tokens."""
+    """sink: first tokens kept (paper: 4). recent: last tokens kept. block: granularity."""
 
     sink: int = 4
     recent: int = 1024

@@ -1,0 +1,161 @@
+"""A model on a backend: weights, vocabulary and template, shared by any number of sessions."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.vocab import Vocab
+from tamis.hparams import HParams
+from tamis.jit_kernels.backend import Backend
+from tamis.kv.cache import kv_bytes
+from tamis.model import Model, load_model
+from tamis.prompt import ChatTemplate, default_template
+from tamis.tokenizer import Tokenizer, tokenizer_for
+from tamis.workspace import workspace_bytes
+
+if TYPE_CHECKING:
+    from tamis.session import Session
+
+Progress = Callable[[str, int, int | None], None]
+DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
+
+
+class MemoryPlan(NamedTuple):
+    """Bytes a session will take. Weights are pages of the file, shared with other processes."""
+
+    weights: int
+    kv: int
+    workspace: int
+    available: int
+
+
+class Engine:
+    """A loaded model. Immutable; sessions share its weights and its thread team."""
+
+    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, n_threads: int) -> None:
+        self._file, self.model, self._vocab = file, model, vocab
+        self.n_threads = n_threads
+        self.backend = Backend(n_threads)
+        self.tokenizer: Tokenizer = tokenizer_for(vocab)
+        self._template: ChatTemplate | None = None
+
+    @staticmethod
+    def load(
+        path: str | Path, *, n_threads: int | None = None, progress: Progress | None = None
+    ) -> "Engine":
+        """Open a GGUF file. Weights are mapped, not read.
+
+        n_threads: None = one a core this process may use. progress(stage, done, total).
+        Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError.
+        """
+        report = progress or (lambda stage, done, total: None)
+        n_threads = n_threads if n_threads is not None else len(os.sched_getaffinity(0))
+        if not 1 <= n_threads <= 1024:
+            raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
+        report("load", 0, 3)
+        file = GGUFFile(path)
+        model = load_model(file)
+        report("load", 1, 3)
+        vocab = Vocab.from_gguf(file)
+        if len(vocab.tokens) != model.hp.n_vocab:
+            raise GGUFError(
+                file.path,
+                f"{len(vocab.tokens)} tokens, but token_embd.weight has {model.hp.n_vocab} rows",
+                key="tokenizer.ggml.tokens",
+            )
+        report("load", 2, 3)
+        engine = Engine(file, model, vocab, n_threads)
+        report("load", 3, 3)
+        return engine
+
+    @property
+    def hp(self) -> HParams:
+        """The model's shapes."""
+        return self.model.hp
+
+    @property
+    def path(self) -> Path:
+        """The file that was opened."""
+        return Path(self._file.path)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The file's metadata."""
+        return self._file.metadata
+
+    @property
+    def file(self) -> GGUFFile:
+        """The open file, for its tensor table."""
+        return self._file
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or the usual one for its tokens. Raises PromptError."""
+        if self._template is None:
+            source = self._vocab.chat_template or default_template(self._vocab.tokens)
+            bos, eos = (
+                "" if i is None else self._vocab.tokens[i]
+                for i in (self.tokenizer.bos, self.tokenizer.eos)
+            )
+            self._template = ChatTemplate(source, bos=bos, eos=eos)
+        return self._template
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Special tokens are recognised in the template's text only, never in a message. A leading
+        BOS that the template itself does not write is added where the model wants one.
+        """
+        ids: list[int] = []
+        for text, is_template in self.chat_template.render_parts([dict(m) for m in messages]):
+            ids += self.tokenizer.encode(text, add_special=False, parse_special=is_template)
+        bos = self.tokenizer.bos
+        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def memory_plan(self, n_ctx: int | None = None, n_ubatch: int = 256) -> MemoryPlan:
+        """What a session of n_ctx tokens takes, and what the machine has free now."""
+        hp = self.hp
+        return MemoryPlan(
+            weights=self.model.weights.n_bytes,
+            kv=kv_bytes(hp, self.context(n_ctx)),
+            workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
+            available=available_memory(),
+        )
+
+    def context(self, n_ctx: int | None) -> int:
+        """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
+        return n_ctx or min(self.hp.n_ctx_train, DEFAULT_CTX)
+
+    def session(
+        self,
+        n_ctx: int | None = None,
+        n_ubatch: int = 256,
+        attn: str = "dense",
+        progress: Progress | None = None,
+    ) -> "Session":
+        """A new, empty sequence. Kernels that are missing are compiled now.
+
+        Raises ValueError for sizes out of range, MethodError for `attn`, MemoryError where the plan
+        does not fit, CompileError.
+        """
+        from tamis.session import Session
+
+        return Session(
+            self, n_ctx=self.context(n_ctx), n_ubatch=n_ubatch, attn=attn, progress=progress
+        )
+
+    def close(self) -> None:
+        """End the threads. Sessions must not be used afterwards."""
+        self.backend.close()
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, as Linux estimates them."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

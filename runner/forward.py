@@ -1,0 +1,133 @@
+"""The forward pass, recorded: a Program for chunks of a prompt, one for each decode phase, the head."""
+
+import math
+
+import numpy as np
+
+from tamis.attend import new_recording
+from tamis.block import Linear, record_block, record_linear, record_norm
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.backend import Backend, LinkedProgram
+from tamis.jit_kernels.library import Progress
+from tamis.jit_kernels.program import Program
+from tamis.kv.cache import KVCache
+from tamis.model import Model
+from tamis.rope import RopeFrequencies
+from tamis.select.base import Recording, SelectorState
+from tamis.workspace import HEAD_ROWS, Workspace
+
+
+class Forward:
+    """The recorded Programs of one session over its workspace, pages and selector state."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        ws: Workspace,
+        kv: KVCache,
+        state: SelectorState,
+        progress: Progress | None = None,
+    ) -> None:
+        self._model, self._backend, self._ws = model, backend, ws
+        self._kv, self._state = kv, state
+        self._n_ubatch = len(ws.ids)
+        body, self._layer_ends = self._body(self._n_ubatch)
+        head = Program()
+        self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
+        decode = self._decode()
+        backend.load(body.specs | head.specs | decode.specs, progress)
+        self._prefill, self._head = backend.link(body), backend.link(head)
+        self._phases = {state.phase(0): backend.link(decode)}
+
+    @property
+    def n_ubatch(self) -> int:
+        """Most tokens of a chunk."""
+        return self._n_ubatch
+
+    def prefill(self, ids: np.ndarray, pos: int) -> None:
+        """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
+
+        Between layers the interpreter looks for signals, so Ctrl-C stops a long chunk.
+        """
+        self._set(ids, pos)
+        first = 0
+        for end in self._layer_ends:
+            self._backend.run(self._prefill, first, end)
+            first = end
+
+    def decode(self, token_id: int, pos: int, step: int) -> np.ndarray:
+        """Run one token; a copy of its logits, f32 [n_vocab]."""
+        phase = self._state.phase(step)
+        if phase not in self._phases:
+            self._phases[phase] = self._backend.link(self._decode())
+        self._set(np.array([token_id], np.int32), pos)
+        self._backend.run(self._phases[phase])
+        return self._ws.logits[0].copy()
+
+    def logits(self, row: int, n_row: int) -> np.ndarray:
+        """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
+        self._ws.head_rows[:] = n_row, 0, row
+        self._ws.head_step[:] = n_row, 0, 0
+        self._backend.run(self._head)
+        return self._ws.logits[:n_row].copy()
+
+    def programs(self) -> dict[str, LinkedProgram]:
+        """The linked Programs by name, for profiles."""
+        return {"prefill": self._prefill, "head": self._head, **self._phases}
+
+    def _set(self, ids: np.ndarray, pos: int) -> None:
+        self._ws.ids[: len(ids)] = ids
+        self._ws.step[:] = len(ids), pos, 0
+
+    def _body(self, n_tok: int) -> tuple[Program, list[int]]:
+        """The Program from token ids to ws.x, and the op index at which each layer ends."""
+        rec = new_recording(Program(), self._ws.step, n_tok)
+        self._record_input(rec)
+        ends = []
+        for layer in range(self._model.hp.n_layer):
+            kv = self._kv.view(layer)
+            record_block(rec, self._model, self._ws, self._state, layer, kv)
+            ends.append(len(rec.program))
+        return rec.program, ends
+
+    def _decode(self) -> Program:
+        program, _ = self._body(1)
+        self._record_head(new_recording(program, self._ws.step, 1), self._ws.step)
+        return program
+
+    def _record_input(self, rec: Recording) -> None:
+        hp, ws, table = self._model.hp, self._ws, self._model.weights.token_embd
+        scale = math.sqrt(hp.n_embd) if self._model.arch.scale_embedding else 1.0
+        rec.program.add(
+            ops.EMBED,
+            (table.type,),
+            step=rec.step,
+            ids=ws.ids,
+            table=table.data,
+            y=ws.x,
+            n=hp.n_embd,
+            scale_f=scale,
+        )
+        self._record_angles(rec, 0, self._model.rope)
+        if self._model.rope_window is not self._model.rope:
+            self._record_angles(rec, 1, self._model.rope_window)
+        elif hp.sliding_window:
+            self._record_angles(rec, 1, self._model.rope)
+
+    def _record_angles(self, rec: Recording, table: int, rope: RopeFrequencies) -> None:
+        rec.program.add(
+            ops.ROPE_TABLE,
+            step=rec.step,
+            inv_freq=rope.inv_freq,
+            cos=self._ws.cos[table],
+            sin=self._ws.sin[table],
+            n_half=len(rope.inv_freq),
+            scale_f=rope.scale,
+        )
+
+    def _record_head(self, rec: Recording, rows: np.ndarray) -> None:
+        """The output norm of the rows that `rows` names, and their logits."""
+        ws, weights = self._ws, self._model.weights
+        record_norm(rec, self._model, ws.x, weights.output_norm, ws.xn, step=rows)
+        record_linear(rec, ws, ws.xn, [Linear(weights.output, ws.logits, label="output")])

@@ -1,0 +1,284 @@
+"""One sequence: its tokens, its keys and values, its selector's state."""
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tamis.forward import Forward
+from tamis.kv.cache import KVCache
+from tamis.sampler import Sampler, SamplerParams
+from tamis.select.base import SelectorShape
+from tamis.select.notation import parse_method
+from tamis.stream import TextStream
+from tamis.workspace import HEAD_ROWS, new_workspace
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine, Progress
+
+TokenProgress = Callable[[int, int], None]
+MAGIC, VERSION = b"TAMISSES", 1
+MAX_CTX = 1 << 24
+
+
+class ContextError(ValueError):
+    """The tokens do not fit the context; the message has both numbers and the remedy."""
+
+
+class SessionFileError(ValueError):
+    """A session file is damaged, or was saved for another model."""
+
+
+class Piece(NamedTuple):
+    """One step of generation. text may be empty while a character or a stop string is open."""
+
+    text: str
+    token_id: int
+    logprob: float
+    finish: str | None  # None, "stop" or "length"
+
+
+class Session:
+    """A sequence of up to n_ctx tokens. A call that fails or is interrupted changes nothing."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        *,
+        n_ctx: int,
+        n_ubatch: int,
+        attn: str,
+        progress: "Progress | None" = None,
+    ) -> None:
+        hp, model = engine.hp, engine.model
+        if not 1 <= n_ctx <= MAX_CTX:
+            raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
+        if not 1 <= n_ubatch <= 4096:
+            raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
+        selector = parse_method(attn)
+        _check_memory(engine, n_ctx, n_ubatch)
+        # A chunk of one token is decode's Program: chunks have room for two.
+        n_tok = max(2, n_ubatch)
+        self._engine, self.n_ctx, self.attn = engine, n_ctx, attn
+        self._kv = KVCache(hp, n_ctx)
+        self._state = selector.open(
+            SelectorShape(
+                n_layer=hp.n_layer,
+                n_head=hp.n_head,
+                n_head_kv=hp.n_head_kv,
+                head_dim=hp.head_dim,
+                n_ctx=self._kv.capacity,
+                n_ubatch=n_tok,
+                window=tuple(model.window(layer) for layer in range(hp.n_layer)),
+            )
+        )
+        report = None if progress is None else (lambda i, n: progress("compile", i, n))
+        ws = new_workspace(hp, n_tok, engine.n_threads)
+        self._forward = Forward(model, engine.backend, ws, self._kv, self._state, report)
+        self._tokens: list[int] = []
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of the tokens whose keys and values are held."""
+        return list(self._tokens)
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens are held."""
+        return len(self._tokens)
+
+    @property
+    def forward(self) -> Forward:
+        """The recorded Programs, for profiles."""
+        return self._forward
+
+    def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
+        """Append tokens; logits f32 [n_vocab] of the last one.
+
+        progress(done, total) in tokens, after each chunk. Raises ContextError, ValueError.
+        """
+        logits = None
+        for chunk, last in self._append(ids, progress):
+            if last:
+                logits = self._forward.logits(len(chunk) - 1, 1)[0]
+        assert logits is not None
+        return logits
+
+    def decode(self, token_id: int) -> np.ndarray:
+        """Append one token; its logits, f32 [n_vocab]. Raises ContextError, ValueError."""
+        ids = self._checked([token_id])
+        self._kv.reserve(self.n_past + 1)
+        logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
+        self._tokens.append(int(ids[0]))
+        return logits
+
+    def logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Append tokens; logits of all of them, in slices f32 [n_row, n_vocab].
+
+        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        """
+        for chunk, _ in self._append(ids, None):
+            for row in range(0, len(chunk), HEAD_ROWS):
+                yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
+        if not 0 <= n_tokens <= self.n_past:
+            raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
+        del self._tokens[n_tokens:]
+        self._kv.truncate(n_tokens)
+        self._state.truncate(n_tokens)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        params: SamplerParams,
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        progress: TokenProgress | None = None,
+    ) -> Iterator[Piece]:
+        """Append the prompt `ids` and stream an answer.
+
+        Ends with a Piece whose finish is "stop" (end-of-generation token or stop string) or
+        "length" (max_tokens, or the context is full). Tokens of the answer are held as they come.
+        """
+        tokenizer = self._engine.tokenizer
+        sampler = Sampler(params, self._engine.hp.n_vocab, eog=tokenizer.eog)
+        for token in [*self._tokens, *ids]:
+            sampler.accept(token)
+        logits = self.prefill(ids, progress)
+        stream = TextStream(stop=tuple(stop))
+        n_left = self.n_ctx - self.n_past
+        n_left = n_left if max_tokens is None else min(n_left, max_tokens)
+        while n_left > 0:
+            token = sampler.sample(logits)
+            logprob = sampler.logprob(logits, token)
+            sampler.accept(token)
+            n_left -= 1
+            if token in tokenizer.eog:
+                yield Piece(stream.finish(), token, logprob, "stop")
+                return
+            text = stream.push(tokenizer.piece(token))
+            if stream.stopped is not None:
+                yield Piece(text, token, logprob, "stop")
+                return
+            logits = self.decode(token)
+            if n_left > 0:
+                yield Piece(text, token, logprob, None)
+            else:
+                yield Piece(text + stream.finish(), token, logprob, "length")
+
+    def save(self, path: str | Path) -> None:
+        """Write tokens, keys and values to a file: whole or not at all."""
+        path = Path(path)
+        header = {"model": self._fingerprint(), "tokens": self._tokens}
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                digest = hashlib.sha256()
+                for part in self._parts(json.dumps(header).encode()):
+                    digest.update(part)
+                    file.write(part)
+                file.write(digest.digest())
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    def load(self, path: str | Path) -> None:
+        """Replace the sequence by a saved one.
+
+        Raises SessionFileError (damaged, other version or model), ContextError; the session is then
+        as it was.
+        """
+        data = Path(path).read_bytes()
+        body, digest = data[:-32], data[-32:]
+        if body[:8] != MAGIC or hashlib.sha256(body).digest() != digest:
+            raise SessionFileError(f"{path} is not a session file, or it is damaged")
+        version, size = struct.unpack_from("<II", body, 8)
+        if version != VERSION:
+            raise SessionFileError(f"{path} has version {version}, this program reads {VERSION}")
+        header = json.loads(body[16 : 16 + size])
+        if header["model"] != self._fingerprint():
+            raise SessionFileError(f"{path} was saved for another model")
+        tokens = header["tokens"]
+        if len(tokens) > self.n_ctx:
+            raise ContextError(
+                f"{path} holds {len(tokens)} tokens, n_ctx is {self.n_ctx}: raise --ctx"
+            )
+        self.truncate(0)
+        self._restore(body[16 + size :], tokens)
+
+    def _append(
+        self, ids: Sequence[int], progress: TokenProgress | None
+    ) -> Iterator[tuple[np.ndarray, bool]]:
+        """Run the chunks of `ids`, yielding each with whether it is the last.
+
+        The tokens count as held when the generator ends; on any error their pages are given back.
+        """
+        tokens, n_past = self._checked(ids), self.n_past
+        try:
+            self._kv.reserve(n_past + len(tokens))
+            for start in range(0, len(tokens), self._forward.n_ubatch):
+                chunk = tokens[start : start + self._forward.n_ubatch]
+                self._forward.prefill(chunk, n_past + start)
+                if progress is not None:
+                    progress(start + len(chunk), len(tokens))
+                yield chunk, start + len(chunk) == len(tokens)
+            self._tokens += tokens.tolist()
+        finally:
+            self._kv.truncate(self.n_past)
+
+    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+        """The ids as int32, all within the vocabulary and the context."""
+        tokens = np.asarray(ids, np.int64)
+        if tokens.ndim != 1 or len(tokens) == 0:
+            raise ValueError("no tokens: expected a sequence of at least one token id")
+        n_vocab = self._engine.hp.n_vocab
+        wrong = tokens[(tokens < 0) | (tokens >= n_vocab)]
+        if len(wrong):
+            raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {n_vocab} tokens")
+        if self.n_past + len(tokens) > self.n_ctx:
+            held = f" after {self.n_past} held" if self.n_past else ""
+            raise ContextError(
+                f"prompt is {len(tokens)} tokens{held}, n_ctx is {self.n_ctx}: raise --ctx "
+                f"to at least {self.n_past + len(tokens)} or shorten the prompt"
+            )
+        return tokens.astype(np.int32)
+
+    def _fingerprint(self) -> str:
+        """What a session file must agree with: the model's shapes and tensor table."""
+        tensors = [(t.name, t.shape, t.type.name) for t in self._engine.file.tensors.values()]
+        text = json.dumps([repr(self._engine.hp), tensors])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _parts(self, header: bytes) -> Iterator[bytes]:
+        yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
+        for layer in range(self._engine.hp.n_layer):
+            for array in self._kv.read(layer, self.n_past):
+                yield array.tobytes()
+
+    def _restore(self, data: bytes, tokens: list[int]) -> None:
+        hp = self._engine.hp
+        shape = (hp.n_layer, 2, len(tokens), hp.n_head_kv, hp.head_dim)
+        arrays = np.frombuffer(data, np.float16).reshape(shape)
+        for layer in range(hp.n_layer):
+            self._kv.write(layer, arrays[layer, 0], arrays[layer, 1])
+        self._tokens = list(tokens)
+
+
+def _check_memory(engine: "Engine", n_ctx: int, n_ubatch: int) -> None:
+    plan = engine.memory_plan(n_ctx, n_ubatch)
+    if plan.kv + plan.workspace > plan.available:
+        gib = 1 << 30
+        raise MemoryError(
+            f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "
+            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx"
+        )
