@@ -111,6 +111,9 @@ SELECT_TOP_K = _op(
     "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
 )
 
+# The thread team's own entries: no argument struct, see cpu/team.py.
+TEAM_RUN = _op("team", "team_run", "", "")
+TEAM_WORKER = _op("team", "team_worker", "", "")
 
 TILE_ROWS = 4  # weight rows decoded together
 

@@ -1,4 +1,4 @@
-"""The forward pass, recorded: a Program for chunks of a prompt, one for each decode phase, the head."""
+"""The forward pass, recorded: Programs for prompt chunks, for each decode phase, for the head."""
 
 import math
 
