@@ -89,7 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(hub.status, json.dumps(hub.listing()).encode(), body=body)
         elif path.startswith(resolve) and path.removeprefix(resolve) in hub.files:
             name = path.removeprefix(resolve)
-            where = {"Location": f"{hub.url}/cdn/{name}", "X-Linked-Size": str(len(hub.files[name]))}
+            where = {
+                "Location": f"{hub.url}/cdn/{name}",
+                "X-Linked-Size": str(len(hub.files[name])),
+            }
             self._send(302, b"", body=body, extra=where)
         elif path.startswith("/cdn/"):
             self._send_file(hub.files[path.removeprefix("/cdn/")], body=body)

@@ -110,7 +110,15 @@ def test_a_missing_part_of_a_split_file_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["hf:", "hf:one", "hf:a/b/../../c.gguf", "hf:a/../b:Q4_0", "hf:-a/b:Q4_0", "hf:a/b:", "hf:a/b/c"],
+    [
+        "hf:",
+        "hf:one",
+        "hf:a/b/../../c.gguf",
+        "hf:a/../b:Q4_0",
+        "hf:-a/b:Q4_0",
+        "hf:a/b:",
+        "hf:a/b/c",
+    ],
 )
 def test_a_spec_that_cannot_be_read_is_an_error(text: str) -> None:
     with pytest.raises(ModelError, match="expected hf:owner/repo"):
