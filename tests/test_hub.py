@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hub_stand_in import HubStandIn
+
 from tamis import models
 from tamis.fetch import hub
 from tamis.fetch.base import ModelError

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from hub_stand_in import HubStandIn
+
 from tamis import models
 from tamis.fetch import base, hub
 from tamis.fetch.base import ModelError, Unreachable
