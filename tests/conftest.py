@@ -1,0 +1,42 @@
+"""Shared fixtures. Tests marked `model` use the real models, fetched on first use."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tamis import models
+from tamis.fetch.base import Unreachable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# `python -m pytest` puts the working directory first: from the root of the tree, `runner` would be
+# importable beside the installed `tamis`, and a module would exist twice.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the source tree."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Callable[[str], Path]:
+    """model_path("smollm2"): the file of a real model, fetched once into the per-user folder.
+
+    Without a network the test is skipped; where the environment variable CI is set, it fails, so
+    that a green run always means that the real models were run.
+    """
+
+    def path_of(name: str) -> Path:
+        try:
+            return models.pull(name)
+        except Unreachable as e:
+            if os.environ.get("CI"):
+                pytest.fail(f"{name} cannot be fetched: {e}")
+            pytest.skip(f"{name} cannot be fetched: {e}")
+
+    return path_of

@@ -1,0 +1,71 @@
+"""Functions stay short and take few parameters; exceptions are listed here with a reason."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("runner", "jit_kernels", "formats", "bindings", "tools")
+KERNELS = ("jit_kernels/cpu/", "jit_kernels/cuda/")
+MAX_LINES, MAX_KERNEL_LINES, MAX_PARAMETERS = 60, 120, 7
+
+# "folder/file.py:Class.function": the reason why it may be longer or take more parameters.
+ALLOWED: dict[str, str] = {}
+
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    """Every function with its qualified name, those in classes and functions included."""
+    for node in ast.iter_child_nodes(tree):
+        name = prefix
+        if isinstance(node, Function | ast.ClassDef):
+            name = f"{prefix}{node.name}."
+        if isinstance(node, Function):
+            yield name[:-1], node
+        yield from functions(node, name)
+
+
+def n_parameters(function: Function) -> int:
+    """Parameters without self and cls; *args and **kwargs count as one each."""
+    a = function.args
+    names = [arg.arg for arg in (*a.posonlyargs, *a.args)]
+    own = 1 if names[:1] in (["self"], ["cls"]) else 0
+    return len(names) - own + len(a.kwonlyargs) + bool(a.vararg) + bool(a.kwarg)
+
+
+def n_lines(function: Function) -> int:
+    """Lines from the `def` to the end, docstring included."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_functions_are_short_and_take_few_parameters(file: str) -> None:
+    limit = MAX_KERNEL_LINES if file.startswith(KERNELS) else MAX_LINES
+    found = []
+    for name, function in functions(ast.parse((ROOT / file).read_text())):
+        lines, parameters = n_lines(function), n_parameters(function)
+        if (lines > limit or parameters > MAX_PARAMETERS) and f"{file}:{name}" not in ALLOWED:
+            found.append(f"{file}:{name}: {lines} lines, {parameters} parameters")
+    assert not found, (
+        f"over {limit} lines or {MAX_PARAMETERS} parameters: split, use a record, "
+        "or give the reason in ALLOWED:\n" + "\n".join(found)
+    )
+
+
+def test_every_exception_is_still_needed_and_has_a_reason() -> None:
+    for key, reason in ALLOWED.items():
+        file, name = key.split(":")
+        function = dict(functions(ast.parse((ROOT / file).read_text())))[name]
+        limit = MAX_KERNEL_LINES if file.startswith(KERNELS) else MAX_LINES
+        assert n_lines(function) > limit or n_parameters(function) > MAX_PARAMETERS, key
+        assert reason.strip(), key
