@@ -1,0 +1,92 @@
+"""Byte-level BPE: the words of a text, merged by rank."""
+
+from heapq import heapify, heappop, heappush
+
+from tamis import pretokenize
+
+_CACHE_WORDS = 1 << 18  # distinct words remembered
+_CACHE_CHARS = 64  # longer words are not worth remembering
+
+
+def byte_alphabet() -> list[str]:
+    """Return GPT-2's letter for each byte: printable ones for themselves, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in letters)
+    letters.update({byte: chr(256 + i) for i, byte in enumerate(others)})
+    return [letters[byte] for byte in range(256)]
+
+
+class BytePairEncoder:
+    """Encodes text without special tokens; the vocabulary and the merges as the file has them."""
+
+    def __init__(self, tokens: list[str], merges: list[str], pre: str):
+        self._pre = pre
+        self._ids = {text: i for i, text in enumerate(tokens)}
+        self._ranks: dict[tuple[str, str], int] = {}
+        for rank, merge in enumerate(merges):
+            cut = merge.find(" ", 1)
+            if cut > 0:
+                self._ranks.setdefault((merge[:cut], merge[cut + 1 :]), rank)
+        self._whole_words = pre in pretokenize.IGNORES_MERGES
+        # bytes decoded as Latin-1, then translated, are the letters of the alphabet
+        self._letters = dict(enumerate(byte_alphabet()))
+        self._cache: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the tokens of ``text``."""
+        cache, out = self._cache, []
+        for word in pretokenize.split_words(text, self._pre):
+            ids = cache.get(word)
+            if ids is None:
+                ids = self._encode_word(word)
+                if len(word) <= _CACHE_CHARS:
+                    if len(cache) >= _CACHE_WORDS:
+                        cache.clear()
+                    cache[word] = ids
+            out += ids
+        return out
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        letters = word.encode().decode("latin-1").translate(self._letters)
+        if self._whole_words and letters in self._ids:
+            return (self._ids[letters],)
+        ids: list[int] = []
+        for part in self._merge(letters):
+            if part in self._ids:
+                ids.append(self._ids[part])
+            else:  # a merge that makes no token: its letters, those that there are
+                ids += [self._ids[letter] for letter in part if letter in self._ids]
+        return tuple(ids)
+
+    def _merge(self, letters: str) -> list[str]:
+        """Merge neighbours, lowest rank first and then leftmost, until no merge is left."""
+        ranks = self._ranks
+        parts: list[str] = list(letters)
+        n = len(parts)
+        before, after = list(range(-1, n - 1)), list(range(1, n + 1))
+        heap = []
+        for i, pair in enumerate(zip(letters, letters[1:], strict=False)):
+            if pair in ranks:
+                heap.append((ranks[pair], i, *pair))
+        heapify(heap)
+        while heap:
+            _, i, left, right = heappop(heap)
+            j = after[i]
+            if parts[i] != left or j >= n or parts[j] != right:
+                continue  # one of the two has been merged with another since
+            parts[i], parts[j] = left + right, ""
+            after[i] = k = after[j]
+            if k < n:
+                before[k] = i
+                self._push(heap, parts, i, k)
+            if before[i] >= 0:
+                self._push(heap, parts, before[i], i)
+        return [part for part in parts if part]
+
+    def _push(
+        self, heap: list[tuple[int, int, str, str]], parts: list[str], i: int, j: int
+    ) -> None:
+        rank = self._ranks.get((parts[i], parts[j]))
+        if rank is not None:
+            heappush(heap, (rank, i, parts[i], parts[j]))

@@ -1,0 +1,171 @@
+"""Text to token ids and back, as the vocabulary of a GGUF file says."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tamis import pretokenize
+from tamis.bpe import BytePairEncoder, byte_alphabet
+from tamis.formats.vocab import TokenType, Vocab, byte_of_token
+from tamis.spm import SentencePieceEncoder
+
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+_LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+# llama.cpp reads this as a control token in every vocabulary, whatever its type in the file.
+_READ_AS_CONTROL = "</s>"
+
+
+class TokenizerError(ValueError):
+    """A vocabulary that no tokenizer can be built from, or a token outside of it."""
+
+
+class _Cutter:
+    """Finds tokens in text that are matched as they are, before any merging.
+
+    Longer tokens take their places first, each from left to right, as in llama.cpp.
+    """
+
+    def __init__(self, texts: dict[str, int]):
+        self._ids = texts
+        self._lengths: dict[str, list[int]] = {}
+        for text in texts:
+            lengths = self._lengths.setdefault(text[:2], [])
+            if len(text) not in lengths:
+                lengths.append(len(text))
+        first = "".join(re.escape(c) for c in sorted({text[0] for text in texts}))
+        self._first = re.compile(f"[{first}]") if first else None
+
+    def cut(self, text: str) -> Iterator[str | int]:
+        """Yield the ids of the tokens found and the stretches of text between them, in order."""
+        end = 0
+        for start, length in sorted(self._taken(text)):
+            if start > end:
+                yield text[end:start]
+            end = start + length
+            yield self._ids[text[start:end]]
+        if end < len(text):
+            yield text[end:]
+
+    def _taken(self, text: str) -> list[tuple[int, int]]:
+        found = self._found(text)
+        found.sort(key=lambda place: -place[1])  # stable: from left to right in each length
+        used, taken = bytearray(len(text)), []
+        for start, length in found:
+            if used.find(1, start, start + length) < 0:
+                used[start : start + length] = b"\1" * length
+                taken.append((start, length))
+        return taken
+
+    def _found(self, text: str) -> list[tuple[int, int]]:
+        if self._first is None:
+            return []
+        found, lengths, ids = [], self._lengths, self._ids
+        for match in self._first.finditer(text):
+            i = match.start()
+            head = text[i : i + 2]
+            for n in lengths.get(head, ()):
+                if text[i : i + n] in ids:
+                    found.append((i, n))
+            if len(head) == 2 and head[0] in ids:
+                found.append((i, 1))
+        return [place for place in dict.fromkeys(found) if sum(place) <= len(text)]
+
+
+class Tokenizer:
+    """Encodes and decodes with one vocabulary; build it with ``tokenizer_for``."""
+
+    def __init__(self, vocab: Vocab, encoder: BytePairEncoder | SentencePieceEncoder):
+        self._vocab = vocab
+        self._encoder = encoder
+        self._types = vocab.token_types.tolist()
+        self._bytes = {ord(letter): byte for byte, letter in enumerate(byte_alphabet())}
+        spm = vocab.model == "llama"
+        self._space_prefix = spm and vocab.add_space_prefix
+        default_bos = spm or vocab.pre in pretokenize.ADDS_BOS
+        self.n_vocab = len(vocab)
+        self.bos, self.eos, self.eog = vocab.bos, vocab.eos, vocab.eog
+        self.add_bos = default_bos if vocab.add_bos is None else vocab.add_bos
+        self.add_eos = bool(vocab.add_eos)
+        self._user_cutter = _Cutter(self._texts((TokenType.USER_DEFINED,)))
+        self._special_cutter = _Cutter(self._texts(_LITERAL))
+
+    def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
+        """The tokens of these types by their text, of equal ones the last as in a lookup."""
+        found = {}
+        for i, text in enumerate(self._vocab.tokens):
+            kind = TokenType.CONTROL if text == _READ_AS_CONTROL else self._types[i]
+            if text and kind in types:
+                found[text] = i
+        return found
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Return the ids of the tokens of ``text``.
+
+        ``add_special`` adds BOS and EOS where the vocabulary asks for them; ``parse_special``
+        reads control tokens that are written out in the text, which otherwise are plain text.
+        """
+        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        ids: list[int] = []
+        if add_special and self.add_bos and self.bos is not None:
+            ids.append(self.bos)
+        after_special = True
+        cutter = self._special_cutter if parse_special else self._user_cutter
+        for part in cutter.cut(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                prefix = " " if self._space_prefix and after_special else ""
+                ids += self._encoder.encode(prefix + part)
+            after_special = isinstance(part, int)
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        """Return the bytes of a token; those of a control token only if ``special``."""
+        if not 0 <= token_id < self.n_vocab:
+            raise TokenizerError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
+        text, kind = self._vocab.tokens[token_id], self._types[token_id]
+        if kind in _HIDDEN and not special:
+            return b""
+        if kind in _LITERAL:
+            return text.encode("utf-8", "surrogateescape")
+        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        if self._vocab.model == "gpt2":
+            return self._from_alphabet(text)
+        byte = byte_of_token(text) if kind == TokenType.BYTE else None
+        if byte is not None:
+            return bytes([byte])
+        return text.replace("\u2581", " ").encode("utf-8", "surrogateescape")
+
+    def _from_alphabet(self, text: str) -> bytes:
+        if all(ord(c) in self._bytes for c in text):
+            return bytes(self._bytes[ord(c)] for c in text)
+        return text.encode("utf-8", "surrogateescape")
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of the tokens, without the space that encoding puts before it.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
+        out = bytearray()
+        strip = self._space_prefix
+        for i in ids:
+            piece = self.piece(i, special=special)
+            if strip and self._types[i] not in _LITERAL:
+                piece, strip = piece.removeprefix(b" "), False
+            out += piece
+        return out.decode("utf-8", "replace")
+
+
+def tokenizer_for(vocab: Vocab) -> Tokenizer:
+    """Build the tokenizer of a vocabulary; TokenizerError if its kind is not known."""
+    if vocab.model == "llama":
+        return Tokenizer(vocab, SentencePieceEncoder(vocab))
+    if vocab.model != "gpt2":
+        raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
+    if not pretokenize.is_known(vocab.pre):
+        raise TokenizerError(f"pre-tokenizer {vocab.pre!r} (tokenizer.ggml.pre) is not known")
+    return Tokenizer(vocab, BytePairEncoder(vocab.tokens, vocab.merges, vocab.pre))

@@ -1,0 +1,155 @@
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tamis import pretokenize
+from tamis.bpe import BytePairEncoder, byte_alphabet
+from tamis.formats.gguf import GGUFFile
+from tamis.formats.vocab import TokenType, Vocab
+from tamis.tokenizer import TokenizerError, tokenizer_for
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
+NORMAL, CONTROL, USER = TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED
+
+
+def make_vocab(model, tokens, *, merges=(), scores=None, **changes):
+    """A vocabulary of (text, type) pairs."""
+    ids = dict.fromkeys(("bos", "eos", "eot", "eom", "unk", "pad", "sep"))
+    fields = {
+        "pre": "gpt-2",
+        "fim": {},
+        "eog": frozenset(),
+        "add_bos": None,
+        "add_eos": None,
+        "add_space_prefix": model == "llama",
+        "chat_template": None,
+    }
+    return Vocab(
+        model=model,
+        tokens=[text for text, _ in tokens],
+        token_types=np.array([kind for _, kind in tokens], np.int32),
+        scores=None if scores is None else np.array(scores, np.float32),
+        merges=list(merges),
+        **(ids | fields | changes),
+    )
+
+
+def bpe_vocab(extra=(), **changes):
+    tokens = [(letter, NORMAL) for letter in byte_alphabet()]
+    return make_vocab("gpt2", tokens + list(extra), **changes)
+
+
+def spm_vocab(**changes):
+    tokens = [("<unk>", TokenType.UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", TokenType.BYTE) for byte in range(256)]
+    tokens += [("▁", NORMAL), ("a", NORMAL), ("b", NORMAL), ("ab", NORMAL), ("▁ab", NORMAL)]
+    tokens += [("<u>", USER), ("<u><u>", USER)]
+    scores = [0.0] * 259 + [-3.0, -4.0, -5.0, -1.0, -2.0, 0.0, 0.0]
+    fields = {"scores": scores, "bos": 1, "eos": 2, "unk": 0} | changes
+    return make_vocab("llama", tokens, **fields)
+
+
+@pytest.fixture(scope="module", params=["smollm2", "qwen05", "gemma3"])
+def golden(request):
+    data = json.loads((GOLDEN / f"{request.param}_tokens.json").read_text())
+    path = MODELS / data["model"]
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    with GGUFFile(path) as f:
+        return tokenizer_for(Vocab.from_gguf(f)), data["cases"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("add", [0, 1])
+@pytest.mark.parametrize("special", [0, 1])
+def test_real_models_tokenize_as_llama_cpp(golden, add, special):
+    tokenizer, cases = golden
+    for case in cases:
+        ids = tokenizer.encode(case["text"], add_special=bool(add), parse_special=bool(special))
+        assert ids == case[f"add{add}_special{special}"], case["text"]
+
+
+@pytest.mark.model
+def test_real_models_round_trip(golden):
+    tokenizer, cases = golden
+    for case in cases:
+        for parse in (False, True):
+            ids = tokenizer.encode(case["text"], add_special=False, parse_special=parse)
+            assert tokenizer.decode(ids, special=True) == case["text"]
+
+
+def test_bpe_merges_by_rank_then_from_the_left():
+    extra = [("ab", NORMAL), ("bc", NORMAL), ("aa", NORMAL)]
+    t = tokenizer_for(bpe_vocab(extra, merges=["b c", "a b", "a a"]))
+    assert [t.piece(i) for i in t.encode("abc")] == [b"a", b"bc"]
+    assert [t.piece(i) for i in t.encode("aaa")] == [b"aa", b"a"]
+    assert t.decode(t.encode("é\n 我😀")) == "é\n 我😀"
+
+
+def test_whole_words_are_tokens_only_where_merges_are_ignored():
+    extra = [("xyz", NORMAL)]
+    assert tokenizer_for(bpe_vocab(extra, pre="llama-bpe")).encode("xyz") == [256]
+    assert len(tokenizer_for(bpe_vocab(extra, pre="gpt-2")).encode("xyz")) == 3
+
+
+def test_a_long_run_of_one_letter_is_not_quadratic():
+    tokens = ["a" * 2**k for k in range(8)]
+    merges = [f"{'a' * 2**k} {'a' * 2**k}" for k in range(7)]
+    encoder = BytePairEncoder(tokens, merges, "gpt-2")
+    start = time.perf_counter()
+    assert encoder.encode("a" * 102400) == [7] * 800
+    assert time.perf_counter() - start < 10
+
+
+def test_special_tokens_in_text():
+    extra = [("<c>", CONTROL), ("<u>", USER), ("<u><u>", USER), ("u><c", USER)]
+    t = tokenizer_for(bpe_vocab(extra))
+    assert t.encode("<u><u><u>") == [258, 257]  # longest first
+    assert t.encode("<c>", parse_special=True) == [256]
+    assert len(t.encode("<c>")) == 3
+    assert t.encode("<u><c>")[1] == 259  # the longer one takes its place before <u>
+    assert t.piece(256) == b""
+    assert t.piece(256, special=True) == b"<c>"
+    assert t.piece(257) == b"<u>"
+
+
+def test_spm_prefix_bytes_and_user_defined_tokens():
+    t = tokenizer_for(spm_vocab())
+    assert [t.piece(i) for i in t.encode("ab")] == [b"", b" ab"]
+    assert t.encode("ab ab", add_special=False) == [263, 263]
+    assert t.encode("<u><u><u>", add_special=False) == [265, 264]
+    assert t.encode("a<u>b", add_special=False) == [259, 260, 264, 259, 261]
+    assert t.encode("", add_special=True) == [1]
+    assert t.encode("</s>", add_special=False, parse_special=True) == [2]
+    assert t.decode(t.encode("ab é\0 ab")) == "ab é\0 ab"
+    no_prefix = tokenizer_for(spm_vocab(add_space_prefix=False, add_bos=False, add_eos=True))
+    assert no_prefix.encode("ab") == [262, 2]
+
+
+def test_errors():
+    with pytest.raises(TokenizerError, match="no-such-pre"):
+        tokenizer_for(bpe_vocab(pre="no-such-pre"))
+    for bad in (-1, 256):
+        with pytest.raises(TokenizerError, match=str(bad)):
+            tokenizer_for(bpe_vocab()).piece(bad)
+
+
+@pytest.mark.parametrize("pre", sorted(pretokenize._PATTERNS))
+def test_words_are_the_text(pre):
+    text = "Hello  wörld's 12345\n\n\t x+=1; 我能 한국 नमस्ते I'LL  \r\n😀 "
+    words = pretokenize.split_words(text, pre)
+    assert "".join(words) == text
+    assert all(words)
+    assert pretokenize.split_words("", pre) == []
+
+
+def test_digits_per_word():
+    assert pretokenize.split_words("12345", "llama-bpe") == ["123", "45"]
+    assert pretokenize.split_words("123", "qwen2") == ["1", "2", "3"]
+    assert pretokenize.split_words("123", "smollm") == ["1", "2", "3"]
+    assert pretokenize.split_words("ab 12345", "gpt-2") == ["ab", " 12345"]
