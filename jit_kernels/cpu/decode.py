@@ -19,6 +19,15 @@ from tamis.jit_kernels.cpu.intrinsic import (
     load_u32,
     store_f32,
 )
+from tamis.jit_kernels.cpu.tile import (
+    decode_half,
+    decode_i8,
+    decode_u2,
+    decode_u4,
+    decode_u5,
+    decode_u5_mask,
+    decode_u6,
+)
 
 f32 = np.float32
 IQ4_VALUES = np.array(
@@ -35,7 +44,10 @@ def decode_f32(p, n, out):
 
 def decode_f16(p, n, out):
     """IEEE half."""
-    for i in range(n):
+    whole = n // 16 * 16
+    for i in range(0, whole, 16):
+        decode_half(out + 4 * i, p + 2 * i)
+    for i in range(whole, n):
         store_f32(out + 4 * i, load_f16(p + 2 * i))
 
 
@@ -49,10 +61,8 @@ def decode_q4_0(p, n, out):
     """Blocks of 32: d, 16 bytes of nibbles (low nibbles first); d * (q - 8)."""
     for _ in range(n // 32):
         d = load_f16(p)
-        for j in range(16):
-            q = load_u8(p + 2 + j)
-            store_f32(out + 4 * j, d * f32((q & 15) - 8))
-            store_f32(out + 64 + 4 * j, d * f32((q >> 4) - 8))
+        for i in range(2):
+            decode_u4(out + 64 * i, p + 2, 4 * i, d, f32(-8) * d)
         p, out = p + 18, out + 128
 
 
@@ -60,10 +70,8 @@ def decode_q4_1(p, n, out):
     """Blocks of 32: d, m, nibbles; d * q + m."""
     for _ in range(n // 32):
         d, m = load_f16(p), load_f16(p + 2)
-        for j in range(16):
-            q = load_u8(p + 4 + j)
-            store_f32(out + 4 * j, d * f32(q & 15) + m)
-            store_f32(out + 64 + 4 * j, d * f32(q >> 4) + m)
+        for i in range(2):
+            decode_u4(out + 64 * i, p + 4, 4 * i, d, m)
         p, out = p + 20, out + 128
 
 
@@ -71,12 +79,8 @@ def decode_q5_0(p, n, out):
     """Blocks of 32: d, 32 high bits, nibbles; d * (q - 16)."""
     for _ in range(n // 32):
         d, high = load_f16(p), load_u32(p + 2)
-        for j in range(16):
-            q = load_u8(p + 6 + j)
-            low = (q & 15) | ((high >> j) & 1) << 4
-            top = (q >> 4) | ((high >> (j + 16)) & 1) << 4
-            store_f32(out + 4 * j, d * f32(low - 16))
-            store_f32(out + 64 + 4 * j, d * f32(top - 16))
+        for i in range(2):
+            decode_u5_mask(out + 64 * i, p + 6, 4 * i, high >> (16 * i), d, f32(-16) * d)
         p, out = p + 22, out + 128
 
 
@@ -84,12 +88,8 @@ def decode_q5_1(p, n, out):
     """Blocks of 32: d, m, 32 high bits, nibbles; d * q + m."""
     for _ in range(n // 32):
         d, m, high = load_f16(p), load_f16(p + 2), load_u32(p + 4)
-        for j in range(16):
-            q = load_u8(p + 8 + j)
-            low = (q & 15) | ((high >> j) & 1) << 4
-            top = (q >> 4) | ((high >> (j + 16)) & 1) << 4
-            store_f32(out + 4 * j, d * f32(low) + m)
-            store_f32(out + 64 + 4 * j, d * f32(top) + m)
+        for i in range(2):
+            decode_u5_mask(out + 64 * i, p + 8, 4 * i, high >> (16 * i), d, m)
         p, out = p + 24, out + 128
 
 
@@ -97,8 +97,8 @@ def decode_q8_0(p, n, out):
     """Blocks of 32: d, 32 int8."""
     for _ in range(n // 32):
         d = load_f16(p)
-        for j in range(32):
-            store_f32(out + 4 * j, d * f32(load_i8(p + 2 + j)))
+        for i in range(2):
+            decode_i8(out + 64 * i, p + 2 + 16 * i, d)
         p, out = p + 34, out + 128
 
 
@@ -108,12 +108,9 @@ def decode_q2_k(p, n, out):
         d, dmin = load_f16(p + 80), load_f16(p + 82)
         for part in range(16):  # 16 values with one scale
             scale = load_u8(p + part)
+            quants, shift = p + 16 + 32 * (part // 8) + 16 * (part % 2), 2 * ((part % 8) // 2)
             dl, ml = d * f32(scale & 15), dmin * f32(scale >> 4)
-            quants = p + 16 + 32 * (part // 8) + 16 * (part % 2)
-            shift = 2 * ((part % 8) // 2)
-            for j in range(16):
-                q = (load_u8(quants + j) >> shift) & 3
-                store_f32(out + 64 * part + 4 * j, dl * f32(q) - ml)
+            decode_u2(out + 64 * part, quants, shift, dl, -ml)
         p, out = p + 84, out + 1024
 
 
@@ -163,10 +160,9 @@ def decode_q4_k(p, n, out):
         for part in range(8):
             dl = d * f32(_scale_k(p + 4, part))
             ml = dmin * f32(_minimum_k(p + 4, part))
-            quants, shift = p + 16 + 32 * (part // 2), 4 * (part % 2)
-            for j in range(32):
-                q = (load_u8(quants + j) >> shift) & 15
-                store_f32(out + 128 * part + 4 * j, dl * f32(q) - ml)
+            low, shift, at = p + 16 + 32 * (part // 2), 4 * (part & 1), out + 128 * part
+            decode_u4(at, low, shift, dl, -ml)
+            decode_u4(at + 64, low + 16, shift, dl, -ml)
         p, out = p + 144, out + 1024
 
 
@@ -177,11 +173,9 @@ def decode_q5_k(p, n, out):
         for part in range(8):
             dl = d * f32(_scale_k(p + 4, part))
             ml = dmin * f32(_minimum_k(p + 4, part))
-            quants, shift = p + 48 + 32 * (part // 2), 4 * (part % 2)
-            for j in range(32):
-                high = (load_u8(p + 16 + j) >> part) & 1
-                q = ((load_u8(quants + j) >> shift) & 15) | high << 4
-                store_f32(out + 128 * part + 4 * j, dl * f32(q) - ml)
+            low, shift, at = p + 48 + 32 * (part // 2), 4 * (part & 1), out + 128 * part
+            decode_u5(at, low, shift, p + 16, part, dl, -ml)
+            decode_u5(at + 64, low + 16, shift, p + 32, part, dl, -ml)
         p, out = p + 176, out + 1024
 
 
@@ -192,12 +186,10 @@ def decode_q6_k(p, n, out):
         for part in range(16):
             dl = d * f32(load_i8(p + 192 + part))
             half, quarter, side = part // 8, (part % 8) // 2, 16 * (part % 2)
-            lows = p + 64 * half + 32 * (quarter % 2) + side
-            highs = p + 128 + 32 * half + side
-            for j in range(16):
-                low = (load_u8(lows + j) >> (4 * (quarter // 2))) & 15
-                high = (load_u8(highs + j) >> (2 * quarter)) & 3
-                store_f32(out + 64 * part + 4 * j, dl * f32((low | high << 4) - 32))
+            low = p + 64 * half + 32 * (quarter % 2) + side
+            high = p + 128 + 32 * half + side
+            shift, high_shift = 4 * (quarter // 2), 2 * quarter
+            decode_u6(out + 64 * part, low, shift, high, high_shift, dl, f32(-32) * dl)
         p, out = p + 210, out + 1024
 
 

@@ -40,6 +40,8 @@ def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any
             lambda _t, a, b, c, d: (signature, codegen),
             lambda _t, a, b, c, d, e: (signature, codegen),
             lambda _t, a, b, c, d, e, f: (signature, codegen),
+            lambda _t, a, b, c, d, e, f, g: (signature, codegen),
+            lambda _t, a, b, c, d, e, f, g, h: (signature, codegen),
         ][len(args)]
         typed.__name__ = typed.__qualname__ = body.__name__
         typed.__module__, typed.__doc__ = body.__module__, body.__doc__

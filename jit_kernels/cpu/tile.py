@@ -12,6 +12,7 @@ from numba.core import cgutils
 from tamis.jit_kernels.cpu.intrinsic import (
     FLOAT,
     HALF,
+    I8,
     I32,
     I64,
     call,
@@ -108,3 +109,76 @@ def add_scaled_half(b, y, a, h, n):
         at = _at(b, y, k, 4)
         value = _fma(b, scale, _load_half(b, _at(b, h, k, 2)), _load(b, at))
         b.store(value, pointer(b, at, VECTOR), align=1)
+
+
+# ---- decoding: 16 values a step, value = d * q + m -----------------------------------------------
+BYTES, WORDS = ir.VectorType(I8, LANES), ir.VectorType(I32, LANES)
+
+
+def _words(n: int) -> Any:
+    return ir.Constant(WORDS, [n] * LANES)
+
+
+def _splat_word(b: Any, value: Any) -> Any:
+    undefined = ir.Constant(WORDS, ir.Undefined)
+    one = b.insert_element(undefined, b.trunc(value, I32), ir.Constant(I32, 0))
+    return b.shuffle_vector(one, undefined, _words(0))
+
+
+def _bits(b: Any, address: Any, shift: Any, mask: int) -> Any:
+    """(bytes >> shift) & mask of 16 bytes, as 32-bit lanes."""
+    words = b.zext(b.load(pointer(b, address, BYTES), align=1), WORDS)
+    return b.and_(b.lshr(words, _splat_word(b, shift)), _words(mask))
+
+
+def _store_affine(b: Any, out: Any, q: Any, d: Any, m: Any) -> None:
+    value = _fma(b, b.sitofp(q, VECTOR), _splat(b, d), _splat(b, m))
+    b.store(value, pointer(b, out, VECTOR), align=1)
+
+
+@op(void, int64, int64, int64, float32, float32)
+def decode_u2(b, out, low, shift, d, m):
+    """16 values from 2-bit fields at `shift` of the bytes at low."""
+    _store_affine(b, out, _bits(b, low, shift, 3), d, m)
+
+
+@op(void, int64, int64, int64, float32, float32)
+def decode_u4(b, out, low, shift, d, m):
+    """16 values from the nibbles at `shift` (0 or 4) of the bytes at low."""
+    _store_affine(b, out, _bits(b, low, shift, 15), d, m)
+
+
+@op(void, int64, int64, int64, int64, float32, float32)
+def decode_u5_mask(b, out, low, shift, bits, d, m):
+    """As decode_u4, with a fifth bit each from the lowest 16 bits of `bits`."""
+    lanes = ir.Constant(WORDS, list(range(LANES)))
+    high = b.and_(b.lshr(_splat_word(b, bits), lanes), _words(1))
+    q = b.or_(_bits(b, low, shift, 15), b.shl(high, _words(4)))
+    _store_affine(b, out, q, d, m)
+
+
+@op(void, int64, int64, int64, int64, int64, float32, float32)
+def decode_u5(b, out, low, shift, high, high_shift, d, m):
+    """As decode_u4, with a fifth bit each: bit `high_shift` of the bytes at high."""
+    top = b.shl(_bits(b, high, high_shift, 1), _words(4))
+    _store_affine(b, out, b.or_(_bits(b, low, shift, 15), top), d, m)
+
+
+@op(void, int64, int64, int64, int64, int64, float32, float32)
+def decode_u6(b, out, low, shift, high, high_shift, d, m):
+    """As decode_u4, with two more bits each, at `high_shift` of the bytes at high."""
+    top = b.shl(_bits(b, high, high_shift, 3), _words(4))
+    _store_affine(b, out, b.or_(_bits(b, low, shift, 15), top), d, m)
+
+
+@op(void, int64, int64, float32)
+def decode_i8(b, out, p, d):
+    """16 int8 times d."""
+    q = b.sext(b.load(pointer(b, p, BYTES), align=1), WORDS)
+    _store_affine(b, out, q, d, ir.Constant(FLOAT, 0.0))
+
+
+@op(void, int64, int64)
+def decode_half(b, out, p):
+    """16 float16."""
+    b.store(_load_half(b, p), pointer(b, out, VECTOR), align=1)
