@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-
 from gguf import GGMLQuantizationType as Type
+from tiny_models import random_tensor
 
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.program import Program
-from tiny_models import random_tensor
 
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
