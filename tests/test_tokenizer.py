@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import TokenType, Vocab
-from tamis.tokenizer import TokenizerError, tokenizer_for
+from tamis.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
@@ -116,6 +117,27 @@ def test_special_tokens_in_text():
     assert t.piece(256) == b""
     assert t.piece(256, special=True) == b"<c>"
     assert t.piece(257) == b"<u>"
+
+
+def test_cutting_out_tokens_is_as_one_pass_over_the_text_per_token():
+    texts = {"a": 1, "ba": 2, "aab": 3, "baab": 4, "abcba": 5, "abbaab": 6}
+    rng = random.Random(0)
+    for _ in range(300):
+        some = {text: texts[text] for text in rng.sample(sorted(texts), rng.randint(1, 6))}
+        text = "".join(rng.choices("aabbc", k=rng.randint(0, 30)))
+        parts = [text] if text else []
+        for token in sorted(some, key=lambda token: -len(token)):
+            parts = [piece for part in parts for piece in split_at(part, token, some[token])]
+        assert list(_Cutter(some).cut(text)) == parts, (some, text)
+
+
+def split_at(part, token, token_id):
+    if isinstance(part, int):
+        return [part]
+    out = []
+    for i, between in enumerate(part.split(token)):
+        out += [token_id] * (i > 0) + [between] * bool(between)
+    return out
 
 
 def test_spm_prefix_bytes_and_user_defined_tokens():
