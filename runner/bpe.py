@@ -1,6 +1,7 @@
 """Byte-level BPE: the words of a text, merged by rank."""
 
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from tamis import pretokenize
 
@@ -35,7 +36,8 @@ class BytePairEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of the tokens of ``text``."""
-        cache, out = self._cache, []
+        cache = self._cache
+        out: list[int] = []
         for word in pretokenize.split_words(text, self._pre):
             ids = cache.get(word)
             if ids is None:
@@ -66,7 +68,7 @@ class BytePairEncoder:
         n = len(parts)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))
         heap = []
-        for i, pair in enumerate(zip(letters, letters[1:], strict=False)):
+        for i, pair in enumerate(pairwise(letters)):
             if pair in ranks:
                 heap.append((ranks[pair], i, *pair))
         heapify(heap)

@@ -65,9 +65,19 @@ _PATTERNS = {name: patterns for names, patterns in _FAMILIES.items() for name in
 
 # A word that is a token as a whole is that token, whatever the merges would make of it.
 IGNORES_MERGES = frozenset(
-    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0")
-    + ("tekken",)
+    [
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "lfm2",
+        "midm-2.0",
+        "tekken",
+    ]
 )
+
 # These start with BOS if the file does not say.
 ADDS_BOS = IGNORES_MERGES
 

@@ -21,16 +21,21 @@ class TokenizerError(ValueError):
 class _Cutter:
     """Finds tokens in text that are matched as they are, before any merging.
 
-    Longer tokens take their places first, each from left to right, as in llama.cpp.
+    Longer tokens take their places first, those of one length from left to right: llama.cpp
+    does so, though its order of different tokens of one length that overlap is left to chance.
     """
 
     def __init__(self, texts: dict[str, int]):
         self._ids = texts
+        # by the first two characters, or the only one: the lengths to try, longest first
         self._lengths: dict[str, list[int]] = {}
-        for text in texts:
+        for text in sorted(texts, key=len, reverse=True):
             lengths = self._lengths.setdefault(text[:2], [])
             if len(text) not in lengths:
                 lengths.append(len(text))
+        for head, lengths in self._lengths.items():
+            if len(head) == 2 and head[0] in texts:
+                lengths.append(1)
         first = "".join(re.escape(c) for c in sorted({text[0] for text in texts}))
         self._first = re.compile(f"[{first}]") if first else None
 
@@ -46,28 +51,34 @@ class _Cutter:
             yield text[end:]
 
     def _taken(self, text: str) -> list[tuple[int, int]]:
-        found = self._found(text)
-        found.sort(key=lambda place: -place[1])  # stable: from left to right in each length
+        """The places (start, length) of the tokens in ``text``; no two overlap."""
+        places: dict[int, list[int]] = {}  # starts by length
+        if self._first is not None:
+            for match in self._first.finditer(text):
+                self._propose(places, text, match.start(), len(text))
         used, taken = bytearray(len(text)), []
-        for start, length in found:
-            if used.find(1, start, start + length) < 0:
-                used[start : start + length] = b"\1" * length
-                taken.append((start, length))
+        while places:
+            length = max(places)
+            for start in sorted(places.pop(length)):
+                if used[start]:
+                    continue
+                if used.find(1, start, start + length) < 0:
+                    used[start : start + length] = b"\1" * length
+                    taken.append((start, length))
+                else:  # a longer token is in the way: what a shorter one leaves is for its turn
+                    self._propose(places, text, start, length - 1)
         return taken
 
-    def _found(self, text: str) -> list[tuple[int, int]]:
-        if self._first is None:
-            return []
-        found, lengths, ids = [], self._lengths, self._ids
-        for match in self._first.finditer(text):
-            i = match.start()
-            head = text[i : i + 2]
-            for n in lengths.get(head, ()):
-                if text[i : i + n] in ids:
-                    found.append((i, n))
-            if len(head) == 2 and head[0] in ids:
-                found.append((i, 1))
-        return [place for place in dict.fromkeys(found) if sum(place) <= len(text)]
+    def _propose(
+        self, places: dict[int, list[int]], text: str, start: int, max_length: int
+    ) -> None:
+        """Add the longest token at ``start``, of those that are not longer than allowed."""
+        head = text[start : start + 2]
+        limit = min(max_length, len(text) - start)
+        for n in self._lengths.get(head) or self._lengths.get(head[0], []):
+            if n <= limit and text[start : start + n] in self._ids:
+                places.setdefault(n, []).append(start)
+                return
 
 
 class Tokenizer:
@@ -163,7 +174,10 @@ class Tokenizer:
 def tokenizer_for(vocab: Vocab) -> Tokenizer:
     """Build the tokenizer of a vocabulary; TokenizerError if its kind is not known."""
     if vocab.model == "llama":
-        return Tokenizer(vocab, SentencePieceEncoder(vocab))
+        try:
+            return Tokenizer(vocab, SentencePieceEncoder(vocab))
+        except RuntimeError as e:
+            raise TokenizerError(f"sentencepiece does not take the vocabulary: {e}") from e
     if vocab.model != "gpt2":
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):

@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import TokenType, Vocab
-from tamis.tokenizer import TokenizerError, tokenizer_for
+from tamis.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
@@ -118,6 +119,27 @@ def test_special_tokens_in_text():
     assert t.piece(257) == b"<u>"
 
 
+def test_cutting_out_tokens_is_as_one_pass_over_the_text_per_token():
+    texts = {"a": 1, "ba": 2, "aab": 3, "baab": 4, "abcba": 5, "abbaab": 6}
+    rng = random.Random(0)
+    for _ in range(300):
+        some = {text: texts[text] for text in rng.sample(sorted(texts), rng.randint(1, 6))}
+        text = "".join(rng.choices("aabbc", k=rng.randint(0, 30)))
+        parts = [text] if text else []
+        for token in sorted(some, key=lambda token: -len(token)):
+            parts = [piece for part in parts for piece in split_at(part, token, some[token])]
+        assert list(_Cutter(some).cut(text)) == parts, (some, text)
+
+
+def split_at(part, token, token_id):
+    if isinstance(part, int):
+        return [part]
+    out = []
+    for i, between in enumerate(part.split(token)):
+        out += [token_id] * (i > 0) + [between] * bool(between)
+    return out
+
+
 def test_spm_prefix_bytes_and_user_defined_tokens():
     t = tokenizer_for(spm_vocab())
     assert [t.piece(i) for i in t.encode("ab")] == [b"", b" ab"]
@@ -129,6 +151,15 @@ def test_spm_prefix_bytes_and_user_defined_tokens():
     assert t.decode(t.encode("ab é\0 ab")) == "ab é\0 ab"
     no_prefix = tokenizer_for(spm_vocab(add_space_prefix=False, add_bos=False, add_eos=True))
     assert no_prefix.encode("ab") == [262, 2]
+
+
+def test_spm_vocabulary_with_holes():
+    byte = TokenType.BYTE
+    texts = [("a", NORMAL), ("a", NORMAL), ("", NORMAL), ("\udcff", NORMAL), ("<0x78>", byte)]
+    vocab = make_vocab("llama", texts, scores=[0] * 5, add_space_prefix=False)
+    t = tokenizer_for(vocab)
+    assert t.encode("aaxy") == [0, 0, 4]  # no token for y, and none for what is unknown
+    assert t.piece(3) == b"\xff"
 
 
 def test_errors():
