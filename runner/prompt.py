@@ -128,6 +128,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         self.deadline = float("inf")
         self.globals.pop("lipsum", None)
+        for name in ("center", "format", "wordwrap", "pprint", "xmlattr"):  # sizes of their own
+            self.filters.pop(name, None)
         self.globals["range"] = self._range
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -142,9 +144,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.check()
         if operator == "**" or (operator == "%" and isinstance(left, str)):
             raise PromptError(f"chat template uses {operator!r}, which is not allowed")
-        if operator == "*" and any(
-            isinstance(v, str | bytes | list | tuple) for v in (left, right)
-        ):
+        if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             size = len(left if hasattr(left, "__len__") else right)
             count = right if hasattr(left, "__len__") else left
             if not isinstance(count, int) or size * count > MAX_CHARS:

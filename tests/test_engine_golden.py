@@ -66,7 +66,7 @@ def test_perplexity_is_llama_cpps(loaded):
 
 
 def test_a_prompt_in_chunks_or_token_by_token_is_the_same(loaded):
-    golden, engine, session = loaded
+    golden, _, session = loaded
     ids = golden.prompt_ids(64)
     session.truncate(0)
     whole = session.prefill(ids)

@@ -22,9 +22,11 @@ USER = [{"role": "user", "content": "Hello"}]
     ],
 )
 def test_python_cannot_be_reached(source):
-    with pytest.raises(PromptError):
-        assert ChatTemplate(source).render(USER) == ""
-        raise PromptError("rendered to nothing: an undefined value, nothing reached")
+    try:
+        text = ChatTemplate(source).render(USER)
+    except PromptError:
+        return
+    assert text == ""  # an undefined value: nothing was reached
 
 
 @pytest.mark.parametrize(

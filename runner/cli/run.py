@@ -1,0 +1,92 @@
+"""`tamis run`: one prompt, one answer. The answer alone goes to standard output."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tamis.cli import common
+
+HELP = "answer one prompt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_model_arguments(parser)
+    common.add_sampling_arguments(parser)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", help="the prompt")
+    source.add_argument("-f", "--file", help="a file with the prompt, - for standard input")
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
+    parser.add_argument("-n", "--max-tokens", type=int, help="longest answer in tokens")
+    parser.add_argument("--stop", action="append", default=[], help="text that ends the answer")
+    parser.add_argument("--json", action="store_true", help="answer and timings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer."""
+    text = _prompt(arguments)
+    progress = common.Progress()
+    params = common.sampler_params(arguments)
+    engine = common.load_engine(arguments, progress)
+    ids = _ids(engine, text, arguments)
+    session = common.open_session(engine, arguments, progress)
+    start, first, pieces = time.perf_counter(), 0.0, []
+    for piece in session.generate(
+        ids,
+        params,
+        stop=arguments.stop,
+        max_tokens=arguments.max_tokens,
+        progress=progress.tokens,
+    ):
+        first = first or time.perf_counter()
+        pieces.append(piece)
+        if not arguments.json:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    _report(arguments, ids, pieces, start, first)
+    engine.close()
+    return 0
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None:
+        return arguments.prompt
+    if arguments.file not in (None, "-"):
+        return Path(arguments.file).read_text(encoding="utf-8")
+    if sys.stdin.isatty():
+        raise ValueError("no prompt: give -p TEXT, -f FILE, or pipe text in")
+    return sys.stdin.read()
+
+
+def _ids(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
+    if arguments.raw:
+        return engine.tokenizer.encode(text)
+    system = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    return engine.encode_chat([*system, {"role": "user", "content": text}])
+
+
+def _report(
+    arguments: argparse.Namespace, ids: list[int], pieces: list[Any], start: float, first: float
+) -> None:
+    end = time.perf_counter()
+    speeds = {
+        "prompt_tokens": len(ids),
+        "answer_tokens": len(pieces),
+        "prompt_tokens_per_s": round(len(ids) / max(first - start, 1e-9), 1),
+        "answer_tokens_per_s": round((len(pieces) - 1) / max(end - first, 1e-9), 1),
+        "finish": pieces[-1].finish if pieces else "length",
+    }
+    if arguments.json:
+        answer = "".join(piece.text for piece in pieces)
+        sys.stdout.write(json.dumps({"text": answer, **speeds}) + "\n")
+        return
+    sys.stdout.write("\n")
+    if sys.stderr.isatty():
+        common.note(
+            f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "
+            f"{speeds['answer_tokens']} written at {speeds['answer_tokens_per_s']} tok/s]"
+        )
