@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-CACHE_LINE = 64
-
 
 class _Team(NamedTuple):
     job: int  # jobs submitted so far: the word that idle workers sleep on
@@ -26,6 +24,6 @@ class _Tape(NamedTuple):
     size: int
 
 
-# Words that different threads write lie on cache lines of their own.
-TEAM = _Team(*(CACHE_LINE * i for i in range(5)), *(CACHE_LINE * 5 + 8 * i for i in range(4)), 512)
+# Words that different threads write lie on cache lines (64 bytes) of their own.
+TEAM = _Team(0, 64, 128, 192, 256, tape=320, n_op=328, quit=336, spin=344, size=512)
 TAPE = _Tape(0, 8, 16, 24, 32)

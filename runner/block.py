@@ -56,13 +56,12 @@ def record_norm(
     *,
     rows_per_tok: int = 1,
     add: bool = False,
-    step: np.ndarray | None = None,
 ) -> None:
     """Y = (y +) rms_norm(x) * w, over rows of len(w) elements."""
     rec.program.add(
         ops.RMS_NORM,
         (int(add),),
-        step=rec.step if step is None else step,
+        step=rec.step,
         x=x,
         w=w,
         y=y,

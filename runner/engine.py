@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams
 from tamis.jit_kernels.backend import Backend
@@ -60,8 +60,7 @@ class Engine:
         report("load", 1, 3)
         vocab = Vocab.from_gguf(file)
         if len(vocab.tokens) != model.hp.n_vocab:
-            raise GGUFError(
-                file.path,
+            raise file.error(
                 f"{len(vocab.tokens)} tokens, but token_embd.weight has {model.hp.n_vocab} rows",
                 key="tokenizer.ggml.tokens",
             )

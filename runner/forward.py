@@ -1,5 +1,6 @@
 """The forward pass, recorded: Programs for prompt chunks, for each decode phase, for the head."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -129,5 +130,6 @@ class Forward:
     def _record_head(self, rec: Recording, rows: np.ndarray) -> None:
         """The output norm of the rows that `rows` names, and their logits."""
         ws, weights = self._ws, self._model.weights
-        record_norm(rec, self._model, ws.x, weights.output_norm, ws.xn, step=rows)
+        of_rows = dataclasses.replace(rec, step=rows)
+        record_norm(of_rows, self._model, ws.x, weights.output_norm, ws.xn)
         record_linear(rec, ws, ws.xn, [Linear(weights.output, ws.logits, label="output")])

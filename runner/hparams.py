@@ -1,11 +1,11 @@
 """What a model's metadata says about its shape: read once, checked, never changed."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.gguf import GGUFFile
 
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
 
@@ -135,7 +135,7 @@ class _Reader:
     def _n_vocab(self) -> int:
         embd = self._file.tensors.get("token_embd.weight")
         if embd is None or len(embd.shape) != 2:
-            raise GGUFError(self._file.path, "tensor token_embd.weight is missing or not a matrix")
+            raise self._file.error("missing, or not a matrix", key="token_embd.weight")
         return embd.shape[1]
 
     def _get(self, key: str, type_: type, default: Any) -> Any:
@@ -166,5 +166,5 @@ class _Reader:
             self._fail(key, f"is {value!r}, expected a number from {low} to {high}")
         return float(value)
 
-    def _fail(self, key: str, what: str) -> None:
-        raise GGUFError(self._file.path, what, key=f"{self._arch}.{key}")
+    def _fail(self, key: str, what: str) -> NoReturn:
+        raise self._file.error(what, key=f"{self._arch}.{key}")

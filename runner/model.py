@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tamis.arch.base import Arch, arch_of
-from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.gguf import GGUFFile
 from tamis.hparams import HParams, RopeScaling
 from tamis.rope import RopeFrequencies, rope_frequencies
 from tamis.weights import Weights, load_weights
@@ -34,7 +34,7 @@ def load_model(file: GGUFFile) -> Model:
     hp = HParams.from_gguf(file)
     for name, n, unit in (("head_dim", hp.head_dim, LANES), ("n_embd", hp.n_embd, 32)):
         if n % unit:
-            raise GGUFError(file.path, f"{name} is {n}, only multiples of {unit} are supported")
+            raise file.error(f"{name} is {n}, only multiples of {unit} are supported")
     weights = load_weights(file, hp)
     rope = rope_frequencies(
         hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=weights.rope_freqs

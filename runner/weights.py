@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tamis.formats.dequant import dequantize
-from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.gguf import GGUFFile, TensorInfo
 from tamis.hparams import HParams
 from tamis.jit_kernels.types import QTensor
 
@@ -142,12 +142,10 @@ class _Loader:
     def _optional(self, name: str, n: int) -> np.ndarray | None:
         return self._vector(name, n) if name in self._file.tensors else None
 
-    def _checked(self, name: str, shape: tuple[int, ...]):
+    def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._file.tensors.get(name)
         if info is None:
-            raise GGUFError(self._file.path, f"tensor {name} is missing")
+            raise self._file.error("the tensor is missing", key=name)
         if info.shape != shape:
-            raise GGUFError(
-                self._file.path, f"tensor {name} has shape {info.shape}, expected {shape}"
-            )
+            raise self._file.error(f"has shape {info.shape}, expected {shape}", key=name)
         return info

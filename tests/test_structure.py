@@ -54,7 +54,9 @@ def test_functions_are_short_and_take_few_parameters(file: str) -> None:
     found = []
     for name, function in functions(ast.parse((ROOT / file).read_text())):
         lines, parameters = n_lines(function), n_parameters(function)
-        if (lines > limit or parameters > MAX_PARAMETERS) and f"{file}:{name}" not in ALLOWED:
+        # A kernel's parameters are the fields of its op, which jit_kernels/ops.py declares.
+        many = parameters > MAX_PARAMETERS and not file.startswith(KERNELS)
+        if (lines > limit or many) and f"{file}:{name}" not in ALLOWED:
             found.append(f"{file}:{name}: {lines} lines, {parameters} parameters")
     assert not found, (
         f"over {limit} lines or {MAX_PARAMETERS} parameters: split, use a record, "

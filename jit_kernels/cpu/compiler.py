@@ -23,7 +23,12 @@ from tamis.jit_kernels.store import write_object
 ENTRY = types.void(types.int64, types.int64, types.int64)
 # Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-OPTIONS = {"error_model": "numpy", "nogil": True, "boundscheck": False, "fastmath": FASTMATH}
+OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "nogil": True,
+    "boundscheck": False,
+    "fastmath": FASTMATH,
+}
 
 
 def _entry(op: Op, constants: dict[str, int | str]) -> Any:
