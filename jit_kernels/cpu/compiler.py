@@ -13,6 +13,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import njit, types
+from numba.core import config
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
@@ -21,6 +22,9 @@ from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import write_object
 
 ENTRY = types.void(types.int64, types.int64, types.int64)
+# Numba's own pipeline stays at level 1: at 3, LLVM 22 drops the stores of some kernels (seen: rows
+# of Q4_K decoded to nothing, heads of 32 elements). `compile_kernel` optimises what comes out.
+config.OPT = config._OptLevel("1")
 # Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: dict[str, Any] = {
@@ -76,7 +80,7 @@ def compile_kernel(spec: KernelSpec) -> bytes:
     """
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
-    compiled = dispatcher.overloads[ENTRY.args]
+    compiled: Any = dispatcher.overloads[ENTRY.args]
     module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
     _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
     machine = target_machine()
