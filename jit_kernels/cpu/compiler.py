@@ -13,7 +13,6 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import njit, types
-from numba.core import config
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
@@ -22,9 +21,6 @@ from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import write_object
 
 ENTRY = types.void(types.int64, types.int64, types.int64)
-# Numba's own pipeline stays at level 1: at 3, LLVM 22 drops the stores of some kernels (seen: rows
-# of Q4_K decoded to nothing, heads of 32 elements). `compile_kernel` optimises what comes out.
-config.OPT = config._OptLevel("1")
 # Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: dict[str, Any] = {
