@@ -6,6 +6,7 @@ Numba is imported only by the compile workers, never here.
 import contextlib
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            env={**os.environ, "NUMBA_OPT": "0"},  # see compile_kernel
             # Ctrl-C in the terminal is for the parent, which stops its workers itself.
             start_new_session=True,
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import njit, types
+from numba.core import config
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
@@ -72,8 +73,13 @@ def _private(module: Any, symbol: str, native: str) -> None:
 def compile_kernel(spec: KernelSpec) -> bytes:
     """Object code of one kernel for this CPU, with `spec.symbol` as its only public name.
 
+    Numba must run at optimisation level 0 (NUMBA_OPT). Above it, Numba emits each called function
+    before it links it to its caller, and LLVM's code generator leaves addresses in that function
+    that are `getelementptr null, integer`; the caller's passes then delete every load and store
+    through them as undefined. All optimisation happens here, once, on the whole kernel.
     Raises TypeError where the kernel does not have the fields of its op.
     """
+    assert config.OPT == 0, f"NUMBA_OPT is {config.OPT}, must be 0"
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
     compiled: Any = dispatcher.overloads[ENTRY.args]
