@@ -59,6 +59,7 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(manager, vec, vec.ir)
 
 
+f32x4 = Vec("f", 32, 4)
 i8x8, i8x16, i8x32, i8x64 = (Vec("i", 8, n) for n in (8, 16, 32, 64))
 i16x8, i16x16, i16x32 = (Vec("i", 16, n) for n in (8, 16, 32))
 i32x8, i32x16 = (Vec("i", 32, n) for n in (8, 16))
@@ -514,6 +515,58 @@ def shift_left(b, x, k):
 def _repeated(x: Any, *args: Any) -> Any:
     literal = all(isinstance(a, types.IntegerLiteral) for a in args)
     return Vec(x.kind, x.bits, args[-1].literal_value) if _is(x) and literal else None
+
+
+@vector_op(_shifted)
+def shift_right_signed(b, x, k):
+    """Lanes shifted right by k bits, copies of the sign from the left."""
+    return b.ashr(x, const(x.type, k))
+
+
+@vector_op(lambda x, i: float32 if _is(x, "f") and isinstance(i, types.Integer) else None)
+def lane(b, x, i):
+    """Lane i of a float vector; i may be known only at run time, though that is slow."""
+    return b.extract_element(x, i if isinstance(i, ir.Value) else ir.Constant(I32, i))
+
+
+def paired_lanes(b: Any, x: Any, y: Any) -> Any:
+    """16 lanes: x 4 times, y 4 times, and both once more."""
+    both = joined(b, splatted(b, x, 4), splatted(b, y, 4))
+    return joined(b, both, both)
+
+
+@op(f32x16, float32, float32)
+def pair_of_floats(b, x, y):
+    """X 4 times, y 4 times, and both once more."""
+    return paired_lanes(b, x, y)
+
+
+@op(f32x16, int64, int64)
+def pair_of_halves(b, p, q):
+    """The float16 at p 4 times, the one at q 4 times, and both once more, as float32."""
+    # Both are moved to a vector as one word: half as many moves.
+    low, high = (b.zext(b.load(pointer(b, at, I16), align=1), I32) for at in (p, q))
+    word = b.or_(low, b.shl(high, ir.Constant(I32, 16)))
+    both = b.bitcast(word, ir.VectorType(I16, 2))
+    wide = widened_half(b, shuffled(b, both, both, [0, 1, 0, 1, 0, 1, 0, 1]))
+    return shuffled(b, wide, wide, [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4)
+
+
+@op(f32x4, int64, int64)
+def two_pairs_of_halves(b, p, q):
+    """The two float16 at p and the two at q, as float32."""
+    words = [b.load(pointer(b, at, I32), align=1) for at in (p, q)]
+    both = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+    for i, word in enumerate(words):
+        both = b.insert_element(both, word, ir.Constant(I32, i))
+    bits = b.bitcast(both, ir.VectorType(I16, 8))
+    return widened_half(b, shuffled(b, bits, bits, range(4)))
+
+
+@vector_op(lambda x, i, j: f32x16 if x == f32x4 else None)
+def pair_of_lanes(b, x, i, j):
+    """Lane i of four 4 times, lane j 4 times, and both once more; i and j are literals."""
+    return shuffled(b, x, x, [i] * 4 + [j] * 4 + [i] * 4 + [j] * 4)
 
 
 @vector_op(_repeated)
