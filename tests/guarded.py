@@ -15,7 +15,7 @@ import multiprocessing
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,12 +80,13 @@ def runs(
     *,
     out: dict[str, np.ndarray],
     scratch: int | None = None,
+    absent: Sequence[str] = (),
     **fields: Any,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Call an op in every place and with every number of threads; yield its outputs after each.
 
     out: initial contents of what it writes; fields: what it reads, and numbers. scratch: bytes a
-    thread for an op that has the field.
+    thread for an op that has the field. absent: fields that are 0.
     """
     for place in PLACES:
         for n_thread in THREADS:
@@ -103,7 +104,7 @@ def runs(
                 noise = np.random.default_rng(1).integers(0, 256, n_thread * scratch, np.uint8)
                 read["scratch"] = placed(noise, place)
             program = Program()
-            program.add(op, constants, **read, **written)
+            program.add(op, constants, **read, **written, **dict.fromkeys(absent, 0))
             runner = backend(n_thread)
             runner.run(runner.link(program))
             yield written
