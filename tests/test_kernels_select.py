@@ -146,3 +146,9 @@ def test_scores_of_every_size_are_ordered():
     scores[:, [8, 51]] = -np.inf
     check_top_k(scores, 100, (2, 2, 30))
     check_top_k(scores, 100, (2, 2, 95))
+
+
+@in_child
+def test_minus_zero_ties_with_zero():
+    scores = np.array([[0.0, -0.0, 0.0, -0.0, -1.0, 0.0, 5.0]], np.float32)
+    check_top_k(scores, 7, (0, 1, 2))
