@@ -177,8 +177,15 @@ def _tell(at: str) -> None:
 
 
 @functools.cache
-def _module(file: str) -> Any:
-    """The test module, its kernels loaded."""
+def _module(file: str) -> tuple[Any, str]:
+    """The test module with its kernels loaded, or why that failed: not tried for every test."""
+    try:
+        return _loaded(file), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def _loaded(file: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"child_{hash(file)}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -198,8 +205,10 @@ def _serve(pipe: Any) -> None:
             file, name, parameters = pipe.recv()
         except EOFError:
             sys.exit()
+        module, error = _module(file)
         try:
-            getattr(_module(file), name).__wrapped__(**parameters)
-            pipe.send(("done", ""))
+            if module is not None:
+                getattr(module, name).__wrapped__(**parameters)
         except Exception:
-            pipe.send(("done", traceback.format_exc()))
+            error = traceback.format_exc()
+        pipe.send(("done", error))
