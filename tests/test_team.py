@@ -66,7 +66,7 @@ def test_the_number_of_threads_does_not_change_a_bit(n_thread):
     expected = result(1)
     backend = Backend(n_thread)
     chain = Chain(backend)
-    for _ in range(200):
+    for _ in range(60):
         np.testing.assert_array_equal(chain.run(), expected)
     backend.close()
 
