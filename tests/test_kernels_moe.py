@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType as Type
 from guarded import in_child, runs, step_of
 from oracle import softmax
-from tiny_models import random_tensor
+from test_kernels_weights import rounding, weights
 
-from tamis.formats.dequant import dequantize
-from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
 
 TYPES = ["F32", "Q8_0", "Q4_K"]
@@ -75,16 +72,18 @@ def test_routing_of_large_logits_does_not_overflow():
 def test_moe_matmul(type_, n_tok, n_used, n_out, x_per_slot):
     rng = np.random.default_rng((n_tok, n_out, x_per_slot))
     n_in, n_expert = 256, 6
-    data = np.ascontiguousarray(random_tensor(rng, (n_expert * n_out, n_in), Type[type_]))
-    data = data.view(np.uint8).reshape(-1)
-    w = dequantize(data, GGMLType[type_], (n_in, n_expert * n_out)).astype(np.float64)
-    w = w.reshape(n_expert, n_out, n_in)
+    data, decoded = weights(type_, rng, n_expert * n_out, n_in)
+    w = decoded.reshape(n_expert, n_out, n_in)
     x = normal(rng, n_tok, n_used if x_per_slot else 1, n_in)
     ids = np.array([rng.permutation(n_expert)[:n_used] for _ in range(n_tok)], np.int32)
-    rows = np.broadcast_to(x, (n_tok, n_used, n_in)).astype(np.float64)
-    expected = np.einsum("tui,tuoi->tuo", rows, w[ids])
-    # Float32 sums of 256 products err by a few units of 1e-7 of the sum of magnitudes.
-    bound = 1e-6 * np.einsum("tui,tuoi->tuo", np.abs(rows), np.abs(w[ids]))
+    rows = np.broadcast_to(x, (n_tok, n_used, n_in))
+    expected = np.einsum("tui,tuoi->tuo", rows.astype(np.float64), w[ids])
+    bound = np.array(
+        [
+            [rounding(rows[t, s : s + 1], w[ids[t, s]], type_, 1)[0] for s in range(n_used)]
+            for t in range(n_tok)
+        ]
+    )
     for found in runs(
         ops.MOE_MATMUL, (type_,), out={"y": unwritten(n_tok, n_used, n_out)},
         scratch=ops.matmul_scratch(n_in), step=step_of(n_tok, 3), x=x, w=data, ids=ids, n_in=n_in,
