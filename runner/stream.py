@@ -1,0 +1,58 @@
+"""Text of an answer as its tokens come: whole characters only, nothing of a stop string."""
+
+import codecs
+import re
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Turns the bytes of tokens into text that may be shown.
+
+    ``stopped`` is the stop string that has ended the text, or None. The text before it is given
+    out, it and everything after it is not.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()):
+        if isinstance(stop, str):
+            raise TypeError(f"stop is a sequence of strings, got {stop!r}: write ({stop!r},)")
+        if not all(stop):
+            raise ValueError("an empty stop string would stop before the first token: leave it out")
+        self.stopped: str | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # decoded, but perhaps the beginning of a stop string
+        self._n_hold = max(map(len, stop), default=1) - 1
+        self._stop = tuple(stop)
+        # Of stop strings that begin at one place, the one that is complete first: the shortest.
+        self._found = re.compile("|".join(map(re.escape, sorted(stop, key=len))))
+
+    def push(self, piece: bytes) -> str:
+        """Return the text that is certain after one more token; often "" at first.
+
+        Bytes that are not UTF-8 become U+FFFD. After a stop string it is always "".
+        """
+        return self._emit(self._decoder.decode(piece), last=False)
+
+    def finish(self) -> str:
+        """Return what was held back; an unfinished character becomes U+FFFD."""
+        return self._emit(self._decoder.decode(b"", True), last=True)
+
+    def _emit(self, text: str, *, last: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        self._held += text
+        found = self._found.search(self._held) if self._stop else None
+        if found:
+            self.stopped, n = found[0], found.start()
+        else:
+            n = len(self._held) if last else self._n_certain()
+        out, self._held = self._held[:n], self._held[n:]
+        return out
+
+    def _n_certain(self) -> int:
+        """How many characters cannot be part of a stop string that is still to be completed."""
+        n = len(self._held)
+        for start in range(max(0, n - self._n_hold), n):
+            tail = self._held[start:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return start
+        return n
