@@ -42,9 +42,10 @@ class SentencePieceEncoder:
     def encode(self, text: str) -> list[int]:
         """Return the ids of the tokens of ``text``."""
         ids = self._processor.encode(text, add_bos=False, add_eos=False)
-        if self._n_vocab in ids:  # the library's unknown, where the vocabulary has none
-            ids = [self._unk if i == self._n_vocab else i for i in ids]
-        return [i for i in ids if i is not None]
+        if ids and max(ids) >= self._n_vocab:  # a piece that only the library asked for
+            ids = [i if i < self._n_vocab else self._unk for i in ids]
+            ids = [i for i in ids if i is not None]
+        return ids
 
 
 def _kinds(vocab: Vocab) -> list[int]:
@@ -62,9 +63,12 @@ def _texts(vocab: Vocab, kinds: list[int]) -> list[bytes]:
     seen: set[str] = set()
     texts = []
     for i, text in enumerate(vocab.tokens):
+        byte = byte_of_token(text)
+        if byte is not None:
+            text, kinds[i] = f"<0x{byte:02X}>", TokenType.BYTE
         if not text or text in seen or not _is_utf8(text) or "\0" in text:
             text, kinds[i] = f"\ue000unreachable {i}\ue000", TokenType.CONTROL
-        elif kinds[i] == TokenType.BYTE and byte_of_token(text) is None:
+        elif kinds[i] == TokenType.BYTE and byte is None:
             kinds[i] = TokenType.NORMAL
         seen.add(text)
         texts.append(text.encode())
@@ -87,10 +91,9 @@ def _model(vocab: Vocab) -> bytes:
     pieces = [_piece(*piece) for piece in zip(texts, scores, kinds, strict=True)]
     if TokenType.UNKNOWN not in kinds:
         pieces.append(_piece("\ue000unknown\ue000".encode(), 0.0, TokenType.UNKNOWN))
-    n_bytes = len(
-        {text.upper() for text, k in zip(texts, kinds, strict=True) if k == TokenType.BYTE}
-    )
-    trainer = _integer(3, _BPE) + _integer(35, int(n_bytes == 256))
+    missing = {f"<0x{byte:02X}>".encode() for byte in range(256)}.difference(texts)
+    pieces += [_piece(text, 0.0, TokenType.BYTE) for text in sorted(missing)]
+    trainer = _integer(3, _BPE) + _integer(35, 1)  # bytes for what there is no piece for
     # identity; no dummy prefix, no whitespace removed, but spaces written as U+2581
     normalizer = _bytes(1, b"identity") + _integer(3, 0) + _integer(4, 0) + _integer(5, 1)
     return b"".join(pieces) + _bytes(2, trainer) + _bytes(3, normalizer)

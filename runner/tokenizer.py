@@ -174,7 +174,10 @@ class Tokenizer:
 def tokenizer_for(vocab: Vocab) -> Tokenizer:
     """Build the tokenizer of a vocabulary; TokenizerError if its kind is not known."""
     if vocab.model == "llama":
-        return Tokenizer(vocab, SentencePieceEncoder(vocab))
+        try:
+            return Tokenizer(vocab, SentencePieceEncoder(vocab))
+        except RuntimeError as e:
+            raise TokenizerError(f"sentencepiece does not take the vocabulary: {e}") from e
     if vocab.model != "gpt2":
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):

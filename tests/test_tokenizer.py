@@ -153,6 +153,15 @@ def test_spm_prefix_bytes_and_user_defined_tokens():
     assert no_prefix.encode("ab") == [262, 2]
 
 
+def test_spm_vocabulary_with_holes():
+    byte = TokenType.BYTE
+    texts = [("a", NORMAL), ("a", NORMAL), ("", NORMAL), ("\udcff", NORMAL), ("<0x78>", byte)]
+    vocab = make_vocab("llama", texts, scores=[0] * 5, add_space_prefix=False)
+    t = tokenizer_for(vocab)
+    assert t.encode("aaxy") == [0, 0, 4]  # no token for y, and none for what is unknown
+    assert t.piece(3) == b"\xff"
+
+
 def test_errors():
     with pytest.raises(TokenizerError, match="no-such-pre"):
         tokenizer_for(bpe_vocab(pre="no-such-pre"))
