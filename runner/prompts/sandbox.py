@@ -171,7 +171,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=_finalize,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        self.concat = _concat  # type: ignore[assignment]
+        self.concat = _concat  # type: ignore[method-assign]
         self.filters = {name: _filter(name, DEFAULT_FILTERS[name]) for name in _FILTERS.split()}
         own: dict[str, Callable[..., Any]] = {"join": _join, "replace": _replace, "tojson": _tojson}
         self.filters |= {name: _filter(name, function) for name, function in own.items()}
