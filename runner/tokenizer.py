@@ -219,5 +219,9 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
     if vocab.model != "gpt2":
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):
-        raise TokenizerError(f"pre-tokenizer {vocab.pre!r} (tokenizer.ggml.pre) is not known")
+        raise TokenizerError(
+            f"pre-tokenizer {vocab.pre!r} (tokenizer.ggml.pre) is not known: words would be cut in "
+            "the wrong places. Use a file that names one of these, if its model was trained so: "
+            + ", ".join(pretokenize.known())
+        )
     return Tokenizer(vocab, BytePairEncoder(vocab.tokens, vocab.merges, vocab.pre))
