@@ -1,15 +1,14 @@
 """Text of an answer as its tokens come: whole characters only, nothing of a stop string."""
 
 import codecs
-import re
 from collections.abc import Sequence
 
 
 class TextStream:
     """Turns the bytes of tokens into text that may be shown.
 
-    ``stopped`` is the stop string that has ended the text, or None. The text before it is given
-    out, it and everything after it is not.
+    ``stopped`` is the stop string that has ended the text, or None: the first to be complete. The
+    text before it is given out, it and everything after it is not.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
@@ -22,8 +21,6 @@ class TextStream:
         self._held = ""  # decoded, but perhaps the beginning of a stop string
         self._n_hold = max(map(len, stop), default=1) - 1
         self._stop = tuple(stop)
-        # Of stop strings that begin at one place, the one that is complete first: the shortest.
-        self._found = re.compile("|".join(map(re.escape, sorted(stop, key=len))))
 
     def push(self, piece: bytes) -> str:
         """Return the text that is certain after one more token; often "" at first.
@@ -40,9 +37,10 @@ class TextStream:
         if self.stopped is not None:
             return ""
         self._held += text
-        found = self._found.search(self._held) if self._stop else None
+        found = [(self._held.index(stop), stop) for stop in self._stop if stop in self._held]
         if found:
-            self.stopped, n = found[0], found.start()
+            # The first to be complete, however the text comes in pieces; of those, the longest.
+            n, self.stopped = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
         else:
             n = len(self._held) if last else self._n_certain()
         out, self._held = self._held[:n], self._held[n:]

@@ -151,6 +151,9 @@ class _Metered(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         node.expr = self._call("_ticked", [node.expr], node.lineno)
+        for operand in node.ops:
+            if operand.op in ("in", "notin"):
+                operand.expr = self._call("_searched", [operand.expr], node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -190,6 +193,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         _METER.get().tick()
         return value
 
+    def _searched(self, value: Any) -> Any:
+        # a plain string would look for the veiled characters of what it is searched for
+        return UserText(value) if type(value) is str else value
+
     def _metered(self, value: Any) -> Any:
         return _metered(value)
 
@@ -211,6 +218,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Call ``obj`` for a template, if what it is and gets is harmless."""
         _METER.get().tick()
         _check_call(obj, args, kwargs)
+        owner = getattr(obj, "__self__", None)
+        if type(owner) is str and any(isinstance(arg, UserText) for arg in args):
+            obj = getattr(UserText(owner), obj.__name__)
         return _metered(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
