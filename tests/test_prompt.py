@@ -162,7 +162,7 @@ def test_real_templates_render_as_recorded(model):
 @pytest.mark.model
 def test_ids_are_those_of_the_rendered_text_unless_a_user_writes_control_tokens(model):
     _, tokenizer, template = model
-    for content in ("  two\n\n", "\n\nx", "1", "😀 naïve </s>", "", "\t <|im_ start|>"):
+    for content in ("  two\n\n", "\n\nx", "1", "😀 naïve <b>", "", "\t <|im_ start|>"):
         messages = [*user(content), {"role": "assistant", "content": content}, *user(content)]
         plain = tokenizer.encode(template.render(messages), add_special=False, parse_special=True)
         assert encode_chat(tokenizer, template, messages) == plain
