@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
@@ -117,6 +119,29 @@ def test_special_tokens_in_text():
     assert t.piece(256) == b""
     assert t.piece(256, special=True) == b"<c>"
     assert t.piece(257) == b"<u>"
+
+
+def test_control_tokens_are_read_in_some_parts_of_a_text_only():
+    extra = [("<c>", CONTROL), ("<u>", USER), ("<c", USER), ("ab", NORMAL)]
+    t = tokenizer_for(bpe_vocab(extra, merges=["a b"]))
+    c, u, half, ab = 256, 257, 258, 259
+    assert t.encode_parts([("<c>", True), ("<u>", True)]) == [c, u]
+    assert t.encode_parts([("<c>", False), ("<u>", False)]) == [half, ord(">"), u]
+    assert t.encode_parts([("<", True), ("c", False), (">", True)]) == [half, ord(">")]
+    assert t.encode_parts([("<", True), ("c>", True)]) == [c]
+    assert t.encode_parts([("xa", True), ("b", False)])[1:] == [ab]  # borders part no words
+    assert t.encode_parts([]) == []
+    assert t.has_special("a<c>")
+    assert not t.has_special("a<u>")
+
+
+@given(st.text())
+def test_byte_level_text_comes_back(text):
+    text = text.encode("utf-8", "replace").decode()
+    t = tokenizer_for(bpe_vocab([("ab", NORMAL), ("<u>", USER), ("<c>", CONTROL)], merges=["a b"]))
+    assert t.decode(t.encode(text)) == text
+    ids = t.encode(f"{text}<c>{text}", parse_special=True)
+    assert t.decode(ids, special=True) == f"{text}<c>{text}"
 
 
 def test_cutting_out_tokens_is_as_one_pass_over_the_text_per_token():
