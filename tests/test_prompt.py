@@ -1,10 +1,9 @@
 import json
-import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from golden_data import FOLDER, MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +13,6 @@ from tamis.prompt import ChatTemplate, PromptError, default_template, encode_cha
 from tamis.prompts import usertext
 from tamis.tokenizer import tokenizer_for
 
-GOLDEN = Path(__file__).parent / "golden"
-MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
-FILES = {
-    "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "qwen05": "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
-}
 CHATML = default_template(["<|im_start|>"])
 
 
@@ -138,15 +131,12 @@ def test_private_use_characters_of_a_user_are_no_veil():
     assert joined(ChatTemplate(CHATML).render_parts(user("\U000f0041"))).count("\U000f0041") == 1
 
 
-@pytest.fixture(scope="module", params=FILES)
-def model(request):
+@pytest.fixture(scope="module", params=["smollm2", "qwen05"])
+def model(request, model_path):
     """What is recorded of a real model's chats; its vocabulary and template."""
-    path = MODELS / FILES[request.param]
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    with GGUFFile(path) as f:
+    with GGUFFile(model_path(MODELS[request.param])) as f:
         vocab = Vocab.from_gguf(f)
-    recorded = json.loads((GOLDEN / f"{request.param}.json").read_text())
+    recorded = json.loads((FOLDER / f"{request.param}.json").read_text())
     return recorded, tokenizer_for(vocab), ChatTemplate(vocab.chat_template)
 
 

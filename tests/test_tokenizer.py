@@ -1,11 +1,10 @@
 import json
-import os
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_data import FOLDER, MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +14,6 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
-GOLDEN = Path(__file__).parent / "golden"
-MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
 NORMAL, CONTROL, USER = TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED
 
 
@@ -57,13 +54,10 @@ def spm_vocab(**changes):
     return make_vocab("llama", tokens, **fields)
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen05", "gemma3"])
-def golden(request):
-    data = json.loads((GOLDEN / f"{request.param}_tokens.json").read_text())
-    path = MODELS / data["model"]
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    with GGUFFile(path) as f:
+@pytest.fixture(scope="module", params=MODELS)
+def golden(request, model_path):
+    data = json.loads((FOLDER / f"{request.param}_tokens.json").read_text())
+    with GGUFFile(model_path(MODELS[request.param])) as f:
         return tokenizer_for(Vocab.from_gguf(f)), data["cases"]
 
 
