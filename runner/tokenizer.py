@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
@@ -116,12 +118,11 @@ class Tokenizer:
 
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
         """The tokens of these types by their text, of equal ones the last as in a lookup."""
-        found = {}
-        for i, text in enumerate(self._vocab.tokens):
-            kind = TokenType.CONTROL if text == _READ_AS_CONTROL else self._types[i]
-            if text and kind in types:
-                found[text] = i
-        return found
+        tokens = self._vocab.tokens
+        ids = set(np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist())
+        controls = {i for i, text in enumerate(tokens) if text == _READ_AS_CONTROL}
+        ids = ids | controls if TokenType.CONTROL in types else ids - controls
+        return {tokens[i]: i for i in sorted(ids) if tokens[i]}
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False

@@ -284,9 +284,7 @@ def test_equal_experts_are_one_expert(tmp_path: Path):
 
 def test_kv_rounding_moves_logits_by_about_a_float16_step(tmp_path: Path):
     path = write_tiny_model(tmp_path / "m.gguf", TinySpec("qwen3"))
-    exact, rounded = (
-        Oracle.from_gguf(model_path(MODELS[model]), kv_f16=f).logits(IDS) for f in (False, True)
-    )
+    exact, rounded = (Oracle.from_gguf(path, kv_f16=f).logits(IDS) for f in (False, True))
     # Half a float16 step is 2^-11 of a value: logits of size 3 move by some 1e-3.
     assert 1e-5 < rms(exact - rounded) < 1e-2
 
@@ -334,8 +332,7 @@ def test_float64_probabilities_are_llama_cpps_at_every_position(model: str):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_stored_float64_logits_are_those_of_the_oracle(model: str, model_path):
     golden = golden_data.load(model)
-    logits = Oracle.from_gguf(model_path(MODELS[model]), dtype=np.float32).logits(
-        golden.prompt_ids(64), [63]
-    )[0]
+    oracle = Oracle.from_gguf(model_path(MODELS[model]), dtype=np.float32)
+    logits = oracle.logits(golden.prompt_ids(64), [63])[0]
     # In float32, whose sums of some thousand products are good to 1e-6 of a logit of size 10.
     assert rms(logits - golden.float64_logits(64)) < 1e-4

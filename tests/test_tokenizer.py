@@ -80,6 +80,27 @@ def test_real_models_round_trip(golden):
             assert tokenizer.decode(ids, special=True) == case["text"]
 
 
+@pytest.mark.model
+def test_a_megabyte_of_english_takes_under_three_seconds(golden):
+    words = (FOLDER / "ppl_text.txt").read_text().split(" ")
+    text = " ".join(random.Random(0).choices(words, k=200_000))[:1_000_000]
+    assert len(text) == 1_000_000
+    tokenizer, _ = golden
+    start = time.process_time()  # not the wall's: other processes must not fail it
+    ids = tokenizer.encode(text, add_special=False)
+    assert time.process_time() - start < 3
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.model
+def test_a_tokenizer_of_262144_pieces_is_built_in_about_half_a_second(model_path):
+    with GGUFFile(model_path("gemma3-270m")) as f:
+        vocab = Vocab.from_gguf(f)
+    start = time.process_time()
+    tokenizer_for(vocab)
+    assert time.process_time() - start < 1.5  # with room for slow machines
+
+
 def test_bpe_merges_by_rank_then_from_the_left():
     extra = [("ab", NORMAL), ("bc", NORMAL), ("aa", NORMAL)]
     t = tokenizer_for(bpe_vocab(extra, merges=["b c", "a b", "a a"]))
