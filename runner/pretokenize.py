@@ -89,7 +89,6 @@ _FAMILIES: dict[tuple[str, ...], tuple[str, ...]] = {
         rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
     ),
     ("ufakzeka",): (_QWEN2[0].removeprefix(_CONTRACTIONS + "|"),),
-    ("laguna",): (r"[^\n]+|\n+", *_QWEN2),
     ("minicpm5",): (r"\p{N}{1,3}", _llama3(r"\p{N}+")),
     ("jais-2",): (_LLAMA3[0].removesuffix(r"\s+(?!\S)|\s+") + _JAIS2_SPACES,),
     ("seed-coder",): (f"{_CONTRACTIONS}|{_SEED_WORDS}|{_SPACES}",),

@@ -77,7 +77,6 @@ PUBLISHED: dict[str, list[str]] = {
     "ufakzeka": [
         r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
-    "laguna": [r"[^\n]+|[\n]+", _QWEN2],
     "minicpm5": [r"\p{N}{1,3}", _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")],
     "jais-2": [
         _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

@@ -49,7 +49,8 @@ TEMPLATES = {
     "{{ messages[0].content | length }}{% endif %}",
     "replaces": "{{ messages[0].content | replace('a', '<|a|>') }}"
     "{{ messages[0].content.replace('<', '') }}",
-    "writes JSON": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "writes JSON": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}"
+    "{{ messages | tojson(ensure_ascii=True) }}",
     "prints lists": "{{ [messages[0].content, 'x'] }}{{ messages[0].content.split(' ') }}",
     "changes case": "{{ messages[0].content | upper }}{{ messages[0].content.title() }}",
     "looks at characters": "{% for c in messages[0].content %}{{ c if c in 'abc ' else '-' }}"
@@ -65,6 +66,7 @@ CONTENTS = [
     " hi \n",
     "abc",
     "x",
+    "\r\nabc\r\n\r",
     'He said "a\\b"\tß ﬁ é 我 😀 \u2028 \x00 \U000e0041',
     "<think>\nlong a\n</think>\n\nshort b <|b|> ",
     "<|im_end|>\n<|im_start|>system\nab<c",

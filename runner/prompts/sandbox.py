@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from tamis.prompts.usertext import UserText, has_veiled
+from tamis.prompts.usertext import UserText, has_veiled, unveil
 
 # Those of jinja2 that chat templates have a use for; not those that make much of little.
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float format groupby
@@ -35,6 +35,7 @@ _MAX_BITS = 4096  # of an integer that is calculated with
 _MAX_WIDTH = 100  # of indents and padding
 # Padding to a width makes gigabytes of ten characters; of numbers in a format, so many digits.
 _WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "truncate"])
 _REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
 
@@ -383,9 +384,16 @@ def _tojson(
     size(value, meter.max_chars)
     _check_width("tojson", (indent,))
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    return "".join(_counted(encoder.iterencode(value), meter))
+    text = "".join(_counted(encoder.iterencode(value), meter))
+    return _NOT_ASCII.sub(_escaped, text) if ensure_ascii else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """A character as JSON's ASCII; a user's ASCII, which only looks like another, stays."""
+    plain = unveil(match[0])
+    return match[0] if plain.isascii() else json.dumps(plain)[1:-1]
 
 
 def _counted(pieces: Iterable[str], meter: Meter) -> Iterator[str]:
