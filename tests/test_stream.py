@@ -1,10 +1,15 @@
+import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from golden_data import MODELS
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tamis.formats.gguf import GGUFFile
+from tamis.formats.vocab import Vocab
 from tamis.stream import TextStream
+from tamis.tokenizer import tokenizer_for
 
 BAD = "\ufffd"
 
@@ -95,3 +100,53 @@ def test_any_cut_gives_the_text_before_the_first_stop_string(text, stop, places)
         end = text.index(stopped)
         assert "".join(out) == text[:end]
         assert not any(s in text[: end + len(stopped) - 1] for s in stop)
+
+
+TEXT = st.text("abé😀", max_size=20)
+STOPS = st.lists(st.text("abé😀", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 1000)))
+def test_all_is_out_but_what_may_yet_be_a_stop_string_or_a_character(text, stop, places):
+    """After each piece: the whole characters so far, without the beginning of a stop string."""
+    s, out, data = TextStream(stop=stop), "", b""
+    beginnings = {s[:n] for s in stop for n in range(len(s))}
+    for piece in cut(text.encode(), places):
+        out, data = out + s.push(piece), data + piece
+        if s.stopped is not None:
+            break
+        whole = data.decode(errors="ignore")
+        held = max((b for b in beginnings if whole.endswith(b)), key=len)
+        assert out == whole.removesuffix(held)
+    assert not any(word in out for word in stop)
+    assert out + s.finish() == (text if s.stopped is None else out)
+
+
+@given(st.binary(max_size=30), STOPS, st.lists(st.integers(0, 1000)))
+def test_of_any_bytes_no_stop_string_comes_out(data, stop, places):
+    out, stopped = stream(cut(data, places), stop=stop)
+    before = re.split("|".join(map(re.escape, stop)), data.decode("utf-8", "replace"))
+    assert not any(word in "".join(out) for word in stop)
+    assert (stopped is None) == (len(before) == 1)
+    for text in out:
+        text.encode()  # no half of anything
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", sorted(MODELS.values()))
+def test_tokens_of_real_models_stream_in_whole_characters(model_path, name):
+    with GGUFFile(model_path(name)) as f:
+        tokenizer = tokenizer_for(Vocab.from_gguf(f))
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text(), st.lists(st.integers(0, tokenizer.n_vocab - 1)))
+    def check(text, ids):
+        encoded = tokenizer.encode(text, add_special=False)
+        out, _ = stream(map(tokenizer.piece, encoded))
+        if tokenizer.decode(encoded) == text:  # SmolLM2 has no tokens for some bytes
+            assert "".join(out) == text
+            assert not any(BAD in piece for piece in out) or BAD in text
+        out, _ = stream(map(tokenizer.piece, ids))  # any tokens, as a model may choose them
+        assert "".join(out) == b"".join(map(tokenizer.piece, ids)).decode("utf-8", "replace")
+
+    check()

@@ -209,11 +209,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__} is not for templates")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """As jinja2's, without formats that pad."""
+        """As jinja2's, without formats that pad or make much of little."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return checked
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call ``obj`` for a template, if what it is and gets is harmless."""
@@ -280,9 +285,12 @@ def _concat(pieces: Iterable[str]) -> str:
     return UserText(text) if has_veiled(text) else text
 
 
-def _check_format(text: str) -> None:
+def _check_format(text: str, values: Any) -> None:
     if _WIDE_FORMAT.search(text):
         raise SecurityError("formats with a width: write the text out")
+    meter = _METER.get()
+    n_fields = text.count("{") + text.count("%")  # each may name the same value
+    meter.grow(len(text) + n_fields * size(values, meter.max_chars))
 
 
 def _check_width(name: str, args: Iterable[Any]) -> None:
@@ -328,8 +336,7 @@ def _check_binop(operator: str, left: Any, right: Any) -> None:
     elif operator == "+" and isinstance(left, str | list | tuple):
         grow(len(left) + (len(right) if isinstance(right, str | list | tuple) else 0))
     elif operator == "%" and isinstance(left, str):
-        _check_format(left)
-        grow(len(left) + size(right, _METER.get().max_chars))
+        _check_format(left, right)
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,7 +353,7 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             width = max(width, _MAX_WIDTH)
             _METER.get().grow(len(args[0]) + (args[0].count("\n") + 1) * width)
         if name == "format":
-            _check_format(args[0])
+            _check_format(_text(args[0]), values[1:])
         if name in ("string", "format", "escape", "e", "urlencode", "wordcount", "truncate"):
             size(values, _METER.get().max_chars)
         return _metered(function(*args, **kwargs))
