@@ -14,6 +14,8 @@ _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 # llama.cpp reads this as a control token in every vocabulary, whatever its type in the file.
 _READ_AS_CONTROL = "</s>"
+# Some files, and llama.cpp for gpt-oss, say of marks between messages that they are text.
+_MARK = re.compile(r"<[|｜].*[|｜]>|<(start|end)_of_turn>", re.DOTALL)
 
 
 class TokenizerError(ValueError):
@@ -112,9 +114,10 @@ class Tokenizer:
         self.add_bos = default_bos if vocab.add_bos is None else vocab.add_bos
         self.add_eos = bool(vocab.add_eos)
         self._user_cutter = _Cutter(self._texts((TokenType.USER_DEFINED,)))
-        control = frozenset(self._texts(_HIDDEN).values())
-        self._special_cutter = _Cutter(self._texts(_LITERAL), control)
-        self._control = control
+        literal = self._texts(_LITERAL)
+        marks = {i for text, i in literal.items() if _MARK.fullmatch(text)}
+        self._control = frozenset(marks.union(self._texts(_HIDDEN).values()))
+        self._special_cutter = _Cutter(literal, self._control)
 
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
         """The tokens of these types by their text, of equal ones the last as in a lookup."""
@@ -143,8 +146,8 @@ class Tokenizer:
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Return the ids of the joined texts of ``parts``, without BOS and EOS.
 
-        Control tokens are read only in parts marked True, and never across the border to one that
-        is not. Other tokens do not care for the borders.
+        Control tokens, and what marks messages like one, are read only in parts marked True, and
+        never across the border to one that is not. Other tokens do not care for the borders.
         """
         texts, closed = [], bytearray()
         for text, parse_special in parts:

@@ -150,6 +150,16 @@ def test_control_tokens_are_read_in_some_parts_of_a_text_only():
     assert not t.has_special("a<u>")
 
 
+@pytest.mark.parametrize("mark", ["<|start|>", "<|im_start|>", "<｜User｜>", "<start_of_turn>"])
+def test_marks_of_messages_are_no_text_of_a_user_whatever_their_type(mark):
+    t = tokenizer_for(bpe_vocab([(mark, USER)]))
+    assert t.encode(mark) == [256]  # as llama.cpp
+    assert t.encode_parts([(mark, True)]) == [256]
+    assert 256 not in t.encode_parts([(mark, False)])
+    assert t.decode(t.encode_parts([(mark, False)])) == mark
+    assert t.has_special(mark)
+
+
 @given(st.text())
 def test_byte_level_text_comes_back(text):
     text = text.encode("utf-8", "replace").decode()
