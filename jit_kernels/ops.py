@@ -115,12 +115,13 @@ SELECT_TOP_K = _op(
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
-TILE_ROWS = 4  # weight rows decoded together
+FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
+PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thread
 
 
 def matmul_scratch(n_in: int) -> int:
-    """Bytes of scratch that MATMUL needs a thread: decoded rows and a tile of sums."""
-    return TILE_ROWS * 4 * n_in + 256
+    """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
+    return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
 
 
 def attend_scratch(group: int, head_dim: int) -> int:
