@@ -5,6 +5,7 @@ or lists them, in its order; a pattern here is written out, those of the package
 """
 
 import itertools
+import unicodedata
 
 import pytest
 import tokenizers
@@ -104,7 +105,10 @@ def oracle(patterns: list[str]) -> pre_tokenizers.PreTokenizer:
 
 
 ORACLES = {names.split()[0]: oracle(patterns) for names, patterns in PUBLISHED.items()}
-CHARACTERS = st.characters(exclude_categories=["Cn", "Cs"])
+# Old characters only: libraries differ in which version of Unicode they know.
+CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(
+    lambda c: unicodedata.ucd_3_2_0.category(c) != "Cn"
+)
 WORDS = (
     "a b Z É é ß ǅ ʰ ª 𝐀 我 龥 の カ ー 한 ก ा \u0301 0 1 23 4567 ٣ ½ Ⅷ 's 'S 'll 'VE ' \" . , ! ? "
     "… 。 ， । - _ / \\ ( ) [ { | } ~ ` ^ $ + < = > @ # % & * : ; € © 😀 \u200d \ue000"

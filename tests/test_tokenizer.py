@@ -96,9 +96,12 @@ def test_a_megabyte_of_english_takes_under_three_seconds(golden):
 def test_a_tokenizer_of_262144_pieces_is_built_in_about_half_a_second(model_path):
     with GGUFFile(model_path("gemma3-270m")) as f:
         vocab = Vocab.from_gguf(f)
-    start = time.process_time()
-    tokenizer_for(vocab)
-    assert time.process_time() - start < 1.5  # with room for slow machines
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        tokenizer_for(vocab)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1.2  # with room for slow machines
 
 
 def test_bpe_merges_by_rank_then_from_the_left():
