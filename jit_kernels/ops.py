@@ -56,12 +56,17 @@ RMS_NORM = _op("norm", "rms_norm", "add", "step x w y n rows_per_tok eps_f")
 # Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 34). inv_freq f64 [n_half];
 # cos, sin f32 [n_tok, n_half] of (pos + i) * inv_freq, times scale.
 ROPE_TABLE = _op("rope", "rope_table", "", "step inv_freq cos sin n_half scale_f")
-# x f32 [n_tok, n_head, head_dim] turned in place; pairs (i, i + n_half) where neox, else
-# (2i, 2i + 1); elements from 2 * n_half on stay.
-ROPE = _op("rope", "rope", "neox", "step x cos sin n_head head_dim n_half")
-
-# k, v f32 [n_tok, n_head_kv, head_dim] -> f16 at positions pos.. of the pages (see KVView).
-KV_APPEND = _op("kv", "kv_append", "head_dim", "step k v k_pages v_pages k_table v_table n_head_kv")
+# The heads of new tokens made ready, in place, and kept. q f32 [n_tok, n_head, head_dim] and
+# k f32 [n_tok, n_head_kv, head_dim]: rms norm by q_norm and k_norm f32 [head_dim] (both may be 0:
+# none), then turned by cos and sin; pairs (i, i + n_half) where neox, else (2i, 2i + 1); elements
+# from 2 * n_half on stay. k and v, as f16, go to positions pos.. of the pages (see KVView).
+ROPE_APPEND = _op(
+    "rope",
+    "rope_append",
+    "head_dim neox",
+    "step q k v q_norm k_norm cos sin k_pages v_pages k_table v_table n_head n_head_kv n_half"
+    " eps_f",
+)
 
 # Attention of q f32 [n_tok, n_head, head_dim] over the selected blocks of a layer's pages;
 # out f32 like q, lse f32 [n_tok, n_head] or 0. Row r of the Selection holds query heads

@@ -102,32 +102,26 @@ def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
         Linear(w.attn_v, ws.v, w.attn_v_bias, label="attn_v"),
     ]
     record_linear(rec, ws, ws.xn, products)
-    for x, norm, n_head in ((ws.q, w.attn_q_norm, hp.n_head), (ws.k, w.attn_k_norm, hp.n_head_kv)):
-        if norm is not None:
-            record_norm(rec, model, x, norm, x, rows_per_tok=n_head)
-        table = 1 if model.window(layer) else 0
-        rec.program.add(
-            ops.ROPE,
-            (int(model.arch.neox),),
-            step=rec.step,
-            x=x,
-            cos=ws.cos[table],
-            sin=ws.sin[table],
-            n_head=n_head,
-            head_dim=hp.head_dim,
-            n_half=hp.n_rot // 2,
-        )
+    table = 1 if model.window(layer) else 0
     rec.program.add(
-        ops.KV_APPEND,
-        (hp.head_dim,),
+        ops.ROPE_APPEND,
+        (hp.head_dim, int(model.arch.neox)),
         step=rec.step,
+        q=ws.q,
         k=ws.k,
         v=ws.v,
+        q_norm=w.attn_q_norm,
+        k_norm=w.attn_k_norm,
+        cos=ws.cos[table],
+        sin=ws.sin[table],
         k_pages=kv.k,
         v_pages=kv.v,
         k_table=kv.k_table,
         v_table=kv.v_table,
+        n_head=hp.n_head,
         n_head_kv=hp.n_head_kv,
+        n_half=hp.n_rot // 2,
+        eps_f=hp.rms_eps,
     )
 
 

@@ -71,7 +71,8 @@ def decoded(engine, attn, n=200, start=100):
     "method", ["window:sink=4,recent=300", "topk:k=300", "topk:k=300,rows=head"]
 )
 def test_a_budget_that_covers_everything_is_dense_attention(tiny, method):
-    np.testing.assert_allclose(decoded(tiny, method), decoded(tiny, "dense"), atol=1e-4)
+    # Sums in another order let a key round to the other f16 neighbour.
+    np.testing.assert_allclose(decoded(tiny, method), decoded(tiny, "dense"), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_small_budget_is_not(tiny, method):
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_the_number_of_threads_does_not_change_the_answer(tiny, n_threads):
     other = Engine.load(tiny.path, n_threads=n_threads)
-    np.testing.assert_allclose(decoded(other, "dense"), decoded(tiny, "dense"), atol=1e-4)
+    np.testing.assert_allclose(decoded(other, "dense"), decoded(tiny, "dense"), rtol=0, atol=1e-3)
     other.close()
 
 

@@ -1,4 +1,4 @@
-"""KV_APPEND, ATTEND and ATTEND_MERGE against NumPy float64, between unmapped pages.
+"""ROPE_APPEND, ATTEND and ATTEND_MERGE against NumPy float64, between unmapped pages.
 
 Pages lie in shuffled slots, keys and values in different ones; what no position fills is NaN, so a
 kernel that reads beyond the sequence shows it.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
+from oracle import RopeParams, rms_norm, rope
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE
@@ -46,8 +47,11 @@ HEADS = [
     Heads(head_dim=128, group=8, q_block=16, n_row=1, heads_per_kv=8),
     Heads(head_dim=256, group=4, q_block=1, n_row=2, heads_per_kv=4),
 ]
+SHAPES = [  # head_dim, neox, n_head, n_head_kv, n_half
+    (16, 0, 6, 3, 8), (16, 1, 6, 3, 8), (80, 1, 2, 1, 40), (80, 0, 3, 3, 13), (64, 1, 4, 2, 16),
+]  # fmt: skip
 KERNELS = [
-    *((ops.KV_APPEND, (n,)) for n in (16, 80)),
+    *{(ops.ROPE_APPEND, shape[:2]) for shape in SHAPES},
     *{(ops.ATTEND, (h.head_dim, h.group, h.q_block)) for h in HEADS},
     *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in HEADS},
 ]
@@ -77,26 +81,44 @@ def paged(rows, table):
 # --- appending -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 63), (37, 0), (37, 40), (100, 64)])
-@pytest.mark.parametrize(("head_dim", "n_head_kv"), [(16, 3), (80, 1)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 63), (37, 40), (100, 64)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @in_child
-def test_kv_append_writes_its_positions_and_no_other(head_dim, n_head_kv, n_tok, pos):
-    rng = np.random.default_rng((head_dim, n_tok, pos))
-    k, v = normal(rng, n_tok, n_head_kv, head_dim), normal(rng, n_tok, n_head_kv, head_dim)
-    k_table, v_table = page_table(rng, pos + n_tok, 4), page_table(rng, pos + n_tok, 4)
-    before = normal(rng, 2, 4, n_head_kv, PAGE, head_dim).astype(np.float16)
-    expected = before.copy()
-    for t in range(n_tok):
-        page, line = divmod(pos + t, PAGE)
-        expected[0, k_table[page], :, line] = k[t]
-        expected[1, v_table[page], :, line] = v[t]
+def test_heads_are_normed_turned_and_kept(shape, n_tok, pos, normed):
+    head_dim, neox, n_head, n_head_kv, n_half = shape
+    rng = np.random.default_rng((*shape, n_tok, pos))
+    q, (k, v) = normal(rng, n_tok, n_head, head_dim), normal(rng, 2, n_tok, n_head_kv, head_dim)
+    tables = page_table(rng, pos + n_tok, 4), page_table(rng, pos + n_tok, 4)
+    pages = normal(rng, 2, 4, n_head_kv, PAGE, head_dim).astype(np.float16)
+    norms = {"q_norm": normal(rng, head_dim), "k_norm": normal(rng, head_dim)} if normed else {}
+    where, kind = pos + np.arange(n_tok), RopeParams(2 * n_half, neox=bool(neox))
+    angles = where[:, None] * 10000.0 ** (-np.arange(n_half) / n_half)
+
+    def ready(x, name):
+        x = x.astype(np.float64)
+        return rope(rms_norm(x, norms[name], 1e-3) if normed else x, where, kind)
+
+    new_q, new_k = ready(q, "q_norm"), ready(k, "k_norm")
     for found in runs(
-        ops.KV_APPEND, (head_dim,), out={"k_pages": before[0], "v_pages": before[1]},
-        step=step_of(n_tok, pos), k=k, v=v, k_table=k_table, v_table=v_table, n_head_kv=n_head_kv,
+        ops.ROPE_APPEND, (head_dim, neox), out={"q": q, "k": k, "k_pages": pages[0],
+        "v_pages": pages[1]}, step=step_of(n_tok, pos), v=v, cos=np.cos(angles).astype("f4"),
+        sin=np.sin(angles).astype("f4"), k_table=tables[0], v_table=tables[1], n_head=n_head,
+        n_head_kv=n_head_kv, n_half=n_half, eps_f=1e-3, **norms,
+        absent=[] if normed else ["q_norm", "k_norm"],
     ):  # fmt: skip
-        # Rounding to float16 is NumPy's, to the nearest even: the same bits.
-        np.testing.assert_array_equal(found["k_pages"], expected[0])
-        np.testing.assert_array_equal(found["v_pages"], expected[1])
+        # Two products and a sum of values below 10, with rounded factors.
+        np.testing.assert_allclose(found["q"], new_q, rtol=0, atol=6e-6)
+        np.testing.assert_allclose(found["k"], new_k, rtol=0, atol=6e-6)
+        for kept, before, rows, table in zip(
+            (found["k_pages"], found["v_pages"]), pages, (found["k"], v), tables, strict=True
+        ):
+            expected = before.copy()
+            for t in range(n_tok):
+                page, line = divmod(pos + t, PAGE)
+                expected[table[page], :, line] = rows[t]
+            # Rounding to float16 is NumPy's, to the nearest even: the same bits, and no other.
+            np.testing.assert_array_equal(kept, expected)
 
 
 # --- attention -----------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ The last line is JSON; --log appends it to a file.
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
 import re
 import statistics
-import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -79,7 +79,7 @@ class TamisRunner:
 class LlamaRunner:
     """llama.cpp through its C API, as llama-bench uses it."""
 
-    def __init__(self, path: str, n_threads: int, n_ctx: int, flash: bool) -> None:
+    def __init__(self, path: str, n_threads: int, n_ctx: int, *, flash: bool) -> None:
         import llama_cpp
 
         self.c, self.n_past = llama_cpp, 0
@@ -124,8 +124,8 @@ class LlamaRunner:
 
 RUNNERS: dict[str, Any] = {
     "tamis": TamisRunner,
-    "llama.cpp": lambda *args: LlamaRunner(*args, False),
-    "llama.cpp fa": lambda *args: LlamaRunner(*args, True),
+    "llama.cpp": functools.partial(LlamaRunner, flash=False),
+    "llama.cpp fa": functools.partial(LlamaRunner, flash=True),
 }
 
 
@@ -259,4 +259,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

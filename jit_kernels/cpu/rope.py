@@ -1,12 +1,34 @@
-"""Rotary positions: the table of a chunk's angles, and the turning of heads by it."""
+"""Rotary positions: the table of a chunk's angles; new heads turned by it and kept in the pages."""
 
 import math
 from typing import Any
 
 import numpy as np
+from numba import njit
 
-from tamis.jit_kernels.cpu.intrinsic import load_f32, load_f64, load_i64, store_f32
+from tamis.jit_kernels.cpu.intrinsic import (
+    load_f32,
+    load_f64,
+    load_i32,
+    load_i64,
+    store_f16,
+    store_f32,
+)
+from tamis.jit_kernels.cpu.norm import normalise
+from tamis.jit_kernels.cpu.simd import (
+    LANES,
+    fma,
+    load_f,
+    load_f32x8,
+    load_f32x16,
+    rotated_pairs,
+    splat_f,
+    store_f,
+    store_f32x16,
+    store_half,
+)
 from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.types import PAGE
 
 
 def rope_table() -> Any:
@@ -24,22 +46,76 @@ def rope_table() -> Any:
     return kernel
 
 
-def rope(neox: int) -> Any:
-    """Kernel of ROPE: each thread turns whole tokens."""
+@njit(error_model="numpy")
+def turn_one(a, b, cos, sin):
+    """Turn the pair of floats at a and b by the angle whose cosine and sine are at cos and sin."""
+    x, y, c, s = load_f32(a), load_f32(b), load_f32(cos), load_f32(sin)
+    store_f32(a, x * c - y * s)
+    store_f32(b, x * s + y * c)
 
-    def kernel(tid, n_thread, step, x, cos, sin, n_head, head_dim, n_half):
-        for t in range(tid, load_i64(step + STEP.n_tok), n_thread):
-            for h in range(n_head):
-                head = x + 4 * head_dim * (n_head * t + h)
-                for i in range(n_half):
-                    c, s = (
-                        load_f32(cos + 4 * (n_half * t + i)),
-                        load_f32(sin + 4 * (n_half * t + i)),
-                    )
-                    a = head + (4 * i if neox else 8 * i)
-                    b = a + (4 * n_half if neox else 4)
-                    xa, xb = load_f32(a), load_f32(b)
-                    store_f32(a, xa * c - xb * s)
-                    store_f32(b, xa * s + xb * c)
+
+@njit(error_model="numpy")
+def turn_halves(head, cos, sin, n_half):
+    """Turn the pairs (i, i + n_half)."""
+    other, whole = head + 4 * n_half, n_half // LANES * LANES
+    minus = splat_f(-1.0)
+    for i in range(0, 4 * whole, 4 * LANES):
+        x, y, c, s = load_f(head + i), load_f(other + i), load_f(cos + i), load_f(sin + i)
+        store_f(head + i, fma(x, c, minus * y * s))
+        store_f(other + i, fma(x, s, y * c))
+    for i in range(4 * whole, 4 * n_half, 4):
+        turn_one(head + i, other + i, cos + i, sin + i)
+
+
+@njit(error_model="numpy")
+def turn_neighbours(head, cos, sin, n_half):
+    """Turn the pairs (2i, 2i + 1)."""
+    whole = n_half // 8 * 8
+    for i in range(0, whole, 8):
+        at = head + 8 * i
+        pairs = load_f32x16(at)
+        store_f32x16(at, rotated_pairs(pairs, load_f32x8(cos + 4 * i), load_f32x8(sin + 4 * i)))
+    for i in range(whole, n_half):
+        turn_one(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
+
+
+@njit(error_model="numpy")
+def keep(x, out, n):
+    """Write n float32 at x as float16 at out."""
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        store_half(out + 2 * i, load_f(x + 4 * i))
+    for i in range(whole, n):
+        store_f16(out + 2 * i, load_f32(x + 4 * i))
+
+
+def rope_append(head_dim: int, neox: int) -> Any:
+    """Kernel of ROPE_APPEND: threads take heads in turn, those of q, k and v alike."""
+    turn = turn_halves if neox else turn_neighbours
+
+    def kernel(
+        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
+        n_head, n_head_kv, n_half, eps_f,
+    ):  # fmt: skip
+        n_tok, pos, n_row = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos), 4 * head_dim
+        n_item = n_head + 2 * n_head_kv
+        for item in range(tid, n_tok * n_item, n_thread):
+            t, h = item // n_item, item % n_item
+            kv = (h - n_head) % n_head_kv
+            head, norm = q + n_row * (n_head * t + h), q_norm
+            if h >= n_head + n_head_kv:
+                head = v + n_row * (n_head_kv * t + kv)
+            elif h >= n_head:
+                head, norm = k + n_row * (n_head_kv * t + kv), k_norm
+            if h < n_head + n_head_kv:
+                if norm != 0:
+                    normalise(head, norm, head, head_dim, eps_f, 0)
+                turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
+            if h >= n_head:
+                is_v = h >= n_head + n_head_kv
+                table, pages = (v_table, v_pages) if is_v else (k_table, k_pages)
+                slot, line = load_i32(table + 4 * ((pos + t) // PAGE)), (pos + t) % PAGE
+                row = (slot * n_head_kv + kv) * PAGE + line
+                keep(head, pages + 2 * head_dim * row, head_dim)
 
     return kernel

@@ -569,6 +569,17 @@ def pair_of_lanes(b, x, i, j):
     return shuffled(b, x, x, [i] * 4 + [j] * 4 + [i] * 4 + [j] * 4)
 
 
+@op(f32x16, f32x16, f32x8, f32x8)
+def rotated_pairs(b, x, c, s):
+    """Eight pairs of neighbours (x, y) turned to (x * c - y * s, x * s + y * c)."""
+    pairs = range(16)
+    swapped = shuffled(b, x, x, [i ^ 1 for i in pairs])
+    cosines = shuffled(b, c, c, [i // 2 for i in pairs])
+    negative = b.fmul(s, const(s.type, -1.0))
+    sines = shuffled(b, negative, s, [i // 2 + 8 * (i % 2) for i in pairs])
+    return fused(b, x, cosines, b.fmul(swapped, sines))
+
+
 @vector_op(_repeated)
 def repeat(b, x, first, times, n):
     """A vector of n lanes: lane `first` of x `times` times, the next lane as often, and so on."""
