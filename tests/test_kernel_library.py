@@ -170,7 +170,7 @@ def test_a_kernel_that_does_not_compile_says_why_and_harms_no_other(own):
     root, folder = own
     library = KernelLibrary(root)
     library.load([GATE])
-    with pytest.raises(CompileError, match=r"(?s)compiling kernels failed.*decode_nope"):
+    with pytest.raises(CompileError, match=r"(?si)compiling kernels failed.*error.*nope"):
         library.load([KernelSpec(ops.MATMUL, ("NOPE",))])
     check_gate(library)
     library.load([GATE])
