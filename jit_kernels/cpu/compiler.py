@@ -76,7 +76,7 @@ def compile_kernel(spec: KernelSpec) -> bytes:
     """
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
-    compiled = dispatcher.overloads[ENTRY.args]
+    compiled: Any = dispatcher.overloads[ENTRY.args]
     module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
     _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
     machine = target_machine()
