@@ -6,8 +6,6 @@ import sys
 from tamis.cli import common
 from tamis.models import KNOWN, pull
 
-HELP = "fetch a model"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""

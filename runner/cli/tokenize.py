@@ -6,12 +6,10 @@ import sys
 
 from tamis.cli import common
 
-HELP = "show the tokens of a text"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("-m", "--model")
+    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     parser.add_argument("text", nargs="?", help="the text (default: standard input)")
     parser.add_argument("--special", action="store_true", help="parse special tokens in the text")
     parser.add_argument("--no-bos", action="store_true", help="add no BOS")
@@ -24,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tamis.formats.vocab import Vocab
     from tamis.tokenizer import tokenizer_for
 
-    text = arguments.text if arguments.text is not None else sys.stdin.read()
+    text = arguments.text if arguments.text is not None else common.read_text("-")
     with GGUFFile(common.model_file(arguments.model, common.Progress())) as file:
         tokenizer = tokenizer_for(Vocab.from_gguf(file))
     ids = tokenizer.encode(text, add_special=not arguments.no_bos, parse_special=arguments.special)

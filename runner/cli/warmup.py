@@ -5,8 +5,6 @@ import time
 
 from tamis.cli import common
 
-HELP = "compile the kernels of a model now"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""

@@ -1,0 +1,90 @@
+"""An answer on the screen while it is written: plain, or as Markdown where rich is installed."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+
+class Answer(Protocol):
+    """Takes the text of an answer piece by piece."""
+
+    def write(self, text: str) -> None:
+        """Show more text."""
+
+
+@contextlib.contextmanager
+def open_answer(*, plain: bool = False) -> Iterator[Answer]:
+    """An Answer on standard output; it ends with a line break, also after an error."""
+    answer: Any = _Plain()
+    if sys.stdout.isatty() and not plain:
+        with contextlib.suppress(ImportError):
+            answer = _Markdown()
+    try:
+        yield answer
+    finally:
+        answer.close()
+
+
+class _Plain:
+    """The text as it is; on a terminal without the escape characters that could steer it."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(visible(text) if self._terminal else text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+class _Markdown:
+    """Prints blocks for good once they are complete; only the last one is drawn anew.
+
+    So an answer longer than the screen scrolls as any text does.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.markdown import Markdown
+
+        self._render, self._open = Markdown, ""
+        self._live = Live(console=Console(), transient=True, refresh_per_second=8)
+        self._live.start()
+
+    def write(self, text: str) -> None:
+        done, self._open = split_blocks(self._open + visible(text))
+        if done.strip():
+            self._live.console.print(self._render(done))
+        self._live.update(self._render(self._open))
+
+    def close(self) -> None:
+        self._live.stop()
+        if self._open.strip():
+            self._live.console.print(self._render(self._open))
+
+
+def visible(text: str) -> str:
+    """The text with control characters replaced by their pictures, but for tab and line break."""
+    table = {c: 0x2400 + c for c in range(0x20) if chr(c) not in "\t\n"}
+    return text.translate(table | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """Markdown cut after its last blank line outside a fence: (complete blocks, the open one)."""
+    at = cut = 0
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        mark = line.strip()
+        if fence:
+            fence = "" if mark.startswith(fence) and not mark.strip(fence[0]) else fence
+        elif mark.startswith(("```", "~~~")):
+            fence = mark[:3]
+        elif not mark and line.endswith("\n"):
+            cut = at
+    return text[:cut], text[cut:]
