@@ -7,7 +7,6 @@ from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
 from tamis.engine import Engine
 
-
 SCALINGS = ["linear", "yarn", "llama3"]
 
 

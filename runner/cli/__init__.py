@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -31,27 +32,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on standard error; with --traceback it is raised instead.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser(argv).parse_args(argv)
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 0
-    try:
+        _open_streams()
+        arguments = _parser(words).parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
+    except SystemExit as done:  # argparse, which has said why
+        return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
         # Who read our output has gone; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
+        if argv is None:  # the process ends here: a second Ctrl-C must not break its exit
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say("interrupted")
         return 130
     except Exception as error:
-        if arguments.traceback:
+        if "--traceback" in words:
             raise
-        _say(f"error: {_message(error)}")
+        _say(f"error: {one_line(error)}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _open_streams() -> None:
+    """Give the standard streams that the caller closed (`<&-`) the null device: they are None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,7 +93,7 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{clear}tamis: {text}\n")
 
 
-def _message(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"

@@ -15,7 +15,7 @@ class Answer(Protocol):
 
 @contextlib.contextmanager
 def open_answer(*, plain: bool = False) -> Iterator[Answer]:
-    """An Answer on standard output; it ends with a line break, also after an error."""
+    """An Answer on standard output; where it has text it ends with a line break, come what may."""
     answer: Any = _Plain()
     if sys.stdout.isatty() and not plain:
         with contextlib.suppress(ImportError):
@@ -30,21 +30,23 @@ class _Plain:
     """The text as it is; on a terminal without the escape characters that could steer it."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
+        self._terminal, self._empty = sys.stdout.isatty(), True
 
     def write(self, text: str) -> None:
+        self._empty = self._empty and not text
         sys.stdout.write(visible(text) if self._terminal else text)
         sys.stdout.flush()
 
     def close(self) -> None:
-        sys.stdout.write("\n")
+        sys.stdout.write("" if self._empty else "\n")
         sys.stdout.flush()
 
 
 class _Markdown:
     """Prints blocks for good once they are complete; only the last one is drawn anew.
 
-    So an answer longer than the screen scrolls as any text does.
+    So an answer longer than the screen scrolls as any text does; of a block longer than the screen
+    the end is seen until it is complete.
     """
 
     def __init__(self) -> None:
@@ -60,12 +62,26 @@ class _Markdown:
         done, self._open = split_blocks(self._open + visible(text))
         if done.strip():
             self._live.console.print(self._render(done))
-        self._live.update(self._render(self._open))
+        self._live.update(_End(self._render(self._open)))
 
     def close(self) -> None:
         self._live.stop()
         if self._open.strip():
             self._live.console.print(self._render(self._open))
+
+
+class _End:
+    """As many of the last lines of something as the terminal has room for."""
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self._content, options.update(height=None), pad=False)
+        for line in lines[-(console.height - 1) :]:
+            yield from (*line, Segment.line())
 
 
 def visible(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tamis.cli import common, repl
+from tamis.cli import common, lines, repl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,15 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read messages and commands until the end of input."""
+    """Read messages and commands until the end of input; 1 where one from a pipe failed."""
     progress = common.Progress()
     params = common.sampler_params(arguments)
     engine = common.load_engine(arguments, progress)
     session = common.open_session(engine, arguments, progress)
     chat = repl.Chat(engine, session, params, arguments)
     common.note(f"{engine.path.name}, context {session.n_ctx} tokens. /help lists the commands.")
-    for text in repl.messages(chat.status):
+    for text in lines.messages(chat.status):
         if not chat.handle(text):
             break
     engine.close()
-    return 0
+    return int(chat.failed and not lines.interactive())

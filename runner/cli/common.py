@@ -137,13 +137,16 @@ def read_text(path: str) -> str:
 
 
 def model_file(name: str | None, progress: Progress) -> Path:
-    """The file of a model; with no name the default one, fetched where needed after saying so."""
+    """The file of a model. With no name: the only one there is, or else the default one.
+
+    The default one is fetched where it is missing, after saying so. Raises ModelError.
+    """
     from tamis.models import DEFAULT, KNOWN, ModelError, pull, resolve
 
     if name is not None:
         return resolve(name)
     try:
-        path = resolve(DEFAULT)
+        path = resolve(None)
     except ModelError:
         model = KNOWN[DEFAULT]
         size = f"{model.n_bytes / 1e6:.0f} MB, {model.licence}"
@@ -151,7 +154,8 @@ def model_file(name: str | None, progress: Progress) -> Path:
         path = pull(DEFAULT, progress=progress)
         progress.clear()
     else:
-        note(f"no model named with -m: using {DEFAULT}")
+        if sys.stderr.isatty():
+            note(f"no model named with -m: using {path.name}")
     return path
 
 

@@ -1,16 +1,17 @@
-"""The conversation of `tamis chat`: its commands, its messages, and reading from the terminal."""
+"""The conversation of `tamis chat`: its messages, its commands, what it keeps in files."""
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
-import sys
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import common
+from tamis.cli import common, one_line
 from tamis.cli.answer import open_answer
 
 COMMANDS = """\
@@ -24,13 +25,39 @@ COMMANDS = """\
 /stats           speed and memory
 /ctx             context used
 /exit            leave (also Ctrl-D)
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; Alt-Enter does the same."""
+Ctrl-C stops an answer and forgets it and its question. A line that ends in \\ goes on
+in the next one; Alt-Enter does the same."""
 
 Message = dict[str, str]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speed:
+    """What the last answer took: tokens read, those that were held already, tokens written."""
+
+    n_read: int = 0
+    n_reused: int = 0
+    read_s: float = 0.0
+    n_written: int = 0
+    write_s: float = 0.0  # from the first token on
+
+    @property
+    def read(self) -> float:
+        """Tokens a second of the prompt."""
+        return self.n_read / self.read_s if self.read_s else 0.0
+
+    @property
+    def written(self) -> float:
+        """Tokens a second of the answer."""
+        return (self.n_written - 1) / self.write_s if self.n_written > 1 else 0.0
+
+
 class Chat:
-    """A conversation: its messages, and a session that holds the tokens of all but the last."""
+    """A conversation, and a session that holds the tokens of most of it.
+
+    The messages are what counts: tokens that the session lacks are read again.
+    `failed` is whether any message or command ended in an error.
+    """
 
     def __init__(
         self, engine: Any, session: Any, params: Any, arguments: argparse.Namespace
@@ -40,7 +67,8 @@ class Chat:
         self._messages: list[Message] = []
         if arguments.system:
             self._messages.append({"role": "system", "content": arguments.system})
-        self._speed = 0.0
+        self._speed = Speed()
+        self.failed = False
 
     @property
     def messages(self) -> list[Message]:
@@ -49,11 +77,15 @@ class Chat:
 
     def status(self) -> str:
         """The status line: context used and speed of the last answer."""
-        used = f"{self._session.n_past}/{self._session.n_ctx} tokens"
-        return f"{used}, {self._speed:.1f} tok/s" if self._speed else used
+        n_past, n_ctx = self._session.n_past, self._session.n_ctx
+        used = f"context {n_past}/{n_ctx} ({100 * n_past // n_ctx} %)"
+        return f"{used}, {self._speed.written:.1f} tok/s" if self._speed.n_written > 1 else used
 
     def handle(self, line: str) -> bool:
-        """Answer a message or do what a command says; False where the conversation ends."""
+        """Answer a message or do what a command says; False where the conversation ends.
+
+        On an error or Ctrl-C, which are reported here, the conversation is as it was before.
+        """
         text = line.strip()
         if text in ("/exit", "/quit"):
             return False
@@ -61,15 +93,15 @@ class Chat:
             if text.startswith("/"):
                 self._command(text)
             elif text:
-                self._ask(line)
+                self._reply([*self._messages, {"role": "user", "content": line}])
         except KeyboardInterrupt:
-            common.note("\n[stopped]")
-        except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            common.note(f"error: {error.filename or ''}: {error.strerror or error}")
-        except (ValueError, RuntimeError, MemoryError) as error:
-            common.note(f"error: {error}")
+            common.note("[stopped: the conversation is as it was before]")
+        except BrokenPipeError:
+            raise
+        except (ValueError, RuntimeError, MemoryError, OSError) as error:
+            self.failed = True
+            hint = "; /reset forgets the conversation" if "n_ctx" in str(error) else ""
+            common.note(f"error: {one_line(error)}{hint}")
         return True
 
     def _command(self, text: str) -> None:
@@ -79,15 +111,8 @@ class Chat:
             raise ValueError(f"/{name} is not a command; /help lists them")
         action(rest.strip())
 
-    def _ask(self, text: str) -> None:
-        """Append a message and its answer; where there is no answer, neither is kept."""
-        self._reply([*self._messages, {"role": "user", "content": text}])
-
     def _reply(self, messages: list[Message]) -> None:
-        """Stream an answer to `messages`; it counts as said even where Ctrl-C cut it short.
-
-        On an error, or Ctrl-C before the first token, the conversation is as it was before.
-        """
+        """Stream an answer to `messages`, which then are the conversation."""
         ids = self._engine.encode_chat(messages)
         # What the session holds already of the conversation is not read again; at least one token
         # is, because its logits are needed.
@@ -97,32 +122,34 @@ class Chat:
         pieces = self._session.generate(
             ids[same:], self._params, max_tokens=self._max_tokens, progress=progress.tokens
         )
-        said: list[Any] = []
+        start = time.perf_counter()
         try:
-            self._stream(pieces, said)
-        except KeyboardInterrupt:
-            if not said:
-                raise
-            common.note("[stopped]")
+            with contextlib.closing(pieces):
+                said, first = self._stream(pieces)
+        except BaseException:
+            self._session.truncate(same)
+            raise
         finally:
             progress.clear()
+        end = time.perf_counter()
+        self._speed = Speed(len(ids) - same, same, first - start, len(said), end - first)
         answer = "".join(piece.text for piece in said)
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         if said and said[-1].finish == "length":
             common.note("[cut short: the context or --max-tokens is used up]")
 
-    def _stream(self, pieces: Any, said: list[Any]) -> None:
-        """Show the pieces as they come and append them to `said`."""
-        start = 0.0
-        try:
-            with contextlib.closing(pieces), open_answer(plain=self._plain) as answer:
-                for piece in pieces:
-                    start = start or time.perf_counter()
-                    said.append(piece)
-                    answer.write(piece.text)
-        finally:
-            spent = time.perf_counter() - start
-            self._speed = (len(said) - 1) / spent if len(said) > 1 else 0.0
+    def _stream(self, pieces: Iterator[Any]) -> tuple[list[Any], float]:
+        """Show the pieces as they come: all of them, and when the first one came."""
+        # The prompt is read before the first piece: its progress line needs the screen.
+        said = list(itertools.islice(pieces, 1))
+        first = time.perf_counter()
+        with open_answer(plain=self._plain) as answer:
+            for piece in said:
+                answer.write(piece.text)
+            for piece in pieces:
+                said.append(piece)
+                answer.write(piece.text)
+        return said, first
 
     def _do_help(self, _rest: str) -> None:
         common.note(COMMANDS)
@@ -144,20 +171,43 @@ class Chat:
         if not rest:
             raise ValueError("/save needs a file name")
         self._session.save(rest)
-        Path(f"{rest}.json").write_text(json.dumps(self._messages), encoding="utf-8")
+        kept = {"messages": self._messages, "settings": self._settings()}
+        part = Path(f"{rest}.json.part")
+        part.write_text(json.dumps(kept), encoding="utf-8")
+        os.replace(part, f"{rest}.json")
         common.note(f"kept in {rest} and {rest}.json")
 
     def _do_load(self, rest: str) -> None:
         if not rest:
             raise ValueError("/load needs a file name")
-        messages = _read_messages(Path(f"{rest}.json"))
+        messages, params = self._read_kept(Path(f"{rest}.json"))
         self._session.load(rest)
-        self._messages = messages
-        common.note(f"{len(messages)} messages, {self._session.n_past} tokens")
+        self._messages, self._params = messages, params
+        common.note(
+            f"{len(messages)} messages, {self._session.n_past} tokens; settings as they were"
+        )
+
+    def _read_kept(self, path: Path) -> tuple[list[Message], Any]:
+        """Messages and sampler settings of a kept conversation. Raises OSError, ValueError."""
+        wrong = ValueError(f"{path} is not a kept conversation, or it is damaged")
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            messages, settings = kept["messages"], kept["settings"]
+            params = dataclasses.replace(self._params, **settings)
+        except (ValueError, KeyError, TypeError):
+            raise wrong from None
+        if settings.keys() != self._settings().keys() or not _are_messages(messages):
+            raise wrong
+        return messages, params
+
+    def _settings(self) -> dict[str, Any]:
+        """The sampler settings that are numbers or switches: those that /set knows."""
+        fields = dataclasses.fields(self._params)
+        values = {field.name: getattr(self._params, field.name) for field in fields}
+        return {k: v for k, v in values.items() if v is None or isinstance(v, int | float)}
 
     def _do_set(self, rest: str) -> None:
-        fields = {f.name: getattr(self._params, f.name) for f in dataclasses.fields(self._params)}
-        known = {k: v for k, v in fields.items() if v is None or isinstance(v, int | float)}
+        known = self._settings()
         name, _, value = rest.partition(" ")
         if not rest:
             common.note(", ".join(f"{k} {v}" for k, v in known.items()))
@@ -168,11 +218,14 @@ class Chat:
         self._params = dataclasses.replace(self._params, **{name: new})
 
     def _do_stats(self, _rest: str) -> None:
-        plan = self._engine.memory_plan(self._session.n_ctx)
+        plan, last = self._engine.memory_plan(self._session.n_ctx), self._speed
         common.note(
-            f"{self.status()}; {self._engine.n_threads} threads; "
-            f"weights {plan.weights / common.MIB:.0f} MiB, KV {plan.kv / common.MIB:.0f} MiB, "
-            f"scratch {plan.workspace / common.MIB:.0f} MiB"
+            f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
+            f"answer: {last.n_written} tokens at {last.written:.1f} tok/s, "
+            f"{self._engine.n_threads} threads\n"
+            f"{self.status()}\n"
+            f"memory: weights {plan.weights / common.MIB:.0f} MiB, "
+            f"KV {plan.kv / common.MIB:.0f} MiB, scratch {plan.workspace / common.MIB:.0f} MiB"
         )
 
     def _do_ctx(self, _rest: str) -> None:
@@ -193,69 +246,17 @@ def _parsed(name: str, value: str, old: Any) -> Any:
         raise ValueError(f"{name} is {expected}, not {value!r}") from None
 
 
-def _read_messages(path: Path) -> list[Message]:
-    """The messages of a kept conversation. Raises OSError, ValueError."""
-    wrong = ValueError(f"{path} is not a kept conversation, or it is damaged")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise wrong from None
-    fields = {"role", "content"}
-    for message in data if isinstance(data, list) else [None]:
-        if not isinstance(message, dict) or message.keys() != fields:
-            raise wrong
-        if not all(isinstance(value, str) for value in message.values()):
-            raise wrong
-    return data
+def _are_messages(data: Any) -> bool:
+    """Whether the value of a file is a list of messages."""
+    return isinstance(data, list) and all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(text, str) for text in message.values())
+        for message in data
+    )
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
     """How many leading tokens two sequences share."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
-def messages(status: Callable[[], str]) -> Iterator[str]:
-    """Messages from the terminal, with history, or from a pipe; a final backslash joins lines."""
-    read = _terminal_reader(status) if sys.stdin.isatty() else _pipe_reader
-    while True:
-        try:
-            text = read("> ")
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + read(". ")
-        except KeyboardInterrupt:
-            common.note("(Ctrl-D or /exit leaves)")
-            continue
-        except EOFError:
-            return
-        yield text
-
-
-def _pipe_reader(_prompt: str) -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\n")
-
-
-def _terminal_reader(status: Callable[[], str]) -> Callable[[str], str]:
-    """prompt_toolkit with a history file and the status line, where it is installed."""
-    try:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-        from prompt_toolkit.key_binding import KeyBindings
-    except ImportError:
-        common.note('history and line editing need the extra: pip install "tamis[chat]"')
-        return input
-    folder = Path.home() / ".local" / "state" / "tamis"
-    history: History = InMemoryHistory()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / "history").touch(mode=0o600)
-        history = FileHistory(str(folder / "history"))
-    except OSError as error:
-        common.note(f"the history is not kept: {error}")
-    keys = KeyBindings()
-    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-    prompt: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
-    return lambda text: prompt.prompt(text, bottom_toolbar=status)

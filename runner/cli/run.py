@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tamis.cli import UsageError, common
+from tamis.cli.answer import open_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,18 +37,17 @@ def run(arguments: argparse.Namespace) -> int:
     ids = _ids(engine, text, arguments)
     session = common.open_session(engine, arguments, progress)
     start, first, pieces = time.perf_counter(), 0.0, []
-    for piece in session.generate(
-        ids,
-        params,
-        stop=arguments.stop,
-        max_tokens=arguments.max_tokens,
-        progress=progress.tokens,
-    ):
-        first = first or time.perf_counter()
-        pieces.append(piece)
-        if not arguments.json:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+    with open_answer(plain=True) as answer:
+        for piece in session.generate(
+            ids,
+            params,
+            stop=arguments.stop,
+            max_tokens=arguments.max_tokens,
+            progress=progress.tokens,
+        ):
+            first = first or time.perf_counter()
+            pieces.append(piece)
+            answer.write("" if arguments.json else piece.text)
     _report(arguments, ids, pieces, start, first)
     engine.close()
     return 0
@@ -91,8 +91,6 @@ def _report(
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in pieces]
         sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens}) + "\n")
         return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
     if sys.stderr.isatty():
         common.note(
             f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "

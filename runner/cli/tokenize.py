@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="?", help="the text (default: standard input)")
     parser.add_argument("--special", action="store_true", help="parse special tokens in the text")
     parser.add_argument("--no-bos", action="store_true", help="add no BOS")
-    parser.add_argument("--json", action="store_true", help="the ids as JSON")
+    parser.add_argument("--json", action="store_true", help="ids and pieces as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,10 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     with GGUFFile(common.model_file(arguments.model, common.Progress())) as file:
         tokenizer = tokenizer_for(Vocab.from_gguf(file))
     ids = tokenizer.encode(text, add_special=not arguments.no_bos, parse_special=arguments.special)
+    pieces = [tokenizer.piece(i, special=True).decode("utf-8", "backslashreplace") for i in ids]
     if arguments.json:
-        sys.stdout.write(json.dumps(ids) + "\n")
+        rows = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
+        sys.stdout.write(json.dumps(rows) + "\n")
         return 0
-    for token in ids:
-        piece = tokenizer.piece(token, special=True)
-        sys.stdout.write(f"{token:>8}  {piece.decode('utf-8', 'backslashreplace')!r}\n")
+    for i, piece in zip(ids, pieces, strict=True):
+        sys.stdout.write(f"{i:>8}  {piece!r}\n")
     return 0
