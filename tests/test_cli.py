@@ -4,104 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from stand_in_engine import N_VOCAB, FakeEngine, FakeTokenizer
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis import models
-from tamis.cli import answer, bench, common, main, perplexity, repl
-from tamis.engine import MemoryPlan
+from tamis.cli import bench, common, main, perplexity
 from tamis.sampler import SamplerParams
-from tamis.session import Piece
-
-N_VOCAB = 256
-
-
-class FakeTokenizer:
-    """A token a byte of UTF-8; BOS is 1 where asked for."""
-
-    bos, eos, eog, n_vocab = 1, 0, frozenset({0}), N_VOCAB
-
-    def __init__(self, add_bos: bool = False) -> None:
-        self.add_bos = add_bos
-
-    def encode(self, text: str, **_options: bool) -> list[int]:
-        return [1] * self.add_bos + list(text.encode())
-
-
-class FakeSession:
-    """Answers "one two three"; an exception in `script` is raised in place of a piece."""
-
-    def __init__(self, n_ctx: int, script: list[Any]) -> None:
-        self.n_ctx, self.tokens, self.script, self.calls = n_ctx, [], script, []
-
-    @property
-    def n_past(self) -> int:
-        return len(self.tokens)
-
-    def truncate(self, n: int) -> None:
-        del self.tokens[n:]
-
-    def prefill(self, ids: Any, progress: Any = None) -> Any:
-        self.tokens += [int(i) for i in ids]
-        return np.zeros(N_VOCAB, np.float32)
-
-    def decode(self, token_id: int) -> Any:
-        return self.prefill([token_id])
-
-    def logits(self, ids: Any) -> Iterator[Any]:
-        self.prefill(ids)
-        for start in range(0, len(ids), 3):
-            yield np.zeros((min(3, len(ids) - start), N_VOCAB), np.float32)
-
-    def generate(self, ids: Any, params: Any, **options: Any) -> Iterator[Piece]:
-        self.calls.append((list(ids), params, options))
-        script = self.script[: options["max_tokens"]]
-        self.prefill(ids)
-        for i, text in enumerate(script):
-            if isinstance(text, BaseException):
-                raise text
-            last = i == len(script) - 1
-            self.tokens.append(2)
-            yield Piece(text, 2, -0.5, "stop" if last else None)
-
-    def save(self, path: str) -> None:
-        Path(path).write_text(json.dumps(self.tokens))
-
-    def load(self, path: str) -> None:
-        self.tokens = json.loads(Path(path).read_text())
-
-
-class FakeEngine:
-    """What the commands use of an Engine."""
-
-    path, n_threads = Path("fake.gguf"), 2
-
-    def __init__(self, script: list[Any] | None = None) -> None:
-        self.script = ["one", " two", " three"] if script is None else script
-        self.tokenizer, self.chats, self.sessions = FakeTokenizer(), [], []
-        self.hp = SimpleNamespace(n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4)
-        self.file = SimpleNamespace(tensors={"output.weight": SimpleNamespace(n_bytes=1000)})
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        self.chats.append([dict(m) for m in messages])
-        return [3, *"".join(m["content"] for m in messages).encode(), 4]
-
-    def memory_plan(self, _n_ctx: int) -> MemoryPlan:
-        return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
-
-    def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:
-        self.sessions.append(FakeSession(n_ctx or 100, self.script))
-        return self.sessions[-1]
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -110,12 +24,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr("tamis.engine.Engine.load", lambda *_args, **_options: fake)
     monkeypatch.setattr(common, "model_file", lambda *_args: Path("fake.gguf"))
     return fake
-
-
-@pytest.fixture
-def chat(engine: FakeEngine) -> repl.Chat:
-    arguments = Namespace(system=None, max_tokens=None, plain=True)
-    return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
 
 
 def spawn(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -287,124 +195,6 @@ def test_without_a_model_the_default_one_is_fetched_after_saying_so(monkeypatch,
     assert f"fetching {models.DEFAULT}" in capsys.readouterr().err
     with pytest.raises(models.ModelError):
         common.model_file("other", common.Progress())
-
-
-# chat
-
-
-def test_chat_reads_only_what_is_new(chat, engine):
-    chat.handle("abc")
-    session = engine.sessions[0]
-    session.tokens[:] = [3, *b"abc"]
-    chat.handle("d")
-    assert session.calls[1][0] == [*b"one two threed", 4]
-    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
-
-
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, engine, capsys):
-    engine.script[:] = ["one", KeyboardInterrupt()]
-    assert chat.handle("hi")
-    assert chat.messages[-1] == {"role": "assistant", "content": "one"}
-    engine.script[:] = [KeyboardInterrupt()]
-    before = chat.messages
-    assert chat.handle("again")
-    assert chat.messages == before
-    assert "[stopped]" in capsys.readouterr().err
-
-
-def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys):
-    chat.handle("hi")
-    before = chat.messages
-    engine.script[:] = [ValueError("prompt is too long")]
-    for line in ("more", "/regen"):
-        assert chat.handle(line)
-        assert chat.messages == before
-    assert capsys.readouterr().err.count("error: prompt is too long") == 2
-
-
-def test_regen_replaces_the_answer(chat, engine, capsys):
-    assert chat.handle("/regen")
-    assert "no answer to replace" in capsys.readouterr().err
-    chat.handle("hi")
-    engine.script[:] = ["other"]
-    chat.handle("/regen")
-    assert [m["content"] for m in chat.messages] == ["hi", "other"]
-
-
-def test_system_and_reset_start_again(chat, engine):
-    chat.handle("hi")
-    chat.handle("/system be brief")
-    assert chat.messages == [{"role": "system", "content": "be brief"}]
-    assert engine.sessions[0].n_past == 0
-    chat.handle("hi")
-    chat.handle("/reset")
-    assert chat.messages == [{"role": "system", "content": "be brief"}]
-    chat.handle("/system")
-    assert chat.messages == []
-
-
-def test_a_kept_conversation_goes_on(chat, engine, tmp_path):
-    chat.handle("hi")
-    before, tokens = chat.messages, list(engine.sessions[0].tokens)
-    chat.handle(f"/save {tmp_path / 'talk'}")
-    chat.handle("/reset")
-    chat.handle(f"/load {tmp_path / 'talk'}")
-    assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
-
-
-@pytest.mark.parametrize("text", ["[1]", "{}", "[{}]", "nonsense", '[{"role": 1, "content": ""}]'])
-def test_a_damaged_conversation_is_refused_and_changes_nothing(chat, tmp_path, capsys, text):
-    chat.handle("hi")
-    before = chat.messages
-    (tmp_path / "talk.json").write_text(text)
-    chat.handle(f"/load {tmp_path / 'talk'}")
-    assert chat.messages == before
-    assert "is not a kept conversation" in capsys.readouterr().err
-
-
-def test_set_checks_names_types_and_ranges(chat, engine, capsys):
-    for line in ("/set temp 0.25", "/set top_k 3", "/set ignore_eos on"):
-        chat.handle(line)
-    wrong = ("/set nonsense 1", "/set temp", "/set temp x", "/set top_k 1.5", "/set top_p 7")
-    for line in (*wrong, "/set ignore_eos 7", "/set logit_bias 1"):
-        chat.handle(line)
-        assert capsys.readouterr().err.startswith("error: "), line
-    chat.handle("hi")
-    params = engine.sessions[0].calls[0][1]
-    assert (params.temp, params.top_k, params.ignore_eos) == (0.25, 3, True)
-
-
-def test_help_names_every_command(chat, capsys):
-    chat.handle("/help")
-    text = capsys.readouterr().err
-    for name in ["help", "system", "reset", "regen", "save", "load", "set", "stats", "ctx", "exit"]:
-        assert f"/{name}" in text
-    for line in ("/stats", "/ctx", "/set"):
-        chat.handle(line)
-    assert "error" not in capsys.readouterr().err
-    chat.handle("/nonsense")
-    assert "/nonsense is not a command" in capsys.readouterr().err
-    assert not chat.handle("/exit")
-
-
-def test_chat_from_a_pipe_answers_each_line(engine, monkeypatch, capsys):
-    lines = iter(["one \\\n", "more\n", "\n", "/exit\n", "never\n"])
-    piped = SimpleNamespace(readline=lambda: next(lines, ""), isatty=lambda: False)
-    monkeypatch.setattr(sys, "stdin", piped)
-    assert main(["chat"]) == 0
-    assert capsys.readouterr().out == "one two three\n"
-    assert engine.chats == [[{"role": "user", "content": "one \nmore"}]]
-
-
-def test_markdown_is_cut_between_blocks_never_in_a_fence():
-    assert answer.split_blocks("a\n\nb") == ("a\n\n", "b")
-    assert answer.split_blocks("a\nb") == ("", "a\nb")
-    assert answer.split_blocks("```\nx\n\ny") == ("", "```\nx\n\ny")
-    assert answer.split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
-
-
-def test_an_answer_cannot_steer_the_terminal():
-    assert answer.visible("a\x1b[2Jb\n\tc\r\x9b") == "a\u241b[2Jb\n\tc\u240d\ufffd"
 
 
 # bench and perplexity
