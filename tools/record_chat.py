@@ -17,8 +17,8 @@ import pyte
 from tamis import models
 from tamis.jit_kernels import store
 
-ROWS, COLUMNS = 50, 78
-TIMEOUT = 600  # seconds, for an answer that must wait for the compiler
+ROWS, COLUMNS = 50, 80
+TIMEOUT = 300  # seconds, for an answer that must wait for the compiler
 FLAGS = ("--temp", "0")
 LINES = ("Give me a Markdown list of three colours.", "/stats", "/save talk", "/exit")
 BEGIN, END = "<!-- cast: begin -->", "<!-- cast: end -->"
@@ -34,6 +34,7 @@ class Screen:
     def __init__(self, *arguments: str, home: Path, **environment: str) -> None:
         self._screen = _Answering(COLUMNS, ROWS)
         self._stream = pyte.ByteStream(self._screen)
+        self._typed_at = -1  # row of the prompt that was answered last
         self.seen: list[list[str]] = []
         self.child = pexpect.spawn(
             sys.executable,
@@ -72,13 +73,13 @@ class Screen:
         return self.lines()
 
     def wait_for_prompt(self) -> list[str]:
-        """The lines once the chat waits for a message."""
+        """The lines once the chat waits for the next message."""
         return self.wait_for(lambda _: self._at_prompt())
 
     def say(self, line: str) -> None:
-        """Type a line and Enter; returns when the chat has taken it."""
+        """Type a line and Enter, at a prompt."""
+        self._typed_at = self._screen.cursor.y
         self.child.send(line + "\r")
-        self.wait_for(lambda _: not self._at_prompt())
 
     def end(self) -> int:
         """The exit code of the command, once it has ended."""
@@ -90,7 +91,8 @@ class Screen:
 
     def _at_prompt(self) -> bool:
         cursor = self._screen.cursor
-        return cursor.x == 2 and self._screen.display[cursor.y].rstrip() == ">"
+        below = cursor.y > self._typed_at  # the screen is high enough that nothing scrolls
+        return below and cursor.x == 2 and self._screen.display[cursor.y].rstrip() == ">"
 
 
 class _Answering(pyte.Screen):
