@@ -1,5 +1,8 @@
 """The conversation of `tamis chat`: on a stand-in engine, then with smollm2 in a terminal."""
 
+import json
+import re
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -10,6 +13,8 @@ from stand_in_engine import FakeEngine
 
 from tamis.cli import answer, common, main, repl
 from tamis.sampler import SamplerParams
+from tamis.tools import record_chat
+from tamis.tools.record_chat import Screen
 
 
 @pytest.fixture
@@ -26,9 +31,6 @@ def chat(engine: FakeEngine) -> repl.Chat:
     return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
 
 
-# chat
-
-
 def test_chat_reads_only_what_is_new(chat, engine):
     chat.handle("abc")
     session = engine.sessions[0]
@@ -38,25 +40,38 @@ def test_chat_reads_only_what_is_new(chat, engine):
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, engine, capsys):
-    engine.script[:] = ["one", KeyboardInterrupt()]
-    assert chat.handle("hi")
-    assert chat.messages[-1] == {"role": "assistant", "content": "one"}
-    engine.script[:] = [KeyboardInterrupt()]
-    before = chat.messages
+@pytest.mark.parametrize("script", [["one", KeyboardInterrupt()], [KeyboardInterrupt()]])
+def test_ctrl_c_stops_the_answer_only(chat, engine, capsys, script):
+    chat.handle("hi")
+    before, tokens = chat.messages, list(engine.sessions[0].tokens)
+    engine.script[:] = script
+    # What the stand-in was given for "hi" is what it is given again: nothing of it is dropped.
+    engine.sessions[0].tokens[:] = tokens = [3, *b"hi"]
     assert chat.handle("again")
-    assert chat.messages == before
-    assert "[stopped]" in capsys.readouterr().err
+    assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
+    assert "[stopped: the conversation is as it was before]" in capsys.readouterr().err
+    engine.script[:] = ["more"]
+    assert chat.handle("go on")
+    assert [m["content"] for m in chat.messages] == ["hi", "one two three", "go on", "more"]
 
 
 def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys):
     chat.handle("hi")
     before = chat.messages
-    engine.script[:] = [ValueError("prompt is too long")]
+    engine.script[:] = [ValueError("prompt is 9 tokens, n_ctx is 8: raise --ctx")]
     for line in ("more", "/regen"):
         assert chat.handle(line)
         assert chat.messages == before
-    assert capsys.readouterr().err.count("error: prompt is too long") == 2
+    error = "error: prompt is 9 tokens, n_ctx is 8: raise --ctx; /reset forgets the conversation\n"
+    assert capsys.readouterr().err == error * 2
+
+
+def test_in_a_pipe_a_failed_message_is_exit_code_1(engine, monkeypatch, capsys):
+    lines = iter(["hi\n", "/nonsense\n", "hi\n"])
+    piped = SimpleNamespace(readline=lambda: next(lines, ""), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert main(["chat"]) == 1
+    assert capsys.readouterr().out == "one two three\n" * 2
 
 
 def test_regen_replaces_the_answer(chat, engine, capsys):
@@ -80,20 +95,38 @@ def test_system_and_reset_start_again(chat, engine):
     assert chat.messages == []
 
 
-def test_a_kept_conversation_goes_on(chat, engine, tmp_path):
+def test_a_kept_conversation_goes_on_with_its_settings(chat, engine, tmp_path):
+    chat.handle("/set temp 0.25")
     chat.handle("hi")
     before, tokens = chat.messages, list(engine.sessions[0].tokens)
     chat.handle(f"/save {tmp_path / 'talk'}")
     chat.handle("/reset")
+    chat.handle("/set temp 0.75")
     chat.handle(f"/load {tmp_path / 'talk'}")
     assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
+    chat.handle("hi")
+    assert engine.sessions[0].calls[-1][1] == SamplerParams(temp=0.25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk", "talk.json"]
 
 
-@pytest.mark.parametrize("text", ["[1]", "{}", "[{}]", "nonsense", '[{"role": 1, "content": ""}]'])
-def test_a_damaged_conversation_is_refused_and_changes_nothing(chat, tmp_path, capsys, text):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: [kept],
+        lambda kept: {**kept, "messages": [{}]},
+        lambda kept: {**kept, "messages": [{"role": 1, "content": ""}]},
+        lambda kept: {**kept, "settings": {**kept["settings"], "temp": "hot"}},
+        lambda kept: {**kept, "settings": {**kept["settings"], "top_p": 7}},
+        lambda kept: {**kept, "settings": {"temp": 0.5}},
+        lambda kept: {**kept, "settings": None},
+    ],
+)
+def test_a_damaged_conversation_is_refused_and_changes_nothing(chat, tmp_path, capsys, change):
     chat.handle("hi")
     before = chat.messages
-    (tmp_path / "talk.json").write_text(text)
+    chat.handle(f"/save {tmp_path / 'talk'}")
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
     chat.handle(f"/load {tmp_path / 'talk'}")
     assert chat.messages == before
     assert "is not a kept conversation" in capsys.readouterr().err
@@ -142,3 +175,89 @@ def test_markdown_is_cut_between_blocks_never_in_a_fence():
 
 def test_an_answer_cannot_steer_the_terminal():
     assert answer.visible("a\x1b[2Jb\n\tc\r\x9b") == "a\u241b[2Jb\n\tc\u240d\ufffd"
+
+
+# with smollm2
+
+
+def chat_in_a_pipe(folder: Path, *lines: str, flags: tuple[str, ...] = ()) -> tuple[list[str], str]:
+    """The answers, one a line, and standard error."""
+    command = [sys.executable, "-m", "tamis", "chat", "-m", "smollm2", "-n", "24", *flags]
+    text = "".join(line + "\n" for line in lines)
+    done = subprocess.run(
+        command, cwd=folder, input=text, capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("flags", [("--temp", "0"), ("--temp", "0.8", "--seed", "7")])
+def test_a_conversation_kept_and_loaded_in_a_new_process_goes_on_with_the_same_text(
+    model_path, tmp_path, flags
+):
+    model_path("smollm2")
+    first, second = "My name is Zoe and I like boats.", "What do I like?"
+    whole, _ = chat_in_a_pipe(tmp_path, first, "/save talk", second, flags=flags)
+    # The settings come with the conversation: no flags here.
+    rest, err = chat_in_a_pipe(tmp_path, "/load talk", second, "/stats")
+    alone, _ = chat_in_a_pipe(tmp_path, second, flags=flags)
+    assert whole[-len(rest) :] == rest
+    assert rest != alone
+    reused = re.search(r"(\d+) reused", err)
+    assert reused
+    assert int(reused[1]) > 40, "the loaded keys and values were read again"
+
+
+@pytest.mark.model
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, tmp_path):
+    model_path("smollm2")
+    first, second = "My name is Zoe and I like boats.", "What do I like?"
+    flags = ("-m", "smollm2", "--temp", "0", "-n", "200", "--plain")
+    expected = Screen("chat", *flags, home=tmp_path)
+    stopped = Screen("chat", *flags, home=tmp_path)
+    for screen, lines in ((expected, (first, second)), (stopped, (first, "/ctx"))):
+        for line in lines:
+            screen.wait_for_prompt()
+            screen.say(line)
+    *_, before, _ = stopped.wait_for_prompt()[:-1]
+    stopped.say("Write a very long story about the sea.")
+    row = len(stopped.lines())
+    stopped.wait_for(lambda lines: len(lines) > row + 2)
+    stopped.child.sendintr()
+    for line in ("/ctx", second):
+        stopped.wait_for_prompt()
+        stopped.say(line)
+    for screen in (stopped, expected):
+        screen.wait_for_prompt()
+        screen.say("/exit")
+        assert screen.end() == 0
+    text = "\n".join(stopped.lines())
+    assert "[stopped: the conversation is as it was before]" in text
+    assert "Traceback" not in text
+    assert text.count(before.split(",")[0]) == 2, "the context in use has changed"
+    assert text.split(f"> {second}\n")[1] == "\n".join(expected.lines()).split(f"> {second}\n")[1]
+
+
+@pytest.mark.model
+def test_the_recorded_chat_streams_its_answer_and_is_the_picture_in_the_readme(
+    model_path, tmp_path, root
+):
+    model_path("smollm2")
+    screen = record_chat.record(tmp_path)
+    lines = screen.lines()
+    said = [line for line in lines if line.startswith("> ")]
+    assert said == [f"> {line}" for line in record_chat.LINES]
+    answer_lines = lines[lines.index(said[0]) + 1 : lines.index(said[1])]
+    assert [line.split()[0] for line in answer_lines if line] == ["1", "2", "3"]
+    # At some time a part of the answer was seen: the first item without the last.
+    states = ["\n".join(state) for state in screen.seen]
+    first, last = answer_lines[1], answer_lines[-1]
+    assert any(first in state and last not in state for state in states)
+    assert any(re.search(r"context \d+/8192 \(\d+ %\), [\d.]+ tok/s", s) for s in states)
+    assert re.search(r"answer: \d+ tokens at [\d.]+ tok/s", "\n".join(lines))
+    assert (tmp_path / "talk").stat().st_size > 0
+    assert (tmp_path / "talk.json").exists()
+    shown = record_chat.picture_in((root / "README.md").read_text())
+    assert record_chat.form(shown) == record_chat.form(record_chat.picture(lines)), (
+        "the README shows another chat: python -m tamis.tools.record_chat README.md"
+    )

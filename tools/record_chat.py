@@ -28,7 +28,7 @@ class Screen:
     """A `tamis` command in a terminal of ROWS x COLUMNS, in the folder `home`.
 
     What is downloaded and compiled is the user's; the history of the chat is in `home`. `seen`
-    grows by the lines on the screen after each output of the command.
+    grows by the lines on the screen after each output of the command, `output` by its bytes.
     """
 
     def __init__(self, *arguments: str, home: Path, **environment: str) -> None:
@@ -36,6 +36,7 @@ class Screen:
         self._stream = pyte.ByteStream(self._screen)
         self._typed_at = -1  # row of the prompt that was answered last
         self.seen: list[list[str]] = []
+        self.output = b""
         self.child = pexpect.spawn(
             sys.executable,
             ["-m", "tamis", *arguments],
@@ -64,7 +65,9 @@ class Screen:
             if time.monotonic() > deadline:
                 raise TimeoutError("\n".join(self.lines()))
             try:
-                self._stream.feed(self.child.read_nonblocking(4096, timeout=1))
+                data = self.child.read_nonblocking(4096, timeout=1)
+                self.output += data
+                self._stream.feed(data)
                 self.seen.append(self.lines())
             except pexpect.TIMEOUT:
                 continue

@@ -54,7 +54,7 @@ class _Markdown:
         from rich.live import Live
         from rich.markdown import Markdown
 
-        self._render, self._open = Markdown, ""
+        self._render, self._open, self._drawn = Markdown, "", False
         self._live = Live(console=Console(), transient=True, refresh_per_second=8)
         self._live.start()
 
@@ -62,7 +62,9 @@ class _Markdown:
         done, self._open = split_blocks(self._open + visible(text))
         if done.strip():
             self._live.console.print(self._render(done))
-        self._live.update(_End(self._render(self._open)))
+        # The first words are shown at once, what follows when the display is due.
+        self._live.update(_End(self._render(self._open)), refresh=not self._drawn)
+        self._drawn = True
 
     def close(self) -> None:
         self._live.stop()
