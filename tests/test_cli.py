@@ -1,7 +1,9 @@
 """The command line on a stand-in engine: exit codes, what goes where, the chat's commands."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis import models
 from tamis.cli import bench, common, main, perplexity
 from tamis.sampler import SamplerParams
+from tamis.tools.record_chat import Screen
 
 
 @pytest.fixture
@@ -98,7 +101,27 @@ def test_a_failure_is_exit_code_1_and_one_line(engine, monkeypatch, capsys, erro
 def test_ctrl_c_is_exit_code_130(engine, capsys):
     engine.script[:] = ["one", KeyboardInterrupt()]
     assert main(["run", "-p", "x"]) == 130
-    assert capsys.readouterr() == ("one", "tamis: interrupted\n")
+    assert capsys.readouterr() == ("one\n", "tamis: interrupted\n")
+
+
+def test_a_command_that_cannot_be_imported_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tamis.cli.inspect", None)
+    assert main(["inspect"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_streams_that_the_caller_closed_are_no_error(tmp_path):
+    command = f"{sys.executable} -m tamis inspect -m {tiny_file(tmp_path)}"
+    for closed in ("<&-", ">&-", "2>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), closed
+
+
+def test_without_standard_input_run_asks_for_a_prompt_and_chat_ends(engine, monkeypatch, capsys):
+    for line, code in (("run", 2), ("chat", 0)):
+        monkeypatch.setattr(sys, "stdin", None)
+        assert main([line]) == code
+    assert "the prompt is empty" in capsys.readouterr().err
 
 
 def test_version_and_help_are_exit_code_0_and_import_nothing_heavy():
@@ -185,16 +208,63 @@ def test_run_json_is_one_object_with_tokens(engine, capsys):
 # the default model
 
 
-def test_without_a_model_the_default_one_is_fetched_after_saying_so(monkeypatch, capsys, tmp_path):
-    def missing(_name: str) -> Path:
-        raise models.ModelError("not here")
+@pytest.mark.parametrize("command", [["run", "-p", "x"], ["chat"]])
+def test_with_no_model_at_all_smollm2_is_fetched_after_saying_so(
+    monkeypatch, capsys, tmp_path, command
+):
+    said = []
 
-    monkeypatch.setattr(models, "resolve", missing)
-    monkeypatch.setattr(models, "pull", lambda name, progress: tmp_path / name)
-    assert common.model_file(None, common.Progress()) == tmp_path / models.DEFAULT
-    assert f"fetching {models.DEFAULT}" in capsys.readouterr().err
-    with pytest.raises(models.ModelError):
-        common.model_file("other", common.Progress())
+    def fetch(model: models.KnownModel, _partial: Path, target: Path, _say: Any) -> bool:
+        said.append(capsys.readouterr().err)
+        target.write_bytes(model.name.encode())
+        return True
+
+    loaded: list[Path] = []
+
+    def load(path: Path, **_options: Any) -> FakeEngine:
+        loaded.append(path)
+        return FakeEngine()
+
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    monkeypatch.setattr(models, "_from_hub", fetch)
+    monkeypatch.setattr("tamis.engine.Engine.load", load)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main(command) == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert said == ["no model named with -m: fetching smollm2 (98 MB, Apache-2.0)\n"]
+    assert [path.read_text() for path in loaded] == ["smollm2"]
+
+
+def test_a_model_that_is_named_is_not_fetched(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    assert main(["run", "-p", "x", "-m", "smollm2"]) == 1
+    assert "run tamis pull smollm2" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_only_model_there_is_serves_where_none_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    path = tiny_file(tmp_path)
+    assert common.model_file(None, common.Progress()) == path
+    assert capsys.readouterr().err == ""
+
+
+# progress
+
+
+def test_progress_is_for_terminals(monkeypatch, capsys):
+    progress = common.Progress()
+    progress("download", 1, 3)
+    progress.tokens(1, 3)
+    progress.clear()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("compile", 1, 4)
+    assert "compile:  25 %" in capsys.readouterr().err
+    progress.tokens(3, 4)
+    assert "reading the prompt:  75 %" in capsys.readouterr().err
+    progress.tokens(4, 4)
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
 # bench and perplexity
@@ -283,3 +353,81 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(b"tamis: error: ")
     assert done.stderr.count(b"\n") == 1
+
+
+def test_tokenize_shows_ids_and_pieces_and_parses_special_tokens_on_demand(model_path, capsys):
+    model_path("smollm2")
+    flags = ["tokenize", "-m", "smollm2", "<|im_end|> hi"]
+    assert main([*flags, "--special", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0] == {"id": 2, "piece": "<|im_end|>"}
+    assert main([*flags, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert len(plain) > len(rows)
+    assert "".join(row["piece"] for row in plain) == "<|im_end|> hi"
+    assert main(flags) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split() == [str(plain[0]["id"]), repr(plain[0]["piece"])]
+
+
+def test_warmup_reports_as_json(engine, capsys):
+    assert main(["warmup", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "fake.gguf"
+
+
+# with smollm2, in a process of its own
+
+
+@pytest.mark.model
+def test_a_prompt_longer_than_the_context_is_one_line_with_both_numbers(model_path, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 100)
+    path = str(model_path("smollm2"))
+    done = spawn("run", "--raw", "-m", path, "-c", "64", "-f", str(tmp_path / "long.txt"))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == (
+        b"tamis: error: prompt is 101 tokens, n_ctx is 64: raise --ctx to at least 101 "
+        b"or shorten the prompt\n"
+    )
+
+
+@pytest.mark.model
+def test_a_reader_that_leaves_while_an_answer_is_written_ends_it_quietly(model_path):
+    flags = ["-m", str(model_path("smollm2")), "--temp", "0", "-n", "100", "-p", "Tell a story."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tamis", "run", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+@pytest.mark.model
+def test_ctrl_c_in_a_pipe_is_130_and_one_line(model_path):
+    flags = ["-m", str(model_path("smollm2")), "--temp", "0", "-p", "Tell a long story."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tamis", "run", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"tamis: interrupted\n"
+        assert process.wait(60) == 130
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("stage", ["load", "compile", "reading the prompt"])
+def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, stage):
+    # 1000 tokens take seconds on any machine, so that Ctrl-C comes before the answer.
+    (tmp_path / "long.txt").write_text("word " * 1000)
+    flags = ["-m", str(model_path("smollm2")), "-f", str(tmp_path / "long.txt")]
+    cache = {"XDG_CACHE_HOME": str(tmp_path)} if stage == "compile" else {}
+    screen = Screen("run", *flags, home=tmp_path, **cache)
+    screen.wait_for(lambda _: f"{stage}:".encode() in screen.output)
+    screen.child.sendintr()
+    assert screen.end() == 130
+    assert screen.lines()[-1] == "tamis: interrupted"
+    assert b"Traceback" not in screen.output

@@ -123,6 +123,11 @@ def record(home: Path, lines: tuple[str, ...] = LINES) -> Screen:
     return screen
 
 
+def after(lines: list[str], line: str) -> str:
+    """What stands below the first such line on the screen, where there is one."""
+    return "\n".join(lines[lines.index(line) + 1 :]) if line in lines else ""
+
+
 def picture(lines: list[str]) -> str:
     """The block that stands between the marks in README.md."""
     command = " ".join(("$ tamis chat", *FLAGS))
