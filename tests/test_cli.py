@@ -104,6 +104,32 @@ def test_ctrl_c_is_exit_code_130(engine, capsys):
     assert capsys.readouterr() == ("one\n", "tamis: interrupted\n")
 
 
+def test_ctrl_c_during_an_import_waits_for_its_end(tmp_path):
+    # As NumPy does, the import makes an ImportError of it; while it lasts, Ctrl-C comes twice.
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(0.05)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('bad install')\n"
+        "print('imported')\n"
+    )
+    code = (
+        "import sys, time; from tamis import cli; from tamis.cli import warmup\n"
+        "def run(_):\n"
+        "    import slow\n"
+        "    time.sleep(10)\n"
+        "warmup.run = run\n"
+        f"sys.path.append({str(tmp_path)!r}); sys.argv = ['tamis', 'warmup']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (130, b"imported\n")
+    assert done.stderr == b"tamis: interrupted\n"
+
+
 def test_a_command_that_cannot_be_imported_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tamis.cli.inspect", None)
     assert main(["inspect"]) == 1

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 from tamis import __version__
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     An error is one line on standard error; with --traceback it is raised instead.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        for number in (signal.SIGINT, signal.SIGALRM):  # the process is ours
+            signal.signal(number, _interrupt)
     try:
         _open_streams()
         arguments = _parser(words).parse_args(words)
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
-        if argv is None:  # the process ends here: a second Ctrl-C must not break its exit
+        if argv is None:  # a second Ctrl-C must not break the exit
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say("interrupted")
         return 130
@@ -55,6 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say(f"error: {one_line(error)}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """KeyboardInterrupt, but never in the middle of an import: 10 ms later, as often as it takes.
+
+    NumPy makes an ImportError of it there, and the import system may swallow it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _open_streams() -> None:
