@@ -396,6 +396,15 @@ def test_tokenize_shows_ids_and_pieces_and_parses_special_tokens_on_demand(model
     assert first.split() == [str(plain[0]["id"]), repr(plain[0]["piece"])]
 
 
+def test_pull_reports_as_json(monkeypatch, tmp_path, capsys):
+    (tmp_path / "model").write_bytes(b"1234")
+    monkeypatch.setattr("tamis.cli.pull.pull", lambda name, progress: tmp_path / name)
+    assert main(["pull", "model", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": f"{tmp_path}/model", "bytes": 4}
+    assert main(["pull", "model"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/model\n"
+
+
 def test_warmup_reports_as_json(engine, capsys):
     assert main(["warmup", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "fake.gguf"

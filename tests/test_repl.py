@@ -1,5 +1,6 @@
 """The conversation of `tamis chat`: on a stand-in engine, then with smollm2 in a terminal."""
 
+import io
 import json
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 from stand_in_engine import FakeEngine
 
 from tamis.cli import answer, common, main, repl
@@ -173,6 +176,13 @@ def test_markdown_is_cut_between_blocks_never_in_a_fence():
     assert answer.split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
 
 
+def test_of_a_block_longer_than_the_screen_the_end_is_seen():
+    screen = io.StringIO()
+    console = Console(file=screen, width=20, height=5)
+    console.print(answer._End(Text("\n".join(map(str, range(10))))))
+    assert screen.getvalue().split() == ["6", "7", "8", "9"]
+
+
 def test_an_answer_cannot_steer_the_terminal():
     assert answer.visible("a\x1b[2Jb\n\tc\r\x9b") == "a\u241b[2Jb\n\tc\u240d\ufffd"
 
@@ -244,6 +254,29 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, 
     assert record_chat.after(stopped.lines(), question) == record_chat.after(
         expected.lines(), question
     )
+
+
+@pytest.mark.model
+def test_in_a_terminal_a_message_may_have_lines_and_is_found_again(model_path, tmp_path):
+    model_path("smollm2")
+    flags = ("-m", "smollm2", "--temp", "0", "-n", "2")
+    alt_enter, up = "\x1b\r", "\x1b[A"
+    first = Screen("chat", *flags, home=tmp_path)
+    for line in (f"one{alt_enter}two", "/exit"):
+        first.wait_for_prompt()
+        first.say(line)
+    assert first.end() == 0
+    lines = first.lines()
+    assert lines[lines.index("> one") + 1] == ". two"
+    assert (tmp_path / ".local/state/tamis/history").stat().st_mode & 0o077 == 0
+    later = Screen("chat", *flags, home=tmp_path)
+    later.wait_for_prompt()
+    later.child.send(up + up)
+    later.wait_for(lambda lines: "> one" in lines and ". two" in lines)
+    later.child.sendcontrol("c")
+    later.wait_for(lambda lines: "(Ctrl-D or /exit leaves)" in lines and lines.count(">") == 1)
+    later.child.sendcontrol("d")
+    assert later.end() == 0
 
 
 @pytest.mark.model

@@ -51,6 +51,8 @@ def _terminal_reader(status: Callable[[], str]) -> Reader:
     """prompt_toolkit with a history file and the status line, where it is installed."""
     try:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.enums import DEFAULT_BUFFER
+        from prompt_toolkit.filters import has_focus
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings
     except ImportError:
@@ -65,6 +67,11 @@ def _terminal_reader(status: Callable[[], str]) -> Reader:
     except OSError as error:
         common.note(f"the history is not kept: {error}")
     keys = KeyBindings()
+    keys.add("enter", filter=has_focus(DEFAULT_BUFFER))(
+        lambda event: event.current_buffer.validate_and_handle()
+    )
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-    prompt: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
+    prompt: PromptSession[str] = PromptSession(
+        history=history, key_bindings=keys, multiline=True, prompt_continuation=". "
+    )
     return lambda text: prompt.prompt(text, bottom_toolbar=status)
