@@ -228,7 +228,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, 
     model_path("smollm2")
     first, second = "My name is Zoe and I like boats.", "What do I like?"
     story = "Write a very long story about the sea."
-    flags = ("-m", "smollm2", "--temp", "0", "-n", "40", "--plain")
+    flags = ("-m", "smollm2", "--temp", "0", "-n", "40")
     expected = Screen("chat", *flags, home=tmp_path)
     stopped = Screen("chat", *flags, home=tmp_path)
     for screen, lines in (
