@@ -381,6 +381,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path):
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.model
 def test_tokenize_shows_ids_and_pieces_and_parses_special_tokens_on_demand(model_path, capsys):
     model_path("smollm2")
     flags = ["tokenize", "-m", "smollm2", "<|im_end|> hi"]

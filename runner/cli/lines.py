@@ -72,6 +72,10 @@ def _terminal_reader(status: Callable[[], str]) -> Reader:
     )
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
     prompt: PromptSession[str] = PromptSession(
-        history=history, key_bindings=keys, multiline=True, prompt_continuation=". "
+        history=history,
+        key_bindings=keys,
+        multiline=True,
+        # A line too long for the terminal goes on without a mark, so that it can be copied.
+        prompt_continuation=lambda _width, _line, n_wrapped: "" if n_wrapped else ". ",
     )
     return lambda text: prompt.prompt(text, bottom_toolbar=status)
