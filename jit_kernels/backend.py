@@ -1,11 +1,10 @@
 """The CPU backend: links Programs to loaded kernels and replays them on a thread team."""
 
-import atexit
 import os
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,13 +62,18 @@ class Backend:
     """Runs Programs on `n_thread` threads, the calling one included.
 
     One Program runs at a time (a lock orders callers); idle threads sleep. After fork() the child's
-    first run starts a team of its own. `close` ends the threads; it is called at exit.
+    first run starts a team of its own. The threads end with `close`, with the Backend, or at exit.
     """
 
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1
         self.n_thread = n_thread
         self.library = library or shared()
+        self.forget_team()
+        _backends.add(self)
+
+    def forget_team(self) -> None:
+        """Start anew, in a child of fork(): who held the lock is not there to free it."""
         self._lock = threading.Lock()
         self._team: _Team | None = None
 
@@ -88,7 +92,7 @@ class Backend:
         if stop <= first:
             return
         with self._lock:
-            if self._team is None or self._team.pid != os.getpid():
+            if self._team is None:
                 self._team = _Team(self.n_thread, self.library)
             self._team.run(linked.tape[first:stop])
 
@@ -101,48 +105,53 @@ class Backend:
 
 
 class _Team:
-    """The shared record and the threads that sleep on it."""
+    """The shared record and the threads that sleep on it; they end before it is freed."""
 
     def __init__(self, n_thread: int, library: KernelLibrary) -> None:
-        self.pid = os.getpid()
-        self._n_thread = n_thread
-        self._memory = np.zeros(TEAM.size // 8 + 8, np.int64)
+        memory = np.zeros(TEAM.size // 8 + 8, np.int64)
         # Aligned so that words of different threads share no cache line.
-        self._address = -(-self._memory.ctypes.data // 64) * 64
-        offset = (self._address - self._memory.ctypes.data) // 8
-        self._words = self._memory[offset : offset + TEAM.size // 8]
+        offset = -memory.ctypes.data % 64 // 8
+        self._words = memory[offset : offset + TEAM.size // 8]
         self._words[TEAM.spin // 8] = SPIN_CYCLES
+        self._address = self._words.ctypes.data
+        self._n_thread = n_thread
         self._run = library.function(RUN)
         worker = library.function(WORKER)
-        self._threads = [
+        threads = [
             threading.Thread(target=worker, args=(self._address, n_thread, tid), daemon=True)
             for tid in range(1, n_thread)
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
-        _teams.add(self)
+        # The library is held too: its memory is the code that the threads run.
+        self.close = weakref.finalize(self, _end, os.getpid(), self._words, threads, library)
 
     def run(self, tape: np.ndarray) -> None:
         self._words[TEAM.tape // 8] = tape.ctypes.data
         self._words[TEAM.n_op // 8] = len(tape)
         self._run(self._address, self._n_thread, 0)
 
-    def close(self) -> None:
-        if self.pid != os.getpid():
-            return  # the threads are the parent's
-        self._words[TEAM.quit // 8] = 1
-        self._words[TEAM.n_op // 8] = 0
-        # With no ops to walk, run only wakes the workers, which see `quit` and return.
-        self._run(self._address, self._n_thread, 0)
-        for thread in self._threads:
-            thread.join()
+
+def _end(
+    pid: int, words: np.ndarray, threads: list[threading.Thread], library: KernelLibrary
+) -> None:
+    """End a team's threads and wait for them."""
+    if pid != os.getpid():
+        return  # the threads are the parent's
+    words[TEAM.quit // 8] = 1
+    words[TEAM.n_op // 8] = 0
+    # With no ops to walk, run only wakes the workers, which see `quit` and return.
+    library.function(RUN)(words.ctypes.data, len(threads) + 1, 0)
+    for thread in threads:
+        thread.join()
 
 
-_teams: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_backends: "weakref.WeakSet[Backend]" = weakref.WeakSet()
 
 
-@atexit.register
-def _close_teams() -> None:
-    """End all threads while the memory they sleep on still exists."""
-    for team in list(_teams):
-        team.close()
+def _after_fork() -> None:
+    for backend in list(_backends):
+        backend.forget_team()
+
+
+os.register_at_fork(after_in_child=_after_fork)

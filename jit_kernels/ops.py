@@ -69,6 +69,7 @@ KV_APPEND = _op("kv", "kv_append", "head_dim", "step k v k_pages v_pages k_table
 # a query at p where p - window < j <= p (window 0: no lower end). The work of one row is cut in
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
 # [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
+# A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
 # scratch: n_thread * attend_scratch(group, head_dim) bytes.
 ATTEND = _op(
     "attend",
@@ -88,6 +89,7 @@ GATE = _op("activation", "gate", "activation", "step gate up y n")
 MOE_ROUTE = _op("moe", "moe_route", "", "step logits ids weights n_expert n_used norm")
 # y f32 [n_tok, n_used, n_out] = x @ w[ids].T; x f32 rows of n_in, one a token where
 # x_per_slot is 0, one a (token, slot) where it is 1. w: n_expert matrices of n_out rows.
+# scratch as for MATMUL.
 MOE_MATMUL = _op("moe", "moe_matmul", "type", "step x w ids y n_in n_out n_used x_per_slot scratch")
 # y f32 [n_tok, n] += sum over slots of weights * x f32 [n_tok, n_used, n].
 MOE_SUM = _op("moe", "moe_sum", "", "step x weights y n n_used")
@@ -115,12 +117,13 @@ SELECT_TOP_K = _op(
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
-TILE_ROWS = 4  # weight rows decoded together
+FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
+PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thread
 
 
 def matmul_scratch(n_in: int) -> int:
-    """Bytes of scratch that MATMUL needs a thread: decoded rows and a tile of sums."""
-    return TILE_ROWS * 4 * n_in + 256
+    """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
+    return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
 
 
 def attend_scratch(group: int, head_dim: int) -> int:

@@ -11,7 +11,7 @@ from tamis.hparams import HParams
 from tamis.jit_kernels.backend import Backend
 from tamis.kv.cache import kv_bytes
 from tamis.model import Model, load_model
-from tamis.prompt import ChatTemplate, default_template
+from tamis.prompt import ChatTemplate, default_template, encode_chat
 from tamis.tokenizer import Tokenizer, tokenizer_for
 from tamis.workspace import workspace_bytes
 
@@ -105,15 +105,10 @@ class Engine:
         """Token ids of a conversation, ready for the assistant's answer.
 
         Special tokens are recognised in the template's text only, never in a message. A leading
-        BOS that the template itself does not write is added where the model wants one.
+        BOS that the template itself does not write is added where the model wants one. Raises
+        PromptError.
         """
-        ids: list[int] = []
-        for text, is_template in self.chat_template.render_parts([dict(m) for m in messages]):
-            ids += self.tokenizer.encode(text, add_special=False, parse_special=is_template)
-        bos = self.tokenizer.bos
-        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
-        return ids
+        return encode_chat(self.tokenizer, self.chat_template, messages)
 
     def memory_plan(self, n_ctx: int | None = None, n_ubatch: int = 256) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what the machine has free now."""

@@ -153,8 +153,8 @@ class Session:
         sampler = Sampler(params, self._engine.hp.n_vocab, eog=tokenizer.eog)
         for token in [*self._tokens, *ids]:
             sampler.accept(token)
+        stream = TextStream(stop=stop)
         logits = self.prefill(ids, progress)
-        stream = TextStream(stop=tuple(stop))
         n_left = self.n_ctx - self.n_past
         n_left = n_left if max_tokens is None else min(n_left, max_tokens)
         while n_left > 0:

@@ -1,12 +1,15 @@
 """SentencePiece vocabularies: a model for the library, built from the vocabulary of the file."""
 
-import struct
+from functools import cache
 
+import numpy as np
 import sentencepiece
 
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 
 _BPE = 2  # TrainerSpec.ModelType
+_NO_SCORE = bytes(4)
+_AFTER_TEXT = 7  # bytes of a piece: score and kind, each with its tag
 
 
 def _varint(value: int) -> bytes:
@@ -26,9 +29,16 @@ def _bytes(field: int, value: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(value)) + value
 
 
-def _piece(text: bytes, score: float, kind: int) -> bytes:
-    body = _bytes(1, text) + b"\x15" + struct.pack("<f", score) + _integer(3, kind)
-    return _bytes(1, body)
+@cache
+def _head(n: int) -> bytes:
+    """What comes before the text, of ``n`` bytes, of a piece."""
+    head = b"\x0a" + _varint(n)
+    return b"\x0a" + _varint(len(head) + n + _AFTER_TEXT) + head
+
+
+def _piece(text: bytes, score: bytes, kind: int) -> bytes:
+    """Field 1 of a model: a piece of fields 1 (text), 2 (float32 in four bytes) and 3."""
+    return b"%b%b\x15%b\x18%c" % (_head(len(text)), text, score, kind)
 
 
 class SentencePieceEncoder:
@@ -50,49 +60,47 @@ class SentencePieceEncoder:
 
 def _kinds(vocab: Vocab) -> list[int]:
     """The types of the pieces: user-defined ones are cut out before, here they are normal."""
+    kinds = vocab.token_types.copy()
     normal = (TokenType.UNDEFINED, TokenType.USER_DEFINED, TokenType.UNUSED)
-    kinds = [int(TokenType.NORMAL) if k in normal else int(k) for k in vocab.token_types.tolist()]
-    unknowns = [i for i, kind in enumerate(kinds) if kind == TokenType.UNKNOWN]
-    for i in unknowns[1:]:  # the library takes one
-        kinds[i] = TokenType.CONTROL
-    return kinds
+    kinds[np.isin(kinds, normal)] = TokenType.NORMAL
+    unknowns = np.flatnonzero(kinds == TokenType.UNKNOWN)
+    kinds[unknowns[1:]] = TokenType.CONTROL  # the library takes one
+    return kinds.tolist()
 
 
 def _texts(vocab: Vocab, kinds: list[int]) -> list[bytes]:
     """The texts of the pieces, none empty, none twice and all UTF-8, as the library wants them."""
-    seen: set[str] = set()
+    control, normal, byte_kind = map(int, (TokenType.CONTROL, TokenType.NORMAL, TokenType.BYTE))
+    seen: set[bytes] = set()
     texts = []
-    for i, text in enumerate(vocab.tokens):
-        byte = byte_of_token(text)
+    for i, token in enumerate(vocab.tokens):
+        try:
+            text = token.encode()
+        except UnicodeEncodeError:
+            text = b""
+        byte = byte_of_token(token) if token.startswith("<0x") else None
         if byte is not None:
-            text, kinds[i] = f"<0x{byte:02X}>", TokenType.BYTE
-        if not text or text in seen or not _is_utf8(text) or "\0" in text:
-            text, kinds[i] = f"\ue000unreachable {i}\ue000", TokenType.CONTROL
-        elif kinds[i] == TokenType.BYTE and byte is None:
-            kinds[i] = TokenType.NORMAL
+            text, kinds[i] = f"<0x{byte:02X}>".encode(), byte_kind
+        elif kinds[i] == byte_kind:
+            kinds[i] = normal
+        if not text or text in seen or b"\0" in text:
+            text, kinds[i] = f"\ue000unreachable {i}\ue000".encode(), control
         seen.add(text)
-        texts.append(text.encode())
+        texts.append(text)
     return texts
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _model(vocab: Vocab) -> bytes:
     """A ModelProto on the wire: protobuf itself is not needed for four fields."""
     kinds = _kinds(vocab)
     texts = _texts(vocab, kinds)
-    scores = [0.0] * len(vocab) if vocab.scores is None else vocab.scores.tolist()
-    pieces = [_piece(*piece) for piece in zip(texts, scores, kinds, strict=True)]
+    given = np.zeros(len(vocab)) if vocab.scores is None else vocab.scores
+    scores = given.astype("<f4").view("V4").tolist()
+    pieces = list(map(_piece, texts, scores, kinds))
     if TokenType.UNKNOWN not in kinds:
-        pieces.append(_piece("\ue000unknown\ue000".encode(), 0.0, TokenType.UNKNOWN))
+        pieces.append(_piece("\ue000unknown\ue000".encode(), _NO_SCORE, TokenType.UNKNOWN))
     missing = {f"<0x{byte:02X}>".encode() for byte in range(256)}.difference(texts)
-    pieces += [_piece(text, 0.0, TokenType.BYTE) for text in sorted(missing)]
+    pieces += [_piece(text, _NO_SCORE, TokenType.BYTE) for text in sorted(missing)]
     trainer = _integer(3, _BPE) + _integer(35, 1)  # bytes for what there is no piece for
     # identity; no dummy prefix, no whitespace removed, but spaces written as U+2581
     normalizer = _bytes(1, b"identity") + _integer(3, 0) + _integer(4, 0) + _integer(5, 1)

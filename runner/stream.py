@@ -1,53 +1,56 @@
-"""Text from token bytes: never half a character, never part of a stop string."""
+"""Text of an answer as its tokens come: whole characters only, nothing of a stop string."""
 
 import codecs
 from collections.abc import Sequence
 
 
 class TextStream:
-    """Decodes pieces of UTF-8 as they come and ends at the first stop string.
+    """Turns the bytes of tokens into text that may be shown.
 
-    `stopped` is the stop string that was met, or None.
+    ``stopped`` is the stop string that has ended the text, or None: the first to be complete. The
+    text before it is given out, it and everything after it is not.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
-        if any(not s for s in stop):
-            raise ValueError("a stop string is empty: every text would end at once")
-        self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""
+    def __init__(self, stop: Sequence[str] = ()):
+        if isinstance(stop, str):
+            raise TypeError(f"stop is a sequence of strings, got {stop!r}: write ({stop!r},)")
+        if not all(stop):
+            raise ValueError("an empty stop string would stop before the first token: leave it out")
         self.stopped: str | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # decoded, but perhaps the beginning of a stop string
+        self._n_hold = max(map(len, stop), default=1) - 1
+        self._stop = tuple(stop)
 
     def push(self, piece: bytes) -> str:
-        """The text that has become certain with this piece; empty after a stop."""
-        return self._certain(self._decoder.decode(piece))
+        """Return the text that is certain after one more token; often "" at first.
+
+        Bytes that are not UTF-8 become U+FFFD. After a stop string it is always "".
+        """
+        return self._emit(self._decoder.decode(piece), last=False)
 
     def finish(self) -> str:
-        """The rest: what was held back, with U+FFFD for bytes that never became a character."""
-        text = self._certain(self._decoder.decode(b"", final=True))
-        if self.stopped is None:
-            text, self._held = text + self._held, ""
-        return text
+        """Return what was held back; an unfinished character becomes U+FFFD."""
+        return self._emit(self._decoder.decode(b"", True), last=True)
 
-    def _certain(self, text: str) -> str:
+    def _emit(self, text: str, *, last: bool) -> str:
         if self.stopped is not None:
             return ""
         self._held += text
-        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
+        found = [(self._held.index(stop), stop) for stop in self._stop if stop in self._held]
         if found:
-            # Of stop strings that start at the same place, the longest is the one reported.
-            at, self.stopped = min(found, key=lambda f: (f[0], -len(f[1])))
-            text, self._held = self._held[:at], ""
-            return text
-        keep = max((_overlap(self._held, s) for s in self._stop), default=0)
-        cut = len(self._held) - keep
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text
+            # The first to be complete, however the text comes in pieces; of those, the longest.
+            n, self.stopped = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
+        else:
+            n = len(self._held) if last else self._n_certain()
+        out, self._held = self._held[:n], self._held[n:]
+        return out
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of text that is a beginning of stop."""
-    for n in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
+    def _n_certain(self) -> int:
+        """How many characters cannot be part of a stop string that is still to be completed."""
+        n = len(self._held)
+        for start in range(max(0, n - self._n_hold), n):
+            tail = self._held[start:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return start
+        return n

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
@@ -12,6 +14,8 @@ _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 # llama.cpp reads this as a control token in every vocabulary, whatever its type in the file.
 _READ_AS_CONTROL = "</s>"
+# Some files, and llama.cpp for gpt-oss, say of marks between messages that they are text.
+_MARK = re.compile(r"<[|｜].*[|｜]>|<(start|end)_of_turn>", re.DOTALL)
 
 
 class TokenizerError(ValueError):
@@ -25,8 +29,9 @@ class _Cutter:
     does so, though its order of different tokens of one length that overlap is left to chance.
     """
 
-    def __init__(self, texts: dict[str, int]):
+    def __init__(self, texts: dict[str, int], control: frozenset[int] = frozenset()):
         self._ids = texts
+        self._control = control
         # by the first two characters, or the only one: the lengths to try, longest first
         self._lengths: dict[str, list[int]] = {}
         for text in sorted(texts, key=len, reverse=True):
@@ -39,10 +44,13 @@ class _Cutter:
         first = "".join(re.escape(c) for c in sorted({text[0] for text in texts}))
         self._first = re.compile(f"[{first}]") if first else None
 
-    def cut(self, text: str) -> Iterator[str | int]:
-        """Yield the ids of the tokens found and the stretches of text between them, in order."""
+    def cut(self, text: str, closed: bytes = b"") -> Iterator[str | int]:
+        """Yield the ids of the tokens found and the stretches of text between them, in order.
+
+        No character of a control token is one where ``closed`` is 1.
+        """
         end = 0
-        for start, length in sorted(self._taken(text)):
+        for start, length in sorted(self._taken(text, closed)):
             if start > end:
                 yield text[end:start]
             end = start + length
@@ -50,12 +58,12 @@ class _Cutter:
         if end < len(text):
             yield text[end:]
 
-    def _taken(self, text: str) -> list[tuple[int, int]]:
+    def _taken(self, text: str, closed: bytes) -> list[tuple[int, int]]:
         """The places (start, length) of the tokens in ``text``; no two overlap."""
         places: dict[int, list[int]] = {}  # starts by length
         if self._first is not None:
             for match in self._first.finditer(text):
-                self._propose(places, text, match.start(), len(text))
+                self._propose(places, text, match.start(), len(text), closed=closed)
         used, taken = bytearray(len(text)), []
         while places:
             length = max(places)
@@ -66,17 +74,26 @@ class _Cutter:
                     used[start : start + length] = b"\1" * length
                     taken.append((start, length))
                 else:  # a longer token is in the way: what a shorter one leaves is for its turn
-                    self._propose(places, text, start, length - 1)
+                    self._propose(places, text, start, length - 1, closed=closed)
         return taken
 
     def _propose(
-        self, places: dict[int, list[int]], text: str, start: int, max_length: int
+        self,
+        places: dict[int, list[int]],
+        text: str,
+        start: int,
+        max_length: int,
+        *,
+        closed: bytes,
     ) -> None:
         """Add the longest token at ``start``, of those that are not longer than allowed."""
         head = text[start : start + 2]
         limit = min(max_length, len(text) - start)
         for n in self._lengths.get(head) or self._lengths.get(head[0], []):
-            if n <= limit and text[start : start + n] in self._ids:
+            token = self._ids.get(text[start : start + n]) if n <= limit else None
+            if token is None:
+                continue
+            if token not in self._control or closed.find(1, start, start + n) < 0:
                 places.setdefault(n, []).append(start)
                 return
 
@@ -97,16 +114,18 @@ class Tokenizer:
         self.add_bos = default_bos if vocab.add_bos is None else vocab.add_bos
         self.add_eos = bool(vocab.add_eos)
         self._user_cutter = _Cutter(self._texts((TokenType.USER_DEFINED,)))
-        self._special_cutter = _Cutter(self._texts(_LITERAL))
+        literal = self._texts(_LITERAL)
+        marks = {i for text, i in literal.items() if _MARK.fullmatch(text)}
+        self._control = frozenset(marks.union(self._texts(_HIDDEN).values()))
+        self._special_cutter = _Cutter(literal, self._control)
 
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
         """The tokens of these types by their text, of equal ones the last as in a lookup."""
-        found = {}
-        for i, text in enumerate(self._vocab.tokens):
-            kind = TokenType.CONTROL if text == _READ_AS_CONTROL else self._types[i]
-            if text and kind in types:
-                found[text] = i
-        return found
+        tokens = self._vocab.tokens
+        ids = set(np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist())
+        controls = {i for i, text in enumerate(tokens) if text == _READ_AS_CONTROL}
+        ids = ids | controls if TokenType.CONTROL in types else ids - controls
+        return {tokens[i]: i for i in sorted(ids) if tokens[i]}
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -116,21 +135,40 @@ class Tokenizer:
         ``add_special`` adds BOS and EOS where the vocabulary asks for them; ``parse_special``
         reads control tokens that are written out in the text, which otherwise are plain text.
         """
-        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        ids: list[int] = []
-        if add_special and self.add_bos and self.bos is not None:
-            ids.append(self.bos)
-        after_special = True
         cutter = self._special_cutter if parse_special else self._user_cutter
-        for part in cutter.cut(text):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                prefix = " " if self._space_prefix and after_special else ""
-                ids += self._encoder.encode(prefix + part)
-            after_special = isinstance(part, int)
+        ids = self._encode_pieces(cutter.cut(_well_formed(text)))
+        if add_special and self.add_bos and self.bos is not None:
+            ids.insert(0, self.bos)
         if add_special and self.add_eos and self.eos is not None:
             ids.append(self.eos)
+        return ids
+
+    def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Return the ids of the joined texts of ``parts``, without BOS and EOS.
+
+        Control tokens, and what marks messages like one, are read only in parts marked True, and
+        never across the border to one that is not. Other tokens do not care for the borders.
+        """
+        texts, closed = [], bytearray()
+        for text, parse_special in parts:
+            texts.append(_well_formed(text))
+            closed += bytes([not parse_special]) * len(texts[-1])
+        return self._encode_pieces(self._special_cutter.cut("".join(texts), bytes(closed)))
+
+    def has_special(self, text: str) -> bool:
+        """Whether a control token is written out in ``text``."""
+        return any(part in self._control for part in self._special_cutter.cut(_well_formed(text)))
+
+    def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+        ids: list[int] = []
+        after_special = True
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                prefix = " " if self._space_prefix and after_special else ""
+                ids += self._encoder.encode(prefix + piece)
+            after_special = isinstance(piece, int)
         return ids
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
@@ -171,6 +209,10 @@ class Tokenizer:
         return out.decode("utf-8", "replace")
 
 
+def _well_formed(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
 def tokenizer_for(vocab: Vocab) -> Tokenizer:
     """Build the tokenizer of a vocabulary; TokenizerError if its kind is not known."""
     if vocab.model == "llama":
@@ -181,5 +223,9 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
     if vocab.model != "gpt2":
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):
-        raise TokenizerError(f"pre-tokenizer {vocab.pre!r} (tokenizer.ggml.pre) is not known")
+        raise TokenizerError(
+            f"pre-tokenizer {vocab.pre!r} (tokenizer.ggml.pre) is not known: words would be cut in "
+            "the wrong places. Use a file that names one of these, if its model was trained so: "
+            + ", ".join(pretokenize.known())
+        )
     return Tokenizer(vocab, BytePairEncoder(vocab.tokens, vocab.merges, vocab.pre))

@@ -7,7 +7,6 @@ exact to 1e-4, a hundredth of their noise.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FOLDER = Path(__file__).parent / "golden"
-MODELS = {
-    "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "qwen05": "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
-    "gemma3": "gemma-3-270m-q4_k_m.gguf",
-}
+# Names here -> the short names that conftest's `model_path` and `tamis.models.pull` take.
+MODELS = {"smollm2": "smollm2", "qwen05": "qwen2.5-coder-0.5b", "gemma3": "gemma3-270m"}
 PROMPTS = (64, 256, 700)  # lengths; the shorter ones are prefixes of the longest
 KV_TYPES = ("f16", "f32")
 PPL_CHUNK = 512
-
-
-def model_path(model: str) -> Path:
-    """Where the model's file is expected; it may not be there."""
-    default = Path.home() / ".cache" / "tamis" / "models"
-    return Path(os.environ.get("TAMIS_MODELS", default)) / MODELS[model]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Recreates tests/golden/<model>_float64.npz: ``python tests/make_golden_float64.py [model ...]``.
 
-Needs the model files (see golden_data.model_path), 6 GB of memory and a minute a model. Writes
+Fetches the model files, needs 6 GB of memory and a minute a model. Writes
 
 - promptN_last_logits (float32 [n_vocab]): the float64 forward's logits after N tokens;
 - prompt700_next_logprob (float64 [699]): log-probability of each next token;
@@ -14,6 +14,8 @@ import golden_data
 import numpy as np
 from golden_data import FOLDER, PPL_CHUNK, PROMPTS
 from oracle import Array, Oracle, nll
+
+from tamis import models
 
 
 def prompt_numbers(oracle: Oracle, ids: Array) -> dict[str, Array]:
@@ -36,11 +38,11 @@ def ppl_numbers(oracle: Oracle, chunks: Array) -> dict[str, Array]:
     return {"ppl_chunk_nll": np.array(sums)}
 
 
-def main(models: list[str]) -> None:
-    for model in models or golden_data.MODELS:
+def main(names: list[str]) -> None:
+    for model in names or golden_data.MODELS:
         with np.load(FOLDER / f"{model}_logits.npz") as f:
             golden = golden_data.Golden(model, dict(f), {}, {})
-        oracle = Oracle.from_gguf(golden_data.model_path(model))
+        oracle = Oracle.from_gguf(models.pull(golden_data.MODELS[model]))
         numbers = prompt_numbers(oracle, golden.prompt_ids(max(PROMPTS)))
         numbers |= ppl_numbers(oracle.with_dtype(np.float32), golden.ppl_chunks())
         np.savez_compressed(FOLDER / f"{model}_float64.npz", **numbers)  # type: ignore[arg-type]

@@ -8,15 +8,14 @@ import pytest
 
 from tamis.engine import Engine
 
-SHORT_NAMES = {"smollm2": "smollm2", "gemma3": "gemma3-270m", "qwen05": "qwen2.5-coder-0.5b"}
 MARGIN = 0.5  # llama.cpp's own variants differ by up to this much in a logit
 
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module", params=sorted(SHORT_NAMES))
+@pytest.fixture(scope="module", params=sorted(golden_data.MODELS))
 def loaded(request, model_path):
-    engine = Engine.load(model_path(SHORT_NAMES[request.param]))
+    engine = Engine.load(model_path(golden_data.MODELS[request.param]))
     session = engine.session(n_ctx=1024)
     yield golden_data.load(request.param), engine, session
     engine.close()

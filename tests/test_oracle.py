@@ -330,11 +330,9 @@ def test_float64_probabilities_are_llama_cpps_at_every_position(model: str):
 
 @pytest.mark.model
 @pytest.mark.parametrize("model", MODELS)
-def test_the_stored_float64_logits_are_those_of_the_oracle(model: str):
-    path = golden_data.model_path(model)
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
+def test_the_stored_float64_logits_are_those_of_the_oracle(model: str, model_path):
     golden = golden_data.load(model)
-    logits = Oracle.from_gguf(path, dtype=np.float32).logits(golden.prompt_ids(64), [63])[0]
+    oracle = Oracle.from_gguf(model_path(MODELS[model]), dtype=np.float32)
+    logits = oracle.logits(golden.prompt_ids(64), [63])[0]
     # In float32, whose sums of some thousand products are good to 1e-6 of a logit of size 10.
     assert rms(logits - golden.float64_logits(64)) < 1e-4

@@ -1,11 +1,12 @@
 import json
-import os
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_data import FOLDER, MODELS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
@@ -13,8 +14,6 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
-GOLDEN = Path(__file__).parent / "golden"
-MODELS = Path(os.path.expanduser("~/.cache/tamis/models"))
 NORMAL, CONTROL, USER = TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED
 
 
@@ -55,13 +54,10 @@ def spm_vocab(**changes):
     return make_vocab("llama", tokens, **fields)
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen05", "gemma3"])
-def golden(request):
-    data = json.loads((GOLDEN / f"{request.param}_tokens.json").read_text())
-    path = MODELS / data["model"]
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    with GGUFFile(path) as f:
+@pytest.fixture(scope="module", params=MODELS)
+def golden(request, model_path):
+    data = json.loads((FOLDER / f"{request.param}_tokens.json").read_text())
+    with GGUFFile(model_path(MODELS[request.param])) as f:
         return tokenizer_for(Vocab.from_gguf(f)), data["cases"]
 
 
@@ -82,6 +78,30 @@ def test_real_models_round_trip(golden):
         for parse in (False, True):
             ids = tokenizer.encode(case["text"], add_special=False, parse_special=parse)
             assert tokenizer.decode(ids, special=True) == case["text"]
+
+
+@pytest.mark.model
+def test_a_megabyte_of_english_takes_under_three_seconds(golden):
+    words = (FOLDER / "ppl_text.txt").read_text().split(" ")
+    text = " ".join(random.Random(0).choices(words, k=200_000))[:1_000_000]
+    assert len(text) == 1_000_000
+    tokenizer, _ = golden
+    start = time.process_time()  # not the wall's: other processes must not fail it
+    ids = tokenizer.encode(text, add_special=False)
+    assert time.process_time() - start < 3
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.model
+def test_a_tokenizer_of_262144_pieces_is_built_in_about_half_a_second(model_path):
+    with GGUFFile(model_path("gemma3-270m")) as f:
+        vocab = Vocab.from_gguf(f)
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        tokenizer_for(vocab)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1.2  # with room for slow machines
 
 
 def test_bpe_merges_by_rank_then_from_the_left():
@@ -117,6 +137,39 @@ def test_special_tokens_in_text():
     assert t.piece(256) == b""
     assert t.piece(256, special=True) == b"<c>"
     assert t.piece(257) == b"<u>"
+
+
+def test_control_tokens_are_read_in_some_parts_of_a_text_only():
+    extra = [("<c>", CONTROL), ("<u>", USER), ("<c", USER), ("ab", NORMAL)]
+    t = tokenizer_for(bpe_vocab(extra, merges=["a b"]))
+    c, u, half, ab = 256, 257, 258, 259
+    assert t.encode_parts([("<c>", True), ("<u>", True)]) == [c, u]
+    assert t.encode_parts([("<c>", False), ("<u>", False)]) == [half, ord(">"), u]
+    assert t.encode_parts([("<", True), ("c", False), (">", True)]) == [half, ord(">")]
+    assert t.encode_parts([("<", True), ("c>", True)]) == [c]
+    assert t.encode_parts([("xa", True), ("b", False)])[1:] == [ab]  # borders part no words
+    assert t.encode_parts([]) == []
+    assert t.has_special("a<c>")
+    assert not t.has_special("a<u>")
+
+
+@pytest.mark.parametrize("mark", ["<|start|>", "<|im_start|>", "<｜User｜>", "<start_of_turn>"])
+def test_marks_of_messages_are_no_text_of_a_user_whatever_their_type(mark):
+    t = tokenizer_for(bpe_vocab([(mark, USER)]))
+    assert t.encode(mark) == [256]  # as llama.cpp
+    assert t.encode_parts([(mark, True)]) == [256]
+    assert 256 not in t.encode_parts([(mark, False)])
+    assert t.decode(t.encode_parts([(mark, False)])) == mark
+    assert t.has_special(mark)
+
+
+@given(st.text())
+def test_byte_level_text_comes_back(text):
+    text = text.encode("utf-8", "replace").decode()
+    t = tokenizer_for(bpe_vocab([("ab", NORMAL), ("<u>", USER), ("<c>", CONTROL)], merges=["a b"]))
+    assert t.decode(t.encode(text)) == text
+    ids = t.encode(f"{text}<c>{text}", parse_special=True)
+    assert t.decode(ids, special=True) == f"{text}<c>{text}"
 
 
 def test_cutting_out_tokens_is_as_one_pass_over_the_text_per_token():

@@ -2,29 +2,30 @@
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.simd import LANES, fma, lane, load_f, splat_f, store_f, vexp, vmin
 from tamis.jit_kernels.ops import STEP
 
-SQRT_2_OVER_PI = np.float32(0.7978845608028654)
-ONE = np.float32(1)
+SQRT_2_OVER_PI = 0.7978845608028654
+LARGEST = 88.0  # of vexp's arguments
 
 
 @njit
 def silu(x):
     """X / (1 + exp(-x))."""
-    return x / (ONE + np.exp(-x))
+    one = splat_f(1.0)
+    return x / (one + vexp(vmin(splat_f(0.0) - x, splat_f(LARGEST))))
 
 
 @njit
 def gelu(x):
     """The tanh form of the Gaussian error linear unit (Hendrycks and Gimpel 2016)."""
-    inner = SQRT_2_OVER_PI * x * (ONE + np.float32(0.044715) * x * x)
-    # tanh(u) = 1 - 2 / (exp(2u) + 1): right at both ends, exp(2u) = inf included.
-    tanh = ONE - np.float32(2) / (np.exp(np.float32(2) * inner) + ONE)
-    return np.float32(0.5) * x * (ONE + tanh)
+    one = splat_f(1.0)
+    inner = x * splat_f(SQRT_2_OVER_PI) * fma(splat_f(0.044715) * x, x, one)
+    # x (1 + tanh(u)) / 2 = x / (1 + exp(-2u)).
+    return x / (one + vexp(vmin(splat_f(-2.0) * inner, splat_f(LARGEST))))
 
 
 def gate(activation: str) -> Any:
@@ -33,7 +34,12 @@ def gate(activation: str) -> Any:
 
     def kernel(tid, n_thread, step, gate, up, y, n):
         total = load_i64(step + STEP.n_tok) * n
-        for i in range(total * tid // n_thread, total * (tid + 1) // n_thread):
-            store_f32(y + 4 * i, function(load_f32(gate + 4 * i)) * load_f32(up + 4 * i))
+        first, last = total * tid // n_thread, total * (tid + 1) // n_thread
+        whole = first + (last - first) // LANES * LANES
+        for i in range(first, whole, LANES):
+            store_f(y + 4 * i, function(load_f(gate + 4 * i)) * load_f(up + 4 * i))
+        for i in range(whole, last):
+            value = lane(function(splat_f(load_f32(gate + 4 * i))), 0)
+            store_f32(y + 4 * i, value * load_f32(up + 4 * i))
 
     return kernel

@@ -149,9 +149,11 @@ def attend_merge(head_dim: int) -> Any:
                 total += weight * load_f32(part + 4 * head_dim + 4)
                 for i in range(head_dim):
                     store_f32(at + 4 * i, load_f32(at + 4 * i) + weight * load_f32(part + 4 * i))
+            factor = np.float32(1) / total if total > ZERO else ZERO
             for i in range(head_dim):
-                store_f32(at + 4 * i, load_f32(at + 4 * i) / total)
+                store_f32(at + 4 * i, load_f32(at + 4 * i) * factor)
             if lse != 0:
-                store_f32(lse + 4 * query, top + np.float32(math.log(total)))
+                log = np.float32(math.log(total)) if total > ZERO else ZERO
+                store_f32(lse + 4 * query, top + log)
 
     return kernel

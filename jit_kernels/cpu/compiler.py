@@ -79,7 +79,8 @@ def compile_kernel(spec: KernelSpec) -> bytes:
     through them as undefined. All optimisation happens here, once, on the whole kernel.
     Raises TypeError where the kernel does not have the fields of its op.
     """
-    assert config.OPT == 0, f"NUMBA_OPT is {config.OPT}, must be 0"
+    level = vars(config)["OPT"]
+    assert level == 0, f"NUMBA_OPT is {level}, must be 0"
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
     compiled: Any = dispatcher.overloads[ENTRY.args]

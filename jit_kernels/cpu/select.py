@@ -66,9 +66,9 @@ def score_keys(head_dim: int, group: int) -> Any:
 
 @njit
 def _ordered(score):
-    """An integer that orders as the float does."""
+    """An integer that orders as the float does; both zeros give the same."""
     bits = f32_bits(score)
-    return bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
+    return (1 << 32) - bits if bits >> 31 else bits | 0x80000000
 
 
 @njit

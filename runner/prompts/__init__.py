@@ -1,0 +1,1 @@
+"""What chat templates run in: a metered sandbox, and user texts that stay recognisable in it."""

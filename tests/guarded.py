@@ -1,0 +1,214 @@
+"""Op calls between unmapped pages, in a child process: a kernel that strays by a byte dies there.
+
+`@in_child` makes a test run in the child, where `runs` calls an op for 1 to 3 threads with every
+buffer's end, then every buffer's start, at an unmapped page, and its inputs read-only. The test
+module lists its kernels in KERNELS: they are compiled together. No test code of any op is here.
+"""
+
+import ctypes
+import faulthandler
+import functools
+import importlib.util
+import inspect
+import mmap
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.backend import Backend
+from tamis.jit_kernels.program import KernelSpec, Program
+
+PROT_NONE, PROT_READ = 0, 1
+PLACES = ("end", "start")
+THREADS = (1, 2, 3)
+TIMEOUT = 300  # seconds a case may take, with the compilation of its module's kernels
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def placed(array: np.ndarray, place: str, *, read_only: bool = False) -> np.ndarray:
+    """A copy of `array` whose end (or start) touches an unmapped page; there is one on both sides.
+
+    read_only: writing to it is a fault too. The memory lives as long as the copy.
+    """
+    array = np.ascontiguousarray(array)
+    page = mmap.PAGESIZE
+    size = max(page, -(-array.nbytes // page) * page)
+    memory = mmap.mmap(-1, size + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    offset = page + (size - array.nbytes if place == "end" else 0)
+    copy = np.frombuffer(memory, array.dtype, array.size, offset).reshape(array.shape)
+    copy[...] = array
+    base = np.frombuffer(memory, np.uint8).ctypes.data
+    _protect(base, page, PROT_NONE)
+    _protect(base + page + size, page, PROT_NONE)
+    if read_only:
+        _protect(base + page, size, PROT_READ)
+    return copy
+
+
+def _protect(address: int, size: int, mode: int) -> None:
+    if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mode) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+# --- op calls, in the child ----------------------------------------------------------------------
+
+
+def step_of(n_tok: int, pos: int = 0, row: int = 0) -> np.ndarray:
+    """The step record of a call."""
+    return np.array([n_tok, pos, row], np.int64)
+
+
+@functools.cache
+def backend(n_thread: int) -> Backend:
+    """The backend of this process for n_thread threads."""
+    return Backend(n_thread)
+
+
+def runs(
+    op: ops.Op,
+    constants: tuple[int | str, ...] = (),
+    *,
+    out: dict[str, np.ndarray],
+    scratch: int | None = None,
+    absent: Sequence[str] = (),
+    **fields: Any,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Call an op in every place and with every number of threads; yield its outputs after each.
+
+    out: initial contents of what it writes; fields: what it reads, and numbers. scratch: bytes a
+    thread for an op that has the field. absent: fields that are 0.
+    """
+    for place in PLACES:
+        for n_thread in THREADS:
+            _tell(
+                f"{op.name}{constants}, buffers' {place} at the unmapped page, {n_thread} threads"
+            )
+            written = {name: placed(array, place) for name, array in out.items()}
+            read = {
+                name: placed(value, place, read_only=True)
+                if isinstance(value, np.ndarray)
+                else value
+                for name, value in fields.items()
+            }
+            if scratch is not None:
+                noise = np.random.default_rng(1).integers(0, 256, n_thread * scratch, np.uint8)
+                read["scratch"] = placed(noise, place)
+            program = Program()
+            program.add(op, constants, **read, **written, **dict.fromkeys(absent, 0))
+            runner = backend(n_thread)
+            runner.run(runner.link(program))
+            yield written
+
+
+# --- the child -----------------------------------------------------------------------------------
+
+
+def in_child(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test's body in the child process; its parameters must be plain values."""
+
+    @functools.wraps(test)
+    def wrapper(**parameters: Any) -> None:
+        _child().run(inspect.getfile(test), test.__name__, parameters)
+
+    return wrapper
+
+
+class _Child:
+    """The process, started anew after a death."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def run(self, file: str, name: str, parameters: dict[str, Any]) -> None:
+        """Run one test there; AssertionError with its traceback, or how the child died."""
+        at = "before its first op"
+        try:
+            self._pipe.send((file, name, parameters))
+            while True:
+                if not self._pipe.poll(TIMEOUT):
+                    self._process.kill()
+                kind, text = self._pipe.recv()
+                if kind == "done":
+                    break
+                at = text
+        except (EOFError, ConnectionError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            raise AssertionError(f"the child died of {cause} in {at}") from None
+        assert not text, f"in {at}:\n{text}"
+
+
+@functools.cache
+def _first_child() -> list[_Child]:
+    return [_Child()]
+
+
+def _child() -> _Child:
+    held = _first_child()
+    if not held[0].alive:
+        held[0] = _Child()
+    return held[0]
+
+
+_report: Callable[[tuple[str, str]], None] = lambda message: None  # noqa: E731 - set in the child
+
+
+def _tell(at: str) -> None:
+    _report(("at", at))
+
+
+@functools.cache
+def _module(file: str) -> tuple[Any, str]:
+    """The test module with its kernels loaded, or why that failed: not tried for every test."""
+    try:
+        return _loaded(file), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def _loaded(file: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"child_{hash(file)}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    backend(1).load([KernelSpec(op, tuple(constants)) for op, constants in module.KERNELS])
+    return module
+
+
+def _serve(pipe: Any) -> None:
+    """Run the tests that come in until the pipe closes."""
+    global _report
+    faulthandler.enable()
+    _report = pipe.send
+    while True:
+        try:
+            file, name, parameters = pipe.recv()
+        except EOFError:
+            sys.exit()
+        module, error = _module(file)
+        try:
+            if module is not None:
+                getattr(module, name).__wrapped__(**parameters)
+        except Exception:
+            error = traceback.format_exc()
+        pipe.send(("done", error))

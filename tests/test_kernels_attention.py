@@ -1,0 +1,280 @@
+"""KV_APPEND, ATTEND and ATTEND_MERGE against NumPy float64, between unmapped pages.
+
+Pages lie in shuffled slots, keys and values in different ones; what no position fills is NaN, so a
+kernel that reads beyond the sequence shows it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from guarded import in_child, runs, step_of
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import PAGE
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One compiled ATTEND, and the heads it is called for."""
+
+    head_dim: int
+    group: int  # query heads of a row
+    q_block: int
+    n_row: int
+    heads_per_kv: int
+
+    @property
+    def n_head(self):
+        return self.n_row * self.group
+
+    @property
+    def n_head_kv(self):
+        return self.n_head // self.heads_per_kv
+
+    def __str__(self):
+        return "-".join(map(str, vars(self).values()))
+
+
+# Rows per KV head, and rows per query head (group 1) or per part of a KV head's heads.
+HEADS = [
+    Heads(head_dim=16, group=1, q_block=1, n_row=6, heads_per_kv=3),
+    Heads(head_dim=48, group=7, q_block=1, n_row=1, heads_per_kv=7),
+    Heads(head_dim=64, group=2, q_block=16, n_row=3, heads_per_kv=2),
+    Heads(head_dim=64, group=2, q_block=16, n_row=4, heads_per_kv=4),
+    Heads(head_dim=80, group=1, q_block=16, n_row=4, heads_per_kv=2),
+    Heads(head_dim=128, group=8, q_block=16, n_row=1, heads_per_kv=8),
+    Heads(head_dim=256, group=4, q_block=1, n_row=2, heads_per_kv=4),
+]
+KERNELS = [
+    *((ops.KV_APPEND, (n,)) for n in (16, 80)),
+    *{(ops.ATTEND, (h.head_dim, h.group, h.q_block)) for h in HEADS},
+    *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in HEADS},
+]
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def page_table(rng, n_position, n_slot):
+    """int32: a slot for each page that holds a position, -1 for the others."""
+    table = np.full(n_slot, -1, np.int32)
+    n_page = -(-n_position // PAGE)
+    table[:n_page] = rng.permutation(n_slot)[:n_page]
+    return table
+
+
+def paged(rows, table):
+    """rows [n_position, n_head_kv, head_dim] as float16 pages by `table`; NaN where nothing is."""
+    n_position, n_head_kv, head_dim = rows.shape
+    pages = np.full((len(table), n_head_kv, PAGE, head_dim), np.nan, np.float16)
+    for j in range(n_position):
+        pages[table[j // PAGE], :, j % PAGE] = rows[j]
+    return pages
+
+
+# --- appending -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 63), (37, 0), (37, 40), (100, 64)])
+@pytest.mark.parametrize(("head_dim", "n_head_kv"), [(16, 3), (80, 1)])
+@in_child
+def test_kv_append_writes_its_positions_and_no_other(head_dim, n_head_kv, n_tok, pos):
+    rng = np.random.default_rng((head_dim, n_tok, pos))
+    k, v = normal(rng, n_tok, n_head_kv, head_dim), normal(rng, n_tok, n_head_kv, head_dim)
+    k_table, v_table = page_table(rng, pos + n_tok, 4), page_table(rng, pos + n_tok, 4)
+    before = normal(rng, 2, 4, n_head_kv, PAGE, head_dim).astype(np.float16)
+    expected = before.copy()
+    for t in range(n_tok):
+        page, line = divmod(pos + t, PAGE)
+        expected[0, k_table[page], :, line] = k[t]
+        expected[1, v_table[page], :, line] = v[t]
+    for found in runs(
+        ops.KV_APPEND, (head_dim,), out={"k_pages": before[0], "v_pages": before[1]},
+        step=step_of(n_tok, pos), k=k, v=v, k_table=k_table, v_table=v_table, n_head_kv=n_head_kv,
+    ):  # fmt: skip
+        # Rounding to float16 is NumPy's, to the nearest even: the same bits.
+        np.testing.assert_array_equal(found["k_pages"], expected[0])
+        np.testing.assert_array_equal(found["v_pages"], expected[1])
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a call of ATTEND reads."""
+
+    heads: Heads
+    n_tok: int
+    pos: int
+    block: int
+    window: int
+    chosen: list  # a row's block indices, ascending
+    log_weight: np.ndarray | None  # f32, one an index of all rows
+    q: np.ndarray
+    k: np.ndarray  # f16 [n_position, n_head_kv, head_dim]
+    v: np.ndarray
+    k_table: np.ndarray
+    v_table: np.ndarray
+
+    scale = 0.2  # with normal q and k: scores of a standard deviation of 1 to 3
+
+    def fields(self):
+        heads, indptr = self.heads, np.cumsum([0, *map(len, self.chosen)])
+        return {
+            "step": step_of(self.n_tok, self.pos),
+            "q": self.q,
+            "k_pages": paged(self.k, self.k_table),
+            "v_pages": paged(self.v, self.v_table),
+            "k_table": self.k_table,
+            "v_table": self.v_table,
+            "indptr": indptr.astype(np.int32),
+            "indices": np.concatenate(self.chosen).astype(np.int32),
+            "log_weight": self.log_weight,
+            "block": self.block,
+            "n_row": heads.n_row,
+            "heads_per_kv": heads.heads_per_kv,
+            "n_head_kv": heads.n_head_kv,
+            "window": self.window,
+            "scale_f": self.scale,
+        }
+
+
+def choose(rng, case_heads, n_tok, pos, block):
+    """Blocks of every row: the second row has none, the third all, the others about half."""
+    rows = []
+    for first in range(0, n_tok, case_heads.q_block):
+        newest = pos + min(n_tok, first + case_heads.q_block) - 1
+        every = np.arange(newest // block + 1)
+        for _ in range(case_heads.n_row):
+            share = {1: 0.0, 2: 1.0}.get(len(rows), 0.5)
+            rows.append(every[rng.random(len(every)) < share])
+    return rows
+
+
+def new_case(heads, n_tok, pos, block, *, window, weighted):
+    rng = np.random.default_rng((heads.head_dim, heads.group, n_tok, pos, block, window))
+    n = pos + n_tok
+    chosen = choose(rng, heads, n_tok, pos, block)
+    k, v = (normal(rng, n, heads.n_head_kv, heads.head_dim).astype(np.float16) for _ in "kv")
+    return Case(
+        heads, n_tok, pos, block, window, chosen,
+        log_weight=normal(rng, sum(map(len, chosen))) if weighted else None,
+        q=normal(rng, n_tok, heads.n_head, heads.head_dim), k=k, v=v,
+        k_table=page_table(rng, n, 4), v_table=page_table(rng, n, 4),
+    )  # fmt: skip
+
+
+def attention(case):
+    """out [n_tok, n_head, head_dim] and lse [n_tok, n_head] in float64; 0 and -inf of nothing."""
+    heads = case.heads
+    out = np.zeros(case.q.shape)
+    lse = np.full(case.q.shape[:2], -np.inf)
+    start = np.cumsum([0, *map(len, case.chosen)])
+    k, v, q = (a.astype(np.float64) for a in (case.k, case.v, case.q))
+    for t in range(case.n_tok):
+        p = case.pos + t
+        for head in range(heads.n_head):
+            row = t // heads.q_block * heads.n_row + head // heads.group
+            blocks = case.chosen[row]
+            j = (blocks[:, None] * case.block + np.arange(case.block)).ravel()
+            bias = np.zeros(len(j))
+            if case.log_weight is not None:
+                bias += np.repeat(case.log_weight[start[row] : start[row + 1]], case.block)
+            seen = (j <= p) & (j > p - case.window if case.window else True)
+            if not seen.any():
+                continue
+            kv_head = head // heads.heads_per_kv
+            scores = k[j[seen], kv_head] @ q[t, head] * case.scale + bias[seen]
+            weights = np.exp(scores - scores.max())
+            lse[t, head] = scores.max() + np.log(weights.sum())
+            out[t, head] = weights @ v[j[seen], kv_head] / weights.sum()
+    return out, lse
+
+
+def check(found, expected):
+    """Float32 sums of up to 256 products, and exponentials of scores below about 10."""
+    out, lse = expected
+    np.testing.assert_allclose(found["out"], out, rtol=0, atol=2e-5)
+    if "lse" in found:
+        some = np.isfinite(lse)
+        np.testing.assert_allclose(found["lse"][some], lse[some], rtol=0, atol=2e-5)
+        assert (found["lse"][~some] < -1e29).all()  # so that a merge gives it no weight
+
+
+def unwritten(*shape):
+    return np.full(shape, np.nan, np.float32)
+
+
+def check_attend(case, with_lse):
+    heads, expected = case.heads, attention(case)
+    constants = (heads.head_dim, heads.group, heads.q_block)
+    out = {"out": unwritten(*case.q.shape)}
+    if with_lse:
+        out["lse"] = unwritten(*case.q.shape[:2])
+    absent = [] if with_lse else ["lse"]
+    scratch = ops.attend_scratch(heads.group, heads.head_dim)
+    for found in runs(
+        ops.ATTEND, constants, out=out, scratch=scratch, n_split=1,
+        absent=["partial", *absent], **case.fields(),
+    ):  # fmt: skip
+        check(found, expected)
+    for n_split in (2, 3):
+        shape = (case.n_tok, heads.n_head, n_split, heads.head_dim + 2)
+        for found in runs(
+            ops.ATTEND, constants, out={"partial": unwritten(*shape)}, scratch=scratch,
+            n_split=n_split, absent=["out", "lse"], **case.fields(),
+        ):  # fmt: skip
+            check(merged(found["partial"]), expected)
+        for joined in runs(
+            ops.ATTEND_MERGE, (heads.head_dim,), out=out, step=step_of(case.n_tok, case.pos),
+            partial=found["partial"], n_head=heads.n_head, n_split=n_split, absent=absent,
+        ):  # fmt: skip
+            check(joined, expected)
+
+
+def merged(partial):
+    """The parts joined in float64."""
+    sums, top, total = partial[..., :-2].astype(float), partial[..., -2], partial[..., -1]
+    assert np.isfinite(partial).all()
+    weight = np.exp(top.astype(float) - top.max(axis=-1, keepdims=True))
+    total = (weight * total).sum(axis=-1)
+    out = (weight[..., None] * sums).sum(axis=-2)
+    lse = np.where(total > 0, top.max(axis=-1) + np.log(np.where(total > 0, total, 1)), -1e30)
+    return {"out": out / np.where(total > 0, total, 1)[..., None], "lse": lse}
+
+
+@pytest.mark.parametrize("block", [1, 16, 64])
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 100), (37, 0), (37, 100)])
+@pytest.mark.parametrize("at", range(len(HEADS)), ids=map(str, HEADS))
+@in_child
+def test_attention_to_a_selection(at, n_tok, pos, block):
+    # Which options go together differs from case to case; over all of them every pair occurs.
+    turn = at + block % 7 + n_tok + pos // 100
+    case = new_case(
+        HEADS[at], n_tok, pos, block, window=(0, 21, 70)[turn % 3], weighted=turn % 2 == 0
+    )
+    check_attend(case, with_lse=turn // 2 % 2 == 0)
+
+
+@in_child
+def test_a_selection_of_nothing_gives_zero():
+    case = new_case(HEADS[1], 1, 100, 16, window=0, weighted=False)
+    nothing = Case(**(vars(case) | {"chosen": [np.zeros(0, int)] * len(case.chosen)}))
+    check_attend(nothing, with_lse=True)
+
+
+@in_child
+def test_large_scores_do_not_overflow():
+    case = new_case(HEADS[0], 1, 100, 16, window=0, weighted=False)
+    loud = Case(**(vars(case) | {"q": case.q * 1000}))
+    out, _ = attention(loud)
+    scratch = ops.attend_scratch(1, 16)
+    for found in runs(
+        ops.ATTEND, (16, 1, 1), out={"out": unwritten(*out.shape)}, scratch=scratch, n_split=1,
+        absent=["partial", "lse"], **loud.fields(),
+    ):  # fmt: skip
+        # Scores near 3000 carry float32 steps of 2e-4, and weights err by as much.
+        np.testing.assert_allclose(found["out"], out, rtol=0, atol=5e-3)

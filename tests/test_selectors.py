@@ -1,0 +1,232 @@
+"""The contract of a selector, for every method of the package: what a Selection may hold.
+
+A method added to runner/select is found here; it needs a line in EXAMPLES and one in COVERING.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tiny_models import TinySpec, write_tiny_model
+
+import tamis.session
+from tamis.engine import Engine
+from tamis.select.notation import methods, parse_method
+
+N_UBATCH = 64
+CHUNKS = [1, 37, 64, 70]  # prompt lengths, one after the other: within a chunk, whole, and beyond
+N_DECODE = 40
+
+
+class Example(NamedTuple):
+    """A method with small numbers, and what they promise at decode."""
+
+    text: str
+    budget: int | None  # most positions a row keeps, whole blocks counted; None: all
+    recent: int  # last positions that every row keeps
+
+
+EXAMPLES = {
+    "dense": [Example("dense", None, 10_000)],
+    "window": [
+        Example("window:sink=4,recent=32,block=16", 16 + 16 + 32, 32),
+        Example("window:sink=0,recent=1,block=1", 1, 1),
+    ],
+    "topk": [
+        Example("topk:k=24,sink=4,recent=8", 36, 8),
+        Example("topk:k=24,sink=4,recent=8,rows=head", 36, 8),
+        Example("topk:k=0,sink=0,recent=1", 1, 1),
+    ],
+}
+# Numbers that cover any context of these tests: the answer is dense attention's.
+COVERING = {
+    "dense": ["dense"],
+    "window": ["window:recent=512", "window:sink=512,recent=1"],
+    "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
+}
+DEFAULTS = [Example(name, None, 1) for name in methods()]
+ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
+
+
+class Spy:
+    """A selector's state that remembers the Selections it hands out."""
+
+    def __init__(self, state):
+        self._state, self._phase, self._seen = state, state.phase(0), {}
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def open(self, shape):
+        return self
+
+    def phase(self, step):
+        self._phase = self._state.phase(step)
+        return self._phase
+
+    def prefill(self, rec, layer, q, kv):
+        self._seen["prefill", layer] = self._state.prefill(rec, layer, q, kv)
+        return self._seen["prefill", layer]
+
+    def decode(self, rec, layer, q, kv):
+        self._seen[self._phase, layer] = self._state.decode(rec, layer, q, kv)
+        return self._seen[self._phase, layer]
+
+    def prefilled(self, layer):
+        return self._seen["prefill", layer]
+
+    def decoded(self, layer):
+        return self._seen[self._phase, layer]
+
+
+class SpyMethod:
+    def __init__(self, method, spies):
+        self._method, self._spies = method, spies
+
+    def open(self, shape):
+        self._spies.append(Spy(self._method.open(shape)))
+        return self._spies[-1]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "gemma3"])
+def engine(request, tmp_path_factory):
+    """Two architectures: full attention, and layers with a window of 8 beside full ones."""
+    path = tmp_path_factory.mktemp(request.param) / "m.gguf"
+    write_tiny_model(path, TinySpec(request.param))
+    engine = Engine.load(path, n_threads=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def open_session(engine, monkeypatch):
+    """Gives a session with a method, and the spy on its selector."""
+    spies = []
+    monkeypatch.setattr(
+        tamis.session, "parse_method", lambda text: SpyMethod(parse_method(text), spies)
+    )
+
+    def opened(text):
+        session = engine.session(n_ctx=256, n_ubatch=N_UBATCH, attn=text)
+        return session, spies[-1]
+
+    return opened
+
+
+def tokens(engine, n):
+    return np.random.default_rng(n).integers(0, engine.hp.n_vocab, n).tolist()
+
+
+def rows_of(sel, n_tok):
+    """[query block][row] -> indices, after a call of n_tok tokens, with what any CSR must hold."""
+    n_block = -(-n_tok // sel.q_block)
+    indptr = sel.indptr[: n_block * sel.n_row + 1].tolist()
+    assert indptr[0] == 0
+    assert indptr == sorted(indptr)
+    assert indptr[-1] <= len(sel.indices)
+    rows = [sel.indices[a:b].tolist() for a, b in pairwise(indptr)]
+    if sel.log_weight is not None:
+        assert np.isfinite(sel.log_weight[: indptr[-1]]).all()
+    return [rows[i * sel.n_row : (i + 1) * sel.n_row] for i in range(n_block)]
+
+
+def positions(row, sel, newest):
+    """The positions up to `newest` that a row's blocks hold."""
+    return {j for i in row for j in range(i * sel.block, (i + 1) * sel.block) if j <= newest}
+
+
+def check_rows(sel, n_tok, pos, recent):
+    """What holds of any Selection for a call of n_tok tokens from pos on; recent: kept before each.
+
+    A layer's own window may be shorter than what a method keeps: callers pass the smaller.
+    """
+    for b, rows in enumerate(rows_of(sel, n_tok)):
+        oldest = pos + b * sel.q_block
+        newest = pos + min(n_tok, (b + 1) * sel.q_block) - 1
+        for row in rows:
+            assert row == sorted(set(row)), "ascending and unique"
+            assert all(0 <= i <= newest // sel.block for i in row), "within the filled positions"
+            wanted = set(range(max(0, oldest - recent + 1), newest + 1))
+            assert wanted <= positions(row, sel, newest), "the queries' own recent positions"
+
+
+def recent_of(engine, layer, recent):
+    window = engine.model.window(layer)
+    return min(recent, window) if window else recent
+
+
+def follow(engine, session, spy, example):
+    """Append chunks, then tokens, checking every layer's Selection; logits and rows of the end."""
+    ids = iter(tokens(engine, sum(CHUNKS) + N_DECODE))
+    layers = range(engine.hp.n_layer)
+    for n in CHUNKS:
+        session.prefill([next(ids) for _ in range(n)])
+        last = (n - 1) % N_UBATCH + 1  # the last piece of what was appended
+        for layer in layers:
+            recent = recent_of(engine, layer, example.recent)
+            check_rows(spy.prefilled(layer), last, session.n_past - last, recent)
+    for token in ids:
+        logits = session.decode(token)
+        p = session.n_past - 1
+        for layer in layers:
+            sel = spy.decoded(layer)
+            check_rows(sel, 1, p, recent_of(engine, layer, example.recent))
+            if example.budget is not None and not engine.model.window(layer):
+                (rows,) = rows_of(sel, 1)
+                assert max(len(positions(row, sel, p)) for row in rows) <= example.budget
+    return logits, [rows_of(spy.decoded(layer), 1) for layer in layers]
+
+
+def test_every_method_has_examples_and_covering_numbers():
+    assert set(EXAMPLES) == set(COVERING) == set(methods())
+    for name in EXAMPLES:
+        texts = [example.text for example in EXAMPLES[name]] + COVERING[name]
+        assert {text.partition(":")[0] for text in texts} == {name}
+
+
+@pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
+def test_a_selection_keeps_the_contract_and_repeats_itself(engine, open_session, example):
+    logits, rows = follow(engine, *open_session(example.text), example)
+    again, rows_again = follow(engine, *open_session(example.text), example)
+    assert rows == rows_again
+    np.testing.assert_array_equal(logits, again)
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
+def test_what_was_truncated_leaves_no_trace(engine, open_session, example):
+    session, spy = open_session(example.text)
+    ids, other = tokens(engine, 100), tokens(engine, 130)
+    fresh, fresh_spy = open_session(example.text)
+    # The same chunks: in prefill, queries of one block share what any of them reads.
+    fresh.prefill(ids[:60])
+    fresh.prefill(ids[60:])
+    session.prefill(ids[:60])
+    session.prefill(other)
+    session.decode(1)
+    session.truncate(60)
+    session.prefill(ids[60:])
+    np.testing.assert_array_equal(session.decode(5), fresh.decode(5))
+    for layer in range(engine.hp.n_layer):
+        assert rows_of(spy.decoded(layer), 1) == rows_of(fresh_spy.decoded(layer), 1)
+
+
+@pytest.mark.parametrize("text", [text for name in COVERING for text in COVERING[name]])
+def test_numbers_that_cover_everything_are_dense_attention(engine, open_session, text):
+    session, spy = open_session(text)
+    dense, dense_spy = open_session("dense")
+    ids = tokens(engine, 150)
+    found, expected = [], []
+    for each, logits in ((session, found), (dense, expected)):
+        logits.append(each.prefill(ids[:100]))
+        logits += [each.decode(i) for i in ids[100:]]
+    # Other blocks: float32 sums in another order, through all layers.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    for layer in range(engine.hp.n_layer):
+        kept, every = spy.decoded(layer), dense_spy.decoded(layer)
+        p, own = session.n_past - 1, engine.model.window(layer)
+        ((full, *_),) = rows_of(every, 1)
+        seen = {j for j in positions(full, every, p) if not own or j > p - own}
+        for row in rows_of(kept, 1)[0]:
+            assert seen <= positions(row, kept, p)

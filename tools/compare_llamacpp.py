@@ -1,0 +1,262 @@
+"""Compare speed with llama.cpp: both run the same work by turns, in one process tree.
+
+    python -m tamis.tools.compare_llamacpp MODEL.gguf [--tests pp512,tg64,tg64@4096] [-t 2]
+
+Needs the package llama-cpp-python, best built on this machine:
+`CMAKE_ARGS=-DGGML_NATIVE=ON python -m pip install llama-cpp-python`.
+
+Each engine lives in a process of its own and holds the model loaded; only one works at a time.
+llama.cpp runs with flash attention on and off, and the better of the two in each round is what
+tamis is divided by. A test is ppN (a prompt of N tokens into an empty context) or tgN[@D] (N tokens
+one at a time after D others). Both use float16 keys and values, the same threads and the same ids.
+The last line is JSON; --log appends it to a file.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import statistics
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PAUSE = 0.3  # seconds between turns, for the other engine's threads to fall asleep
+
+
+class Test(NamedTuple):
+    """One piece of work."""
+
+    name: str
+    n_prompt: int
+    n_decode: int
+    depth: int
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context it needs."""
+        return self.depth + self.n_prompt + self.n_decode
+
+    @staticmethod
+    def parse(text: str) -> "Test":
+        """pp512, tg64 or tg64@4096. Raises ValueError."""
+        match = re.fullmatch(r"(pp|tg)(\d+)(?:@(\d+))?", text)
+        if match is None or not int(match[2]):
+            raise ValueError(f"test is {text!r}, expected ppN, tgN or tgN@DEPTH")
+        n = int(match[2])
+        return Test(text, *((n, 0) if match[1] == "pp" else (0, n)), int(match[3] or 0))
+
+
+class TamisRunner:
+    """tamis with a session as long as the longest test."""
+
+    def __init__(self, path: str, n_threads: int, n_ctx: int) -> None:
+        from tamis.engine import Engine
+
+        self.engine = Engine.load(path, n_threads=n_threads)
+        self.session = self.engine.session(n_ctx=n_ctx)
+
+    def keep(self, n: int) -> int:
+        """Forget all but the first n tokens; how many are left."""
+        self.session.truncate(min(n, self.session.n_past))
+        return self.session.n_past
+
+    def prefill(self, ids: list[int]) -> None:
+        """Append tokens, with logits of the last."""
+        self.session.prefill(ids)
+
+    def decode(self, ids: list[int]) -> None:
+        """Append tokens one at a time, with logits of each."""
+        for token in ids:
+            self.session.decode(token)
+
+
+class LlamaRunner:
+    """llama.cpp through its C API, as llama-bench uses it."""
+
+    def __init__(self, path: str, n_threads: int, n_ctx: int, flash: bool) -> None:
+        import llama_cpp
+
+        self.c, self.n_past = llama_cpp, 0
+        llama_cpp.llama_backend_init()
+        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._log, None)
+        model = llama_cpp.llama_model_load_from_file(
+            path.encode(), llama_cpp.llama_model_default_params()
+        )
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = -(-n_ctx // 256) * 256, 2048, 512
+        params.n_threads = params.n_threads_batch = n_threads
+        params.flash_attn_type = int(flash)
+        self.context = llama_cpp.llama_init_from_model(model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp could not make a context for {path}")
+
+    def keep(self, n: int) -> int:
+        """Forget all but the first n tokens; how many are left."""
+        self.n_past = min(n, self.n_past)
+        memory = self.c.llama_get_memory(self.context)
+        self.c.llama_memory_seq_rm(memory, 0, self.n_past, -1)
+        return self.n_past
+
+    def prefill(self, ids: list[int]) -> None:
+        """Append tokens, with logits of the last."""
+        for start in range(0, len(ids), 2048):
+            self._decode(ids[start : start + 2048])
+
+    def decode(self, ids: list[int]) -> None:
+        """Append tokens one at a time, with logits of each."""
+        for token in ids:
+            self._decode([token])
+
+    def _decode(self, ids: list[int]) -> None:
+        array = (self.c.llama_token * len(ids))(*ids)
+        if self.c.llama_decode(self.context, self.c.llama_batch_get_one(array, len(ids))) != 0:
+            raise RuntimeError(f"llama_decode failed at {self.n_past} tokens")
+        self.c.llama_get_logits_ith(self.context, -1)  # waits for the result
+        self.n_past += len(ids)
+
+
+RUNNERS: dict[str, Any] = {
+    "tamis": TamisRunner,
+    "llama.cpp": lambda *args: LlamaRunner(*args, False),
+    "llama.cpp fa": lambda *args: LlamaRunner(*args, True),
+}
+
+
+def run_test(runner: Any, test: Test, ids: list[int]) -> float:
+    """Seconds of one test; the context is filled to its depth first."""
+    held = runner.keep(test.depth)
+    if held < test.depth:
+        runner.prefill(ids[held : test.depth])
+    work = ids[test.depth : test.n_ctx]
+    start = time.perf_counter()
+    if test.n_prompt:
+        runner.prefill(work)
+    else:
+        runner.decode(work)
+    return time.perf_counter() - start
+
+
+def serve(pipe: Connection, name: str, path: str, n_threads: int, n_ctx: int) -> None:
+    """The life of an engine's process: load, then answer (test, ids) with seconds."""
+    runner = RUNNERS[name](path, n_threads, n_ctx)
+    pipe.send("ready")
+    while (job := pipe.recv()) is not None:
+        pipe.send(run_test(runner, *job))
+    pipe.send(peak_memory())
+
+
+def peak_memory() -> int:
+    """Bytes this process has held at most outside mapped files."""
+    status = Path("/proc/self/status").read_text()
+    resident = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(resident[1]) * 1024 if resident else 0
+
+
+class Remote:
+    """An engine in its own process."""
+
+    def __init__(self, name: str, path: str, n_threads: int, n_ctx: int) -> None:
+        self.pipe, other = multiprocessing.Pipe()
+        arguments = (other, name, path, n_threads, n_ctx)
+        self.process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
+        self.process.start()
+        other.close()
+        self.receive()
+
+    def receive(self) -> Any:
+        """What the process sends next. Raises RuntimeError where it has died."""
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            raise RuntimeError(f"an engine ended with {self.process.exitcode}") from None
+
+    def seconds(self, test: Test, ids: list[int]) -> float:
+        """Run a test."""
+        time.sleep(PAUSE)
+        self.pipe.send((test, ids))
+        return self.receive()
+
+    def close(self) -> int:
+        """End the process; the bytes of memory it held at the end."""
+        self.pipe.send(None)
+        held = self.receive()
+        self.process.join()
+        return held
+
+
+def compare(path: str, tests: list[Test], n_threads: int, rounds: int) -> dict[str, Any]:
+    """Run all tests by turns; rates and ratios by test, the first round of each left out."""
+    n_ctx = max(test.n_ctx for test in tests)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1000, 20000, n_ctx).tolist()  # ordinary tokens of any vocabulary
+    remotes = {name: Remote(name, path, n_threads, n_ctx) for name in RUNNERS}
+    results: dict[str, Any] = {}
+    for test in sorted(tests, key=lambda t: t.depth):
+        turns: list[dict[str, float]] = []
+        for i in range(rounds + 1):
+            turn = {name: remote.seconds(test, ids) for name, remote in remotes.items()}
+            if i:
+                turns.append(turn)
+        results[test.name] = summary(test, turns)
+        print(table_line(Path(path).name, test.name, results[test.name]), flush=True)
+    memory = {name: remote.close() for name, remote in remotes.items()}
+    return {
+        "model": Path(path).name, "threads": n_threads, "rounds": rounds, "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"), "tests": results, "memory": memory,
+    }  # fmt: skip
+
+
+def summary(test: Test, turns: list[dict[str, float]]) -> dict[str, Any]:
+    """Median tokens per second of each engine, and the ratio to the better llama.cpp by round."""
+    n = test.n_prompt + test.n_decode
+    ratios = [
+        min(seconds for name, seconds in turn.items() if name != "tamis") / turn["tamis"]
+        for turn in turns
+    ]
+    rates = {name: round(n / statistics.median(t[name] for t in turns), 1) for name in RUNNERS}
+    return {
+        "tokens_per_second": rates,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+    }
+
+
+def table_line(model: str, test: str, result: dict[str, Any]) -> str:
+    """One line for people."""
+    rates = "  ".join(f"{name} {rate:8.1f}" for name, rate in result["tokens_per_second"].items())
+    span = f"{result['ratio_min']:.2f} to {result['ratio_max']:.2f}"
+    return f"{model[:24]:24} {test:12} {rates} tok/s  ratio {result['ratio']:.2f} ({span})"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="+", help="GGUF files")
+    parser.add_argument("--tests", default="pp512,tg64", help="comma-separated: pp512, tg64@4096")
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (one more is run)")
+    parser.add_argument("--log", type=Path, help="file that JSON lines are appended to")
+    args = parser.parse_args()
+    try:
+        tests = [Test.parse(text) for text in args.tests.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    for model in args.model:
+        line = json.dumps(compare(model, tests, args.threads, args.rounds))
+        print(line, flush=True)
+        if args.log:
+            with args.log.open("a") as file:
+                file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
