@@ -1,38 +1,122 @@
-"""The `tamis` command: one file a subcommand, each with `add(subparsers)` and `run(arguments)`."""
+"""The `tamis` command: one file a subcommand, each with `add_arguments(parser)` and `run(args)`."""
 
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from tamis import __version__
 
-COMMANDS = ("chat", "run", "pull", "inspect", "bench", "perplexity", "tokenize", "warmup")
+# The help is here, so that `tamis --help` and `--version` import no command.
+COMMANDS = {
+    "chat": "talk with a model in the terminal",
+    "run": "answer one prompt",
+    "pull": "fetch a model",
+    "inspect": "show metadata, tensors and the memory plan of a model",
+    "bench": "measure prefill and decode",
+    "perplexity": "perplexity of a text",
+    "tokenize": "show the tokens of a text",
+    "warmup": "compile the kernels of a model now",
+}
+
+
+class UsageError(ValueError):
+    """The command line asks for something that cannot be: exit code 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 1 (failed), 2 (usage), 130 (interrupted)."""
-    parser = argparse.ArgumentParser(prog="tamis", description="Run GGUF models, read what matters")
-    parser.add_argument("--version", action="version", version=f"tamis {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = importlib.import_module(f"tamis.cli.{name}")
-        command = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
+    """Run a command; the exit code: 0, 1 (failed), 2 (usage), 130 (interrupted).
+
+    An error is one line on standard error; with --traceback it is raised instead.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        for number in (signal.SIGINT, signal.SIGALRM):  # the process is ours
+            signal.signal(number, _interrupt)
     try:
-        code = arguments.run(arguments)
+        _open_streams()
+        arguments = _parser(words).parse_args(words)
+        code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
+    except SystemExit as done:  # argparse, which has said why
+        return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
         # Who read our output has gone; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
-        sys.stderr.write("\ntamis: interrupted\n")
+        if argv is None:  # a second Ctrl-C must not break the exit
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say("interrupted")
         return 130
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        sys.stderr.write(f"tamis: error: {error}\n")
-        return 1
+    except Exception as error:
+        if "--traceback" in words:
+            raise
+        _say(f"error: {one_line(error)}")
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """KeyboardInterrupt, but never in the middle of an import: 10 ms later, as often as it takes.
+
+    NumPy makes an ImportError of it there, and the import system may swallow it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _open_streams() -> None:
+    """Give the standard streams that the caller closed (`<&-`) the null device: they are None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"tamis: error: {message} (see {self.prog} --help)\n")
+
+
+def _parser(argv: list[str]) -> argparse.ArgumentParser:
+    """The parser; of the commands only the one that is asked for is imported."""
+    parser = _Parser(prog="tamis", description="Run GGUF models, read what matters")
+    parser.add_argument("--version", action="version", version=f"tamis {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        command = subparsers.add_parser(name, help=text, description=text)
+        if name == wanted:
+            module = importlib.import_module(f"tamis.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _say(text: str) -> None:
+    # An unfinished progress line may stand there.
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{clear}tamis: {text}\n")
+
+
+def one_line(error: Exception) -> str:
+    """The error in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return text or "out of memory: lower --ctx or take a smaller model"
+    if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text} (a bug of tamis; --traceback shows where)"

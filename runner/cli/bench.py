@@ -1,109 +1,174 @@
-"""`tamis bench`: speed of prefill and decode, with the bytes that bound it."""
+"""`tamis bench`: speed of prefill and decode, with the bytes that bound it.
+
+Medians after a warm-up; the time to open a session, where kernels get compiled, is apart.
+"""
 
 import argparse
+import csv
 import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tamis.cli import common
+from tamis.cli import UsageError, common
 
-HELP = "measure prefill and decode"
+WARM_UP = 8  # tokens
+COLUMNS = {  # of the table; JSON and CSV have the keys
+    "model": "model",
+    "threads": "threads",
+    "attn": "attn",
+    "test": "test",
+    "tok_s": "t/s",
+    "min": "min",
+    "max": "max",
+    "setup_s": "setup s",
+    "mb_per_token": "MB/token",
+    "gb_s": "GB/s",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    common.add_model_arguments(parser)
-    parser.add_argument("-p", "--n-prompt", type=int, default=512, help="tokens of a prefill")
-    parser.add_argument("-n", "--n-gen", type=int, default=64, help="tokens of a decode run")
-    parser.add_argument("-d", "--depth", type=int, default=0, help="tokens held before either")
-    parser.add_argument("-r", "--repetitions", type=int, default=5)
+    common.add_model_arguments(parser, threads=False)
+    lists = (
+        ("-p", "--n-prompt", "512", "tokens of a prefill, 0 for none"),
+        ("-n", "--n-gen", "64", "tokens of a decode run, 0 for none"),
+        ("-d", "--depth", "0", "tokens held before either"),
+    )
+    for short, long, default, text in lists:
+        text += f"; several as 1,2 (default: {default})"
+        parser.add_argument(short, long, type=common.counts_or_zero, default=default, help=text)
+    parser.add_argument(
+        "-t", "--threads", type=common.counts, help="threads, several as 1,2 (default: all cores)"
+    )
+    parser.add_argument("-r", "--repetitions", type=common.count, default=5)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
+    form.add_argument("--json", action="store_true", help="one JSON object a line")
     form.add_argument("--csv", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a row for prefill and one for decode: medians with minimum and maximum."""
-    if min(arguments.n_prompt, arguments.n_gen, arguments.repetitions) < 1 or arguments.depth < 0:
-        raise ValueError("-p, -n and -r must be at least 1, -d at least 0")
-    progress = common.Progress()
-    engine = common.load_engine(arguments, progress)
-    need = arguments.depth + max(arguments.n_prompt, arguments.n_gen)
-    arguments.ctx = max(need, arguments.ctx or 0)
-    start = time.perf_counter()
-    session = common.open_session(engine, arguments, progress)
-    setup = time.perf_counter() - start
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, engine.hp.n_vocab, need)
-    if arguments.depth:
-        session.prefill(ids[: arguments.depth])
-    rows = []
-    for name, n, measure in (
-        ("pp", arguments.n_prompt, _prefill),
-        ("tg", arguments.n_gen, _decode),
-    ):
-        measure(session, ids, arguments.depth, min(n, 8))
-        speeds = [measure(session, ids, arguments.depth, n) for _ in range(arguments.repetitions)]
-        rows.append(_row(engine, arguments, f"{name}{n}", speeds, setup))
-    _print(rows, arguments)
-    engine.close()
+    """Print a row a test: the median speed with minimum and maximum."""
+    tests = [("pp", n) for n in arguments.n_prompt if n] + [("tg", n) for n in arguments.n_gen if n]
+    if not tests:
+        raise UsageError("nothing to measure: -p and -n are both 0")
+    need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP)
+    if arguments.ctx is not None and arguments.ctx < need:
+        raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
+    arguments.ctx = arguments.ctx or need
+    rows: list[dict[str, Any]] = []
+    for n_threads in arguments.threads or [None]:
+        arguments.threads = n_threads
+        for row in measure(arguments, tests):
+            rows.append(row)
+            if arguments.json:
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
+    if not arguments.json:
+        (_write_csv if arguments.csv else _write_table)(rows)
     return 0
 
 
-def _prefill(session: Any, ids: np.ndarray, depth: int, n: int) -> float:
-    session.truncate(depth)
+def measure(
+    arguments: argparse.Namespace, tests: list[tuple[str, int]]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one number of threads, each as soon as it is known."""
+    progress = common.Progress()
+    engine = common.load_engine(arguments, progress)
     start = time.perf_counter()
-    session.prefill(ids[depth : depth + n])
-    return n / (time.perf_counter() - start)
+    session = common.open_session(engine, arguments, progress)
+    setup = time.perf_counter() - start
+    ids = np.random.default_rng(0).integers(0, engine.hp.n_vocab, arguments.ctx)
+    for depth in arguments.depth:
+        session.truncate(0)
+        if depth:
+            session.prefill(ids[:depth], progress.tokens)
+            progress.clear()
+        for kind, n in tests:
+            once = _prefill if kind == "pp" else _decode
+            speeds = _speeds(once, session, ids[depth:], n, arguments.repetitions)
+            row = {
+                "model": engine.path.name,
+                "threads": engine.n_threads,
+                "attn": arguments.attn,
+                "test": f"{kind}{n}" + (f" @ d{depth}" if depth else ""),
+                "tok_s": round(statistics.median(speeds), 2),
+                "min": round(min(speeds), 2),
+                "max": round(max(speeds), 2),
+                "setup_s": round(setup, 2),
+            }
+            yield row | (_traffic(engine, depth + n / 2, row["tok_s"]) if kind == "tg" else {})
+    engine.close()
 
 
-def _decode(session: Any, ids: np.ndarray, depth: int, n: int) -> float:
-    session.truncate(depth)
+def _speeds(
+    once: Callable[[Any, np.ndarray], float],
+    session: Any,
+    ids: np.ndarray,
+    n: int,
+    repetitions: int,
+) -> list[float]:
+    """Tokens a second of each repetition; the session is left at the depth it has."""
+    depth, speeds = session.n_past, []
+    for count in [min(n, WARM_UP)] + [n] * repetitions:
+        speeds.append(once(session, ids[:count]))
+        session.truncate(depth)
+    return speeds[1:]
+
+
+def _prefill(session: Any, ids: np.ndarray) -> float:
     start = time.perf_counter()
-    for token in ids[depth : depth + n]:
+    session.prefill(ids)
+    return len(ids) / (time.perf_counter() - start)
+
+
+def _decode(session: Any, ids: np.ndarray) -> float:
+    start = time.perf_counter()
+    for token in ids:
         session.decode(int(token))
-    return n / (time.perf_counter() - start)
+    return len(ids) / (time.perf_counter() - start)
 
 
-def _row(
-    engine: Any, arguments: argparse.Namespace, test: str, speeds: list[float], setup: float
-) -> dict[str, Any]:
+def _traffic(engine: Any, n_past: float, tok_s: float) -> dict[str, float]:
+    """MB a decoded token has to read, with all n_past keys and values, and the GB/s it implies.
+
+    A method that selects reads fewer keys and values than are counted here.
+    """
     hp = engine.hp
-    kv = 4 * hp.n_layer * hp.n_embd_kv * arguments.depth
-    n_bytes = engine.model.weights.n_bytes + kv
-    median = statistics.median(speeds)
-    row = {
-        "model": engine.path.name,
-        "threads": engine.n_threads,
-        "attn": arguments.attn,
-        "test": f"{test} @ {arguments.depth}",
-        "tok_s": round(median, 2),
-        "min": round(min(speeds), 2),
-        "max": round(max(speeds), 2),
-        "setup_s": round(setup, 2),
-    }
-    if test.startswith("tg"):
-        # A token reads all weights and the keys and values before it, at least once.
-        row["MB_per_token"] = round(n_bytes / 1e6, 1)
-        row["GB_s"] = round(n_bytes * median / 1e9, 2)
-    return row
+    kv = 2 * 2 * hp.n_layer * hp.n_head_kv * hp.head_dim * n_past  # K and V, float16
+    n_bytes = token_weights(engine.file.tensors, hp) + kv
+    return {"mb_per_token": round(n_bytes / 1e6, 1), "gb_s": round(n_bytes * tok_s / 1e9, 2)}
 
 
-def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [names] + [[str(row.get(name, "")) for name in names] for row in rows]
-    if arguments.csv:
-        sys.stdout.write("".join(",".join(line) + "\n" for line in cells))
-        return
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+def token_weights(tensors: Any, hp: Any) -> float:
+    """Bytes of weights one token needs: of the experts those used, of an untied table one row."""
+    total = 0.0
+    for name, tensor in tensors.items():
+        share = 1.0
+        if "_exps." in name:
+            share = hp.n_expert_used / hp.n_expert
+        elif name == "token_embd.weight" and "output.weight" in tensors:
+            share = 1 / hp.n_vocab
+        total += share * tensor.n_bytes
+    return total
+
+
+def _write_csv(rows: list[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, list(COLUMNS), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _write_table(rows: list[dict[str, Any]]) -> None:
+    used = [name for name in COLUMNS if any(name in row for row in rows)]
+    cells = [[COLUMNS[name] for name in used]]
+    cells += [[str(row.get(name, "")) for name in used] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
+    cells.insert(1, ["-" * width for width in widths])
     for line in cells:
-        sys.stdout.write(
-            "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |\n"
-        )
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write(f"| {' | '.join(padded)} |\n")

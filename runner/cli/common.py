@@ -1,4 +1,4 @@
-"""What commands share: arguments, progress on standard error, loading a model."""
+"""What commands share: arguments, input, progress on standard error, loading a model."""
 
 import argparse
 import sys
@@ -6,9 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tamis.models import DEFAULT, pull, resolve
+from tamis.cli import UsageError
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
+SAMPLING = {
+    "temp": float,
+    "top-k": int,
+    "top-p": float,
+    "min-p": float,
+    "repeat-penalty": float,
+    "seed": int,
+}
 
 
 class Progress:
@@ -49,55 +57,117 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """-m, -t, -c and --attn."""
-    parser.add_argument("-m", "--model", help=f"path or short name of a model (default: {DEFAULT})")
-    parser.add_argument("-t", "--threads", type=int, help="threads (default: all cores)")
-    parser.add_argument("-c", "--ctx", type=int, help="context in tokens")
+def count(text: str) -> int:
+    """An argument that is a whole number of at least 1."""
+    return _whole(text, least=1)
+
+
+def count_or_zero(text: str) -> int:
+    """An argument that is a whole number of at least 0."""
+    return _whole(text, least=0)
+
+
+def counts(text: str) -> list[int]:
+    """An argument such as 1,2,4: whole numbers of at least 1."""
+    return [count(item) for item in text.split(",")]
+
+
+def counts_or_zero(text: str) -> list[int]:
+    """An argument such as 0,512: whole numbers of at least 0."""
+    return [count_or_zero(item) for item in text.split(",")]
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
+    """-m, -c, --attn and, unless the command has its own, -t."""
+    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
+    if threads:
+        parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+    parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     parser.add_argument("--attn", default="dense", help="attention method, as window:recent=512")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """The usual sampler settings; the defaults are SamplerParams' own."""
-    for flag, type_ in (
-        ("temp", float),
-        ("top-k", int),
-        ("top-p", float),
-        ("min-p", float),
-        ("repeat-penalty", float),
-        ("seed", int),
-    ):
-        parser.add_argument(f"--{flag}", type=type_, default=argparse.SUPPRESS)
+    for name, type_ in SAMPLING.items():
+        parser.add_argument(f"--{name}", type=type_, default=argparse.SUPPRESS)
 
 
 def sampler_params(arguments: argparse.Namespace) -> Any:
-    """SamplerParams of the flags that were given."""
-    from tamis.sampler import SamplerParams
+    """SamplerParams of the flags that were given. Raises UsageError."""
+    from tamis.sampler import SamplerError, SamplerParams
 
-    names = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+    names = [name.replace("-", "_") for name in SAMPLING]
     given = {n: getattr(arguments, n) for n in names if hasattr(arguments, n)}
-    return SamplerParams(**given)
+    try:
+        return SamplerParams(**given)
+    except SamplerError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_attn(text: str) -> None:
+    """Raise UsageError for an unknown method, before a model is loaded for it."""
+    from tamis.select.notation import MethodError, parse_method
+
+    try:
+        parse_method(text)
+    except MethodError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_text(path: str) -> str:
+    """The text of a file, of standard input for -. Raises OSError, ValueError where not UTF-8."""
+    name = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8: byte {data[error.start]:#04x} at {error.start}; convert it first"
+        ) from error
 
 
 def model_file(name: str | None, progress: Progress) -> Path:
-    """The file of a model; with no name the default one, fetched after saying so."""
+    """The file of a model. With no name: the only one there is, or else the default one.
+
+    The default one is fetched where it is missing, after saying so. Raises ModelError.
+    """
+    from tamis.models import DEFAULT, KNOWN, ModelError, pull, resolve
+
     if name is not None:
         return resolve(name)
     try:
-        return resolve(DEFAULT)
-    except ValueError:
-        note(f"no model named: fetching {DEFAULT} (98 MB, Apache-2.0)")
+        path = resolve(None)
+    except ModelError:
+        model = KNOWN[DEFAULT]
+        size = f"{model.n_bytes / 1e6:.0f} MB, {model.licence}"
+        note(f"no model named with -m: fetching {DEFAULT} ({size})")
         path = pull(DEFAULT, progress=progress)
         progress.clear()
-        return path
+    else:
+        if sys.stderr.isatty():
+            note(f"no model named with -m: using {path.name}")
+    return path
 
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m and -t."""
+    """The engine of -m and -t; --attn is checked first."""
     from tamis.engine import Engine
 
+    check_attn(arguments.attn)
     path = model_file(arguments.model, progress)
-    return Engine.load(path, n_threads=arguments.threads, progress=progress)
+    engine = Engine.load(path, n_threads=arguments.threads, progress=progress)
+    progress.clear()
+    return engine
 
 
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:

@@ -5,49 +5,70 @@ import json
 import sys
 from typing import Any
 
-import numpy as np
-
 from tamis.cli import common
 
-HELP = "show metadata, tensors and the memory plan of a model"
 SHOWN = 8  # items of a long array
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    common.add_model_arguments(parser)
+    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
+    parser.add_argument("-c", "--ctx", type=common.count, help="context of the memory plan")
+    parser.add_argument("-t", "--threads", type=common.count, help="threads of the memory plan")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report."""
-    engine = common.load_engine(arguments, common.Progress())
-    plan = engine.memory_plan(arguments.ctx)
-    n_ctx = engine.context(arguments.ctx)
-    tensors = list(engine.file.tensors.values())
-    if arguments.json:
-        report = {
-            "path": str(engine.path),
-            "metadata": {k: _plain(v) for k, v in engine.metadata.items()},
-            "tensors": [
-                {"name": t.name, "shape": t.shape, "type": t.type.name, "bytes": t.n_bytes}
-                for t in tensors
-            ],
-            "memory": {"n_ctx": n_ctx, **plan._asdict()},
-        }
-        sys.stdout.write(json.dumps(report) + "\n")
-        return 0
-    lines = [f"{engine.path}", ""]
-    lines += [f"{key:<48} {_short(value)}" for key, value in engine.metadata.items()]
-    lines += ["", *_table(tensors, arguments.tensors), ""]
-    mib = common.MIB
-    lines.append(
-        f"memory at {n_ctx} tokens: weights {plan.weights / mib:.0f} MiB, KV {plan.kv / mib:.0f} "
-        f"MiB f16, scratch {plan.workspace / mib:.0f} MiB; free {plan.available / mib:.0f} MiB"
-    )
+    """Print the report; a model that cannot be run is shown too, without a memory plan."""
+    from tamis.formats.gguf import GGUFFile
+
+    path = common.model_file(arguments.model, common.Progress())
+    with GGUFFile(path) as file:
+        metadata, tensors = dict(file.metadata), list(file.tensors.values())
+        memory = _memory(path, arguments)
+        if arguments.json:
+            report = {
+                "path": str(path),
+                "metadata": {key: _plain(value) for key, value in metadata.items()},
+                "tensors": [
+                    {"name": t.name, "shape": t.shape, "type": t.type.name, "bytes": t.n_bytes}
+                    for t in tensors
+                ],
+                "memory": memory,
+            }
+            sys.stdout.write(json.dumps(report) + "\n")
+            return 0
+        lines = [f"{path}", ""]
+        lines += [f"{key:<48} {_short(value)}" for key, value in metadata.items()]
+        lines += ["", *_table(tensors, arguments.tensors), "", *_memory_lines(memory)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _memory(path: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The plan in bytes, or {"error": why the model cannot be run}."""
+    from tamis.engine import Engine
+
+    try:
+        engine = Engine.load(path, n_threads=arguments.threads)
+    except (ValueError, RuntimeError) as error:
+        return {"error": " ".join(str(error).split())}
+    try:
+        n_ctx = engine.context(arguments.ctx)
+        return {"n_ctx": n_ctx, **engine.memory_plan(n_ctx)._asdict()}
+    finally:
+        engine.close()
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    if "error" in memory:
+        return [f"this model cannot be run: {memory['error']}"]
+    size = {name: f"{n / common.MIB:.0f} MiB" for name, n in memory.items() if name != "n_ctx"}
+    return [
+        f"memory at {memory['n_ctx']} tokens: weights {size['weights']}, KV {size['kv']} f16, "
+        f"scratch {size['workspace']}; free {size['available']}"
+    ]
 
 
 def _table(tensors: list[Any], every: bool) -> list[str]:
@@ -63,12 +84,13 @@ def _table(tensors: list[Any], every: bool) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list | np.ndarray):
+    value = _plain(value)
+    if isinstance(value, list):
         more = f", ... {len(value)} items" if len(value) > SHOWN else ""
-        return f"[{', '.join(map(repr, list(value[:SHOWN])))}{more}]"
+        return f"[{', '.join(map(repr, value[:SHOWN]))}{more}]"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}... {len(text)} characters"

@@ -4,64 +4,87 @@ import argparse
 import json
 import math
 import sys
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from tamis.cli import common
+from tamis.cli import UsageError, common
 
-HELP = "perplexity of a text"
+MIN_CTX = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser)
-    parser.add_argument("-f", "--file", required=True, help="the text, UTF-8")
-    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(ctx=512)
+    parser.add_argument("-f", "--file", required=True, help="the text, UTF-8; - for standard input")
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print perplexity and its standard error.
-
-    The text is cut in chunks of --ctx tokens (512); the predictions of the second half of each
-    chunk count. Where the model adds BOS, it stands in place of each chunk's first token.
-    """
-    text = Path(arguments.file).read_text(encoding="utf-8")
-    arguments.ctx = n = arguments.ctx or 512
+    """Print perplexity and its standard error; the value so far goes to standard error."""
+    if arguments.ctx < MIN_CTX:
+        raise UsageError(f"--ctx is {arguments.ctx}, expected at least {MIN_CTX}")
+    text = common.read_text(arguments.file)
     progress = common.Progress()
     engine = common.load_engine(arguments, progress)
-    ids = np.array(engine.tokenizer.encode(text))
-    chunks = ids[: len(ids) // n * n].reshape(-1, n).copy()
-    if n < 8 or not len(chunks):
-        raise ValueError(f"the text has {len(ids)} tokens: at least one chunk of --ctx {n} needed")
-    if engine.tokenizer.add_bos and engine.tokenizer.bos is not None:
-        chunks[:, 0] = engine.tokenizer.bos
+    chunks = cut(engine.tokenizer, text, arguments.ctx)
     session = common.open_session(engine, arguments, progress)
-    losses: list[float] = []
+    losses = np.empty(0)
     for i, chunk in enumerate(chunks):
-        progress("perplexity", i, len(chunks))
         session.truncate(0)
-        losses += _losses(np.concatenate(list(session.logits(chunk))), chunk)
-    progress.clear()
-    mean = sum(losses) / len(losses)
-    perplexity = math.exp(mean)
-    error = perplexity * float(np.std(losses)) / math.sqrt(len(losses))
-    report = {"perplexity": perplexity, "error": error, "chunks": len(chunks), "n": len(losses)}
+        losses = np.concatenate([losses, *chunk_losses(session.logits(chunk), chunk)])
+        common.note(f"[{i + 1}/{len(chunks)}] {math.exp(losses.mean()):.4f}")
+    engine.close()
+    value, error = estimate(losses)
+    n_ctx, n = arguments.ctx, len(losses)
     if arguments.json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        report = {"perplexity": value, "error": error, "n": n, "chunks": len(chunks)}
+        sys.stdout.write(json.dumps(report | {"n_ctx": n_ctx, "attn": arguments.attn}) + "\n")
     else:
         sys.stdout.write(
-            f"perplexity {perplexity:.4f} +- {error:.4f} ({len(losses)} predictions, "
-            f"{len(chunks)} chunks of {n})\n"
+            f"perplexity {value:.4f} +- {error:.4f} "
+            f"({n} predictions, {len(chunks)} chunks of {n_ctx})\n"
         )
-    engine.close()
     return 0
 
 
-def _losses(logits: np.ndarray, chunk: np.ndarray) -> list[float]:
-    """Negative log-likelihoods of the second half's tokens, in float64."""
-    half = len(chunk) // 2
-    rows = logits[half:-1].astype(np.float64)
-    top = rows.max(-1)
-    log_sum = top + np.log(np.exp(rows - top[:, None]).sum(-1))
-    return (log_sum - rows[np.arange(len(rows)), chunk[half + 1 :]]).tolist()
+def cut(tokenizer: Any, text: str, n_ctx: int) -> np.ndarray:
+    """The text in chunks, int64 [n_chunk, n_ctx]; what is left at the end is not counted.
+
+    Where the model adds BOS, it stands in place of each chunk's first token. Raises ValueError
+    for a text shorter than one chunk.
+    """
+    ids = np.array(tokenizer.encode(text), np.int64)
+    chunks = ids[: len(ids) // n_ctx * n_ctx].reshape(-1, n_ctx).copy()
+    if not len(chunks):
+        raise ValueError(
+            f"the text has {len(ids)} tokens, expected at least {n_ctx}: lower --ctx or give more"
+        )
+    if tokenizer.add_bos and tokenizer.bos is not None:
+        chunks[:, 0] = tokenizer.bos
+    return chunks
+
+
+def chunk_losses(slices: Iterable[np.ndarray], chunk: np.ndarray) -> Iterator[np.ndarray]:
+    """Negative log-likelihoods, float64, of the predictions at positions n_ctx/2 to n_ctx - 2.
+
+    slices: float32 [n_rows, n_vocab], together one row a position; all are consumed.
+    """
+    first, last = len(chunk) // 2, len(chunk) - 1
+    at = 0
+    for logits in slices:
+        low, high = max(first - at, 0), min(last - at, len(logits))
+        if low < high:
+            rows = logits[low:high].astype(np.float64)
+            top = rows.max(-1)
+            log_sum = top + np.log(np.exp(rows - top[:, None]).sum(-1))
+            yield log_sum - rows[np.arange(len(rows)), chunk[at + low + 1 : at + high + 1]]
+        at += len(logits)
+
+
+def estimate(losses: np.ndarray) -> tuple[float, float]:
+    """Perplexity and its standard error, as llama-perplexity propagates it: e^m * sd(m)."""
+    value = math.exp(float(losses.mean()))
+    return value, value * math.sqrt(float(losses.var()) / max(len(losses) - 1, 1))

@@ -1,18 +1,18 @@
 """`tamis pull`: fetch a model."""
 
 import argparse
+import json
 import sys
 
 from tamis.cli import common
 from tamis.models import KNOWN, pull
-
-HELP = "fetch a model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     names = ", ".join(sorted(KNOWN))
     parser.add_argument("name", help=f"{names}, or hf:owner/repo:Q4_K_M")
+    parser.add_argument("--json", action="store_true", help="path and size as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,5 +20,6 @@ def run(arguments: argparse.Namespace) -> int:
     progress = common.Progress()
     path = pull(arguments.name, progress=progress)
     progress.clear()
-    sys.stdout.write(f"{path}\n")
+    report = {"path": str(path), "bytes": path.stat().st_size}
+    sys.stdout.write(f"{json.dumps(report) if arguments.json else path}\n")
     return 0

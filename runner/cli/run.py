@@ -4,12 +4,10 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from tamis.cli import common
-
-HELP = "answer one prompt"
+from tamis.cli import UsageError, common
+from tamis.cli.answer import open_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,49 +15,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_arguments(parser)
     common.add_sampling_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", help="the prompt")
+    source.add_argument("-p", "--prompt", help="the prompt, - for standard input")
     source.add_argument("-f", "--file", help="a file with the prompt, - for standard input")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
-    parser.add_argument("-n", "--max-tokens", type=int, help="longest answer in tokens")
+    parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer")
     parser.add_argument("--json", action="store_true", help="answer and timings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
+    if arguments.raw and arguments.system is not None:
+        raise UsageError("--system needs the chat template: leave --raw or --system away")
+    if "" in arguments.stop:
+        raise UsageError("--stop is empty: every answer would end at once")
+    params = common.sampler_params(arguments)
     text = _prompt(arguments)
     progress = common.Progress()
-    params = common.sampler_params(arguments)
     engine = common.load_engine(arguments, progress)
     ids = _ids(engine, text, arguments)
     session = common.open_session(engine, arguments, progress)
     start, first, pieces = time.perf_counter(), 0.0, []
-    for piece in session.generate(
-        ids,
-        params,
-        stop=arguments.stop,
-        max_tokens=arguments.max_tokens,
-        progress=progress.tokens,
-    ):
-        first = first or time.perf_counter()
-        pieces.append(piece)
-        if not arguments.json:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+    with open_answer(plain=True) as answer:
+        for piece in session.generate(
+            ids,
+            params,
+            stop=arguments.stop,
+            max_tokens=arguments.max_tokens,
+            progress=progress.tokens,
+        ):
+            first = first or time.perf_counter()
+            pieces.append(piece)
+            answer.write("" if arguments.json else piece.text)
     _report(arguments, ids, pieces, start, first)
     engine.close()
     return 0
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
-    if arguments.prompt is not None:
-        return arguments.prompt
-    if arguments.file not in (None, "-"):
-        return Path(arguments.file).read_text(encoding="utf-8")
-    if sys.stdin.isatty():
-        raise ValueError("no prompt: give -p TEXT, -f FILE, or pipe text in")
-    return sys.stdin.read()
+    """The text of -p, -f or standard input. Raises UsageError where there is none."""
+    if arguments.prompt not in (None, "-"):
+        text = arguments.prompt
+    elif arguments.prompt is None and arguments.file is None and sys.stdin.isatty():
+        raise UsageError("no prompt: give -p TEXT, -f FILE, or pipe text in")
+    else:
+        text = common.read_text(arguments.file or "-")
+    if not text:
+        raise UsageError("the prompt is empty: give -p TEXT, -f FILE, or pipe text in")
+    return text
 
 
 def _ids(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
@@ -72,19 +76,21 @@ def _ids(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
 def _report(
     arguments: argparse.Namespace, ids: list[int], pieces: list[Any], start: float, first: float
 ) -> None:
+    """The JSON answer on standard output, or the speeds for the person at the terminal."""
     end = time.perf_counter()
+    first = first or end
     speeds = {
         "prompt_tokens": len(ids),
         "answer_tokens": len(pieces),
         "prompt_tokens_per_s": round(len(ids) / max(first - start, 1e-9), 1),
-        "answer_tokens_per_s": round((len(pieces) - 1) / max(end - first, 1e-9), 1),
+        "answer_tokens_per_s": round(max(len(pieces) - 1, 0) / max(end - first, 1e-9), 1),
         "finish": pieces[-1].finish if pieces else "length",
     }
     if arguments.json:
         answer = "".join(piece.text for piece in pieces)
-        sys.stdout.write(json.dumps({"text": answer, **speeds}) + "\n")
+        tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in pieces]
+        sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens}) + "\n")
         return
-    sys.stdout.write("\n")
     if sys.stderr.isatty():
         common.note(
             f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "

@@ -6,16 +6,14 @@ import sys
 
 from tamis.cli import common
 
-HELP = "show the tokens of a text"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("-m", "--model")
+    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     parser.add_argument("text", nargs="?", help="the text (default: standard input)")
     parser.add_argument("--special", action="store_true", help="parse special tokens in the text")
     parser.add_argument("--no-bos", action="store_true", help="add no BOS")
-    parser.add_argument("--json", action="store_true", help="the ids as JSON")
+    parser.add_argument("--json", action="store_true", help="ids and pieces as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,14 +22,15 @@ def run(arguments: argparse.Namespace) -> int:
     from tamis.formats.vocab import Vocab
     from tamis.tokenizer import tokenizer_for
 
-    text = arguments.text if arguments.text is not None else sys.stdin.read()
+    text = arguments.text if arguments.text is not None else common.read_text("-")
     with GGUFFile(common.model_file(arguments.model, common.Progress())) as file:
         tokenizer = tokenizer_for(Vocab.from_gguf(file))
     ids = tokenizer.encode(text, add_special=not arguments.no_bos, parse_special=arguments.special)
+    pieces = [tokenizer.piece(i, special=True).decode("utf-8", "backslashreplace") for i in ids]
     if arguments.json:
-        sys.stdout.write(json.dumps(ids) + "\n")
+        rows = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
+        sys.stdout.write(json.dumps(rows) + "\n")
         return 0
-    for token in ids:
-        piece = tokenizer.piece(token, special=True)
-        sys.stdout.write(f"{token:>8}  {piece.decode('utf-8', 'backslashreplace')!r}\n")
+    for i, piece in zip(ids, pieces, strict=True):
+        sys.stdout.write(f"{i:>8}  {piece!r}\n")
     return 0

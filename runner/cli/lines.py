@@ -1,0 +1,81 @@
+"""Reading what a person types or a pipe brings, message by message."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tamis.cli import common
+
+Reader = Callable[[str], str]  # prompt -> line; raises EOFError, KeyboardInterrupt
+
+
+def interactive() -> bool:
+    """Whether a person types here and sees what is written."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def messages(status: Callable[[], str]) -> Iterator[str]:
+    """Messages until the end of input; a final backslash joins lines.
+
+    In a terminal with a history and the status line, and Ctrl-C drops the message being typed;
+    elsewhere it is raised.
+    """
+    at_terminal = interactive()
+    read = _terminal_reader(status) if at_terminal else _read_line
+    while True:
+        try:
+            text = read("> ")
+            while text.endswith("\\"):
+                text = text[:-1] + "\n" + read(". ")
+        except KeyboardInterrupt:
+            if not at_terminal:
+                raise
+            common.note("(Ctrl-D or /exit leaves)")
+            continue
+        except EOFError:
+            return
+        yield text
+
+
+def _read_line(prompt: str) -> str:
+    if sys.stdin.isatty():  # and standard output is not: the prompt must not go there
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _terminal_reader(status: Callable[[], str]) -> Reader:
+    """prompt_toolkit with a history file and the status line, where it is installed."""
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.enums import DEFAULT_BUFFER
+        from prompt_toolkit.filters import has_focus
+        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings
+    except ImportError:
+        common.note('history and line editing need the extra: pip install "tamis[chat]"')
+        return input
+    folder = Path.home() / ".local" / "state" / "tamis"
+    history: History = InMemoryHistory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / "history").touch(mode=0o600)
+        history = FileHistory(str(folder / "history"))
+    except OSError as error:
+        common.note(f"the history is not kept: {error}")
+    keys = KeyBindings()
+    keys.add("enter", filter=has_focus(DEFAULT_BUFFER))(
+        lambda event: event.current_buffer.validate_and_handle()
+    )
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    prompt: PromptSession[str] = PromptSession(
+        history=history,
+        key_bindings=keys,
+        multiline=True,
+        # A line too long for the terminal goes on without a mark, so that it can be copied.
+        prompt_continuation=lambda _width, _line, n_wrapped: "" if n_wrapped else ". ",
+    )
+    return lambda text: prompt.prompt(text, bottom_toolbar=status)
