@@ -11,6 +11,8 @@ Shapes: x [n_tok, n] means n_tok rows of n elements, row-major; n_tok is read fr
 
 from typing import NamedTuple
 
+from tamis.jit_kernels.types import PAGE
+
 
 class Op(NamedTuple):
     """One op: its name, the file of its kernels, its constants and its argument struct."""
@@ -115,6 +117,7 @@ SELECT_TOP_K = _op(
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
+MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 TILE_ROWS = 4  # weight rows decoded together
 
 
@@ -124,5 +127,7 @@ def matmul_scratch(n_in: int) -> int:
 
 
 def attend_scratch(group: int, head_dim: int) -> int:
-    """Bytes of scratch that ATTEND needs a thread: sums, scores of a page, maxima, normalisers."""
-    return 4 * group * (head_dim + 64 + 2) + 256
+    """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32."""
+    n_query = MAX_Q_BLOCK * group
+    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 8
+    return 4 * (n_query * a_query + PAGE * a_key) + 64

@@ -227,8 +227,10 @@ def _product(sums: Any, column: Any, row: Any) -> Any:
 def add_products(b, sums, column, row):
     """sums[i, j] + column[i] * row[j], lane by lane."""
     (ys,) = rows_of(b, row)
-    pairs = zip(rows_of(b, sums), rows_of(b, column), strict=True)
-    return grid_of(b, [[fused(b, x, y, z) for y, z in zip(ys, zs)] for zs, (x,) in pairs])
+    made = []
+    for zs, (x,) in zip(rows_of(b, sums), rows_of(b, column), strict=True):
+        made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
+    return grid_of(b, made)
 
 
 @vector_op(lambda grid, column: grid if _is(column, grid.rows, 1) else None)
