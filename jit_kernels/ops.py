@@ -129,5 +129,5 @@ def matmul_scratch(n_in: int) -> int:
 def attend_scratch(group: int, head_dim: int) -> int:
     """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32."""
     n_query = MAX_Q_BLOCK * group
-    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 8
+    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10
     return 4 * (n_query * a_query + PAGE * a_key) + 64

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.attend_batch import (
+    BATCH,
     LOWEST,
     MASKED,
     PANEL,
@@ -51,56 +52,61 @@ def first_at_least(indices, begin, end, value):
     return begin
 
 
-def _gathering(at: Layout) -> Any:
-    """The function gather(state, cursor, keys, pages, h): list the next keys.
+@njit(error_model="numpy")
+def note(batch, n, count, rows, position, bias):
+    """List `count` neighbouring keys from rows (of k and v) and position on, as entries n..."""
+    k_row, v_row = rows
+    for i in range(0, count, LANES):
+        entry, lanes = batch + 4 * (n + i), count_i() + splat_i(i)
+        store_i(entry + BATCH.k_row, splat_i(k_row) + lanes)
+        store_i(entry + BATCH.v_row, splat_i(v_row) + lanes)
+        store_i(entry + BATCH.position, splat_i(position) + lanes)
+        store_f(entry + BATCH.bias, splat_f(bias))
 
-    cursor: index, position to go on from; keys: last index, indices, log_weight, block, lowest and
-    highest position; pages: k_table, v_table, n_head_kv. Returns the number of keys (0 at the end)
-    and the cursor. The lists are padded to a multiple of PANEL with keys of no weight.
+
+@njit(error_model="numpy")
+def padded(n):
+    """The next multiple of PANEL."""
+    return (n + PANEL - 1) // PANEL * PANEL
+
+
+@njit(error_model="numpy")
+def pad(batch, n):
+    """Repeat the first key, with no weight, up to a multiple of PANEL."""
+    for i in range(n, padded(n), LANES):
+        entry = batch + 4 * i
+        store_i(entry + BATCH.k_row, splat_i(load_i32(batch + BATCH.k_row)))
+        store_i(entry + BATCH.v_row, splat_i(load_i32(batch + BATCH.v_row)))
+        store_f(entry + BATCH.bias, splat_f(MASKED))
+
+
+@njit(error_model="numpy")
+def gather(batch, cursor, keys, tables, h):
+    """List the next keys of a row: their number (0 at the end) and the cursor to go on from.
+
+    cursor: index and position; keys: last index, indices, log_weight, block, lowest and highest
+    position; tables: k_table, v_table, n_head_kv.
     """
-
-    @njit(error_model="numpy")
-    def note(state, n, count, rows, j, bias):
-        """List `count` neighbours from rows (of k and v) and position j on, as entries n..."""
-        k_row, v_row = rows
-        for i in range(0, count, LANES):
-            entry, lanes = state + 4 * (n + i), count_i() + splat_i(i)
-            store_i(entry + at.k_row, splat_i(k_row) + lanes)
-            store_i(entry + at.v_row, splat_i(v_row) + lanes)
-            store_i(entry + at.position, splat_i(j) + lanes)
-            store_f(entry + at.bias, splat_f(bias))
-
-    @njit(error_model="numpy")
-    def pad(state, n):
-        for i in range(n, (n + PANEL - 1) // PANEL * PANEL, LANES):
-            entry = state + 4 * i
-            store_i(entry + at.k_row, splat_i(load_i32(state + at.k_row)))
-            store_f(entry + at.bias, splat_f(MASKED))
-
-    @njit(error_model="numpy")
-    def gather(state, cursor, keys, pages, h):
-        s, j = cursor
-        last, indices, log_weight, block, low, high = keys
-        k_table, v_table, n_head_kv = pages
-        n = 0
-        while s < last and n < PAGE:
-            start = load_i32(indices + 4 * s) * block
-            j, stop = max(j, start, low), min(start + block, high + 1)
-            line = j % PAGE
-            count = min(stop - j, PAGE - line, PAGE - n)
-            if count > 0:
-                k_row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + line
-                v_row = (load_i32(v_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + line
-                bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
-                note(state, n, count, (k_row, v_row), j, bias)
-                n += count
-                j += count
-            if j >= stop:
-                s += 1
-        pad(state, n)
-        return n, (s, j)
-
-    return gather
+    s, j = cursor
+    last, indices, log_weight, block, low, high = keys
+    k_table, v_table, n_head_kv = tables
+    n = 0
+    while s < last and n < PAGE:
+        start = load_i32(indices + 4 * s) * block
+        j, stop = max(j, start, low), min(start + block, high + 1)
+        page, line = j // PAGE, j % PAGE
+        count = min(stop - j, PAGE - line, PAGE - n)
+        if count > 0:
+            k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
+            v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+            bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
+            note(batch, n, count, (k_row, v_row), j, bias)
+            n += count
+            j += count
+        if j >= stop:
+            s += 1
+    pad(batch, n)
+    return n, (s, j)
 
 
 def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
@@ -151,17 +157,16 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
 
 
 def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
-    """The function add(state, k_pages, v_pages, n, n_q, pos, window) of a batch of n keys."""
+    """The function add(state, batch, ahead, pages, n, n_q, pos, window) of a batch of n keys."""
     weights = softmax(at)
     if q_block == 1:
         score, weigh = few_queries(at, head_dim, group)
 
         @njit(error_model="numpy")
-        def add_few(state, k_pages, v_pages, n, n_q, pos, window):
-            padded = (n + PANEL - 1) // PANEL * PANEL
-            score(state, k_pages, padded)
-            weights(state, group, padded)
-            weigh(state, v_pages, n)
+        def add_few(state, batch, ahead, pages, n, n_q, pos, window):
+            score(state, batch, pages, padded(n))
+            weights(state, batch, group, padded(n))
+            weigh(state, batch, ahead, pages, n)
 
         return add_few
 
@@ -169,17 +174,15 @@ def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
     mask = masking(at, group)
 
     @njit(error_model="numpy")
-    def add_many(state, k_pages, v_pages, n, n_q, pos, window):
-        padded, tiles = (
-            (n + PANEL - 1) // PANEL * PANEL,
-            (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS,
-        )
-        first, last = load_i32(state + at.position), load_i32(state + at.position + 4 * (n - 1))
-        unpack(state, k_pages, v_pages, n, padded)
-        score_all(state, tiles, padded)
-        if last > pos or (window != 0 and first <= pos + (n_q - 1) // group - window):
-            mask(state, n_q, padded, pos, window)
-        weights(state, n_q, padded)
+    def add_many(state, batch, ahead, pages, n, n_q, pos, window):
+        tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+        unpack(state, batch, pages, n, padded(n))
+        score_all(state, tiles, padded(n))
+        first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
+        too_old = pos + (n_q - 1) // group - window if window != 0 else -1
+        if load_i32(last) > pos or load_i32(first) <= too_old:
+            mask(state, batch, n_q, padded(n), pos, window)
+        weights(state, batch, n_q, padded(n))
         weigh_all(state, tiles, n)
 
     return add_many
@@ -191,7 +194,7 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
     at = layout_of(q_block * group, head_dim)
     state_size = attend_scratch(group, head_dim)
     assert at.size + 64 <= state_size
-    gather, add = _gathering(at), _adding(at, head_dim, group, q_block)
+    add = _adding(at, head_dim, group, q_block)
     start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(
@@ -219,11 +222,17 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
             query = n_head * first_tok + head
             start(state, q + 4 * head_dim * query, n_q, 4 * head_dim * n_head, scale_f)
             keys = last, indices, log_weight, block, low, high
-            pages, h = (k_table, v_table, n_head_kv), head // heads_per_kv
-            n, cursor = gather(state, cursor, keys, pages, h)
+            tables, pages, h = (
+                (k_table, v_table, n_head_kv),
+                (k_pages, v_pages),
+                head // heads_per_kv,
+            )
+            batch, ahead = state + at.batches, state + at.batches + BATCH.size
+            n, cursor = gather(batch, cursor, keys, tables, h)
             while n > 0:
-                add(state, k_pages, v_pages, n, n_q, pos + first_tok, window)
-                n, cursor = gather(state, cursor, keys, pages, h)
+                n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
+                add(state, batch, ahead, pages, n, n_q, pos + first_tok, window)
+                n, batch, ahead = n_ahead, ahead, batch
             if n_split == 1:
                 finish(state, n_q, query, n_head, out, lse)
             else:

@@ -18,6 +18,7 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_each,
     load_half_row,
     load_row,
+    prefetch_each,
     scale_rows,
     store_grid,
     store_sums,
@@ -48,9 +49,21 @@ MASKED = np.float32(-3e38)  # so far below LOWEST that its weight is 0 beside an
 PANEL = 2 * LANES  # keys, or elements of a value, that lie together in a panel; batches are padded
 N_REGISTER = 32 if CPU.avx512 else 16
 TILE_ROWS = 8 if CPU.avx512 else 4  # queries multiplied together by many_queries
-SLACK = 16  # list entries past the batch that a vector may write
 VECTOR = 4 * LANES  # bytes
 SCORE_ROW = 4 * PAGE  # bytes of a query's scores
+
+
+class _Batch(NamedTuple):
+    """Byte offsets in the list of a batch's keys; a vector may write past the last of PAGE."""
+
+    k_row: int  # int32 [PAGE + 16] rows of the key pages
+    v_row: int  # int32 [PAGE + 16]
+    position: int  # int32 [PAGE + 16]
+    bias: int  # f32 [PAGE + 16] added to the scores
+    size: int
+
+
+BATCH = _Batch(*(i * 4 * (PAGE + 16) for i in range(5)))
 
 
 class Layout(NamedTuple):
@@ -63,10 +76,7 @@ class Layout(NamedTuple):
     batch_top: int  # f32 [n_row]
     shrink: int  # f32 [n_row] what a new maximum multiplies the sums by
     total: int  # f32 [n_row] sum of weights
-    k_row: int  # int32 [PAGE + SLACK] rows of the pages, and so on for each key of the batch
-    v_row: int
-    position: int
-    bias: int  # f32 [PAGE + SLACK] added to the scores
+    batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
     size: int
@@ -76,7 +86,7 @@ def layout_of(n_query: int, head_dim: int) -> Layout:
     """The scratch of a thread for n_query queries."""
     n_row = -(-n_query // 16) * 16
     sizes = [n_row * head_dim] * 2 + [n_row * PAGE] + [n_row] * 4
-    sizes += [PAGE + SLACK] * 4 + [PAGE * head_dim] * 2
+    sizes += [2 * BATCH.size // 4] + [PAGE * head_dim] * 2
     return Layout(*(4 * sum(sizes[:i]) for i in range(len(sizes) + 1)))
 
 
@@ -87,19 +97,23 @@ def _widest(rows: int, fits: Any) -> int:
 
 
 def few_queries(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions score(state, k_pages, n) and weigh(state, v_pages, n) of one token's `group` heads.
+    """Functions score(state, batch, pages, n) and weigh(state, batch, ahead, pages, n).
 
-    score: the n keys' products with the queries; weigh: sums = sums * shrink + weights @ values.
+    score: products of one token's `group` heads with the n keys of a batch; weigh: sums =
+    sums * shrink + weights @ values. The memory reads ahead: score asks for the batch's values,
+    weigh for the keys of the batch `ahead`. pages: of keys, of values.
     """
-    n_key = _widest(group, lambda n: PANEL % n == 0 and n & (n - 1) == 0)
+    n_key = _widest(group, lambda n: PANEL % n == 0)
     n_col = _widest(group, lambda n: head_dim % (n * LANES) == 0)
     q_row, kv_row, width = 4 * head_dim, 2 * head_dim, n_col * LANES
-    four, score_row = 4, SCORE_ROW
+    one, four, score_row, part_row = 1, 4, SCORE_ROW, 2 * width
 
     @njit(error_model="numpy")
-    def score(state, k_pages, n):
+    def score(state, batch, pages, n):
+        k_pages, v_pages = pages
         for j in range(0, n, n_key):
-            keys = addresses(state + at.k_row + 4 * j, k_pages, kv_row, n_key)
+            keys = addresses(batch + BATCH.k_row + 4 * j, k_pages, kv_row, n_key)
+            prefetch_each(addresses(batch + BATCH.v_row + 4 * j, v_pages, kv_row, n_key), kv_row)
             sums = zero_grid(group, n_key)
             for d in range(0, head_dim, LANES):
                 queries = load_column(state + at.q + 4 * d, q_row, group)
@@ -107,12 +121,15 @@ def few_queries(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
             store_sums(state + at.scores + 4 * j, score_row, sums)
 
     @njit(error_model="numpy")
-    def weigh(state, v_pages, n):
+    def weigh(state, batch, ahead, pages, n):
+        k_pages, v_pages = pages
         for d in range(0, head_dim, width):
             shrink = broadcast_column(state + at.shrink, four, group)
             sums = scale_rows(load_grid(state + at.sums + 4 * d, q_row, group, n_col), shrink)
             for j in range(n):
-                value = v_pages + kv_row * load_i32(state + at.v_row + 4 * j) + 2 * d
+                key = addresses(ahead + BATCH.k_row + 4 * j, k_pages + 2 * d, kv_row, one)
+                prefetch_each(key, part_row)
+                value = v_pages + kv_row * load_i32(batch + BATCH.v_row + 4 * j) + 2 * d
                 weights = broadcast_column(state + at.scores + 4 * j, score_row, group)
                 sums = add_products(sums, weights, load_half_row(value, n_col))
             store_grid(state + at.sums + 4 * d, q_row, sums)
@@ -121,7 +138,7 @@ def few_queries(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
 
 
 def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
-    """Functions unpack(state, k_pages, v_pages, n, padded), score(state, n_q, n), weigh.
+    """Functions unpack(state, batch, pages, n, padded), score(state, n_q, n), weigh(state, n_q, n).
 
     unpack: the batch's keys and values as panels; score and weigh as for few_queries, on n_q
     queries (a multiple of TILE_ROWS).
@@ -132,14 +149,15 @@ def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
     rows, lanes, four = TILE_ROWS, LANES, 4
 
     @njit(error_model="numpy")
-    def unpack(state, k_pages, v_pages, n, padded):
+    def unpack(state, batch, pages, n, padded):
+        k_pages, v_pages = pages
         for j in range(0, padded, LANES):
-            keys = addresses(state + at.k_row + 4 * j, k_pages, kv_row, lanes)
+            keys = addresses(batch + BATCH.k_row + 4 * j, k_pages, kv_row, lanes)
             panel = state + at.keys + q_row * (j // PANEL * PANEL) + 4 * (j % PANEL)
             for d in range(0, head_dim, LANES):
                 store_grid(panel + key_row * d, key_row, transposed(load_half_each(keys, 2 * d)))
         for j in range(n):
-            value = v_pages + kv_row * load_i32(state + at.v_row + 4 * j)
+            value = v_pages + kv_row * load_i32(batch + BATCH.v_row + 4 * j)
             for d in range(0, head_dim, LANES):
                 panel = state + at.values + 4 * PAGE * (d // width * width) + 4 * (d % width)
                 store_f(panel + 4 * width * j, load_half(value + 2 * d))
@@ -176,20 +194,20 @@ def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
 
 
 def masking(at: Layout, group: int) -> Any:
-    """The function mask(state, n_q, n, pos, window): hide keys that a query must not see.
+    """The function mask(state, batch, n_q, n, pos, window): hide keys that a query must not see.
 
     Query r is of the token at pos + r // group; window 0: no lower end.
     """
 
     @njit(error_model="numpy")
-    def mask(state, n_q, n, pos, window):
+    def mask(state, batch, n_q, n, pos, window):
         hidden = splat_f(MASKED)
         for r in range(n_q):
             last = pos + r // group
             low, high = splat_i(last - window + 1 if window != 0 else 0), splat_i(last)
             for j in range(0, n, LANES):
                 score = state + at.scores + SCORE_ROW * r + 4 * j
-                position, x = load_i(state + at.position + 4 * j), load_f(score)
+                position, x = load_i(batch + BATCH.position + 4 * j), load_f(score)
                 x = where_less(position, low, hidden, x)
                 store_f(score, where_less(high, position, hidden, x))
 
@@ -197,17 +215,17 @@ def masking(at: Layout, group: int) -> Any:
 
 
 def softmax(at: Layout) -> Any:
-    """The function run(state, n_q, n): scores become weights below the new maxima.
+    """The function run(state, batch, n_q, n): scores become weights below the new maxima.
 
     Milakov and Gimelshein 2018 (arXiv 1805.02867), Alg. 3.
     """
 
     @njit(error_model="numpy")
-    def run(state, n_q, n):
+    def run(state, batch, n_q, n):
         for r in range(n_q):
             score, top = state + at.scores + SCORE_ROW * r, splat_f(MASKED)
             for j in range(0, n, LANES):
-                x = load_f(score + 4 * j) + load_f(state + at.bias + 4 * j)
+                x = load_f(score + 4 * j) + load_f(batch + BATCH.bias + 4 * j)
                 store_f(score + 4 * j, x)
                 top = vmax(x, top)
             store_f32(state + at.batch_top + 4 * r, hmax(top))

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import models, register_model
 
-from tamis.jit_kernels.cpu.intrinsic import FLOAT, I16, I32, I64, pointer
+from tamis.jit_kernels.cpu.intrinsic import FLOAT, I8, I16, I32, I64, call, pointer
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     const,
@@ -197,6 +197,15 @@ def load_half_each(b, starts, offset):
     return grid_of(b, [[halves_at(b, b.add(p, offset)) for p in unpacked(b, starts)]])
 
 
+@vector_op(lambda starts, _n: types.void if _counts(_n) else None)
+def prefetch_each(b, starts, n_bytes):
+    """Ask for the cache lines of n_bytes after each address."""
+    hints = [ir.Constant(I32, n) for n in (0, 3, 1)]  # read, keep in all caches, data
+    for start in unpacked(b, starts):
+        for at in spaced(b, start, 64, -(-n_bytes // 64)):
+            call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, at, I8), *hints])
+
+
 @vector_op(_written)
 def store_grid(b, p, stride, grid):
     """Write rows of neighbouring vectors at p, p + stride, ..."""
@@ -212,10 +221,17 @@ def store_sums(b, p, stride, grid):
 
     The number of columns is a power of 2, at most LANES.
     """
-    rows = rows_of(b, grid)
-    for at, row in zip(spaced(b, p, stride, len(rows)), rows, strict=True):
-        total = summed_lanes(b, row)
-        b.store(total, pointer(b, at, total.type), align=1)
+    rows, starts = rows_of(b, grid), spaced(b, p, stride, grid.type.count)
+    cols = len(rows[0])
+    while rows:
+        n = LANES // cols  # rows whose vectors are added up together: a power of 2
+        while n > len(rows):
+            n //= 2
+        total = summed_lanes(b, [x for row in rows[:n] for x in row])
+        for i in range(n):
+            sums = shuffled(b, total, total, range(i * cols, (i + 1) * cols))
+            b.store(sums, pointer(b, starts[i], sums.type), align=1)
+        rows, starts = rows[n:], starts[n:]
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
