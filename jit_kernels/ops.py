@@ -71,7 +71,7 @@ KV_APPEND = _op("kv", "kv_append", "head_dim", "step k v k_pages v_pages k_table
 # a query at p where p - window < j <= p (window 0: no lower end). The work of one row is cut in
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
 # [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
-# scratch: n_thread * attend_scratch(group, head_dim) bytes.
+# scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",

@@ -16,6 +16,7 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_each,
     load_half_row,
     load_row,
+    prefetch_each,
     scale_rows,
     store_grid,
     store_sums,
@@ -82,6 +83,7 @@ def check_dot_products():
 
     def kernel(q, table, picks, out):
         keys = addresses(picks + 4, table, row_size, 4)
+        prefetch_each(keys, row_size)  # changes nothing
         sums = zero_grid(3, 4)
         for d in range(0, 2 * LANES, LANES):
             column = load_column(q + 4 * d, q_size, 3)

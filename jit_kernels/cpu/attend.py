@@ -109,10 +109,11 @@ def gather(batch, cursor, keys, tables, h):
     return n, (s, j)
 
 
-def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions start(state, q, n_q, stride, scale) and finish(state, row, n_q, ...) of a row.
+def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
+    """Functions start, finish and finish_part of a row's n_q queries.
 
-    Queries r, r + 1, ... of one token lie together in q and out; tokens are `stride` bytes apart.
+    Query r is head r % group of token r // group; tokens are `stride` bytes, or n_head heads,
+    apart. `query` numbers the first head in out and lse, [n_tok, n_head] as one list.
     """
     row_size, part_size = 4 * head_dim, 4 * head_dim + 8
 
@@ -135,7 +136,7 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
 
     @njit(error_model="numpy")
     def finish(state, n_q, query, n_head, out, lse):
-        """Write sums / total and lse; query: the first head's number in out and lse."""
+        """Write sums / total and, unless 0, lse."""
         for r in range(n_q):
             to = query + r // group * n_head + r % group
             top, total = load_f32(state + at.top + 4 * r), load_f32(state + at.total + 4 * r)
@@ -222,11 +223,8 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
             query = n_head * first_tok + head
             start(state, q + 4 * head_dim * query, n_q, 4 * head_dim * n_head, scale_f)
             keys = last, indices, log_weight, block, low, high
-            tables, pages, h = (
-                (k_table, v_table, n_head_kv),
-                (k_pages, v_pages),
-                head // heads_per_kv,
-            )
+            tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
+            h = head // heads_per_kv
             batch, ahead = state + at.batches, state + at.batches + BATCH.size
             n, cursor = gather(batch, cursor, keys, tables, h)
             while n > 0:
