@@ -11,6 +11,8 @@ Shapes: x [n_tok, n] means n_tok rows of n elements, row-major; n_tok is read fr
 
 from typing import NamedTuple
 
+from tamis.jit_kernels.types import PAGE
+
 
 class Op(NamedTuple):
     """One op: its name, the file of its kernels, its constants and its argument struct."""
@@ -75,7 +77,7 @@ ROPE_APPEND = _op(
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
 # [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
-# scratch: n_thread * attend_scratch(group, head_dim) bytes.
+# scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",
@@ -122,6 +124,7 @@ SELECT_TOP_K = _op(
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
+MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thread
 
@@ -132,5 +135,7 @@ def matmul_scratch(n_in: int) -> int:
 
 
 def attend_scratch(group: int, head_dim: int) -> int:
-    """Bytes of scratch that ATTEND needs a thread: sums, scores of a page, maxima, normalisers."""
-    return 4 * group * (head_dim + 64 + 2) + 256
+    """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32."""
+    n_query = MAX_Q_BLOCK * group
+    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10
+    return 4 * (n_query * a_query + PAGE * a_key) + 64

@@ -1,6 +1,7 @@
 """Attention over a Selection of pages, with a running maximum (flash attention's recurrence).
 
-Milakov and Gimelshein 2018 (arXiv 1805.02867), Alg. 3; Dao et al. 2022 (arXiv 2205.14135), Alg. 1.
+Dao et al. 2022 (arXiv 2205.14135), Alg. 1. Whatever a Selection's blocks are, their positions are
+listed in batches of up to PAGE keys; attend_batch.py does the arithmetic of one batch.
 """
 
 import math
@@ -9,149 +10,259 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from tamis.jit_kernels.cpu.attend_batch import (
+    BATCH,
+    LOWEST,
+    MASKED,
+    PANEL,
+    TILE_ROWS,
+    Layout,
+    few_queries,
+    layout_of,
+    many_queries,
+    masking,
+    softmax,
+)
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
-from tamis.jit_kernels.cpu.tile import add_scaled_half, dot_half
-from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.cpu.simd import (
+    LANES,
+    count_i,
+    load_f,
+    splat_f,
+    splat_i,
+    store_f,
+    store_i,
+    zero_f,
+)
+from tamis.jit_kernels.ops import MAX_Q_BLOCK, STEP, attend_scratch
 from tamis.jit_kernels.types import PAGE
 
-LOWEST = np.float32(-1e30)  # below every score; finite, so that differences stay finite
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
-def _run_of(head_dim: int, group: int) -> Any:
-    """Attention of one token's `group` heads to up to PAGE neighbouring keys, added to `state`.
+@njit(error_model="numpy")
+def first_at_least(indices, begin, end, value):
+    """The first of the ascending indices begin..end that is >= value."""
+    while begin < end:
+        middle = (begin + end) // 2
+        if load_i32(indices + 4 * middle) < value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
 
-    state: f32 sums [group, head_dim], scores [group, PAGE], maxima [group], normalisers [group].
+
+@njit(error_model="numpy")
+def note(batch, n, count, rows, position, bias):
+    """List `count` neighbouring keys from rows (of k and v) and position on, as entries n..."""
+    k_row, v_row = rows
+    for i in range(0, count, LANES):
+        entry, lanes = batch + 4 * (n + i), count_i() + splat_i(i)
+        store_i(entry + BATCH.k_row, splat_i(k_row) + lanes)
+        store_i(entry + BATCH.v_row, splat_i(v_row) + lanes)
+        store_i(entry + BATCH.position, splat_i(position) + lanes)
+        store_f(entry + BATCH.bias, splat_f(bias))
+
+
+@njit(error_model="numpy")
+def padded(n):
+    """The next multiple of PANEL."""
+    return (n + PANEL - 1) // PANEL * PANEL
+
+
+@njit(error_model="numpy")
+def pad(batch, n):
+    """Repeat the first key, with no weight, up to a multiple of PANEL."""
+    for i in range(n, padded(n), LANES):
+        entry = batch + 4 * i
+        store_i(entry + BATCH.k_row, splat_i(load_i32(batch + BATCH.k_row)))
+        store_i(entry + BATCH.v_row, splat_i(load_i32(batch + BATCH.v_row)))
+        store_f(entry + BATCH.bias, splat_f(MASKED))
+
+
+@njit(error_model="numpy")
+def gather(batch, cursor, keys, tables, h):
+    """List the next keys of a row: their number (0 at the end) and the cursor to go on from.
+
+    cursor: index and position; keys: last index, indices, log_weight, block, lowest and highest
+    position; tables: k_table, v_table, n_head_kv.
     """
-    sums_size = 4 * group * head_dim
-    maxima = sums_size + 4 * group * PAGE
+    s, j = cursor
+    last, indices, log_weight, block, low, high = keys
+    k_table, v_table, n_head_kv = tables
+    n = 0
+    while s < last and n < PAGE:
+        start = load_i32(indices + 4 * s) * block
+        j, stop = max(j, start, low), min(start + block, high + 1)
+        page, line = j // PAGE, j % PAGE
+        count = min(stop - j, PAGE - line, PAGE - n)
+        if count > 0:
+            k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
+            v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+            bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
+            note(batch, n, count, (k_row, v_row), j, bias)
+            n += count
+            j += count
+        if j >= stop:
+            s += 1
+    pad(batch, n)
+    return n, (s, j)
+
+
+def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
+    """Functions start, finish and finish_part of a row's n_q queries.
+
+    Query r is head r % group of token r // group; tokens are `stride` bytes, or n_head heads,
+    apart. `query` numbers the first head in out and lse, [n_tok, n_head] as one list.
+    """
+    row_size, part_size = 4 * head_dim, 4 * head_dim + 8
 
     @njit(error_model="numpy")
-    def attend_run(state, q, k, v, n, scale, bias):
-        for g in range(group):
-            scores, head = state + sums_size + 4 * PAGE * g, q + 4 * head_dim * g
-            sums, m_at = state + 4 * head_dim * g, state + maxima + 4 * g
-            l_at = m_at + 4 * group
-            top = load_f32(m_at)
-            old = top
-            for j in range(n):
-                score = dot_half(head, k + 2 * head_dim * j, head_dim) * scale + bias
-                store_f32(scores + 4 * j, score)
-                top = max(top, score)
-            if top > old:
-                shrink = np.exp(old - top)
-                store_f32(l_at, load_f32(l_at) * shrink)
-                for i in range(head_dim):
-                    store_f32(sums + 4 * i, load_f32(sums + 4 * i) * shrink)
-                store_f32(m_at, top)
-            total = load_f32(l_at)
-            for j in range(n):
-                weight = np.exp(load_f32(scores + 4 * j) - top)
-                total += weight
-                add_scaled_half(sums, weight, v + 2 * head_dim * j, head_dim)
-            store_f32(l_at, total)
+    def start(state, q, n_q, stride, scale):
+        for r in range((n_q + 15) // 16 * 16):
+            live, query = r < n_q, q + r // group * stride + r % group * row_size
+            for d in range(0, row_size, 4 * LANES):
+                x = load_f(query + d) * splat_f(scale) if live else zero_f()
+                store_f(state + at.q + row_size * r + d, x)
+                store_f(state + at.sums + row_size * r + d, zero_f())
+            store_f32(state + at.top + 4 * r, LOWEST)
+            store_f32(state + at.batch_top + 4 * r, LOWEST)
+            store_f32(state + at.total + 4 * r, ZERO)
 
-    return attend_run
+    @njit(error_model="numpy")
+    def write(state, r, factor, out):
+        for d in range(0, row_size, 4 * LANES):
+            store_f(out + d, load_f(state + at.sums + row_size * r + d) * splat_f(factor))
+
+    @njit(error_model="numpy")
+    def finish(state, n_q, query, n_head, out, lse):
+        """Write sums / total and, unless 0, lse."""
+        for r in range(n_q):
+            to = query + r // group * n_head + r % group
+            top, total = load_f32(state + at.top + 4 * r), load_f32(state + at.total + 4 * r)
+            write(state, r, ONE / total if total > ZERO else ZERO, out + row_size * to)
+            if lse != 0:
+                store_f32(lse + 4 * to, top + np.float32(math.log(total)) if total > ZERO else top)
+
+    @njit(error_model="numpy")
+    def finish_part(state, n_q, query, n_head, partial, split):
+        """Write sums, maximum and total of one part of n_split."""
+        part, n_split = split
+        for r in range(n_q):
+            to = partial + part_size * ((query + r // group * n_head + r % group) * n_split + part)
+            write(state, r, ONE, to)
+            store_f32(to + row_size, load_f32(state + at.top + 4 * r))
+            store_f32(to + row_size + 4, load_f32(state + at.total + 4 * r))
+
+    return start, finish, finish_part
+
+
+def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
+    """The function add(state, batch, ahead, pages, n, n_q, pos, window) of a batch of n keys."""
+    weights = softmax(at)
+    if q_block == 1:
+        score, weigh = few_queries(at, head_dim, group)
+
+        @njit(error_model="numpy")
+        def add_few(state, batch, ahead, pages, n, n_q, pos, window):
+            score(state, batch, pages, padded(n))
+            weights(state, batch, group, padded(n))
+            weigh(state, batch, ahead, pages, n)
+
+        return add_few
+
+    unpack, score_all, weigh_all = many_queries(at, head_dim)
+    mask = masking(at, group)
+
+    @njit(error_model="numpy")
+    def add_many(state, batch, ahead, pages, n, n_q, pos, window):
+        tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+        unpack(state, batch, pages, n, padded(n))
+        score_all(state, tiles, padded(n))
+        first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
+        too_old = pos + (n_q - 1) // group - window if window != 0 else -1
+        if load_i32(last) > pos or load_i32(first) <= too_old:
+            mask(state, batch, n_q, padded(n), pos, window)
+        weights(state, batch, n_q, padded(n))
+        weigh_all(state, tiles, n)
+
+    return add_many
 
 
 def attend(head_dim: int, group: int, q_block: int) -> Any:
-    """Kernel of ATTEND: threads take rows and parts of rows in turn."""
-    run = _run_of(head_dim, group)
-    sums_size = 4 * group * head_dim
-    maxima = sums_size + 4 * group * PAGE
-    state_size = 4 * group * (head_dim + PAGE + 2) + 256
-
-    @njit(error_model="numpy")
-    def clear(state):
-        for i in range(group * head_dim):
-            store_f32(state + 4 * i, ZERO)
-        for g in range(group):
-            store_f32(state + maxima + 4 * g, LOWEST)
-            store_f32(state + maxima + 4 * group + 4 * g, ZERO)
-
-    @njit(error_model="numpy")
-    def finish(state, out, lse, stride):
-        """Write sums and lse of the heads, or sums, maximum and normaliser of a part."""
-        for g in range(group):
-            m = load_f32(state + maxima + 4 * g)
-            total = load_f32(state + maxima + 4 * group + 4 * g)
-            sums, at = state + 4 * head_dim * g, out + stride * g
-            factor = np.float32(1)
-            if stride == 4 * head_dim:
-                factor = np.float32(1) / total if total > ZERO else ZERO
-                if lse != 0:
-                    store_f32(lse + 4 * g, m + np.float32(math.log(total)) if total > ZERO else m)
-            else:
-                store_f32(at + 4 * head_dim, m)
-                store_f32(at + 4 * head_dim + 4, total)
-            for i in range(head_dim):
-                store_f32(at + 4 * i, load_f32(sums + 4 * i) * factor)
+    """Kernel of ATTEND: threads take rows and parts of rows in turn, long and short alternately."""
+    assert q_block <= MAX_Q_BLOCK
+    at = layout_of(q_block * group, head_dim)
+    state_size = attend_scratch(group, head_dim)
+    assert at.size + 64 <= state_size
+    add = _adding(at, head_dim, group, q_block)
+    start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
         block, n_row, heads_per_kv, n_head_kv, window, n_split, partial, out, lse, scratch, scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_head, state = n_row * group, scratch + tid * state_size
+        n_head, state = n_row * group, (scratch + tid * state_size + 63) // 64 * 64
         n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
-        for item in range(tid, n_item, n_thread):
+        for turn in range(0, n_item, n_thread):
+            # Later rows are longer: the order of the threads is reversed every other turn.
+            item = turn + (tid if turn // n_thread % 2 == 0 else n_thread - 1 - tid)
+            if item >= n_item:
+                continue
             part, row = item % n_split, item // n_split
             head, first_tok = row % n_row * group, row // n_row * q_block
-            h = head // heads_per_kv
+            n_q = min(n_tok - first_tok, q_block) * group
+            low = max(0, pos + first_tok - window + 1) if window != 0 else 0
+            high = pos + first_tok + n_q // group - 1
             begin, end = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
-            first = begin + (end - begin) * part // n_split
-            last = begin + (end - begin) * (part + 1) // n_split
-            for t in range(first_tok, min(n_tok, first_tok + q_block)):
-                clear(state)
-                low = max(0, pos + t - window + 1) if window != 0 else 0
-                query = n_head * t + head
-                for s in range(first, last):
-                    j = load_i32(indices + 4 * s) * block
-                    stop = min(j + block, pos + t + 1)
-                    j = max(j, low)
-                    bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
-                    while j < stop:
-                        page, line = j // PAGE, j % PAGE
-                        n = min(stop - j, PAGE - line)
-                        k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
-                        v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
-                        run(
-                            state, q + 4 * head_dim * query, k_pages + 2 * head_dim * k_row,
-                            v_pages + 2 * head_dim * v_row, n, scale_f, bias,
-                        )  # fmt: skip
-                        j += n
-                if n_split == 1:
-                    at = lse + 4 * query if lse != 0 else 0
-                    finish(state, out + 4 * head_dim * query, at, 4 * head_dim)
-                else:
-                    size = 4 * (head_dim + 2)
-                    finish(state, partial + size * (query * n_split + part), 0, size * n_split)
+            begin = first_at_least(indices, begin, end, low // block)
+            n_seen = first_at_least(indices, begin, end, high // block + 1) - begin
+            cursor = begin + n_seen * part // n_split, 0
+            last = begin + n_seen * (part + 1) // n_split
+            query = n_head * first_tok + head
+            start(state, q + 4 * head_dim * query, n_q, 4 * head_dim * n_head, scale_f)
+            keys = last, indices, log_weight, block, low, high
+            tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
+            h = head // heads_per_kv
+            batch, ahead = state + at.batches, state + at.batches + BATCH.size
+            n, cursor = gather(batch, cursor, keys, tables, h)
+            while n > 0:
+                n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
+                add(state, batch, ahead, pages, n, n_q, pos + first_tok, window)
+                n, batch, ahead = n_ahead, ahead, batch
+            if n_split == 1:
+                finish(state, n_q, query, n_head, out, lse)
+            else:
+                finish_part(state, n_q, query, n_head, partial, (part, n_split))
 
     return kernel
 
 
 def attend_merge(head_dim: int) -> Any:
     """Kernel of ATTEND_MERGE: threads take heads in turn."""
-    size = 4 * (head_dim + 2)
+    row_size, part_size = 4 * head_dim, 4 * head_dim + 8
+
+    @njit(error_model="numpy")
+    def weight_of(part, top):
+        return np.exp(load_f32(part + row_size) - top)
 
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         for query in range(tid, load_i64(step + STEP.n_tok) * n_head, n_thread):
-            parts, at = partial + size * n_split * query, out + 4 * head_dim * query
-            top = LOWEST
+            parts = partial + part_size * n_split * query
+            top, total = LOWEST, ZERO
             for p in range(n_split):
-                top = max(top, load_f32(parts + size * p + 4 * head_dim))
-            total = ZERO
-            for i in range(head_dim):
-                store_f32(at + 4 * i, ZERO)
+                top = max(top, load_f32(parts + part_size * p + row_size))
             for p in range(n_split):
-                part = parts + size * p
-                weight = np.exp(load_f32(part + 4 * head_dim) - top)
-                total += weight * load_f32(part + 4 * head_dim + 4)
-                for i in range(head_dim):
-                    store_f32(at + 4 * i, load_f32(at + 4 * i) + weight * load_f32(part + 4 * i))
-            factor = np.float32(1) / total if total > ZERO else ZERO
-            for i in range(head_dim):
-                store_f32(at + 4 * i, load_f32(at + 4 * i) * factor)
+                part = parts + part_size * p
+                total += weight_of(part, top) * load_f32(part + row_size + 4)
+            factor = ONE / total if total > ZERO else ZERO
+            for d in range(0, row_size, 4 * LANES):
+                x = zero_f()
+                for p in range(n_split):
+                    part = parts + part_size * p
+                    x += load_f(part + d) * splat_f(weight_of(part, top) * factor)
+                store_f(out + row_size * query + d, x)
             if lse != 0:
                 log = np.float32(math.log(total)) if total > ZERO else ZERO
                 store_f32(lse + 4 * query, top + log)

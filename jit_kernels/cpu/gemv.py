@@ -32,6 +32,7 @@ from tamis.jit_kernels.cpu.simd import (
     as_i16,
     bits_to_bytes_x64,
     broadcast_f16_x8,
+    broadcast_f16_x16,
     byte_table,
     bytes_of,
     dot_i8,
@@ -347,23 +348,23 @@ def dot_q4_k(row, n, planes):
     """Blocks of 32 with d * scale * q - dmin * minimum."""
     total, rest = zero_f32x16(), zero_f32x16()
     for _ in range(n // 256):
-        scales = scales_k(row + 4) * splat_f32x8(load_f16(row))
-        minima = minima_k(row + 4) * splat_f32x8(-load_f16(row + 2))
+        scales = scales_k(row + 4) * broadcast_f16_x8(row)
+        minima = minima_k(row + 4) * broadcast_f16_x8(row + 2)
         for j in range(4):
             values = product(nibbles(load_i8x32(row + 16 + 32 * j)), planes)
             total = fma(two_lanes(scales, 2 * j), values, total)
             rest = fma(two_lanes(minima, 2 * j), sums_of_fours(planes), rest)
             planes += PLANES
         row += 144
-    return hsum(total + rest)
+    return hsum(total - rest)
 
 
 def dot_q5_k(row, n, planes):
     """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit i for block i."""
     total, rest = zero_f32x16(), zero_f32x16()
     for _ in range(n // 256):
-        scales = scales_k(row + 4) * splat_f32x8(load_f16(row))
-        minima = minima_k(row + 4) * splat_f32x8(-load_f16(row + 2))
+        scales = scales_k(row + 4) * broadcast_f16_x8(row)
+        minima = minima_k(row + 4) * broadcast_f16_x8(row + 2)
         tops = stacked(load_i8x32(row + 16))
         for j in range(4):
             top = as_i8(shift_left(tops, 4)) & splat_i8x64(16)
@@ -372,7 +373,7 @@ def dot_q5_k(row, n, planes):
             rest = fma(two_lanes(minima, 2 * j), sums_of_fours(planes), rest)
             tops, planes = shift_right(tops, 2), planes + PLANES
         row += 176
-    return hsum(total + rest)
+    return hsum(total - rest)
 
 
 def dot_q2_k(row, n, planes):
@@ -380,8 +381,8 @@ def dot_q2_k(row, n, planes):
     total, rest = zero_f32x16(), zero_f32x16()
     for _ in range(n // 256):
         both = load_i8x16(row)
-        scales = to_f32(words(both & splat_i8x16(15))) * splat_f32x16(load_f16(row + 80))
-        minima = to_f32(words(shift_right(both, 4))) * splat_f32x16(-load_f16(row + 82))
+        scales = to_f32(words(both & splat_i8x16(15))) * broadcast_f16_x16(row + 80)
+        minima = to_f32(words(shift_right(both, 4))) * broadcast_f16_x16(row + 82)
         for j in range(4):
             quants = as_i8(quarter(load_i8x32(row + 16 + 32 * (j // 2)), j % 2))
             values = product(quants & splat_i8x64(3), planes)
@@ -389,7 +390,7 @@ def dot_q2_k(row, n, planes):
             rest = fma(four_lanes(minima, 4 * j), sums_of_fours(planes), rest)
             planes += PLANES
         row += 84
-    return hsum(total + rest)
+    return hsum(total - rest)
 
 
 @njit
@@ -407,7 +408,7 @@ def dot_q3_k(row, n, planes):
     """Blocks of 16 with d * (scale - 32) * (q - 4): 2 bits of q and, inverted, the third."""
     total = zero_f32x16()
     for _ in range(n // 256):
-        scales = scales_q3_k(row + 96) * splat_f32x16(load_f16(row + 108))
+        scales = scales_q3_k(row + 96) * broadcast_f16_x16(row + 108)
         tops = stacked(load_i8x32(row))
         for j in range(4):
             quants = as_i8(quarter(load_i8x32(row + 32 + 32 * (j // 2)), j % 2))
@@ -423,7 +424,7 @@ def dot_q6_k(row, n, planes):
     """Blocks of 16 with d * scale * (q - 32): 4 bits of q, then the other 2."""
     total = zero_f32x16()
     for _ in range(n // 256):
-        scales = to_f32(widen(widen(load_i8x16(row + 192)))) * splat_f32x16(load_f16(row + 208))
+        scales = to_f32(widen(widen(load_i8x16(row + 192)))) * broadcast_f16_x16(row + 208)
         for j in range(4):
             low = as_i16(load_i8x64(row + 64 * (j // 2)))
             low = as_i8(shift_right(low, 4) if j % 2 else low) & splat_i8x64(15)

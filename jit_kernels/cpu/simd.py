@@ -115,7 +115,7 @@ def vector_op(
 
     rule(*types) is the type of the result, or None where the operation has no such form. Without
     a rule all arguments and the result have one type. Literal integers are passed to the body as
-    Python ints.
+    Python ints. A body of result type void returns None.
     """
     choose = rule or (lambda first, *rest: first if all(t == first for t in rest) else None)
 
@@ -125,15 +125,16 @@ def vector_op(
             if result is None:
                 return None
 
-            def codegen(_context: Any, builder: Any, _sig: Any, values: Any) -> Any:
+            def codegen(context: Any, builder: Any, _sig: Any, values: Any) -> Any:
                 literal = types.IntegerLiteral
-                return body(
+                made = body(
                     builder,
                     *(
                         t.literal_value if isinstance(t, literal) else v
                         for t, v in zip(args, values, strict=True)
                     ),
                 )
+                return context.get_dummy_value() if made is None else made
 
             return result(*args), codegen
 
@@ -292,6 +293,13 @@ def _zero(vec: Vec) -> Any:
     return op(vec)(_named(f"zero_{vec.name}", "Zero in all lanes.", body))
 
 
+def _count(vec: Vec) -> Any:
+    def body(b: Any) -> Any:
+        return const(vec.ir, list(range(vec.n)))
+
+    return op(vec)(_named(f"count_{vec.name}", "The lanes 0, 1, 2, ...", body))
+
+
 def _broadcast_f32(vec: Vec) -> Any:
     def body(b: Any, p: Any) -> Any:
         return splatted(b, b.load(pointer(b, p, FLOAT), align=1), vec.n)
@@ -316,6 +324,7 @@ splat_i32x8, splat_i32x16 = _each(_splat, i32x8, i32x16)
 splat_f32x8, splat_f32x16 = _each(_splat, f32x8, f32x16)
 zero_i8x32, zero_i8x64, zero_i16x16, zero_i16x32 = _each(_zero, i8x32, i8x64, i16x16, i16x32)
 zero_i32x8, zero_i32x16, zero_f32x8, zero_f32x16 = _each(_zero, i32x8, i32x16, f32x8, f32x16)
+count_i32x8, count_i32x16 = _each(_count, i32x8, i32x16)
 broadcast_f32_x8, broadcast_f32_x16 = _each(_broadcast_f32, f32x8, f32x16)
 broadcast_f16_x8, broadcast_f16_x16 = _each(_broadcast_f16, f32x8, f32x16)
 
@@ -328,6 +337,10 @@ splat_f, zero_f = (splat_f32x16, zero_f32x16) if _WIDE else (splat_f32x8, zero_f
 broadcast_f = broadcast_f32_x16 if _WIDE else broadcast_f32_x8
 broadcast_half = broadcast_f16_x16 if _WIDE else broadcast_f16_x8
 store_low_bytes = store_low_bytes_x16 if _WIDE else store_low_bytes_x8
+# Its companion of 32-bit integers.
+load_i, store_i = (load_i32x16, store_i32x16) if _WIDE else (load_i32x8, store_i32x8)
+splat_i = splat_i32x16 if _WIDE else splat_i32x8
+count_i = count_i32x16 if _WIDE else count_i32x8
 
 
 # ---- operators -----------------------------------------------------------------------------------
@@ -433,6 +446,17 @@ def vmax(b, x, y):
 def vmin(b, x, y):
     """The smaller, lane by lane; y where either is NaN."""
     return smaller(b, x, y)
+
+
+def _chosen_rule(a: Any, b: Any, x: Any, y: Any) -> Any:
+    return x if a == b and x == y and _is(a) and _is(x) and a.n == x.n else None
+
+
+@vector_op(_chosen_rule)
+def where_less(b, a, c, x, y):
+    """Lanes of x where a < c, else of y."""
+    compare = b.fcmp_ordered if a.type.element == FLOAT else b.icmp_signed
+    return b.select(compare("<", a, c), x, y)
 
 
 @vector_op()

@@ -1,4 +1,4 @@
-"""Vector building blocks of the float kernels: dot products and sums over 16 lanes.
+"""Sixteen elements at a time: weights of every encoding to floats, dot products with float16 keys.
 
 The number of elements is a multiple of 16 everywhere. LLVM splits the vectors where the CPU's
 registers are narrower.
@@ -64,33 +64,6 @@ def _splat(b: Any, value: Any) -> Any:
     return b.shuffle_vector(one, undefined, zeros)
 
 
-def _dots(n_row: int, n_col: int) -> Any:
-    """sums[i * n_col + j] = w[i] . x[j] for n_row rows of w and n_col rows of x, all f32.
-
-    Arguments: w, n (elements, also the stride of w), x, x_stride (bytes), sums. Each sum is made
-    in the same order whatever the tile, so results do not depend on how rows are grouped.
-    """
-
-    def dots(b: Any, w: Any, n: Any, x: Any, x_stride: Any, sums: Any) -> None:
-        cells = [cgutils.alloca_once_value(b, ZERO) for _ in range(n_row * n_col)]
-        row = b.mul(n, ir.Constant(I64, 4))
-        with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
-            at = b.mul(k, ir.Constant(I64, 4))
-            ws = [_load(b, b.add(b.add(w, b.mul(row, I64(i))), at)) for i in range(n_row)]
-            for j in range(n_col):
-                xj = _load(b, b.add(b.add(x, b.mul(x_stride, I64(j))), at))
-                for i in range(n_row):
-                    cell = cells[i * n_col + j]
-                    b.store(_fma(b, ws[i], xj, b.load(cell)), cell)
-        for i, cell in enumerate(cells):
-            b.store(_sum(b, b.load(cell)), pointer(b, _at(b, sums, I64(i), 4), FLOAT))
-
-    return op(void, int64, int64, int64, int64, int64)(dots)
-
-
-dots_4x4, dots_4x1, dots_1x1 = _dots(4, 4), _dots(4, 1), _dots(1, 1)
-
-
 @op(float32, int64, int64, int64)
 def dot_half(b, x, h, n):
     """X . h of f32 x [n] and f16 h [n]."""
@@ -99,16 +72,6 @@ def dot_half(b, x, h, n):
         product = _fma(b, _load(b, _at(b, x, k, 4)), _load_half(b, _at(b, h, k, 2)), b.load(cell))
         b.store(product, cell)
     return _sum(b, b.load(cell))
-
-
-@op(void, int64, float32, int64, int64)
-def add_scaled_half(b, y, a, h, n):
-    """Y += a * h of f32 y [n] and f16 h [n]."""
-    scale = _splat(b, a)
-    with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
-        at = _at(b, y, k, 4)
-        value = _fma(b, scale, _load_half(b, _at(b, h, k, 2)), _load(b, at))
-        b.store(value, pointer(b, at, VECTOR), align=1)
 
 
 # ---- decoding: 16 values a step, value = d * q + m -----------------------------------------------

@@ -1,0 +1,132 @@
+"""Grids of vectors against NumPy, at every level the CPU can run."""
+
+import numpy as np
+import pytest
+from levels import address, library_calls, run_at
+from numba import njit
+
+from tamis.jit_kernels.cpu import features
+from tamis.jit_kernels.cpu.compiler import OPTIONS
+from tamis.jit_kernels.cpu.grid import (
+    add_products,
+    addresses,
+    broadcast_column,
+    load_column,
+    load_grid,
+    load_half_each,
+    load_half_row,
+    load_row,
+    prefetch_each,
+    scale_rows,
+    store_grid,
+    store_sums,
+    transposed,
+    zero_grid,
+)
+from tamis.jit_kernels.cpu.simd import (
+    LANES,
+    count_i,
+    load_f,
+    load_i,
+    splat_f,
+    splat_i,
+    store_f,
+    store_i,
+    where_less,
+)
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512"])
+def level(request):
+    return request.param
+
+
+def run(kernel, *arrays):
+    compiled = njit(**OPTIONS)(kernel)
+    compiled(*(address(a) for a in arrays))
+    assert library_calls(compiled, features.current().name) == set()
+
+
+def floats(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def check_matrix_product():
+    """out [3, 2 * LANES] = 2 * out + x [3, 5] @ y [5, 2 * LANES] with y in float16."""
+    x, y = floats(3, 5), floats(5, 2 * LANES).astype(np.float16)
+    start, two = floats(3, 2 * LANES), np.full(1, 2, np.float32)
+    out = start.copy()
+    x_size, y_size, out_size = 20, 4 * LANES, 8 * LANES
+
+    def kernel(x, y, two, out):
+        factor = broadcast_column(two, 0, 3)
+        sums = scale_rows(load_grid(out, out_size, 3, 2), factor)
+        for k in range(5):
+            row = load_half_row(y + y_size * k, 2)
+            sums = add_products(sums, broadcast_column(x + 4 * k, x_size, 3), row)
+        store_grid(out, out_size, sums)
+
+    run(kernel, x, y, two, out)
+    want = 2 * start + x.astype(np.float64) @ y.astype(np.float64)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)  # six roundings
+
+
+def test_a_matrix_product(level):
+    run_at(level, check_matrix_product)
+
+
+def check_dot_products():
+    """Dot products of 3 queries with the float16 keys 5, 0, 6 and 2 of a table."""
+    q, table = floats(3, 2 * LANES), floats(7, 2 * LANES).astype(np.float16)
+    picks, out = np.array([9, 5, 0, 6, 2], np.int32), np.zeros((3, 4), np.float32)
+    q_size, row_size = 8 * LANES, 4 * LANES
+
+    def kernel(q, table, picks, out):
+        keys = addresses(picks + 4, table, row_size, 4)
+        prefetch_each(keys, row_size)  # changes nothing
+        sums = zero_grid(3, 4)
+        for d in range(0, 2 * LANES, LANES):
+            column = load_column(q + 4 * d, q_size, 3)
+            sums = add_products(sums, column, load_half_each(keys, 2 * d))
+        store_sums(out, 16, sums)
+
+    run(kernel, q, table, picks, out)
+    want = q.astype(np.float64) @ table[picks[1:]].T.astype(np.float64)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)  # sums of 32 numbers near 1
+
+
+def test_dot_products_with_rows_of_a_table(level):
+    run_at(level, check_dot_products)
+
+
+def check_transpose():
+    x = floats(LANES, LANES)
+    out, size = np.zeros_like(x), 4 * LANES
+
+    def kernel(x, out):
+        store_grid(out, size, transposed(load_row(x, LANES)))
+
+    run(kernel, x, out)
+    np.testing.assert_array_equal(out, x.T)
+
+
+def test_transpose(level):
+    run_at(level, check_transpose)
+
+
+def check_choice():
+    x = floats(LANES)
+    out, counts = np.zeros_like(x), np.zeros(LANES, np.int32)
+
+    def kernel(x, out, counts):
+        store_f(out, where_less(load_f(x), splat_f(0.0), splat_f(-1.0), load_f(x)))
+        store_i(counts, where_less(count_i(), splat_i(3), count_i(), splat_i(7)))
+        store_i(counts, load_i(counts) + splat_i(1))
+
+    run(kernel, x, out, counts)
+    np.testing.assert_array_equal(out, np.where(x < 0, np.float32(-1), x))
+    np.testing.assert_array_equal(counts, np.where(np.arange(LANES) < 3, np.arange(LANES), 7) + 1)
+
+
+def test_lanes_are_chosen_by_comparison(level):
+    run_at(level, check_choice)
