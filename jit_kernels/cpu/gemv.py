@@ -1,14 +1,14 @@
 """Dot products of one row of weights with one row of activations, for every ggml type.
 
-Quantised weights meet activations as integers. A row of activations is stored as `planes`, 256
+Quantised weights meet activations as integers. A row of activations is stored as `planes`, 128
 bytes for 64 elements: a block of 32 is v * dx with whole numbers v = 128 * high + low of 15 bits,
 so that two products of bytes give the exact sum of u * v; its error is a 32000th of the block's
-largest element, far below that of float16 keys and values.
+largest element, far below that of float16 keys and values. After the planes of all n elements come
+`pairs`, two f32 for every block that has a scale of its own in the weights, 32 or 16 elements: dx,
+and the sum of v times dx, which is what a constant added to all weights of the block contributes.
 
-planes: high int8 [64]; low int8 [64]; dx f32 [16]; f32 [16] sums of four neighbouring v, times dx.
-The 16 lanes of the last two are those that a product of 64 bytes leaves: lane i sums bytes 4 * i
-and the next three. Elements keep their order, or are `paired`: the first halves of both blocks,
-then the second halves, which is how the nibbles of two 32-element blocks unpack.
+planes: high int8 [64]; low int8 [64]. Elements keep their order, or are `paired`: the first halves
+of both blocks, then the second halves, which is how the nibbles of two 32-element blocks unpack.
 """
 
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     load_u8,
     load_u16,
     load_u32,
+    store_f32,
 )
 from tamis.jit_kernels.cpu.simd import (
     CPU,
@@ -37,6 +38,9 @@ from tamis.jit_kernels.cpu.simd import (
     bytes_of,
     dot_i8,
     dot_u8,
+    doubled,
+    doubled_halves,
+    even_lanes,
     fma,
     hmax,
     hsum,
@@ -44,16 +48,17 @@ from tamis.jit_kernels.cpu.simd import (
     lane,
     load_brain,
     load_f,
+    load_f32x4,
     load_f32x16,
     load_half,
     load_i8x16,
     load_i8x32,
     load_i8x64,
-    low_half,
     nibbles,
-    pair_of_floats,
-    pair_of_halves,
+    odd_lanes,
     pair_of_lanes,
+    prefetch,
+    repeat,
     round_i32,
     shift_left,
     shift_right,
@@ -63,7 +68,6 @@ from tamis.jit_kernels.cpu.simd import (
     splat_i8x16,
     splat_i8x64,
     splat_i32x16,
-    store_f32x16,
     store_low_bytes_x16,
     to_f32,
     two_pairs_of_halves,
@@ -72,20 +76,23 @@ from tamis.jit_kernels.cpu.simd import (
     widen,
     widen_unsigned,
     zero_f,
+    zero_f32x4,
+    zero_f32x8,
     zero_f32x16,
     zero_i32x16,
 )
 
-CHUNK, PLANES = 64, 256  # elements of a step and bytes of their planes
+CHUNK, PLANES = 64, 128  # elements of a step and bytes of their planes
+AHEAD = 1536  # bytes that weights are asked for ahead of their use
 FULL = np.float32(127 * 128)  # the largest v
 f32 = np.float32
 
 
 # ---- activations ---------------------------------------------------------------------------------
-@njit
-def split_block(x, high, low, far):
-    """Write the planes of 32 elements: 16 at high and low, 16 `far` bytes on; the block's dx."""
-    a, b = load_f32x16(x), load_f32x16(x + 64)
+@njit(error_model="numpy")
+def split_block(x, high, far):
+    """Write the planes of 32 elements: 16 at high, 16 `far` bytes on; (dx, sums of both halves)."""
+    a, b, low = load_f32x16(x), load_f32x16(x + 64), high + CHUNK
     top = hmax(vmax(vabs(a), vabs(b)))
     scale = splat_f32x16(FULL / top if top > f32(0) else f32(0))
     half = splat_i32x16(64)
@@ -95,33 +102,31 @@ def split_block(x, high, low, far):
     store_low_bytes_x16(high + far, w_high)
     store_low_bytes_x16(low, v - shift_left(v_high, 7))
     store_low_bytes_x16(low + far, w - shift_left(w_high, 7))
-    return top / FULL
+    dx = top / FULL
+    return dx, f32(hsum(v)) * dx, f32(hsum(w)) * dx
 
 
-@njit
-def whole(planes, u, x_zero):
-    """The 16 sums of u * v of a chunk."""
-    high = dot_u8(x_zero, u, load_i8x64(planes))
-    return dot_u8(shift_left(high, 7), u, load_i8x64(planes + 64))
+def planes_of(paired: bool, block: int) -> Any:
+    """The function (x, n, out) that writes planes and pairs of n f32, a multiple of 64.
 
-
-def planes_of(paired: bool) -> Any:
-    """The function (x, n, planes) that writes the planes of n f32, a multiple of 64."""
+    block: elements that share a scale in the weights, 32 or 16.
+    """
     near, far = (16, 32) if paired else (32, 16)
 
     @njit(error_model="numpy")
-    def write_planes(x, n, planes):
-        one, zero = splat_i8x64(1), zero_i32x16()
-        for _ in range(n // CHUNK):
-            first = split_block(x, planes, planes + 64, far)
-            second = split_block(x + 128, planes + near, planes + 64 + near, far)
-            if paired:
-                dx = pair_of_floats(first, second)
+    def write_planes(x, n, out):
+        pairs = out + n // CHUNK * PLANES
+        for i in range(n // 32):
+            high = out + i // 2 * PLANES + i % 2 * near
+            dx, first, second = split_block(x + 128 * i, high, far)
+            store_f32(pairs, dx)
+            if block == 32:
+                store_f32(pairs + 4, first + second)
             else:
-                dx = join(splat_f32x8(first), splat_f32x8(second))
-            store_f32x16(planes + 128, dx)
-            store_f32x16(planes + 192, to_f32(whole(planes, one, zero)) * dx)
-            x, planes = x + 4 * CHUNK, planes + PLANES
+                store_f32(pairs + 4, first)
+                store_f32(pairs + 8, dx)
+                store_f32(pairs + 12, second)
+            pairs += 256 // block
 
     return write_planes
 
@@ -129,37 +134,42 @@ def planes_of(paired: bool) -> Any:
 # ---- one chunk -----------------------------------------------------------------------------------
 @njit
 def product(u, planes):
-    """Sums of u * x by lane; u: unsigned bytes up to 128."""
-    return to_f32(whole(planes, u, zero_i32x16())) * load_f32x16(planes + 128)
-
-
-@njit
-def centred(u, offset, planes):
-    """Sums of (u - offset) * x by lane."""
-    return fma(splat_f32x16(-offset), load_f32x16(planes + 192), product(u, planes))
+    """Sums of u * v, in whole numbers, by lane of four bytes; u: unsigned bytes up to 128."""
+    high = dot_u8(zero_i32x16(), u, load_i8x64(planes))
+    return to_f32(dot_u8(shift_left(high, 7), u, load_i8x64(planes + CHUNK)))
 
 
 if CPU.vnni:  # its products of unsigned and signed bytes do not saturate
+    OFFSET = f32(128)
 
     @njit
     def signed_product(w, planes):
-        """Sums of w * x by lane; w: signed bytes, not -128."""
-        return centred(w ^ splat_i8x64(-128), f32(128), planes)
+        """Sums of (w + OFFSET) * v; w: signed bytes, not -128."""
+        return product(w ^ splat_i8x64(-128), planes)
 
 else:
+    OFFSET = f32(0)
 
     @njit
     def signed_product(w, planes):
-        """Sums of w * x by lane; w: signed bytes, not -128."""
+        """Sums of (w + OFFSET) * v; w: signed bytes, not -128."""
         high = dot_i8(zero_i32x16(), w, load_i8x64(planes))
-        total = dot_i8(shift_left(high, 7), w, load_i8x64(planes + 64))
-        return to_f32(total) * load_f32x16(planes + 128)
+        return to_f32(dot_i8(shift_left(high, 7), w, load_i8x64(planes + CHUNK)))
+
+
+# Scales of two blocks, from the weights, times the pairs of the activations, are
+# (d * dx, m * sum, d * dx, m * sum); m is a minimum of the weights, or d again where an offset that
+# all weights share is put in at the end.
+@njit
+def added(total, scales, values):
+    """The total plus a paired chunk's sums."""
+    return fma(pair_of_lanes(scales, 0, 2), values, total)
 
 
 @njit
-def sums_of_fours(planes):
-    """Sums of x by lane, for what is added to every weight of a block."""
-    return load_f32x16(planes + 192)
+def finished(total, rest, offset):
+    """The row's product: offset times the second of each pair, summed in rest, is added."""
+    return hsum(total) + offset * (lane(rest, 1) + lane(rest, 3))
 
 
 # ---- types with blocks of 32: two blocks a step, paired ------------------------------------------
@@ -171,24 +181,26 @@ def nibbles_at(p, q):
 
 def dot_q4_0(row, n, planes):
     """D * (q - 8)."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
-        values = centred(nibbles_at(row + 2, row + 20), f32(8), planes)
-        total = fma(pair_of_halves(row, row + 18), values, total)
-        row, planes = row + 36, planes + PLANES
-    return hsum(total)
+        prefetch(row + AHEAD)
+        scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
+        total = added(total, scales, product(nibbles_at(row + 2, row + 20), planes))
+        rest += scales
+        row, planes, pairs = row + 36, planes + PLANES, pairs + 16
+    return finished(total, rest, f32(-8))
 
 
 def dot_q4_1(row, n, planes):
     """D * q + m."""
-    total, rest = zero_f32x16(), zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
-        values = product(nibbles_at(row + 4, row + 24), planes)
-        scales = two_pairs_of_halves(row, row + 20)
-        total = fma(pair_of_lanes(scales, 0, 2), values, total)
-        rest = fma(pair_of_lanes(scales, 1, 3), sums_of_fours(planes), rest)
-        row, planes = row + 40, planes + PLANES
-    return hsum(total + rest)
+        prefetch(row + AHEAD)
+        scales = two_pairs_of_halves(row, row + 20) * load_f32x4(pairs)
+        total = added(total, scales, product(nibbles_at(row + 4, row + 24), planes))
+        rest += scales
+        row, planes, pairs = row + 40, planes + PLANES, pairs + 16
+    return finished(total, rest, f32(1))
 
 
 @njit
@@ -202,36 +214,47 @@ def fifth_bits(p, q):
 
 def dot_q5_0(row, n, planes):
     """D * (q - 16)."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
+        prefetch(row + AHEAD)
+        scales = doubled_halves(row, row + 22) * load_f32x4(pairs)
         u = nibbles_at(row + 6, row + 28) | fifth_bits(row + 2, row + 24)
-        values = centred(u, f32(16), planes)
-        total = fma(pair_of_halves(row, row + 22), values, total)
-        row, planes = row + 44, planes + PLANES
-    return hsum(total)
+        total = added(total, scales, product(u, planes))
+        rest += scales
+        row, planes, pairs = row + 44, planes + PLANES, pairs + 16
+    return finished(total, rest, f32(-16))
 
 
 def dot_q5_1(row, n, planes):
     """D * q + m."""
-    total, rest = zero_f32x16(), zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
+        prefetch(row + AHEAD)
+        scales = two_pairs_of_halves(row, row + 24) * load_f32x4(pairs)
         u = nibbles_at(row + 8, row + 32) | fifth_bits(row + 4, row + 28)
-        scales = two_pairs_of_halves(row, row + 24)
-        total = fma(pair_of_lanes(scales, 0, 2), product(u, planes), total)
-        rest = fma(pair_of_lanes(scales, 1, 3), sums_of_fours(planes), rest)
-        row, planes = row + 48, planes + PLANES
-    return hsum(total + rest)
+        total = added(total, scales, product(u, planes))
+        rest += scales
+        row, planes, pairs = row + 48, planes + PLANES, pairs + 16
+    return finished(total, rest, f32(1))
+
+
+@njit
+def two_eights(scales):
+    """Lane 0 of four 8 times, lane 2 as often."""
+    return repeat(even_lanes(scales), 0, 8, 16)
 
 
 def dot_q8_0(row, n, planes):
     """D * q; in order, for the bytes of a block lie together."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
+        prefetch(row + AHEAD)
+        scales = doubled_halves(row, row + 34) * load_f32x4(pairs)
         values = signed_product(join(load_i8x32(row + 2), load_i8x32(row + 36)), planes)
-        d = join(broadcast_f16_x8(row), broadcast_f16_x8(row + 34))
-        total = fma(d, values, total)
-        row, planes = row + 68, planes + PLANES
-    return hsum(total)
+        total = fma(two_eights(scales), values, total)
+        rest += scales
+        row, planes, pairs = row + 68, planes + PLANES, pairs + 16
+    return finished(total, rest, -OFFSET)
 
 
 iq4_values = byte_table([int(v) for v in IQ4_VALUES])
@@ -240,12 +263,14 @@ fp4_values = byte_table([int(v) for v in FP4_VALUES])
 
 def dot_iq4_nl(row, n, planes):
     """D * table[q]."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
-        values = signed_product(iq4_values(nibbles_at(row + 2, row + 20)), planes)
-        total = fma(pair_of_halves(row, row + 18), values, total)
-        row, planes = row + 36, planes + PLANES
-    return hsum(total)
+        scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
+        weights = iq4_values(nibbles_at(row + 2, row + 20))
+        total = added(total, scales, signed_product(weights, planes))
+        rest += scales
+        row, planes, pairs = row + 36, planes + PLANES, pairs + 16
+    return finished(total, rest, -OFFSET)
 
 
 @njit
@@ -256,30 +281,33 @@ def power_of_two(e):
 
 def dot_mxfp4(row, n, planes):
     """2^(e - 128) * table[q]."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
-        values = signed_product(fp4_values(nibbles_at(row + 1, row + 18)), planes)
-        scales = pair_of_floats(power_of_two(load_u8(row)), power_of_two(load_u8(row + 17)))
-        total = fma(scales, values, total)
-        row, planes = row + 34, planes + PLANES
-    return hsum(total)
+        scales = doubled(power_of_two(load_u8(row)), power_of_two(load_u8(row + 17)))
+        scales = scales * load_f32x4(pairs)
+        weights = fp4_values(nibbles_at(row + 1, row + 18))
+        total = added(total, scales, signed_product(weights, planes))
+        rest += scales
+        row, planes, pairs = row + 34, planes + PLANES, pairs + 16
+    return finished(total, rest, -OFFSET)
 
 
-# ---- types with blocks of 256: four steps, in order ----------------------------------------------
+# ---- types with blocks of 256: four steps --------------------------------------------------------
 def dot_iq4_xs(row, n, planes):
     """Blocks of 32 with d * (scale - 32) * table[q]; paired."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // 256):
         d, highs, lows = load_f16(row), load_u16(row + 2), load_u32(row + 4)
         for j in range(4):
             first = (lows >> (8 * j)) & 15 | ((highs >> (4 * j)) & 3) << 4
             second = (lows >> (8 * j + 4)) & 15 | ((highs >> (4 * j + 2)) & 3) << 4
-            scales = pair_of_floats(d * f32(first - 32), d * f32(second - 32))
+            scales = doubled(d * f32(first - 32), d * f32(second - 32)) * load_f32x4(pairs)
             weights = iq4_values(nibbles(load_i8x32(row + 8 + 32 * j)))
-            total = fma(scales, signed_product(weights, planes), total)
-            planes += PLANES
+            total = added(total, scales, signed_product(weights, planes))
+            rest += scales
+            planes, pairs = planes + PLANES, pairs + 16
         row += 136
-    return hsum(total)
+    return finished(total, rest, -OFFSET)
 
 
 @njit
@@ -339,58 +367,74 @@ def two_lanes(x, i):
 @njit
 def four_lanes(x, i):
     """Lanes i to i + 3 of x, each 4 times."""
-    low = pair_of_floats(lane(x, i), lane(x, i + 1))
-    high = pair_of_floats(lane(x, i + 2), lane(x, i + 3))
-    return join(low_half(low), low_half(high))
+    low, high = doubled(lane(x, i), lane(x, i + 1)), doubled(lane(x, i + 2), lane(x, i + 3))
+    return join(repeat(low, 0, 2, 8), repeat(high, 0, 2, 8))
 
 
 def dot_q4_k(row, n, planes):
     """Blocks of 32 with d * scale * q - dmin * minimum."""
-    total, rest = zero_f32x16(), zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
     for _ in range(n // 256):
-        scales = scales_k(row + 4) * broadcast_f16_x8(row)
+        both = load_f32x16(pairs)
+        scales = scales_k(row + 4) * broadcast_f16_x8(row) * even_lanes(both)
         minima = minima_k(row + 4) * broadcast_f16_x8(row + 2)
+        rest = fma(minima, odd_lanes(both), rest)
         for j in range(4):
+            prefetch(row + 32 * j + AHEAD)
             values = product(nibbles(load_i8x32(row + 16 + 32 * j)), planes)
             total = fma(two_lanes(scales, 2 * j), values, total)
-            rest = fma(two_lanes(minima, 2 * j), sums_of_fours(planes), rest)
             planes += PLANES
-        row += 144
-    return hsum(total - rest)
+        row, pairs = row + 144, pairs + 64
+    return hsum(total) - hsum(rest)
 
 
 def dot_q5_k(row, n, planes):
     """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit i for block i."""
-    total, rest = zero_f32x16(), zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
     for _ in range(n // 256):
-        scales = scales_k(row + 4) * broadcast_f16_x8(row)
+        both = load_f32x16(pairs)
+        scales = scales_k(row + 4) * broadcast_f16_x8(row) * even_lanes(both)
         minima = minima_k(row + 4) * broadcast_f16_x8(row + 2)
+        rest = fma(minima, odd_lanes(both), rest)
         tops = stacked(load_i8x32(row + 16))
         for j in range(4):
+            prefetch(row + 48 * j + AHEAD)
             top = as_i8(shift_left(tops, 4)) & splat_i8x64(16)
             values = product(nibbles(load_i8x32(row + 48 + 32 * j)) | top, planes)
             total = fma(two_lanes(scales, 2 * j), values, total)
-            rest = fma(two_lanes(minima, 2 * j), sums_of_fours(planes), rest)
             tops, planes = shift_right(tops, 2), planes + PLANES
-        row += 176
-    return hsum(total - rest)
+        row, pairs = row + 176, pairs + 64
+    return hsum(total) - hsum(rest)
+
+
+@njit
+def firsts(pairs):
+    """Dx of 16 blocks of 16."""
+    return join(even_lanes(load_f32x16(pairs)), even_lanes(load_f32x16(pairs + 64)))
+
+
+@njit
+def seconds(pairs):
+    """Sums of 16 blocks of 16."""
+    return join(odd_lanes(load_f32x16(pairs)), odd_lanes(load_f32x16(pairs + 64)))
 
 
 def dot_q2_k(row, n, planes):
     """Blocks of 16 with d * (scale & 15) * q - dmin * (scale >> 4)."""
-    total, rest = zero_f32x16(), zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x16(), planes + 2 * n
     for _ in range(n // 256):
         both = load_i8x16(row)
         scales = to_f32(words(both & splat_i8x16(15))) * broadcast_f16_x16(row + 80)
+        scales = scales * firsts(pairs)
         minima = to_f32(words(shift_right(both, 4))) * broadcast_f16_x16(row + 82)
+        rest = fma(minima, seconds(pairs), rest)
         for j in range(4):
             quants = as_i8(quarter(load_i8x32(row + 16 + 32 * (j // 2)), j % 2))
             values = product(quants & splat_i8x64(3), planes)
             total = fma(four_lanes(scales, 4 * j), values, total)
-            rest = fma(four_lanes(minima, 4 * j), sums_of_fours(planes), rest)
             planes += PLANES
-        row += 84
-    return hsum(total - rest)
+        row, pairs = row + 84, pairs + 128
+    return hsum(total) - hsum(rest)
 
 
 @njit
@@ -406,35 +450,39 @@ def scales_q3_k(p):
 
 def dot_q3_k(row, n, planes):
     """Blocks of 16 with d * (scale - 32) * (q - 4): 2 bits of q and, inverted, the third."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x16(), planes + 2 * n
     for _ in range(n // 256):
         scales = scales_q3_k(row + 96) * broadcast_f16_x16(row + 108)
+        rest = fma(scales, seconds(pairs), rest)
+        scales = scales * firsts(pairs)
         tops = stacked(load_i8x32(row))
         for j in range(4):
             quants = as_i8(quarter(load_i8x32(row + 32 + 32 * (j // 2)), j % 2))
             top = as_i8(shift_left(tops, 2)) & splat_i8x64(4)
-            values = centred((quants & splat_i8x64(3)) | top, f32(4), planes)
+            values = product((quants & splat_i8x64(3)) | top, planes)
             total = fma(four_lanes(scales, 4 * j), values, total)
             tops, planes = shift_right(tops, 2), planes + PLANES
-        row += 110
-    return hsum(total)
+        row, pairs = row + 110, pairs + 128
+    return hsum(total) - f32(4) * hsum(rest)
 
 
 def dot_q6_k(row, n, planes):
     """Blocks of 16 with d * scale * (q - 32): 4 bits of q, then the other 2."""
-    total = zero_f32x16()
+    total, rest, pairs = zero_f32x16(), zero_f32x16(), planes + 2 * n
     for _ in range(n // 256):
         scales = to_f32(widen(widen(load_i8x16(row + 192)))) * broadcast_f16_x16(row + 208)
+        rest = fma(scales, seconds(pairs), rest)
+        scales = scales * firsts(pairs)
         for j in range(4):
+            prefetch(row + 48 * j + AHEAD)
             low = as_i16(load_i8x64(row + 64 * (j // 2)))
             low = as_i8(shift_right(low, 4) if j % 2 else low) & splat_i8x64(15)
             high = quarter(load_i8x32(row + 128 + 32 * (j // 2)), j % 2)
             high = as_i8(shift_left(high, 4)) & splat_i8x64(48)
-            values = centred(low | high, f32(32), planes)
-            total = fma(four_lanes(scales, 4 * j), values, total)
+            total = fma(four_lanes(scales, 4 * j), product(low | high, planes), total)
             planes += PLANES
-        row += 210
-    return hsum(total)
+        row, pairs = row + 210, pairs + 128
+    return hsum(total) - f32(32) * hsum(rest)
 
 
 # ---- float types: the activations as they are ----------------------------------------------------
@@ -468,6 +516,7 @@ FLOATS = {
     "BF16": (load_brain, 2, load_one_brain),
 }
 PAIRED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"}
+BLOCKS_OF_16 = {"Q2_K", "Q3_K", "Q6_K"}
 
 
 class RowDot(NamedTuple):
@@ -481,7 +530,8 @@ def row_dot_of(type: str) -> RowDot:
     """The row product of a ggml type's name. n is a multiple of 64 where `prepare` is not None."""
     if type in FLOATS:
         return RowDot(None, njit(error_model="numpy")(dot_floats(*FLOATS[type])))
-    return RowDot(planes_of(type in PAIRED), njit(error_model="numpy")(_BY_TYPE[type]))
+    prepare = planes_of(type in PAIRED, 16 if type in BLOCKS_OF_16 else 32)
+    return RowDot(prepare, njit(error_model="numpy")(_BY_TYPE[type]))
 
 
 _BY_TYPE = {

@@ -28,6 +28,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     I8,
     I16,
     I32,
+    I64,
     call,
     float32,
     int64,
@@ -184,6 +185,7 @@ def _store(vec: Vec) -> Any:
 load_i8x8, load_i8x16, load_i8x32, load_i8x64 = _each(_load, i8x8, i8x16, i8x32, i8x64)
 load_i16x8, load_i16x16, load_i16x32 = _each(_load, i16x8, i16x16, i16x32)
 load_i32x8, load_i32x16, load_f32x8, load_f32x16 = _each(_load, i32x8, i32x16, f32x8, f32x16)
+load_f32x4 = _load(f32x4)
 store_i8x8, store_i8x16, store_i8x32, store_i8x64 = _each(_store, i8x8, i8x16, i8x32, i8x64)
 store_i16x8, store_i16x16, store_i16x32 = _each(_store, i16x8, i16x16, i16x32)
 store_i32x8, store_i32x16, store_f32x8, store_f32x16 = _each(_store, i32x8, i32x16, f32x8, f32x16)
@@ -324,6 +326,7 @@ splat_i32x8, splat_i32x16 = _each(_splat, i32x8, i32x16)
 splat_f32x8, splat_f32x16 = _each(_splat, f32x8, f32x16)
 zero_i8x32, zero_i8x64, zero_i16x16, zero_i16x32 = _each(_zero, i8x32, i8x64, i16x16, i16x32)
 zero_i32x8, zero_i32x16, zero_f32x8, zero_f32x16 = _each(_zero, i32x8, i32x16, f32x8, f32x16)
+zero_f32x4 = _zero(f32x4)
 count_i32x8, count_i32x16 = _each(_count, i32x8, i32x16)
 broadcast_f32_x8, broadcast_f32_x16 = _each(_broadcast_f32, f32x8, f32x16)
 broadcast_f16_x8, broadcast_f16_x16 = _each(_broadcast_f16, f32x8, f32x16)
@@ -541,6 +544,10 @@ def _repeated(x: Any, *args: Any) -> Any:
     return Vec(x.kind, x.bits, args[-1].literal_value) if _is(x) and literal else None
 
 
+def _half_type(x: Any) -> types.Type | None:
+    return Vec(x.kind, x.bits, x.n // 2) if _is(x) else None
+
+
 @vector_op(_shifted)
 def shift_right_signed(b, x, k):
     """Lanes shifted right by k bits, copies of the sign from the left."""
@@ -553,27 +560,20 @@ def lane(b, x, i):
     return b.extract_element(x, i if isinstance(i, ir.Value) else ir.Constant(I32, i))
 
 
-def paired_lanes(b: Any, x: Any, y: Any) -> Any:
-    """16 lanes: x 4 times, y 4 times, and both once more."""
-    both = joined(b, splatted(b, x, 4), splatted(b, y, 4))
-    return joined(b, both, both)
+@op(f32x4, float32, float32)
+def doubled(b, x, y):
+    """x, x, y, y."""
+    return joined(b, splatted(b, x, 2), splatted(b, y, 2))
 
 
-@op(f32x16, float32, float32)
-def pair_of_floats(b, x, y):
-    """X 4 times, y 4 times, and both once more."""
-    return paired_lanes(b, x, y)
-
-
-@op(f32x16, int64, int64)
-def pair_of_halves(b, p, q):
-    """The float16 at p 4 times, the one at q 4 times, and both once more, as float32."""
-    # Both are moved to a vector as one word: half as many moves.
-    low, high = (b.zext(b.load(pointer(b, at, I16), align=1), I32) for at in (p, q))
-    word = b.or_(low, b.shl(high, ir.Constant(I32, 16)))
-    both = b.bitcast(word, ir.VectorType(I16, 2))
-    wide = widened_half(b, shuffled(b, both, both, [0, 1, 0, 1, 0, 1, 0, 1]))
-    return shuffled(b, wide, wide, [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4)
+@op(f32x4, int64, int64)
+def doubled_halves(b, p, q):
+    """The float16 at p twice, the one at q twice, as float32."""
+    # Doubled as integers: one move to a vector register instead of four.
+    low, high = (b.zext(b.load(pointer(b, at, I16), align=1), I64) for at in (p, q))
+    word = b.or_(low, b.shl(high, ir.Constant(I64, 32)))
+    word = b.mul(word, ir.Constant(I64, 0x10001))
+    return widened_half(b, b.bitcast(word, ir.VectorType(I16, 4)))
 
 
 @op(f32x4, int64, int64)
@@ -591,6 +591,18 @@ def two_pairs_of_halves(b, p, q):
 def pair_of_lanes(b, x, i, j):
     """Lane i of four 4 times, lane j 4 times, and both once more; i and j are literals."""
     return shuffled(b, x, x, [i] * 4 + [j] * 4 + [i] * 4 + [j] * 4)
+
+
+@vector_op(_half_type)
+def even_lanes(b, x):
+    """Lanes 0, 2, 4 and so on."""
+    return shuffled(b, x, x, range(0, x.type.count, 2))
+
+
+@vector_op(_half_type)
+def odd_lanes(b, x):
+    """Lanes 1, 3, 5 and so on."""
+    return shuffled(b, x, x, range(1, x.type.count, 2))
 
 
 @op(f32x16, f32x16, f32x8, f32x8)
@@ -620,10 +632,6 @@ def twice(b, x):
 def join(b, x, y):
     """The lanes of x, then those of y."""
     return joined(b, x, y)
-
-
-def _half_type(x: Any) -> types.Type | None:
-    return Vec(x.kind, x.bits, x.n // 2) if _is(x) else None
 
 
 @vector_op(_half_type)
