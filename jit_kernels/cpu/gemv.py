@@ -7,8 +7,7 @@ largest element, far below that of float16 keys and values. After the planes of 
 `pairs`, two f32 for every block that has a scale of its own in the weights, 32 or 16 elements: dx,
 and the sum of v times dx, which is what a constant added to all weights of the block contributes.
 
-planes: high int8 [64]; low int8 [64]. Elements keep their order, or are `paired`: the first halves
-of both blocks, then the second halves, which is how the nibbles of two 32-element blocks unpack.
+planes: high int8 [64]; low int8 [64].
 """
 
 from typing import Any, NamedTuple
@@ -29,9 +28,9 @@ from tamis.jit_kernels.cpu.intrinsic import (
 from tamis.jit_kernels.cpu.simd import (
     CPU,
     LANES,
+    add_where,
     as_i8,
     as_i16,
-    bits_to_bytes_x64,
     broadcast_f16_x8,
     broadcast_f16_x16,
     byte_table,
@@ -55,8 +54,8 @@ from tamis.jit_kernels.cpu.simd import (
     load_i8x32,
     load_i8x64,
     nibbles,
+    nibbles_of_two,
     odd_lanes,
-    pair_of_lanes,
     prefetch,
     repeat,
     round_i32,
@@ -70,6 +69,7 @@ from tamis.jit_kernels.cpu.simd import (
     splat_i32x16,
     store_low_bytes_x16,
     to_f32,
+    two_eights,
     two_pairs_of_halves,
     vabs,
     vmax,
@@ -90,8 +90,8 @@ f32 = np.float32
 
 # ---- activations ---------------------------------------------------------------------------------
 @njit(error_model="numpy")
-def split_block(x, high, far):
-    """Write the planes of 32 elements: 16 at high, 16 `far` bytes on; (dx, sums of both halves)."""
+def split_block(x, high):
+    """Write the planes of 32 elements; dx and the sums of both halves times dx."""
     a, b, low = load_f32x16(x), load_f32x16(x + 64), high + CHUNK
     top = hmax(vmax(vabs(a), vabs(b)))
     scale = splat_f32x16(FULL / top if top > f32(0) else f32(0))
@@ -99,26 +99,25 @@ def split_block(x, high, far):
     v, w = round_i32(a * scale), round_i32(b * scale)
     v_high, w_high = shift_right_signed(v + half, 7), shift_right_signed(w + half, 7)
     store_low_bytes_x16(high, v_high)
-    store_low_bytes_x16(high + far, w_high)
+    store_low_bytes_x16(high + 16, w_high)
     store_low_bytes_x16(low, v - shift_left(v_high, 7))
-    store_low_bytes_x16(low + far, w - shift_left(w_high, 7))
+    store_low_bytes_x16(low + 16, w - shift_left(w_high, 7))
     dx = top / FULL
     return dx, f32(hsum(v)) * dx, f32(hsum(w)) * dx
 
 
-def planes_of(paired: bool, block: int) -> Any:
+def planes_of(block: int) -> Any:
     """The function (x, n, out) that writes planes and pairs of n f32, a multiple of 64.
 
     block: elements that share a scale in the weights, 32 or 16.
     """
-    near, far = (16, 32) if paired else (32, 16)
 
     @njit(error_model="numpy")
     def write_planes(x, n, out):
         pairs = out + n // CHUNK * PLANES
         for i in range(n // 32):
-            high = out + i // 2 * PLANES + i % 2 * near
-            dx, first, second = split_block(x + 128 * i, high, far)
+            high = out + i // 2 * PLANES + i % 2 * 32
+            dx, first, second = split_block(x + 128 * i, high)
             store_f32(pairs, dx)
             if block == 32:
                 store_f32(pairs + 4, first + second)
@@ -162,8 +161,8 @@ else:
 # all weights share is put in at the end.
 @njit
 def added(total, scales, values):
-    """The total plus a paired chunk's sums."""
-    return fma(pair_of_lanes(scales, 0, 2), values, total)
+    """The total plus a chunk's sums."""
+    return fma(two_eights(scales), values, total)
 
 
 @njit
@@ -172,20 +171,14 @@ def finished(total, rest, offset):
     return hsum(total) + offset * (lane(rest, 1) + lane(rest, 3))
 
 
-# ---- types with blocks of 32: two blocks a step, paired ------------------------------------------
-@njit
-def nibbles_at(p, q):
-    """Nibbles of 16 bytes at p and 16 at q, paired."""
-    return nibbles(join(load_i8x16(p), load_i8x16(q)))
-
-
+# ---- types with blocks of 32: two blocks a step --------------------------------------------------
 def dot_q4_0(row, n, planes):
     """D * (q - 8)."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
         scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
-        total = added(total, scales, product(nibbles_at(row + 2, row + 20), planes))
+        total = added(total, scales, product(nibbles_of_two(row + 2, row + 20), planes))
         rest += scales
         row, planes, pairs = row + 36, planes + PLANES, pairs + 16
     return finished(total, rest, f32(-8))
@@ -197,19 +190,16 @@ def dot_q4_1(row, n, planes):
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
         scales = two_pairs_of_halves(row, row + 20) * load_f32x4(pairs)
-        total = added(total, scales, product(nibbles_at(row + 4, row + 24), planes))
+        total = added(total, scales, product(nibbles_of_two(row + 4, row + 24), planes))
         rest += scales
         row, planes, pairs = row + 40, planes + PLANES, pairs + 16
     return finished(total, rest, f32(1))
 
 
 @njit
-def fifth_bits(p, q):
-    """16 where a bit is set in the 32 bits at p or at q, paired."""
-    first, second = load_u32(p), load_u32(q)
-    low = (first & 0xFFFF) | (second & 0xFFFF) << 16
-    high = first >> 16 | (second >> 16) << 16
-    return bits_to_bytes_x64(low | high << 32, 16)
+def five_bits(p, q, high_p, high_q):
+    """Nibbles of 16 bytes at p and at q with their fifth bits, 32 at high_p and at high_q."""
+    return add_where(nibbles_of_two(p, q), load_u32(high_p) | load_u32(high_q) << 32, 16)
 
 
 def dot_q5_0(row, n, planes):
@@ -218,7 +208,7 @@ def dot_q5_0(row, n, planes):
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
         scales = doubled_halves(row, row + 22) * load_f32x4(pairs)
-        u = nibbles_at(row + 6, row + 28) | fifth_bits(row + 2, row + 24)
+        u = five_bits(row + 6, row + 28, row + 2, row + 24)
         total = added(total, scales, product(u, planes))
         rest += scales
         row, planes, pairs = row + 44, planes + PLANES, pairs + 16
@@ -231,17 +221,11 @@ def dot_q5_1(row, n, planes):
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
         scales = two_pairs_of_halves(row, row + 24) * load_f32x4(pairs)
-        u = nibbles_at(row + 8, row + 32) | fifth_bits(row + 4, row + 28)
+        u = five_bits(row + 8, row + 32, row + 4, row + 28)
         total = added(total, scales, product(u, planes))
         rest += scales
         row, planes, pairs = row + 48, planes + PLANES, pairs + 16
     return finished(total, rest, f32(1))
-
-
-@njit
-def two_eights(scales):
-    """Lane 0 of four 8 times, lane 2 as often."""
-    return repeat(even_lanes(scales), 0, 8, 16)
 
 
 def dot_q8_0(row, n, planes):
@@ -251,7 +235,7 @@ def dot_q8_0(row, n, planes):
         prefetch(row + AHEAD)
         scales = doubled_halves(row, row + 34) * load_f32x4(pairs)
         values = signed_product(join(load_i8x32(row + 2), load_i8x32(row + 36)), planes)
-        total = fma(two_eights(scales), values, total)
+        total = added(total, scales, values)
         rest += scales
         row, planes, pairs = row + 68, planes + PLANES, pairs + 16
     return finished(total, rest, -OFFSET)
@@ -266,7 +250,7 @@ def dot_iq4_nl(row, n, planes):
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
-        weights = iq4_values(nibbles_at(row + 2, row + 20))
+        weights = iq4_values(nibbles_of_two(row + 2, row + 20))
         total = added(total, scales, signed_product(weights, planes))
         rest += scales
         row, planes, pairs = row + 36, planes + PLANES, pairs + 16
@@ -285,7 +269,7 @@ def dot_mxfp4(row, n, planes):
     for _ in range(n // CHUNK):
         scales = doubled(power_of_two(load_u8(row)), power_of_two(load_u8(row + 17)))
         scales = scales * load_f32x4(pairs)
-        weights = fp4_values(nibbles_at(row + 1, row + 18))
+        weights = fp4_values(nibbles_of_two(row + 1, row + 18))
         total = added(total, scales, signed_product(weights, planes))
         rest += scales
         row, planes, pairs = row + 34, planes + PLANES, pairs + 16
@@ -294,7 +278,7 @@ def dot_mxfp4(row, n, planes):
 
 # ---- types with blocks of 256: four steps --------------------------------------------------------
 def dot_iq4_xs(row, n, planes):
-    """Blocks of 32 with d * (scale - 32) * table[q]; paired."""
+    """Blocks of 32 with d * (scale - 32) * table[q]."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // 256):
         d, highs, lows = load_f16(row), load_u16(row + 2), load_u32(row + 4)
@@ -302,7 +286,7 @@ def dot_iq4_xs(row, n, planes):
             first = (lows >> (8 * j)) & 15 | ((highs >> (4 * j)) & 3) << 4
             second = (lows >> (8 * j + 4)) & 15 | ((highs >> (4 * j + 2)) & 3) << 4
             scales = doubled(d * f32(first - 32), d * f32(second - 32)) * load_f32x4(pairs)
-            weights = iq4_values(nibbles(load_i8x32(row + 8 + 32 * j)))
+            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
             total = added(total, scales, signed_product(weights, planes))
             rest += scales
             planes, pairs = planes + PLANES, pairs + 16
@@ -515,7 +499,6 @@ FLOATS = {
     "F16": (load_half, 2, load_f16),
     "BF16": (load_brain, 2, load_one_brain),
 }
-PAIRED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"}
 BLOCKS_OF_16 = {"Q2_K", "Q3_K", "Q6_K"}
 
 
@@ -530,7 +513,7 @@ def row_dot_of(type: str) -> RowDot:
     """The row product of a ggml type's name. n is a multiple of 64 where `prepare` is not None."""
     if type in FLOATS:
         return RowDot(None, njit(error_model="numpy")(dot_floats(*FLOATS[type])))
-    prepare = planes_of(type in PAIRED, 16 if type in BLOCKS_OF_16 else 32)
+    prepare = planes_of(16 if type in BLOCKS_OF_16 else 32)
     return RowDot(prepare, njit(error_model="numpy")(_BY_TYPE[type]))
 
 

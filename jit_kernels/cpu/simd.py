@@ -28,7 +28,6 @@ from tamis.jit_kernels.cpu.intrinsic import (
     I8,
     I16,
     I32,
-    I64,
     call,
     float32,
     int64,
@@ -566,31 +565,32 @@ def doubled(b, x, y):
     return joined(b, splatted(b, x, 2), splatted(b, y, 2))
 
 
-@op(f32x4, int64, int64)
-def doubled_halves(b, p, q):
-    """The float16 at p twice, the one at q twice, as float32."""
-    # Doubled as integers: one move to a vector register instead of four.
-    low, high = (b.zext(b.load(pointer(b, at, I16), align=1), I64) for at in (p, q))
-    word = b.or_(low, b.shl(high, ir.Constant(I64, 32)))
-    word = b.mul(word, ir.Constant(I64, 0x10001))
-    return widened_half(b, b.bitcast(word, ir.VectorType(I16, 4)))
+def halves_of_two(b: Any, p: Any, q: Any, picks: Sequence[int]) -> Any:
+    """Four of the float16 at p, p + 2, q and q + 2, as float32."""
+    both = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+    for i, at in enumerate((p, q)):
+        word = b.load(pointer(b, at, I32), align=1)
+        both = b.insert_element(both, word, ir.Constant(I32, i))
+    bits = b.bitcast(both, ir.VectorType(I16, 8))
+    return widened_half(b, shuffled(b, bits, bits, picks))
 
 
 @op(f32x4, int64, int64)
 def two_pairs_of_halves(b, p, q):
-    """The two float16 at p and the two at q, as float32."""
-    words = [b.load(pointer(b, at, I32), align=1) for at in (p, q)]
-    both = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
-    for i, word in enumerate(words):
-        both = b.insert_element(both, word, ir.Constant(I32, i))
-    bits = b.bitcast(both, ir.VectorType(I16, 8))
-    return widened_half(b, shuffled(b, bits, bits, range(4)))
+    """The float16 at p, p + 2, q and q + 2, as float32."""
+    return halves_of_two(b, p, q, (0, 1, 2, 3))
 
 
-@vector_op(lambda x, i, j: f32x16 if x == f32x4 else None)
-def pair_of_lanes(b, x, i, j):
-    """Lane i of four 4 times, lane j 4 times, and both once more; i and j are literals."""
-    return shuffled(b, x, x, [i] * 4 + [j] * 4 + [i] * 4 + [j] * 4)
+@op(f32x4, int64, int64)
+def doubled_halves(b, p, q):
+    """The float16 at p twice, the one at q twice, as float32; four bytes are read at both."""
+    return halves_of_two(b, p, q, (0, 0, 2, 2))
+
+
+@vector_op(lambda x: f32x16 if x == f32x4 else None)
+def two_eights(b, x):
+    """Lane 0 of four 8 times, lane 2 as often."""
+    return shuffled(b, x, x, [0] * 8 + [2] * 8)
 
 
 @vector_op(_half_type)
@@ -679,17 +679,22 @@ def nibbles(b, x):
     return b.and_(moved, const(two.type, 15))
 
 
-def _bits(n: int) -> Any:
-    def body(b: Any, bits: Any, value: Any) -> Any:
-        mask = b.bitcast(b.trunc(bits, ir.IntType(n)), ir.VectorType(I1, n))
-        lanes = splatted(b, b.trunc(value, I8), n)
-        return b.select(mask, lanes, const(lanes.type, 0))
+@op(i8x64, int64, int64)
+def nibbles_of_two(b, p, q):
+    """The nibbles of the 16 bytes at p (low ones, then high ones), then of the 16 at q."""
+    bytes_ir = ir.VectorType(I8, 16)
+    first, second = (b.load(pointer(b, at, bytes_ir), align=1) for at in (p, q))
+    four = shuffled(b, first, second, [i + 16 * block for block in (0, 0, 1, 1) for i in range(16)])
+    shifts = ir.Constant(ir.VectorType(I16, 32), ([0] * 8 + [4] * 8) * 2)
+    moved = b.bitcast(b.lshr(b.bitcast(four, shifts.type), shifts), four.type)
+    return b.and_(moved, const(four.type, 15))
 
-    doc = "Bytes: `value` where a bit is set (the lowest bit first), else 0."
-    return op(Vec("i", 8, n), int64, int64)(_named(f"bits_to_bytes_x{n}", doc, body))
 
-
-bits_to_bytes_x32, bits_to_bytes_x64 = _bits(32), _bits(64)
+@op(i8x64, i8x64, int64, int64)
+def add_where(b, x, bits, value):
+    """Bytes of x, plus `value` where a bit is set (the lowest bit first)."""
+    mask = b.bitcast(bits, ir.VectorType(I1, 64))
+    return b.select(mask, b.add(x, splatted(b, b.trunc(value, I8), 64)), x)
 
 
 def byte_table(values: Sequence[int]) -> Any:
