@@ -9,7 +9,14 @@ from numba import njit
 
 from tamis.jit_kernels.cpu import features, simd
 from tamis.jit_kernels.cpu.compiler import OPTIONS
-from tamis.jit_kernels.cpu.intrinsic import load_i64, store_f32, store_i32
+from tamis.jit_kernels.cpu.intrinsic import (
+    load_f16,
+    load_f32,
+    load_i64,
+    store_f16,
+    store_f32,
+    store_i32,
+)
 from tamis.jit_kernels.cpu.simd import (
     bits_to_bytes_x32,
     bits_to_bytes_x64,
@@ -23,16 +30,23 @@ from tamis.jit_kernels.cpu.simd import (
     hmax,
     hsum,
     join,
+    lane,
     low_half,
     nibbles,
+    pair_of_floats,
+    pair_of_halves,
+    pair_of_lanes,
     repeat,
+    rotated_pairs,
     round_i32,
     shift_left,
     shift_right,
+    shift_right_signed,
     sign_like,
     store_i8x8,
     to_f32,
     twice,
+    two_pairs_of_halves,
     vabs,
     vexp,
     vmax,
@@ -94,13 +108,14 @@ def check_integer_operators(vec):
         store(out + 7 * n, shift_right(x, 3))
         store(out + 8 * n, shift_left(x, 3))
         store(out + 9 * n, join(high_half(x), low_half(x)))
+        store(out + 10 * n, shift_right_signed(x, 3))
 
     a, b = numbers(vec, seed=1), numbers(vec, seed=2)
-    found = result(kernel, np.empty((10, len(a)), a.dtype), a, b)
+    found = result(kernel, np.empty((11, len(a)), a.dtype), a, b)
     unsigned = a.view(a.dtype.name.replace("int", "uint"))
     expected = [
         a + b + a, a - b, a & b, (a | b) ^ 3, np.maximum(a, b), np.minimum(a, b), np.abs(a),
-        (unsigned >> 3).view(a.dtype), a << 3, np.roll(a, len(a) // 2),
+        (unsigned >> 3).view(a.dtype), a << 3, np.roll(a, len(a) // 2), a >> 3,
     ]  # fmt: skip
     for row, want in zip(found, expected, strict=True):
         np.testing.assert_array_equal(row, want)
@@ -240,6 +255,94 @@ def check_conversions(n):
 @pytest.mark.parametrize("n", [8, 16])
 def test_rounding_is_to_nearest_even(level, n):
     run_at(level, check_conversions, n)
+
+
+def check_single_halves():
+    def widening(out, h):
+        for i in range(65536):
+            store_f32(out + 4 * i, load_f16(h + 2 * i))
+
+    def narrowing(out, x):
+        for i in range(4096):
+            store_f16(out + 2 * i, load_f32(x + 4 * i))
+
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    wide = result(widening, np.empty(65536, np.float32), every)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    # Magnitudes from below the smallest half to above the largest, and ties between two.
+    x = np.geomspace(1e-9, 1e6, 4096).astype(np.float32) * np.tile([1, -1], 2048).astype("f4")
+    x[:8] = [1 + 2**-11, 1 + 3 * 2**-11, 65519.99, 65520, np.inf, -np.inf, 0, -0.0]
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16)
+    found = result(narrowing, np.empty(4096, np.float16), x)
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+def test_single_halves_widen_and_round_the_same(level):
+    run_at(level, check_single_halves)
+
+
+def check_lane(n):
+    load = op_of("load", f"f32x{n}")
+
+    def kernel(out, x, order):
+        store_f32(out, lane(load(x), 0))
+        store_f32(out + 4, lane(load(x), n - 1))
+        for i in range(n):
+            store_f32(out + 8 + 4 * i, lane(load(x), load_i64(order + 8 * i)))
+
+    x, order = numbers(f"f32x{n}"), np.random.default_rng(6).permutation(n)
+    out = result(kernel, np.empty(n + 2, np.float32), x, order)
+    np.testing.assert_array_equal(out, x[[0, n - 1, *order]])
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_lane_is_found_by_a_literal_or_a_variable(level, n):
+    run_at(level, check_lane, n)
+
+
+def in_fours(x, y):
+    return np.tile(np.repeat([x, y], 4), 2)
+
+
+def check_pairs():
+    store = simd.store_f32x16
+
+    def kernel(out, x, h):
+        store(out, pair_of_floats(load_f32(x), load_f32(x + 4)))
+        store(out + 64, pair_of_halves(h + 2, h + 12))
+        both = two_pairs_of_halves(h + 4, h + 28)
+        store(out + 128, pair_of_lanes(both, 0, 1))
+        store(out + 192, pair_of_lanes(both, 3, 2))
+
+    x, h = numbers("f32x8"), numbers("f32x16").astype(np.float16)
+    h[1] = 2.0**-24  # the smallest
+    out = result(kernel, np.empty((4, 16), np.float32), x, h)
+    expected = [in_fours(*pair) for pair in (x[:2], h[[1, 6]], h[[2, 3]], h[[15, 14]])]
+    np.testing.assert_array_equal(out, np.array(expected, np.float32))
+
+
+def test_pairs_are_spread_to_sixteen_lanes(level):
+    run_at(level, check_pairs)
+
+
+def check_rotation():
+    load, store = simd.load_f32x16, simd.store_f32x16
+
+    def kernel(out, x, c, s):
+        store(out, rotated_pairs(load(x), simd.load_f32x8(c), simd.load_f32x8(s)))
+
+    x, angle = numbers("f32x16"), np.linspace(-3, 3, 8)
+    c, s = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    out = result(kernel, np.empty(16, np.float32), x, c, s)
+    turned = (x[::2] + 1j * x[1::2].astype(np.float64)) * (c + 1j * s.astype(np.float64))
+    # Two products and a sum of magnitude 1.
+    np.testing.assert_allclose(out[::2], turned.real, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(out[1::2], turned.imag, rtol=0, atol=3e-7)
+
+
+def test_neighbours_are_turned_as_complex_numbers_are(level):
+    run_at(level, check_rotation)
 
 
 LOOKUP = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
