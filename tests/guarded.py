@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import mmap
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -108,6 +109,24 @@ def runs(
             runner = backend(n_thread)
             runner.run(runner.link(program))
             yield written
+
+
+# --- fork ----------------------------------------------------------------------------------------
+
+
+def fork_and_wait(work: Callable[[], object]) -> None:
+    """Run work() in a forked child of at most 20 s; its failure or death is an AssertionError."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        signal.alarm(20)
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the forked child ended with {os.waitstatus_to_exitcode(status)}"
 
 
 # --- the child -----------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
 """The thread team: any number of threads, idle, shared, forked, closed and dropped."""
 
 import gc
-import os
-import signal
 import threading
 import time
 
 import numpy as np
 import pytest
-from guarded import in_child, step_of
+from guarded import fork_and_wait, in_child, step_of
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
@@ -176,21 +174,6 @@ def test_a_dropped_backend_ends_its_threads():
 
 
 # --- fork ----------------------------------------------------------------------------------------
-
-
-def fork_and_wait(work):
-    """Run work() in a forked child of at most 20 s; its failure or death is an AssertionError."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        signal.alarm(20)
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the forked child ended with {os.waitstatus_to_exitcode(status)}"
 
 
 @in_child
