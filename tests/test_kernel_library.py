@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_ceiling
 import test_kernels_elementwise
 import test_kernels_moe
 import test_kernels_select
@@ -319,6 +320,7 @@ TESTED = [
     KernelSpec(op, tuple(constants))
     for module in (
         test_kernels_attention,
+        test_kernels_ceiling,
         test_kernels_elementwise,
         test_kernels_moe,
         test_kernels_select,
