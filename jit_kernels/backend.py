@@ -21,6 +21,7 @@ class OpCost(NamedTuple):
     """What one recorded op cost over the replays that were counted."""
 
     label: str
+    sync: bool
     n_call: int
     cycles: int
     n_bytes: int
@@ -62,7 +63,7 @@ class LinkedProgram:
         """
         spent = self.tape[:, TAPE.cycles // 8]
         return [
-            OpCost(call.label, self._n_counted, int(cycles), int(n_bytes), int(n_flop))
+            OpCost(call.label, call.sync, self._n_counted, int(cycles), int(n_bytes), int(n_flop))
             for call, cycles, (n_bytes, n_flop) in zip(
                 self.program.calls, spent, self._counted, strict=False
             )

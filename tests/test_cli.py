@@ -325,10 +325,10 @@ def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
 def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_are(capsys):
     ceiling = Ceiling(read_bytes=10e9, flop=100e9, cycles=2e9)
     costs = [
-        OpCost("matmul", n_call=2, cycles=6000, n_bytes=10_000, n_flop=20_000),
-        OpCost("gate", n_call=2, cycles=1000, n_bytes=0, n_flop=0),
-        OpCost("matmul", n_call=2, cycles=2000, n_bytes=10_000, n_flop=20_000),
-        OpCost("attend", n_call=2, cycles=1000, n_bytes=100, n_flop=50_000),
+        OpCost("matmul", sync=True, n_call=2, cycles=6000, n_bytes=10_000, n_flop=20_000),
+        OpCost("gate", sync=True, n_call=2, cycles=1000, n_bytes=0, n_flop=0),
+        OpCost("matmul", sync=True, n_call=2, cycles=2000, n_bytes=10_000, n_flop=20_000),
+        OpCost("attend", sync=True, n_call=2, cycles=1000, n_bytes=100, n_flop=50_000),
     ]
     rows = profile.rows(costs, n_tok=2, ceiling=ceiling)
     # Two tokens: 8000 cycles are 4 us, in which 20 KB are 5 GB/s, half of what can be read.
@@ -354,6 +354,18 @@ def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_
         "%",
     ]
     assert len({len(line) for line in lines[2:4]}) == 1
+
+
+def test_ops_that_run_together_share_their_time_by_the_work_of_each():
+    ceiling = Ceiling(read_bytes=1e9, flop=1e9, cycles=1e9)
+    costs = [
+        OpCost("a", sync=False, n_call=1, cycles=100, n_bytes=100, n_flop=0),
+        OpCost("b", sync=True, n_call=1, cycles=700, n_bytes=0, n_flop=300),
+        OpCost("c", sync=True, n_call=1, cycles=50, n_bytes=0, n_flop=0),
+    ]
+    rows = {row["op"]: row for row in profile.rows(costs, n_tok=1, ceiling=ceiling)}
+    assert [rows[name]["us"] for name in "abc"] == [0.2, 0.6, 0.05]
+    assert [rows[name]["roof"] for name in "abc"] == [0.5, 0.5, 0]
 
 
 def test_bench_profiles_prefill_and_decode(tmp_path, capsys):

@@ -1,11 +1,12 @@
 """`tamis bench --profile`: where the time of prefill and decode goes, op by op, against ceilings.
 
 The ceilings are measured: bytes read from memory and float32 multiply-adds, by as many threads.
-"roof" is the share of an op's time that the nearer ceiling alone would take.
+"roof" is the share of an op's time that the nearer ceiling alone would take. Ops that run without a
+barrier between them are timed together and share that time by the least that each could take.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def profile(session: Any, ids: np.ndarray, kind: str, ceiling: Ceiling) -> dict[
 def rows(costs: Iterable[OpCost], n_tok: int, ceiling: Ceiling) -> list[dict[str, Any]]:
     """One record a label, the slowest first."""
     totals: dict[str, np.ndarray] = {}
-    for label, *numbers in costs:
+    for label, _, *numbers in _shared(costs, ceiling):
         totals[label] = totals.get(label, np.zeros(4)) + numbers
     spent = max(1.0, sum(total[1] for total in totals.values()))
     found = []
@@ -57,6 +58,21 @@ def rows(costs: Iterable[OpCost], n_tok: int, ceiling: Ceiling) -> list[dict[str
             "roof": round(ceiling.seconds(n_bytes, n_flop) / seconds, 3),
         })  # fmt: skip
     return sorted(found, key=lambda row: -row["us"])
+
+
+def _shared(costs: Iterable[OpCost], ceiling: Ceiling) -> Iterator[OpCost]:
+    """The same costs, the cycles of each group of concurrent ops shared by their least times."""
+    group: list[OpCost] = []
+    for cost in costs:
+        group.append(cost)
+        if not cost.sync:
+            continue
+        least = [ceiling.seconds(c.n_bytes, c.n_flop) for c in group]
+        spent, total = sum(c.cycles for c in group), sum(least)
+        for c, part in zip(group, least, strict=True):
+            yield c._replace(cycles=round(spent * part / total)) if total else c
+        group = []
+    yield from group
 
 
 def write_table(test: str, found: dict[str, Any]) -> None:
