@@ -9,13 +9,16 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import test_kernels_attention as attention
 import test_kernels_elementwise as elementwise
 import test_kernels_weights as weights
 from guarded import at_level, backend, in_child
 from levels import skip_unless_runnable
+from tiny_models import TinySpec, write_tiny_model
 
+from tamis.engine import Engine
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.cpu import features
@@ -70,6 +73,19 @@ def check_ops(level):
 def test_ops_are_right_at_a_lower_level(level):
     skip_unless_runnable(level)
     check_ops(level=level)
+
+
+def test_a_model_gives_the_same_logits_at_a_lower_level(tmp_path):
+    skip_unless_runnable("avx2")
+    path = write_tiny_model(tmp_path / "tiny.gguf", TinySpec(type_="Q8_0"))
+    found = []
+    for library in (KernelLibrary(), KernelLibrary(level="avx2")):
+        engine = Engine.load(path, n_threads=2, library=library)
+        session = engine.session(n_ctx=128)
+        found.append([session.prefill(list(range(1, 70))), session.decode(3)])
+        engine.close()
+    # Sums in another order, through two layers.
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-4 * np.abs(found[0]).max())
 
 
 # --- code ----------------------------------------------------------------------------------------
