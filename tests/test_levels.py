@@ -84,8 +84,8 @@ def test_a_model_gives_the_same_logits_at_a_lower_level(tmp_path):
         session = engine.session(n_ctx=128)
         found.append([session.prefill(list(range(1, 70))), session.decode(3)])
         engine.close()
-    # Sums in another order, through two layers.
-    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-4 * np.abs(found[0]).max())
+    # Sums in another order; at decode an activation near a tie of its 15 bits may go either way.
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-3 * np.abs(found[0]).max())
 
 
 # --- code ----------------------------------------------------------------------------------------
