@@ -18,9 +18,11 @@ SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter
 
 
 class OpCost(NamedTuple):
-    """What one recorded op cost over the replays so far."""
+    """What one recorded op cost over the replays that were counted."""
 
     label: str
+    sync: bool
+    n_call: int
     cycles: int
     n_bytes: int
     n_flop: int
@@ -31,6 +33,8 @@ class LinkedProgram:
 
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
+        self._counted = np.zeros((len(program), 2), np.int64)  # bytes and operations
+        self._n_counted = 0
         starts = np.cumsum([0] + [len(call.values) for call in program.calls])
         self._args = np.zeros(max(1, int(starts[-1])), np.int64)
         self.tape = np.zeros((max(1, len(program)), TAPE.size // 8), np.int64)
@@ -45,17 +49,30 @@ class LinkedProgram:
     def __len__(self) -> int:
         return len(self.program)
 
+    def count(self, n_tok: int, pos: int) -> None:
+        """Add what the replay just made, of n_tok rows from position pos on, has moved."""
+        self._n_counted += 1
+        for total, call in zip(self._counted, self.program.calls, strict=True):
+            total += call.cost(n_tok, pos)
+
     def costs(self) -> list[OpCost]:
-        """Cycles since `reset_costs`, bytes and operations of each op, in recorded order."""
+        """Cycles since `reset_costs`, and what was counted of each op, in recorded order.
+
+        Cycles are thread 0's until it starts the next op: where the team does not wait, the last op
+        of a group has the waiting of all.
+        """
         spent = self.tape[:, TAPE.cycles // 8]
         return [
-            OpCost(call.label, int(n), call.n_bytes, call.n_flop)
-            for call, n in zip(self.program.calls, spent, strict=False)
+            OpCost(call.label, call.sync, self._n_counted, int(cycles), int(n_bytes), int(n_flop))
+            for call, cycles, (n_bytes, n_flop) in zip(
+                self.program.calls, spent, self._counted, strict=False
+            )
         ]
 
     def reset_costs(self) -> None:
-        """Start counting cycles anew."""
+        """Start counting anew."""
         self.tape[:, TAPE.cycles // 8] = 0
+        self._counted[...] = self._n_counted = 0
 
 
 class Backend:

@@ -12,14 +12,17 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from tamis.jit_kernels.cpu import features
+from tamis.jit_kernels.cpu.features import LEVELS, Features
 from tamis.jit_kernels.program import KernelSpec
-from tamis.jit_kernels.store import open_folder, read_object, user_folder
+from tamis.jit_kernels.store import open_folder, read_object, remove_unfinished, user_folder
 
 Progress = Callable[[int, int], None]
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -30,17 +33,31 @@ class CompileError(RuntimeError):
 
 
 class KernelLibrary:
-    """Kernels by spec. Thread-safe; one per process is enough (`shared`)."""
+    """Kernels by spec. Thread-safe; one per process is enough (`shared`).
 
-    def __init__(self, root: Path | None = None, n_worker: int = 2) -> None:
-        self._folder = open_folder(root or user_folder())
+    level: the CPU features that kernels are made with, a name of features.LEVELS; the host's by
+    default, and a lower one on request. Levels have folders of their own.
+    Raises ValueError for a level that this CPU cannot run, KernelStoreError.
+    """
+
+    def __init__(
+        self, root: Path | None = None, n_worker: int = 2, level: str | None = None
+    ) -> None:
+        self.level = _checked(level)
+        self._folder = open_folder(root or user_folder(), self.level)
         self._n_worker = n_worker
         self._addresses: dict[str, int] = {}
+        self.forget_load()
+        with _llvm:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            machine = llvm.Target.from_default_triple().create_target_machine()
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        _libraries.add(self)
+
+    def forget_load(self) -> None:
+        """Start anew, in a child of fork(): who compiled is not there to free the lock."""
         self._lock = threading.Lock()
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
     def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
         """Map the kernels, compiling the missing ones; progress(done, total) while compiling.
@@ -58,10 +75,19 @@ class KernelLibrary:
             for symbol, data in code.items():
                 if data is None:
                     raise CompileError(f"the compiler wrote no usable object code for {symbol}")
-                self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-            self._engine.finalize_object()
-            for symbol in wanted:
-                self._addresses[symbol] = self._engine.get_function_address(symbol)
+            with _llvm:
+                self._map({symbol: data for symbol, data in code.items() if data})
+
+    def _map(self, code: dict[str, bytes]) -> None:
+        """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
+        for data in code.values():
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        self._engine.finalize_object()
+        found = {symbol: self._engine.get_function_address(symbol) for symbol in code}
+        absent = [symbol for symbol, address in found.items() if not address]
+        if absent:
+            raise CompileError(f"object code does not define {', '.join(absent)}")
+        self._addresses |= found
 
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """The kernels among `specs` that would have to be compiled."""
@@ -83,7 +109,8 @@ class KernelLibrary:
     def _compile(self, specs: list[KernelSpec], progress: Progress) -> None:
         """Share the specs among worker processes and wait for all of them."""
         n_worker = min(self._n_worker, len(specs))
-        workers = [_Worker(self._folder, specs[i::n_worker]) for i in range(n_worker)]
+        shares = [specs[i::n_worker] for i in range(n_worker)]
+        workers = [_Worker(self._folder, self.level, share) for share in shares]
         try:
             done = -1
             while any(worker.running for worker in workers):
@@ -99,15 +126,30 @@ class KernelLibrary:
                 worker.stop()
 
 
+def _checked(name: str | None) -> Features:
+    """The level of that name. Raises ValueError where there is none or this CPU cannot run it."""
+    if name is None:
+        return features.host()
+    if name not in LEVELS:
+        raise ValueError(f"level is {name!r}, expected one of {', '.join(LEVELS)}")
+    if missing := features.missing(LEVELS[name]):
+        raise ValueError(
+            f"level {name} needs {', '.join(missing)}, which this CPU lacks: "
+            f"its highest level is {features.host().name}"
+        )
+    return LEVELS[name]
+
+
 class _Worker:
     """One compile process; `finished` grows by a symbol a kernel."""
 
-    def __init__(self, folder: Path, specs: list[KernelSpec]) -> None:
+    def __init__(self, folder: Path, level: Features, specs: list[KernelSpec]) -> None:
         self.finished: list[str] = []
+        self._folder = folder
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
-        command = [sys.executable, "-m", "tamis.jit_kernels.cpu.compiler", str(folder)]
+        program = [sys.executable, "-m", "tamis.jit_kernels.cpu.compiler"]
         self._process = subprocess.Popen(
-            command,
+            [*program, str(folder), level.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -126,6 +168,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             for spec in specs:
                 self._process.stdin.write(json.dumps([spec.op.name, spec.constants]) + "\n")
+            self._process.stdin.write("\n")
             self._process.stdin.close()
         for line in self._process.stdout:
             self.finished.append(line.strip())
@@ -145,6 +188,7 @@ class _Worker:
         self._process.kill()
         self._process.wait()
         self._errors.close()
+        remove_unfinished(self._folder, self._process.pid)
 
 
 _shared: KernelLibrary | None = None
@@ -156,3 +200,18 @@ def shared() -> KernelLibrary:
     if _shared is None:
         _shared = KernelLibrary()
     return _shared
+
+
+# Held while LLVM works, which takes milliseconds: a fork waits for it, so that no child inherits
+# LLVM's own locks taken. Compiling, which takes long, is under each library's lock instead.
+_llvm = threading.RLock()
+_libraries: "weakref.WeakSet[KernelLibrary]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    _llvm.release()
+    for library in list(_libraries):
+        library.forget_load()
+
+
+os.register_at_fork(before=_llvm.acquire, after_in_parent=_llvm.release, after_in_child=_after_fork)

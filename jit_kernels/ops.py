@@ -120,6 +120,13 @@ SELECT_TOP_K = _op(
     "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
 )
 
+# What bounds every other op; profiles compare with it. Reads n float32 at x once; y f32 [n_thread]:
+# the sum of each thread's share (a rest of less than 128 may be left out).
+READ_RATE = _op("ceiling", "read_rate", "", "x y n")
+# n products and n sums a thread, in registers (rounded down to whole rounds): y f32 [n_thread] is
+# drawn towards 1.
+FMA_RATE = _op("ceiling", "fma_rate", "", "y n")
+
 # The thread team's own entries: no argument struct, see cpu/team.py.
 TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")

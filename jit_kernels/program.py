@@ -1,11 +1,14 @@
 """Programs: a forward pass recorded once as op calls over fixed buffers, replayed every step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tamis.jit_kernels.ops import Op
+
+# (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
+Cost = Callable[[int, int], tuple[int, int]]
 
 
 class KernelSpec(NamedTuple):
@@ -28,8 +31,7 @@ class Call(NamedTuple):
     values: tuple[int | float, ...]
     sync: bool
     label: str
-    n_bytes: int  # weights or KV read at the recorded shape, for the profile
-    n_flop: int
+    cost: Cost
 
 
 class Program:
@@ -46,19 +48,19 @@ class Program:
         *,
         sync: bool = True,
         label: str = "",
-        cost: tuple[int, int] = (0, 0),
+        cost: Cost = lambda n_tok, pos: (0, 0),
         **fields: Any,
     ) -> None:
         """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
 
         sync=False lets the next op start before this one ends: only for ops that touch different
-        outputs. cost is (bytes, operations) a call moves, for the profile.
+        outputs. cost is what a call moves, for profiles; it is asked after the call.
         """
         assert set(fields) == set(op.fields), f"{op.name}: {sorted(set(fields) ^ set(op.fields))}"
         assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
         values = tuple(self._value(fields[name]) for name in op.fields)
         spec = KernelSpec(op, tuple(constants))
-        self.calls.append(Call(spec, values, sync, label or op.name, *cost))
+        self.calls.append(Call(spec, values, sync, label or op.name, cost))
 
     def _value(self, value: Any) -> int | float:
         if value is None:

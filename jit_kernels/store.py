@@ -7,7 +7,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import llvmlite.binding as llvm
+from tamis.jit_kernels.cpu import features
+from tamis.jit_kernels.cpu.features import Features
 
 SOURCES = Path(__file__).parent
 
@@ -16,14 +17,18 @@ class KernelStoreError(RuntimeError):
     """The folder of compiled kernels cannot be used; the message says why and what to do."""
 
 
-def fingerprint() -> str:
-    """32 hex digits of all that object code depends on: kernel sources, versions, CPU features."""
+def fingerprint(level: Features | None = None) -> str:
+    """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
+
+    level: of the kernels, the host's by default.
+    """
+    level = level or features.host()
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.py")):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
     for package in ("numba", "llvmlite"):
         digest.update(f"{package} {version(package)}\0".encode())
-    digest.update(f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}".encode())
+    digest.update(" ".join([level.name, *features.target(level)]).encode())
     return digest.hexdigest()[:32]
 
 
@@ -34,12 +39,12 @@ def user_folder() -> Path:
     return root / "tamis" / "kernels"
 
 
-def open_folder(root: Path) -> Path:
-    """The folder for this fingerprint, made with mode 0700. Raises KernelStoreError.
+def open_folder(root: Path, level: Features | None = None) -> Path:
+    """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
 
     A folder that others may write to is refused: its files would be run as code.
     """
-    folder = root / fingerprint()
+    folder = root / fingerprint(level)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -59,17 +64,34 @@ def open_folder(root: Path) -> Path:
 
 def write_object(folder: Path, symbol: str, code: bytes) -> None:
     """Store object code under its symbol, whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=folder, prefix=symbol)
-    with os.fdopen(handle, "wb") as file:
-        file.write(hashlib.sha256(code).digest() + code)
-    os.replace(name, folder / f"{symbol}.o")
+    handle, name = tempfile.mkstemp(f".{os.getpid()}.tmp", f"{symbol}.", folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_digest(symbol, code) + code)
+        os.replace(name, folder / f"{symbol}.o")
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def remove_unfinished(folder: Path, pid: int) -> None:
+    """Remove what a process that is no more had begun to write."""
+    for path in folder.glob(f"*.{pid}.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def read_object(folder: Path, symbol: str) -> bytes | None:
-    """Object code of a symbol, or None where it is missing or damaged (it is compiled again)."""
+    """Object code of a symbol, or None where it is missing or damaged (it is compiled again).
+
+    A file of another symbol's code, renamed, counts as damaged.
+    """
     try:
         data = (folder / f"{symbol}.o").read_bytes()
     except FileNotFoundError:
         return None
     digest, code = data[:32], data[32:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    return code if _digest(symbol, code) == digest else None
+
+
+def _digest(symbol: str, code: bytes) -> bytes:
+    return hashlib.sha256(symbol.encode() + b"\0" + code).digest()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, Selection
 from tamis.model import Model
 from tamis.select.base import Recording, SelectorState
@@ -38,6 +39,7 @@ def _record_attend(
     rec.program.add(
         ops.ATTEND,
         (hp.head_dim, group, sel.q_block),
+        cost=attend_cost(sel, group, hp.head_dim),
         step=rec.step,
         q=ws.q,
         k_pages=kv.k,
@@ -61,6 +63,25 @@ def _record_attend(
     )
     if split > 1:
         _record_merge(rec, ws, hp.head_dim, hp.n_head, split)
+
+
+def attend_cost(sel: Selection, group: int, head_dim: int) -> Cost:
+    """What ATTEND reads, from the Selection as its call has left it.
+
+    Each row reads the keys and values of its blocks, float16, once for all of its queries; the
+    part of the last block that no query may see is left out.
+    """
+
+    def cost(n_tok: int, pos: int) -> tuple[int, int]:
+        first = np.arange(0, n_tok, sel.q_block)
+        n_query = np.minimum(n_tok - first, sel.q_block)
+        n_block = np.diff(sel.indptr[: len(first) * sel.n_row + 1]).reshape(len(first), sel.n_row)
+        seen = (pos + first + n_query)[:, None]
+        keys = np.minimum(n_block * sel.block, seen)
+        n_product = int((keys * n_query[:, None]).sum()) * group
+        return 2 * 2 * head_dim * int(keys.sum()), 2 * 2 * head_dim * n_product
+
+    return cost
 
 
 def _record_merge(rec: Recording, ws: Workspace, head_dim: int, n_head: int, split: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tamis.attend import record_attention
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, QTensor
 from tamis.model import Model
 from tamis.select.base import Recording, SelectorState
@@ -33,7 +34,7 @@ def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[L
             (p.w.type,),
             sync=i == len(products) - 1,
             label=f"matmul {p.w.type} {p.label}".strip(),
-            cost=(p.w.data.nbytes, 2 * p.w.n_in * p.w.n_out * rec.n_tok),
+            cost=_product_cost(p.w),
             step=rec.step,
             x=x,
             w=p.w.data,
@@ -45,6 +46,17 @@ def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[L
             add=int(p.add),
             scratch=ws.scratch,
         )
+
+
+def _product_cost(w: QTensor) -> Cost:
+    """All weights are read once a call."""
+    return lambda n_tok, pos: (w.data.nbytes, 2 * w.n_in * w.n_out * n_tok)
+
+
+def _expert_cost(w: QTensor, share: float) -> Cost:
+    """Each token reads its share of the experts."""
+    n_bytes, n_flop = int(share * w.data.nbytes), int(share * 2 * w.n_in * w.n_out)
+    return lambda n_tok, pos: (n_tok * n_bytes, n_tok * n_flop)
 
 
 def record_norm(
@@ -186,7 +198,7 @@ def _record_expert_linear(
             ops.MOE_MATMUL,
             (w.type,),
             label=f"moe_matmul {w.type}",
-            cost=(w.data.nbytes, 2 * w.n_in * w.n_out // hp.n_expert * hp.n_expert_used),
+            cost=_expert_cost(w, hp.n_expert_used / hp.n_expert),
             step=rec.step,
             x=x,
             w=w.data,

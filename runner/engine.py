@@ -9,6 +9,7 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams
 from tamis.jit_kernels.backend import Backend
+from tamis.jit_kernels.library import KernelLibrary
 from tamis.kv.cache import kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
@@ -34,20 +35,25 @@ class MemoryPlan(NamedTuple):
 class Engine:
     """A loaded model. Immutable; sessions share its weights and its thread team."""
 
-    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, n_threads: int) -> None:
+    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, backend: Backend) -> None:
         self._file, self.model, self._vocab = file, model, vocab
-        self.n_threads = n_threads
-        self.backend = Backend(n_threads)
+        self.n_threads = backend.n_thread
+        self.backend = backend
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
         self._template: ChatTemplate | None = None
 
     @staticmethod
     def load(
-        path: str | Path, *, n_threads: int | None = None, progress: Progress | None = None
+        path: str | Path,
+        *,
+        n_threads: int | None = None,
+        library: KernelLibrary | None = None,
+        progress: Progress | None = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
-        n_threads: None = one a core this process may use. progress(stage, done, total).
+        n_threads: None = one a core this process may use. library: of kernels, the process's own by
+        default; KernelLibrary(level="avx2") forces a level. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -65,7 +71,7 @@ class Engine:
                 key="tokenizer.ggml.tokens",
             )
         report("load", 2, 3)
-        engine = Engine(file, model, vocab, n_threads)
+        engine = Engine(file, model, vocab, Backend(n_threads, library))
         report("load", 3, 3)
         return engine
 

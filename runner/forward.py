@@ -8,7 +8,7 @@ import numpy as np
 from tamis.attend import new_recording
 from tamis.block import Linear, record_block, record_linear, record_norm
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.backend import Backend, LinkedProgram
+from tamis.jit_kernels.backend import Backend, LinkedProgram, OpCost
 from tamis.jit_kernels.library import Progress
 from tamis.jit_kernels.program import Program
 from tamis.kv.cache import KVCache
@@ -40,6 +40,7 @@ class Forward:
         backend.load(body.specs | head.specs | decode.specs, progress)
         self._prefill, self._head = backend.link(body), backend.link(head)
         self._phases = {state.phase(0): backend.link(decode)}
+        self._counting = False
 
     @property
     def n_ubatch(self) -> int:
@@ -56,6 +57,7 @@ class Forward:
         for end in self._layer_ends:
             self._backend.run(self._prefill, first, end)
             first = end
+        self._count(self._prefill, len(ids), pos)
 
     def decode(self, token_id: int, pos: int, step: int) -> np.ndarray:
         """Run one token; a copy of its logits, f32 [n_vocab]."""
@@ -64,6 +66,7 @@ class Forward:
             self._phases[phase] = self._backend.link(self._decode())
         self._set(np.array([token_id], np.int32), pos)
         self._backend.run(self._phases[phase])
+        self._count(self._phases[phase], 1, pos)
         return self._ws.logits[0].copy()
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
@@ -71,11 +74,26 @@ class Forward:
         self._ws.head_rows[:] = n_row, 0, row
         self._ws.head_step[:] = n_row, 0, 0
         self._backend.run(self._head)
+        self._count(self._head, n_row, 0)
         return self._ws.logits[:n_row].copy()
 
-    def programs(self) -> dict[str, LinkedProgram]:
-        """The linked Programs by name, for profiles."""
-        return {"prefill": self._prefill, "head": self._head, **self._phases}
+    def start_costs(self) -> None:
+        """Count from now on what each op costs; every call then takes a little longer."""
+        self._counting = True
+        for linked in self._programs():
+            linked.reset_costs()
+
+    def take_costs(self) -> list[OpCost]:
+        """What the ops of all Programs have cost since `start_costs`; the counting ends."""
+        self._counting = False
+        return [cost for linked in self._programs() for cost in linked.costs() if cost.n_call]
+
+    def _programs(self) -> list[LinkedProgram]:
+        return [self._prefill, self._head, *self._phases.values()]
+
+    def _count(self, linked: LinkedProgram, n_tok: int, pos: int) -> None:
+        if self._counting:
+            linked.count(n_tok, pos)
 
     def _set(self, ids: np.ndarray, pos: int) -> None:
         self._ws.ids[: len(ids)] = ids
@@ -100,9 +118,11 @@ class Forward:
     def _record_input(self, rec: Recording) -> None:
         hp, ws, table = self._model.hp, self._ws, self._model.weights.token_embd
         scale = math.sqrt(hp.n_embd) if self._model.arch.scale_embedding else 1.0
+        row_bytes = table.data.nbytes // table.n_out
         rec.program.add(
             ops.EMBED,
             (table.type,),
+            cost=lambda n_tok, pos: (n_tok * row_bytes, 0),
             step=rec.step,
             ids=ws.ids,
             table=table.data,

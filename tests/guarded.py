@@ -5,6 +5,7 @@ buffer's end, then every buffer's start, at an unmapped page, and its inputs rea
 module lists its kernels in KERNELS: they are compiled together. No test code of any op is here.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -12,6 +13,7 @@ import importlib.util
 import inspect
 import mmap
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -22,6 +24,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
+from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import KernelSpec, Program
 
 PROT_NONE, PROT_READ = 0, 1
@@ -68,10 +71,33 @@ def step_of(n_tok: int, pos: int = 0, row: int = 0) -> np.ndarray:
     return np.array([n_tok, pos, row], np.int64)
 
 
+_level: str | None = None
+
+
 @functools.cache
+def _library(level: str | None) -> KernelLibrary:
+    return KernelLibrary(level=level)
+
+
+@functools.cache
+def _backend(n_thread: int, level: str | None) -> Backend:
+    return Backend(n_thread, _library(level))
+
+
 def backend(n_thread: int) -> Backend:
-    """The backend of this process for n_thread threads."""
-    return Backend(n_thread)
+    """The backend of this process for n_thread threads, at the level that is set."""
+    return _backend(n_thread, _level)
+
+
+@contextlib.contextmanager
+def at_level(level: str) -> Iterator[None]:
+    """Within it, ops run with kernels made for a level of CPU features."""
+    global _level
+    before, _level = _level, level
+    try:
+        yield
+    finally:
+        _level = before
 
 
 def runs(
@@ -108,6 +134,24 @@ def runs(
             runner = backend(n_thread)
             runner.run(runner.link(program))
             yield written
+
+
+# --- fork ----------------------------------------------------------------------------------------
+
+
+def fork_and_wait(work: Callable[[], object]) -> None:
+    """Run work() in a forked child of at most 20 s; its failure or death is an AssertionError."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        signal.alarm(20)
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the forked child ended with {os.waitstatus_to_exitcode(status)}"
 
 
 # --- the child -----------------------------------------------------------------------------------

@@ -13,14 +13,6 @@ import pytest
 
 from tamis.jit_kernels.cpu import features
 
-# Levels of narrower vectors run on a CPU with wider ones; a level needs its own instructions.
-_NEEDS = {
-    "generic": set(),
-    "avx2": {"avx2", "fma", "f16c"},
-    "avx2-vnni": {"avx2", "avxvnni"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx512-vnni": {"avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
-}
 # A CPU that has just the level's instructions, for looking at the code that it would run.
 CPUS = {
     "generic": "x86-64",
@@ -43,11 +35,15 @@ def _pool(name: str) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=context, initializer=_start, initargs=arguments)
 
 
+def skip_unless_runnable(level: str) -> None:
+    """Levels of narrower vectors run on a CPU with wider ones; each needs its own instructions."""
+    if missing := features.missing(features.LEVELS[level]):
+        pytest.skip(f"this CPU has no {', '.join(missing)}")
+
+
 def run_at(level: str, body, *args):
     """body(*args) in the process of a level; a crash there fails the test and starts a new one."""
-    missing = _NEEDS[level] - {k for k, on in llvm.get_host_cpu_features().items() if on}
-    if missing:
-        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    skip_unless_runnable(level)
     try:
         return _pool(level).submit(body, *args).result(timeout=300)
     except Exception as error:

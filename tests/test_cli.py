@@ -16,7 +16,10 @@ from stand_in_engine import N_VOCAB, FakeEngine, FakeTokenizer
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis import models
-from tamis.cli import bench, common, main, perplexity
+from tamis.cli import bench, common, main, perplexity, profile
+from tamis.formats.gguf import GGUFFile
+from tamis.jit_kernels.backend import OpCost
+from tamis.jit_kernels.ceiling import Ceiling
 from tamis.sampler import SamplerParams
 from tamis.tools.record_chat import Screen
 
@@ -57,6 +60,7 @@ def tiny_file(folder: Path) -> Path:
         "bench -t 1,x",
         "bench -p 64 -c 8",
         "bench --json --csv",
+        "bench --profile --csv",
         "perplexity",
         "perplexity -f x -c 2",
         "pull",
@@ -316,6 +320,73 @@ def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("model,threads,attn,test,tok_s")
     assert len(lines) == 3
+
+
+def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_are(capsys):
+    ceiling = Ceiling(read_bytes=10e9, flop=100e9, cycles=2e9)
+    costs = [
+        OpCost("matmul", sync=True, n_call=2, cycles=6000, n_bytes=10_000, n_flop=20_000),
+        OpCost("gate", sync=True, n_call=2, cycles=1000, n_bytes=0, n_flop=0),
+        OpCost("matmul", sync=True, n_call=2, cycles=2000, n_bytes=10_000, n_flop=20_000),
+        OpCost("attend", sync=True, n_call=2, cycles=1000, n_bytes=100, n_flop=50_000),
+    ]
+    rows = profile.rows(costs, n_tok=2, ceiling=ceiling)
+    # Two tokens: 8000 cycles are 4 us, in which 20 KB are 5 GB/s, half of what can be read.
+    assert rows[0] == {
+        "op": "matmul", "calls": 2, "share": 0.8, "us": 2.0, "bytes": 10_000, "gb_s": 5.0,
+        "gflop_s": 10.0, "roof": 0.5,
+    }  # fmt: skip
+    assert {row["op"]: row["roof"] for row in rows} == {"matmul": 0.5, "gate": 0, "attend": 1}
+    found = {"ceiling_gb_s": 10.0, "ceiling_gflop_s": 100.0, "ops": rows}
+    profile.write_table("tg2", found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "tg2, a token: 2.5 us in kernels; ceilings: 10.0 GB/s, 100.0 GFLOP/s"
+    assert lines[3].split() == [
+        "matmul",
+        "2",
+        "80.0",
+        "%",
+        "2.0",
+        "0.010",
+        "5.00",
+        "10.0",
+        "50",
+        "%",
+    ]
+    assert len({len(line) for line in lines[2:4]}) == 1
+
+
+def test_ops_that_run_together_share_their_time_by_the_work_of_each():
+    ceiling = Ceiling(read_bytes=1e9, flop=1e9, cycles=1e9)
+    costs = [
+        OpCost("a", sync=False, n_call=1, cycles=100, n_bytes=100, n_flop=0),
+        OpCost("b", sync=True, n_call=1, cycles=700, n_bytes=0, n_flop=300),
+        OpCost("c", sync=True, n_call=1, cycles=50, n_bytes=0, n_flop=0),
+    ]
+    rows = {row["op"]: row for row in profile.rows(costs, n_tok=1, ceiling=ceiling)}
+    assert [rows[name]["us"] for name in "abc"] == [0.2, 0.6, 0.05]
+    assert [rows[name]["roof"] for name in "abc"] == [0.5, 0.5, 0]
+
+
+def test_bench_profiles_prefill_and_decode(tmp_path, capsys):
+    words = ["bench", "-m", str(tiny_file(tmp_path)), "-p", "80", "-n", "3", "-d", "70"]
+    assert main([*words, "-r", "1", "-t", "2", "--profile", "--json"]) == 0
+    prefill, decode = map(json.loads, capsys.readouterr().out.splitlines())
+    for row in (prefill, decode):
+        found = row["profile"]
+        assert found["ceiling_gb_s"] > 0.1
+        assert found["ceiling_gflop_s"] > 0.1
+        assert sum(op["share"] for op in found["ops"]) == pytest.approx(1, abs=0.01)
+        assert sum(op["us"] for op in found["ops"]) < 2e6 / row["min"]
+    ops = {op["op"]: op for op in decode["profile"]["ops"]}
+    assert ops["attend"]["calls"] == 2  # layers
+    spec = TinySpec()
+    per_key = 2 * 2 * spec.n_head_kv * spec.head_dim * 2  # K and V, float16, layers
+    assert ops["attend"]["bytes"] == 72 * per_key  # 71, 72 and 73 positions
+    with GGUFFile(tmp_path / "tiny.gguf") as file:
+        weights = file.tensors["blk.0.ffn_up.weight"].n_bytes
+    assert ops["matmul F32 ffn_up"]["bytes"] == 2 * weights
+    assert {op["op"] for op in prefill["profile"]["ops"]} == {*ops} - {"attend_merge"}
 
 
 def test_a_token_needs_its_experts_and_one_row_of_an_untied_table():

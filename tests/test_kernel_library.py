@@ -8,15 +8,18 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_ceiling
 import test_kernels_elementwise
 import test_kernels_moe
 import test_kernels_select
 import test_kernels_weights
+from guarded import fork_and_wait
 
 from tamis.jit_kernels import ops, store
 from tamis.jit_kernels.backend import RUN, WORKER
@@ -150,6 +153,21 @@ def test_a_damaged_object_file_is_compiled_again(own):
     assert compiled(folder) == [file.name]
 
 
+def test_a_file_of_another_kernel_counts_as_missing(own):
+    root, folder = own
+    shutil.copy(folder / f"{GATE.symbol}.o", folder / f"{GELU.symbol}.o")
+    assert read_object(folder, GELU.symbol) is None
+    assert KernelLibrary(root).missing([GATE, GELU]) == [GELU]
+
+
+def test_code_that_lacks_its_symbol_is_an_error(own):
+    root, folder = own
+    code = read_object(folder, GATE.symbol)
+    store.write_object(folder, GELU.symbol, code)
+    with pytest.raises(CompileError, match=GELU.symbol):
+        KernelLibrary(root).load([GELU])
+
+
 # --- compiling -----------------------------------------------------------------------------------
 
 
@@ -182,6 +200,74 @@ def test_a_compiler_that_cannot_start_is_an_error_too(own, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileError):
         KernelLibrary(root).load([GELU])
+
+
+STUCK = """#!{python}
+import pathlib, sys, time
+from tamis.jit_kernels import store
+from tamis.jit_kernels.cpu import compiler
+
+def begun(folder, symbol, code):
+    store.os.replace = lambda *names: (pathlib.Path({mark!r}).write_text("now"), time.sleep(60))
+    store.write_object(folder, symbol, code)
+
+compiler.write_object = begun
+compiler.main(*sys.argv[3:])
+"""
+
+
+def stuck_compiler(tmp_path, monkeypatch):
+    """Workers stop for good between writing a file and naming it; the file that says they did."""
+    script, mark = tmp_path / "python", tmp_path / "mark"
+    script.write_text(STUCK.format(python=sys.executable, mark=str(mark)))
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return mark
+
+
+def wait_for(mark):
+    while not mark.exists():
+        time.sleep(0.02)
+
+
+def test_a_killed_worker_leaves_no_file(own, tmp_path, monkeypatch):
+    root, folder = own
+    mark = stuck_compiler(tmp_path, monkeypatch)
+
+    def interrupt(done, total):
+        wait_for(mark)
+        assert len(compiled(folder)) == 2  # the half-written file is there
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        KernelLibrary(root).load([GELU], interrupt)
+    assert compiled(folder) == [f"{GATE.symbol}.o"]
+
+
+def test_a_fork_does_not_wait_for_its_parents_compiler(own, tmp_path, monkeypatch):
+    root, _ = own
+    library = KernelLibrary(root)
+    library.load([GATE])
+    mark, executable, release = tmp_path / "mark", sys.executable, threading.Event()
+    stuck_compiler(tmp_path, monkeypatch)
+
+    def load():
+        with pytest.raises(InterruptedError):
+            library.load([GELU], lambda done, total: interrupt())
+
+    def interrupt():
+        release.wait()
+        raise InterruptedError
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        wait_for(mark)
+        monkeypatch.setattr(sys, "executable", executable)
+        fork_and_wait(lambda: (check_gate(library), library.load([GATE, GELU]), gate(library)))
+    finally:
+        release.set()
+        thread.join()
 
 
 LOAD = """
@@ -234,6 +320,7 @@ TESTED = [
     KernelSpec(op, tuple(constants))
     for module in (
         test_kernels_attention,
+        test_kernels_ceiling,
         test_kernels_elementwise,
         test_kernels_moe,
         test_kernels_select,

@@ -30,6 +30,7 @@ LAYERS = {
     "tamis.jit_kernels.program": 2,
     "tamis.jit_kernels.types": 2,
     "tamis.jit_kernels.backend": 3,
+    "tamis.jit_kernels.ceiling": 3,
     "tamis.jit_kernels.cpu.*": 3,
     "tamis.jit_kernels.cuda.*": 3,
     "tamis.jit_kernels.library": 3,

@@ -12,6 +12,8 @@ from tiny_models import TinySpec, write_tiny_model
 
 import tamis.session
 from tamis.engine import Engine
+from tamis.jit_kernels.program import Program
+from tamis.select.base import Recording, SelectorShape, SelectorState
 from tamis.select.notation import methods, parse_method
 
 N_UBATCH = 64
@@ -230,3 +232,13 @@ def test_numbers_that_cover_everything_are_dense_attention(engine, open_session,
         seen = {j for j in positions(full, every, p) if not own or j > p - own}
         for row in rows_of(kept, 1)[0]:
             assert seen <= positions(row, kept, p)
+
+
+def test_one_full_selection_serves_layers_of_the_same_blocks_only():
+    shape = SelectorShape(2, 2, 1, 16, n_ctx=128, n_ubatch=16, window=(0, 0))
+    state = SelectorState(shape)
+    rec = Recording(Program(), np.zeros(3, np.int64), 1, 1)
+    coarse, fine = state.windowed(rec, 4, 32, 64), state.windowed(rec, 4, 32, 16)
+    assert (coarse.block, fine.block) == (64, 16)
+    assert state.windowed(rec, 4, 32, 16) is fine
+    assert len(rec.program) == 2

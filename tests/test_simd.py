@@ -9,30 +9,46 @@ from numba import njit
 
 from tamis.jit_kernels.cpu import features, simd
 from tamis.jit_kernels.cpu.compiler import OPTIONS
-from tamis.jit_kernels.cpu.intrinsic import load_i64, store_f32, store_i32
+from tamis.jit_kernels.cpu.intrinsic import (
+    load_f16,
+    load_f32,
+    load_i64,
+    store_f16,
+    store_f32,
+    store_i32,
+)
 from tamis.jit_kernels.cpu.simd import (
-    bits_to_bytes_x32,
-    bits_to_bytes_x64,
+    bits_to_bytes,
     byte_table,
     bytes_of,
     dot_i8,
     dot_i16,
     dot_u8,
+    doubled,
+    doubled_halves,
+    even_lanes,
     fma,
     high_half,
     hmax,
     hsum,
     join,
+    lane,
     low_half,
     nibbles,
+    nibbles_of_two,
+    odd_lanes,
     repeat,
+    rotated_pairs,
     round_i32,
     shift_left,
     shift_right,
+    shift_right_signed,
     sign_like,
     store_i8x8,
     to_f32,
     twice,
+    two_eights,
+    two_pairs_of_halves,
     vabs,
     vexp,
     vmax,
@@ -94,13 +110,14 @@ def check_integer_operators(vec):
         store(out + 7 * n, shift_right(x, 3))
         store(out + 8 * n, shift_left(x, 3))
         store(out + 9 * n, join(high_half(x), low_half(x)))
+        store(out + 10 * n, shift_right_signed(x, 3))
 
     a, b = numbers(vec, seed=1), numbers(vec, seed=2)
-    found = result(kernel, np.empty((10, len(a)), a.dtype), a, b)
+    found = result(kernel, np.empty((11, len(a)), a.dtype), a, b)
     unsigned = a.view(a.dtype.name.replace("int", "uint"))
     expected = [
         a + b + a, a - b, a & b, (a | b) ^ 3, np.maximum(a, b), np.minimum(a, b), np.abs(a),
-        (unsigned >> 3).view(a.dtype), a << 3, np.roll(a, len(a) // 2),
+        (unsigned >> 3).view(a.dtype), a << 3, np.roll(a, len(a) // 2), a >> 3,
     ]  # fmt: skip
     for row, want in zip(found, expected, strict=True):
         np.testing.assert_array_equal(row, want)
@@ -242,37 +259,154 @@ def test_rounding_is_to_nearest_even(level, n):
     run_at(level, check_conversions, n)
 
 
+def check_single_halves():
+    def widening(out, h):
+        for i in range(65536):
+            store_f32(out + 4 * i, load_f16(h + 2 * i))
+
+    def narrowing(out, x):
+        for i in range(4096):
+            store_f16(out + 2 * i, load_f32(x + 4 * i))
+
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    wide = result(widening, np.empty(65536, np.float32), every)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    # Magnitudes from below the smallest half to above the largest, and ties between two.
+    x = np.geomspace(1e-9, 1e6, 4096).astype(np.float32) * np.tile([1, -1], 2048).astype("f4")
+    x[:8] = [1 + 2**-11, 1 + 3 * 2**-11, 65519.99, 65520, np.inf, -np.inf, 0, -0.0]
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16)
+    found = result(narrowing, np.empty(4096, np.float16), x)
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+def test_single_halves_widen_and_round_the_same(level):
+    run_at(level, check_single_halves)
+
+
+def check_lane(n):
+    load = op_of("load", f"f32x{n}")
+
+    def kernel(out, x, order):
+        store_f32(out, lane(load(x), 0))
+        store_f32(out + 4, lane(load(x), n - 1))
+        for i in range(n):
+            store_f32(out + 8 + 4 * i, lane(load(x), load_i64(order + 8 * i)))
+
+    x, order = numbers(f"f32x{n}"), np.random.default_rng(6).permutation(n)
+    out = result(kernel, np.empty(n + 2, np.float32), x, order)
+    np.testing.assert_array_equal(out, x[[0, n - 1, *order]])
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_lane_is_found_by_a_literal_or_a_variable(level, n):
+    run_at(level, check_lane, n)
+
+
+def check_scales_of_two_blocks():
+    store, store_four = simd.store_f32x16, simd.store_f32x4
+
+    def kernel(out, x, h):
+        four = doubled(load_f32(x), load_f32(x + 4))
+        store_four(out, four)
+        store_four(out + 16, doubled_halves(h + 2, h + 12))
+        store_four(out + 32, two_pairs_of_halves(h + 4, h + 28))
+        store(out + 48, two_eights(two_pairs_of_halves(h + 4, h + 28)))
+
+    x, h = numbers("f32x8"), numbers("f32x16").astype(np.float16)
+    h[1] = 2.0**-24  # the smallest
+    out = result(kernel, np.empty(28, np.float32), x, h)
+    expected = [*x[[0, 0, 1, 1]], *h[[1, 1, 6, 6]], *h[[2, 3, 14, 15]]]
+    np.testing.assert_array_equal(out[:12], np.array(expected, np.float32))
+    np.testing.assert_array_equal(out[12:], np.repeat(h[[2, 14]], 8).astype(np.float32))
+
+
+def test_scales_of_two_blocks_are_spread(level):
+    run_at(level, check_scales_of_two_blocks)
+
+
+def check_two_blocks():
+    def kernel(out, a, word):
+        simd.store_i8x64(out, nibbles_of_two(a + 1, a + 30))
+        simd.store_i8x64(out + 64, bits_to_bytes(load_i64(word), 16))
+
+    a = numbers("i8x64", seed=3)
+    word = np.array([0x8421_F00D_1234_ABCD], np.uint64).view(np.uint8)
+    out = result(kernel, np.zeros((2, 64), np.int8), a, word)
+    blocks = [a[at : at + 16].view(np.uint8) for at in (1, 30)]
+    expected = [part for block in blocks for part in (block & 15, block >> 4)]
+    np.testing.assert_array_equal(out[0], np.concatenate(expected))
+    np.testing.assert_array_equal(out[1], 16 * np.unpackbits(word, bitorder="little"))
+
+
+def test_nibbles_and_fifth_bits_of_two_blocks(level):
+    run_at(level, check_two_blocks)
+
+
+def check_alternate_lanes(n):
+    load, store = op_of("load", f"f32x{n}"), op_of("store", f"f32x{n // 2}")
+
+    def kernel(out, x):
+        store(out, even_lanes(load(x)))
+        store(out + 2 * n, odd_lanes(load(x)))
+
+    x = numbers(f"f32x{n}")
+    out = result(kernel, np.empty(n, np.float32), x)
+    np.testing.assert_array_equal(out, np.concatenate([x[::2], x[1::2]]))
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_every_other_lane(level, n):
+    run_at(level, check_alternate_lanes, n)
+
+
+def check_rotation():
+    load, store = simd.load_f32x16, simd.store_f32x16
+
+    def kernel(out, x, c, s):
+        store(out, rotated_pairs(load(x), simd.load_f32x8(c), simd.load_f32x8(s)))
+
+    x, angle = numbers("f32x16"), np.linspace(-3, 3, 8)
+    c, s = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    out = result(kernel, np.empty(16, np.float32), x, c, s)
+    turned = (x[::2] + 1j * x[1::2].astype(np.float64)) * (c + 1j * s.astype(np.float64))
+    # Two products and a sum of magnitude 1.
+    np.testing.assert_allclose(out[::2], turned.real, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(out[1::2], turned.imag, rtol=0, atol=3e-7)
+
+
+def test_neighbours_are_turned_as_complex_numbers_are(level):
+    run_at(level, check_rotation)
+
+
 LOOKUP = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def check_bytes(n):
     load, store, splat = (op_of(verb, f"i8x{n}") for verb in ("load", "store", "splat"))
     load_half, lookup = op_of("load", f"i8x{n // 2}"), byte_table(LOOKUP)
-    expand = {32: bits_to_bytes_x32, 64: bits_to_bytes_x64}[n]
     quarter = n // 4
 
     def kernel(out, a, word):
         x = nibbles(load_half(a))
         store(out, x)
         store(out + n, lookup(x))
-        store(out + 2 * n, expand(load_i64(word), 16))
-        store(out + 3 * n, repeat(load(a), 3, quarter, n))
-        store(out + 4 * n, twice(load_half(a)))
-        store(out + 5 * n, sign_like(splat(7), load(a) | splat(1)))
-        store_i8x8(out + 6 * n, bytes_of(load_i64(word)))
+        store(out + 2 * n, repeat(load(a), 3, quarter, n))
+        store(out + 3 * n, twice(load_half(a)))
+        store(out + 4 * n, sign_like(splat(7), load(a) | splat(1)))
+        store_i8x8(out + 5 * n, bytes_of(load_i64(word)))
 
     a = numbers(f"i8x{n}", seed=3)
     word = np.array([0x8421_F00D_1234_ABCD], np.uint64).view(np.uint8)
-    out = result(kernel, np.zeros((7, n), np.int8), a, word)
+    out = result(kernel, np.zeros((6, n), np.int8), a, word)
     packed = a[: n // 2].view(np.uint8)
     low_high = np.concatenate([packed & 15, packed >> 4])
     np.testing.assert_array_equal(out[0], low_high)
     np.testing.assert_array_equal(out[1], np.array(LOOKUP)[low_high])
-    np.testing.assert_array_equal(out[2], 16 * np.unpackbits(word, bitorder="little")[:n])
-    np.testing.assert_array_equal(out[3], np.repeat(a[3:7], n // 4))
-    np.testing.assert_array_equal(out[4], np.tile(a[: n // 2], 2))
-    np.testing.assert_array_equal(out[5], 7 * np.sign(a | 1))
-    np.testing.assert_array_equal(out[6][:8].view(np.uint8), word)
+    np.testing.assert_array_equal(out[2], np.repeat(a[3:7], n // 4))
+    np.testing.assert_array_equal(out[3], np.tile(a[: n // 2], 2))
+    np.testing.assert_array_equal(out[4], 7 * np.sign(a | 1))
+    np.testing.assert_array_equal(out[5][:8].view(np.uint8), word)
 
 
 @pytest.mark.parametrize("n", [32, 64])

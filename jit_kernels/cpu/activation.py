@@ -34,7 +34,10 @@ def gate(activation: str) -> Any:
 
     def kernel(tid, n_thread, step, gate, up, y, n):
         total = load_i64(step + STEP.n_tok) * n
-        first, last = total * tid // n_thread, total * (tid + 1) // n_thread
+        # Whole vectors a thread: how many threads there are does not change how a value is made.
+        n_vector = (total + LANES - 1) // LANES
+        first = LANES * (n_vector * tid // n_thread)
+        last = min(total, LANES * (n_vector * (tid + 1) // n_thread))
         whole = first + (last - first) // LANES * LANES
         for i in range(first, whole, LANES):
             store_f(y + 4 * i, function(load_f(gate + 4 * i)) * load_f(up + 4 * i))

@@ -1,7 +1,7 @@
 """Compile kernels to object code: Numba down to LLVM IR, one C entry, everything else private.
 
-Run as a module it is a worker of the kernel library: symbols come in as JSON lines, object files go
-to a folder, each finished symbol is printed.
+Run as a module, with a folder and a level of CPU features, it is a worker of the kernel library:
+symbols come in as JSON lines, object files go to the folder, each finished symbol is printed.
 """
 
 import importlib
@@ -16,6 +16,7 @@ from numba import njit, types
 from numba.core import config
 
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
@@ -71,7 +72,13 @@ def _private(module: Any, symbol: str, native: str) -> None:
 
 
 def compile_kernel(spec: KernelSpec) -> bytes:
-    """Object code of one kernel for this CPU, with `spec.symbol` as its only public name.
+    """Object code of one kernel at `features.current()`; `spec.symbol` is its only public name."""
+    machine = target_machine()
+    return machine.emit_object(optimised(spec, machine))
+
+
+def optimised(spec: KernelSpec, machine: Any) -> Any:
+    """The LLVM module of one kernel, ready to be emitted for `machine`.
 
     Numba must run at optimisation level 0 (NUMBA_OPT). Above it, Numba emits each called function
     before it links it to its caller, and LLVM's code generator leaves addresses in that function
@@ -86,29 +93,31 @@ def compile_kernel(spec: KernelSpec) -> bytes:
     compiled: Any = dispatcher.overloads[ENTRY.args]
     module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
     _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
-    machine = target_machine()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    return module
 
 
 def target_machine() -> Any:
-    """The machine that object code is made for: this CPU with all its features."""
+    """The machine that object code of this process's level is made for: see features.target."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    cpu, instructions = features.target(features.current())
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="small",
+        cpu=cpu, features=instructions, opt=3, reloc="pic", codemodel="small"
     )
 
 
-def main(folder: str) -> None:
-    """Compile the kernels named on standard input, [op, constants] a line; print each symbol."""
+def main(folder: str, level: str) -> None:
+    """Compile the kernels named on standard input, [op, constants] a line; print each symbol.
+
+    An empty line ends the list: the pipe itself may stay open in a fork of the parent.
+    """
+    features.use(level)
     by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, "\n"):
+        if not line:
+            return
         name, constants = json.loads(line)
         spec = KernelSpec(by_name[name], tuple(constants))
         write_object(Path(folder), spec.symbol, compile_kernel(spec))

@@ -1,6 +1,8 @@
 """Which instructions kernels are written with: one record, chosen from the host, read by simd.py.
 
-Object code for another level is made by calling `use` before any kernel module is imported.
+AVX2 is the floor of real use; generic is for every other CPU, and slow. A lower level than the
+host's is forced by KernelLibrary(level=...), whose compile workers call `use` before any kernel
+module is imported.
 """
 
 from dataclasses import dataclass
@@ -13,33 +15,49 @@ class Features:
     """Instruction sets that kernels may use; everything else is left to plain LLVM IR."""
 
     name: str
+    needs: tuple[str, ...] = ()  # LLVM's names of what a CPU must have
     avx2: bool = False  # with FMA and F16C, which every such CPU has
     avx512: bool = False  # F, BW, VL and DQ
     vnni: bool = False  # AVX512-VNNI, or AVX-VNNI where avx512 is off
 
 
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+# From the lowest to the one that is chosen first.
 LEVELS = {
     level.name: level
     for level in (
         Features("generic"),
-        Features("avx2", avx2=True),
-        Features("avx2-vnni", avx2=True, vnni=True),
-        Features("avx512", avx2=True, avx512=True),
-        Features("avx512-vnni", avx2=True, avx512=True, vnni=True),
+        Features("avx2", _AVX2, avx2=True),
+        Features("avx2-vnni", (*_AVX2, "avxvnni"), avx2=True, vnni=True),
+        Features("avx512", _AVX512, avx2=True, avx512=True),
+        Features("avx512-vnni", (*_AVX512, "avx512vnni"), avx2=True, avx512=True, vnni=True),
     )
 }
 
 _chosen: Features | None = None
 
 
+def missing(level: Features) -> list[str]:
+    """What this CPU and its operating system lack for a level, by LLVM's names."""
+    found = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    return [name for name in level.needs if name not in found]
+
+
 def host() -> Features:
     """The highest level that this CPU and its operating system support."""
-    found = {name for name, on in llvm.get_host_cpu_features().items() if on}
-    if not {"avx2", "fma", "f16c"} <= found:
-        return LEVELS["generic"]
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= found:
-        return LEVELS["avx512-vnni" if "avx512vnni" in found else "avx512"]
-    return LEVELS["avx2-vnni" if "avxvnni" in found else "avx2"]
+    return next(level for level in reversed(LEVELS.values()) if not missing(level))
+
+
+def target(level: Features) -> tuple[str, str]:
+    """LLVM's CPU and features that code of a level is made for.
+
+    The host's level is made for the host, with all it has; a lower one for any CPU that has what
+    the level needs.
+    """
+    if level == host():
+        return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    return "x86-64", ",".join(f"+{name}" for name in level.needs)
 
 
 def current() -> Features:

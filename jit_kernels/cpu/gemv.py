@@ -28,9 +28,9 @@ from tamis.jit_kernels.cpu.intrinsic import (
 from tamis.jit_kernels.cpu.simd import (
     CPU,
     LANES,
-    add_where,
     as_i8,
     as_i16,
+    bits_to_bytes,
     broadcast_f16_x8,
     broadcast_f16_x16,
     byte_table,
@@ -199,7 +199,8 @@ def dot_q4_1(row, n, planes):
 @njit
 def five_bits(p, q, high_p, high_q):
     """Nibbles of 16 bytes at p and at q with their fifth bits, 32 at high_p and at high_q."""
-    return add_where(nibbles_of_two(p, q), load_u32(high_p) | load_u32(high_q) << 32, 16)
+    high = load_u32(high_p) | load_u32(high_q) << 32
+    return nibbles_of_two(p, q) | bits_to_bytes(high, 16)
 
 
 def dot_q5_0(row, n, planes):

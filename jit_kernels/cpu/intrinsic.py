@@ -12,8 +12,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tamis.jit_kernels.cpu.half import FLOAT, narrowed_half, widened_half
+
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+DOUBLE = ir.DoubleType()
 
 int64, float32, float64, void = types.int64, types.float32, types.float64, types.void
 
@@ -125,13 +127,13 @@ def load_u32(b, p):
 @op(float32, int64)
 def load_f16(b, p):
     """The float16 at p as float32."""
-    return b.fpext(b.load(pointer(b, p, HALF), align=1), FLOAT)
+    return widened_half(b, b.load(pointer(b, p, I16), align=1))
 
 
 @op(void, int64, float32)
 def store_f16(b, p, v):
     """Write v at p as float16, rounded to nearest even."""
-    b.store(b.fptrunc(v, HALF), pointer(b, p, HALF), align=1)
+    b.store(narrowed_half(b, v), pointer(b, p, I16), align=1)
 
 
 @op(float32, int64)

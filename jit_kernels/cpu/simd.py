@@ -21,9 +21,9 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from tamis.jit_kernels.cpu import features
+from tamis.jit_kernels.cpu.half import const, lanes_of, narrowed_half, widened_half
 from tamis.jit_kernels.cpu.intrinsic import (
     FLOAT,
-    HALF,
     I1,
     I8,
     I16,
@@ -68,11 +68,6 @@ vf = f32x16 if LANES == 16 else f32x8
 
 
 # ---- LLVM IR helpers -----------------------------------------------------------------------------
-def const(like: ir.VectorType, values: Any) -> ir.Constant:
-    """A constant vector; one number fills all lanes."""
-    return ir.Constant(like, values if isinstance(values, list) else [values] * like.count)
-
-
 def shuffled(b: Any, x: Any, y: Any, picks: Sequence[int]) -> Any:
     """Lanes `picks` of x followed by y."""
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(picks)), list(picks)))
@@ -100,12 +95,6 @@ def by_halves(b: Any, body: Callable[..., Any], *args: Any) -> Any:
     """body(b, *args) made of two calls on half as wide vectors."""
     low, high = zip(*(halves(b, x) for x in args), strict=True)
     return joined(b, body(b, *low), body(b, *high))
-
-
-def lanes_of(element: ir.Type, like: Any) -> ir.VectorType:
-    """The vector type with this element and as many lanes as the value or type `like`."""
-    vector = like if isinstance(like, ir.VectorType) else like.type
-    return ir.VectorType(element, vector.count)
 
 
 def vector_op(
@@ -184,48 +173,10 @@ def _store(vec: Vec) -> Any:
 load_i8x8, load_i8x16, load_i8x32, load_i8x64 = _each(_load, i8x8, i8x16, i8x32, i8x64)
 load_i16x8, load_i16x16, load_i16x32 = _each(_load, i16x8, i16x16, i16x32)
 load_i32x8, load_i32x16, load_f32x8, load_f32x16 = _each(_load, i32x8, i32x16, f32x8, f32x16)
-load_f32x4 = _load(f32x4)
+load_f32x4, store_f32x4 = _load(f32x4), _store(f32x4)
 store_i8x8, store_i8x16, store_i8x32, store_i8x64 = _each(_store, i8x8, i8x16, i8x32, i8x64)
 store_i16x8, store_i16x16, store_i16x32 = _each(_store, i16x8, i16x16, i16x32)
 store_i32x8, store_i32x16, store_f32x8, store_f32x16 = _each(_store, i32x8, i32x16, f32x8, f32x16)
-
-
-def widened_half(b: Any, bits: Any) -> Any:
-    """The float vector of a vector of half bits (i16 lanes)."""
-    floats = lanes_of(FLOAT, bits)
-    if CPU.avx2:
-        return b.fpext(b.bitcast(bits, lanes_of(HALF, bits)), floats)
-    words = lanes_of(I32, bits)
-    wide = b.zext(bits, words)
-    sign = b.shl(b.and_(wide, const(words, 0x8000)), const(words, 16))
-    rest = b.shl(b.and_(wide, const(words, 0x7FFF)), const(words, 13))
-    # As a float this is the value * 2^-112, subnormal halves included; 2^112 is exact.
-    scaled = b.bitcast(b.fmul(b.bitcast(rest, floats), const(floats, 2.0**112)), words)
-    special = b.icmp_unsigned(">=", rest, const(words, 0x0F800000))
-    infinite = b.or_(rest, const(words, 0x7F800000))
-    return b.bitcast(b.or_(b.select(special, infinite, scaled), sign), floats)
-
-
-def narrowed_half(b: Any, x: Any) -> Any:
-    """Half bits (i16 lanes) of a float vector, rounded to nearest even."""
-    if CPU.avx2:
-        return b.bitcast(b.fptrunc(x, lanes_of(HALF, x)), lanes_of(I16, x))
-    words, floats = lanes_of(I32, x), x.type
-    bits = b.bitcast(x, words)
-    sign = b.and_(b.lshr(bits, const(words, 16)), const(words, 0x8000))
-    size = b.and_(bits, const(words, 0x7FFFFFFF))
-    # Subnormal halves: a sum with 0.5 leaves them, rounded to even, in the lowest bits.
-    small = b.bitcast(b.fadd(b.bitcast(size, floats), const(floats, 0.5)), words)
-    small = b.sub(small, const(words, 0x3F000000))
-    odd = b.and_(b.lshr(size, const(words, 13)), const(words, 1))
-    normal = b.add(b.sub(size, const(words, 112 << 23)), b.add(odd, const(words, 0xFFF)))
-    normal = b.lshr(normal, const(words, 13))
-    large = b.icmp_unsigned(">=", size, const(words, 0x47800000))
-    normal = b.select(large, const(words, 0x7C00), normal)
-    normal = b.select(b.icmp_unsigned("<", size, const(words, 0x38800000)), small, normal)
-    nan = b.icmp_unsigned(">", size, const(words, 0x7F800000))
-    half = b.or_(b.select(nan, const(words, 0x7E00), normal), sign)
-    return b.trunc(half, lanes_of(I16, x))
 
 
 def _load_half(vec: Vec) -> Any:
@@ -690,11 +641,12 @@ def nibbles_of_two(b, p, q):
     return b.and_(moved, const(four.type, 15))
 
 
-@op(i8x64, i8x64, int64, int64)
-def add_where(b, x, bits, value):
-    """Bytes of x, plus `value` where a bit is set (the lowest bit first)."""
+@op(i8x64, int64, int64)
+def bits_to_bytes(b, bits, value):
+    """Bytes: `value` where a bit is set (the lowest bit first), else 0."""
     mask = b.bitcast(bits, ir.VectorType(I1, 64))
-    return b.select(mask, b.add(x, splatted(b, b.trunc(value, I8), 64)), x)
+    lanes = splatted(b, b.trunc(value, I8), 64)
+    return b.select(mask, lanes, const(lanes.type, 0))
 
 
 def byte_table(values: Sequence[int]) -> Any:

@@ -1,7 +1,8 @@
 """The thread team: walk a tape of kernels together, with a barrier where the tape asks for one.
 
 A waiting thread spins for a bounded time and then sleeps in futex(2), so a core taken by another
-program costs no more than that core, and an idle team costs nothing.
+program costs no more than that core, and an idle team costs nothing. Where spinning keeps failing,
+because two threads share a core and each spins in the other's way, most waits sleep at once.
 """
 
 from typing import Any
@@ -28,6 +29,9 @@ from tamis.jit_kernels.layout import TAPE, TEAM
 
 EVERYONE = 1 << 30
 LOW_32 = 0xFFFFFFFF
+BRIEF = 2_000  # cycles of a spin that is not expected to succeed
+LAST, SPUN, SLEPT = 0, 1, 2  # how a thread came through a barrier
+FAILURES, MAX_SKIP = 3, 63  # failed spins in a row before some are skipped; most that are
 
 
 @op(int64)
@@ -38,14 +42,19 @@ def cycles(b: Any) -> Any:
 
 @njit(error_model="numpy")
 def wait_while_equal(word, value, sleepers, spin):
-    """Return when the int64 at `word` differs from value: spin for `spin` cycles, then sleep."""
-    start = cycles()
+    """Return when the int64 at `word` differs from value: spin for `spin` cycles, then sleep.
+
+    SPUN or SLEPT.
+    """
+    start, how = cycles(), SPUN
     while atomic_load(word) == value:
         pause()
         if cycles() - start > spin:
             atomic_add(sleepers, 1)
             futex(word, FUTEX_WAIT_PRIVATE, value & LOW_32)
             atomic_add(sleepers, -1)
+            how = SLEPT
+    return how
 
 
 @njit(error_model="numpy")
@@ -57,28 +66,35 @@ def advance(word, sleepers):
 
 
 @njit(error_model="numpy")
-def barrier(team, n_thread):
-    """Wait until all threads of the team have come here."""
+def barrier(team, n_thread, spin):
+    """Wait until all threads of the team have come here; LAST, SPUN or SLEPT."""
     if n_thread == 1:
-        return
+        return LAST
     generation = atomic_load(team + TEAM.generation)
     if atomic_add(team + TEAM.arrived, 1) == n_thread - 1:
         atomic_store(team + TEAM.arrived, 0)
         advance(team + TEAM.generation, team + TEAM.barrier_sleepers)
-    else:
-        spin = load_i64(team + TEAM.spin)
-        wait_while_equal(team + TEAM.generation, generation, team + TEAM.barrier_sleepers, spin)
+        return LAST
+    return wait_while_equal(team + TEAM.generation, generation, team + TEAM.barrier_sleepers, spin)
 
 
 @njit(error_model="numpy")
 def walk(tape, n_op, tid, n_thread, team):
     """Run n_op records of the tape; thread 0 adds the cycles each took to its record."""
+    spin, failed, skip = load_i64(team + TEAM.spin), 0, 0
     start = cycles()
     for i in range(n_op):
         record = tape + i * TAPE.size
         call_kernel(load_i64(record + TAPE.kernel), tid, n_thread, load_i64(record + TAPE.args))
         if load_i64(record + TAPE.sync) != 0 or i == n_op - 1:
-            barrier(team, n_thread)
+            how = barrier(team, n_thread, BRIEF if skip > 0 else spin)
+            if how != LAST and skip > 0:
+                skip -= 1
+            elif how == SPUN:
+                failed = 0
+            elif how == SLEPT:
+                failed += 1
+                skip = min((1 << min(failed, 62)) >> FAILURES, MAX_SKIP)
         if tid == 0:
             now = cycles()
             spent = record + TAPE.cycles

@@ -9,22 +9,23 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from tamis.jit_kernels.cpu.half import widened_half
 from tamis.jit_kernels.cpu.intrinsic import (
     FLOAT,
-    HALF,
     I8,
+    I16,
     I32,
     I64,
-    call,
     float32,
     int64,
     op,
     pointer,
     void,
 )
+from tamis.jit_kernels.cpu.simd import fused
 
 LANES = 16
-VECTOR, HALF_VECTOR = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
+VECTOR, HALF_VECTOR = ir.VectorType(FLOAT, LANES), ir.VectorType(I16, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
 
@@ -38,11 +39,7 @@ def _load(b: Any, address: Any) -> Any:
 
 
 def _load_half(b: Any, address: Any) -> Any:
-    return b.fpext(b.load(pointer(b, address, HALF_VECTOR), align=1), VECTOR)
-
-
-def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    return call(b, "llvm.fma.v16f32", VECTOR, [x, y, z])
+    return widened_half(b, b.load(pointer(b, address, HALF_VECTOR), align=1))
 
 
 def _sum(b: Any, vector: Any) -> Any:
@@ -69,7 +66,7 @@ def dot_half(b, x, h, n):
     """X . h of f32 x [n] and f16 h [n]."""
     cell = cgutils.alloca_once_value(b, ZERO)
     with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
-        product = _fma(b, _load(b, _at(b, x, k, 4)), _load_half(b, _at(b, h, k, 2)), b.load(cell))
+        product = fused(b, _load(b, _at(b, x, k, 4)), _load_half(b, _at(b, h, k, 2)), b.load(cell))
         b.store(product, cell)
     return _sum(b, b.load(cell))
 
@@ -95,7 +92,7 @@ def _bits(b: Any, address: Any, shift: Any, mask: int) -> Any:
 
 
 def _store_affine(b: Any, out: Any, q: Any, d: Any, m: Any) -> None:
-    value = _fma(b, b.sitofp(q, VECTOR), _splat(b, d), _splat(b, m))
+    value = fused(b, b.sitofp(q, VECTOR), _splat(b, d), _splat(b, m))
     b.store(value, pointer(b, out, VECTOR), align=1)
 
 

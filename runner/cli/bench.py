@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tamis.cli import UsageError, common
+from tamis.cli import UsageError, common, profile
+from tamis.jit_kernels import ceiling as ceilings
 
 WARM_UP = 8  # tokens
 COLUMNS = {  # of the table; JSON and CSV have the keys
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-t", "--threads", type=common.counts, help="threads, several as 1,2 (default: all cores)"
     )
     parser.add_argument("-r", "--repetitions", type=common.count, default=5)
+    parser.add_argument(
+        "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a line")
     form.add_argument("--csv", action="store_true")
@@ -56,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     tests = [("pp", n) for n in arguments.n_prompt if n] + [("tg", n) for n in arguments.n_gen if n]
     if not tests:
         raise UsageError("nothing to measure: -p and -n are both 0")
+    if arguments.profile and arguments.csv:
+        raise UsageError("--profile has no place in --csv: use --json")
     need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP)
     if arguments.ctx is not None and arguments.ctx < need:
         raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
@@ -70,6 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
     if not arguments.json:
         (_write_csv if arguments.csv else _write_table)(rows)
+        for row in rows:
+            if "profile" in row:
+                profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
     return 0
 
 
@@ -82,6 +91,7 @@ def measure(
     start = time.perf_counter()
     session = common.open_session(engine, arguments, progress)
     setup = time.perf_counter() - start
+    ceiling = ceilings.measure(engine.backend) if arguments.profile else None
     ids = np.random.default_rng(0).integers(0, engine.hp.n_vocab, arguments.ctx)
     for depth in arguments.depth:
         session.truncate(0)
@@ -101,7 +111,12 @@ def measure(
                 "max": round(max(speeds), 2),
                 "setup_s": round(setup, 2),
             }
-            yield row | (_traffic(engine, depth + n / 2, row["tok_s"]) if kind == "tg" else {})
+            if kind == "tg":
+                row |= _traffic(engine, depth + n / 2, row["tok_s"])
+            if ceiling is not None:
+                ops = ids[depth : depth + n]
+                row["profile"] = profile.profile(session, ops, kind, ceiling)
+            yield row
     engine.close()
 
 

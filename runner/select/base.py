@@ -58,8 +58,8 @@ class SelectorState:
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
-        # One full Selection serves all layers of a Program that have the same window.
-        self._full: dict[tuple[int, int, int], Selection] = {}
+        # One full Selection serves all layers of a Program that have the same window and block.
+        self._full: dict[tuple[int, int, int, int], Selection] = {}
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Choose keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
@@ -91,7 +91,7 @@ class SelectorState:
 
         Recorded once a Program and reused by the layers after.
         """
-        key = (id(rec.program), n_sink, n_recent)
+        key = (id(rec.program), n_sink, n_recent, block)
         if key not in self._full:
             n_row = self.shape.n_head_kv
             sel = new_selection(self.shape, rec, n_row=n_row, block=block)

@@ -52,6 +52,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.SCORE_KEYS,
             (shape.head_dim, shape.n_head // self._n_row),
+            cost=self._score_cost,
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -76,6 +77,10 @@ class _State(SelectorState):
             n_top=p.k,
         )
         return sel
+
+    def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+        n = (pos + 1) * self.shape.head_dim
+        return 2 * n * self._n_row, 2 * n * self.shape.n_head
 
 
 METHOD = TopK
