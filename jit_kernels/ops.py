@@ -112,10 +112,32 @@ SCORE_KEYS = _op(
     "head_dim group",
     "step q k_pages k_table scores n_row heads_per_kv n_head_kv capacity scale_f",
 )
-# A Selection of single positions: the first n_sink, the last n_recent, and the n_top best scores
-# between them (all positions where they do not exceed the sum). Ties go to the lower position.
+# A Selection of blocks of `block` positions, scores f32 [n_row, capacity], one a block that holds a
+# position up to pos: the first n_sink blocks, the last n_recent, and the n_top best scores between
+# them (all blocks where they do not exceed the sum). Ties go to the lower block.
 SELECT_TOP_K = _op(
-    "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
+    "select",
+    "select_top_k",
+    "",
+    "step scores indptr indices n_row capacity block n_sink n_recent n_top",
+)
+
+# Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
+# and smallest elements of the keys of each page of `page` positions. filled int64: that many first
+# positions are in the bounds already; pages from there to pos are made anew, filled stays.
+QUEST_BOUNDS = _op(
+    "select_quest",
+    "quest_bounds",
+    "head_dim",
+    "step k_pages k_table bounds filled n_head_kv n_page page",
+)
+# scores f32 [n_row, n_page]: the upper bound of q . k over each page up to pos's, the maximum over
+# a row's group of query heads. Sets filled to pos + 1.
+QUEST_SCORE = _op(
+    "select_quest",
+    "quest_score",
+    "head_dim group",
+    "step q bounds filled scores n_row heads_per_kv n_page page",
 )
 
 # The thread team's own entries: no argument struct, see cpu/team.py.

@@ -38,12 +38,18 @@ EXAMPLES = {
         Example("topk:k=24,sink=4,recent=8,rows=head", 36, 8),
         Example("topk:k=0,sink=0,recent=1", 1, 1),
     ],
+    "quest": [
+        Example("quest:budget=64,page=8,dense=0,sink=4,recent=8", 64, 8),
+        Example("quest:budget=64,page=8,dense=0,sink=4,recent=8,rows=group", 64, 8),
+        Example("quest:budget=5,page=5,dense=0,sink=0,recent=1", 5, 1),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
+    "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods()]
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
