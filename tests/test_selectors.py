@@ -43,12 +43,19 @@ EXAMPLES = {
         Example("quest:budget=64,page=8,dense=0,sink=4,recent=8,rows=group", 64, 8),
         Example("quest:budget=5,page=5,dense=0,sink=0,recent=1", 5, 1),
     ],
+    "hip": [
+        Example("hip:k=32,b_k=4,l_d=0,sink=4,local=16", 4 + 32 + 16 + 3, 16),
+        Example("hip:k=32,b_k=4,b_sk=2,r_m=4,l_d=0,sink=4,local=16,rows=group", 55, 16),
+        Example("hip:k=8,b_k=2,r_m=8,l_d=0,sink=0,local=1,span=6", 3 * 8 + 2, 1),
+        Example("hip:k=1,b_k=1,l_d=0,sink=0,local=1", 2, 1),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
+    "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods()]
