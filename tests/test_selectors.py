@@ -38,6 +38,11 @@ EXAMPLES = {
         Example("topk:k=24,sink=4,recent=8,rows=head", 36, 8),
         Example("topk:k=0,sink=0,recent=1", 1, 1),
     ],
+    "tactic": [
+        Example("tactic:c=4,period=16,local=8", None, 8),
+        Example("tactic:P=0.5,c=4,n_iter=2,period=9,local=8,rows=head,seed=3", None, 8),
+        Example("tactic:P=0.5,c=1,period=7,sink=0,local=1,outside=apart", None, 1),
+    ],
     "quest": [
         Example("quest:budget=64,page=8,dense=0,sink=4,recent=8", 64, 8),
         Example("quest:budget=64,page=8,dense=0,sink=4,recent=8,rows=group", 64, 8),
@@ -55,6 +60,7 @@ COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
+    "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
