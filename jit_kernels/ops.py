@@ -166,7 +166,8 @@ HIP_SELECT = _op(
 # [n_head_kv, 32 * n_panel + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
 # order[starts[i]: starts[i + 1]], ascending. centroids f32 [n_head_kv, n_panel, head_dim, 32]:
 # panels of 32 clusters. norms f32 [n_head_kv, 32 * n_panel]: half the squared lengths of centroids,
-# 1e30 where there is none (the centroid is finite there). moving int64 [n_head_kv]: 0 once an iteration changed no centroid.
+# 1e30 where there is none (the centroid is finite there). moving int64 [n_head_kv]: 0 once an
+# iteration changed no centroid.
 # Start anew with the positions before the last n_local: extent, and per_cluster times fewer
 # centroids, keys that are drawn without replacement (4.2).
 TACTIC_SEED = _op(

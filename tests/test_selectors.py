@@ -231,6 +231,23 @@ def test_what_was_truncated_leaves_no_trace(engine, open_session, example):
         assert rows_of(spy.decoded(layer), 1) == rows_of(fresh_spy.decoded(layer), 1)
 
 
+@pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
+def test_a_loaded_session_goes_on_as_the_saved_one(engine, open_session, example, tmp_path):
+    """The file has keys and values only: what a method keeps beside them is made from these."""
+    session, spy = open_session(example.text)
+    session.prefill(tokens(engine, 100))
+    session.save(tmp_path / "s")
+    other, other_spy = open_session(example.text)
+    other.prefill(tokens(engine, 130))
+    other.decode(1)
+    other.load(tmp_path / "s")
+    for token in (5, 6):
+        np.testing.assert_array_equal(other.decode(token), session.decode(token))
+        for layer in range(engine.hp.n_layer):
+            rows = rows_of(spy.decoded(layer), 1)
+            assert rows_of(other_spy.decoded(layer), 1) == rows
+
+
 @pytest.mark.parametrize("text", [text for name in COVERING for text in COVERING[name]])
 def test_numbers_that_cover_everything_are_dense_attention(engine, open_session, text):
     session, spy = open_session(text)

@@ -12,6 +12,13 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cpu.simd import (
+    as_i32,
+    count_at_least,
+    load_f32x16,
+    shift_right_signed,
+    splat_i32x16,
+)
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
@@ -72,19 +79,25 @@ def score_keys(head_dim: int, group: int) -> Any:
 
 @njit
 def ordered(score):
-    """An integer that orders as the float does; both zeros give the same."""
+    """An int32 that orders as the float does; both zeros give the same."""
     bits = f32_bits(score)
-    return (1 << 32) - bits if bits >> 31 else bits | 0x80000000
+    return 0x80000000 - bits if bits >> 31 else bits
 
 
 @njit
 def threshold(scores, low, high, k):
     """The k-th largest ordered score of entries low .. high - 1, by bisection on its bits."""
-    found = 0
+    found = -0x80000000
+    whole = high - (high - low) % 16
     for bit in range(31, -1, -1):
-        candidate = found | 1 << bit
+        candidate = found + (1 << bit)
+        bar = splat_i32x16(candidate)
         count = 0
-        for j in range(low, high):
+        for j in range(low, whole, 16):
+            bits = as_i32(load_f32x16(scores + 4 * j))
+            sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
+            count += count_at_least(((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign, bar)
+        for j in range(whole, high):
             count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate

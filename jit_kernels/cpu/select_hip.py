@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
 from tamis.jit_kernels.cpu.select import key_at, ordered, threshold
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
+
+LOWEST = np.float32(-3e38)
 
 
 @njit(error_model="numpy")
@@ -53,12 +56,12 @@ def hip_estimate(head_dim: int, group: int) -> Any:
     @njit(error_model="numpy")
     def score(heads, k_pages, k_table, n_head_kv, h, first, end, stride):
         """The best q . k over every stride-th key of positions first .. end - 1."""
-        key = key_at(k_pages, k_table, n_head_kv, h, first, head_dim)
-        best = dot_half(heads, key, head_dim)
-        for j in range(first, end, stride):
+        best, j = LOWEST, first
+        while j < end:  # a range would divide by its step
             key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
             for g in range(group):
                 best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
+            j += stride
         return best
 
     def kernel(

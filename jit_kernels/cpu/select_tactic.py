@@ -252,7 +252,7 @@ def tactic_mean(head_dim: int) -> Any:
 def sort_clusters(scores, keys, other, counts, rank, n):
     """Cluster numbers by falling score, ties by number, to rank: radix sort, a byte a pass."""
     for i in range(n):
-        store_i32(keys + 4 * i, 0xFFFFFFFF - ordered(load_f32(scores + 4 * i)))
+        store_i32(keys + 4 * i, 0x7FFFFFFF - ordered(load_f32(scores + 4 * i)))
         store_i32(rank + 4 * i, i)
     source, target = rank, other
     for shift in range(0, 32, 8):
