@@ -81,7 +81,8 @@ def score_keys(head_dim: int, group: int) -> Any:
 def ordered(score):
     """An int32 that orders as the float does; both zeros give the same."""
     bits = f32_bits(score)
-    return 0x80000000 - bits if bits >> 31 else bits
+    sign = bits >> 31  # without a branch: signs come in no order that a CPU could guess
+    return ((bits & 0x7FFFFFFF) ^ -sign) + sign
 
 
 @njit

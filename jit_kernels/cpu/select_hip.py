@@ -7,9 +7,11 @@ from numba import njit
 
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
 from tamis.jit_kernels.cpu.select import key_at, ordered, threshold
+from tamis.jit_kernels.cpu.simd import prefetch
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
 
+AHEAD = 8  # branches whose keys are on their way while one is scored
 LOWEST = np.float32(-3e38)
 
 
@@ -28,6 +30,12 @@ def halve(chunks, branches, n_chunk):
         store_i32(branches + 8 * count + 4, end)
         count += 1
     return count
+
+
+@njit(error_model="numpy")
+def centre_of(branches, b):
+    """The centre block of a branch, which stands for it."""
+    return (load_i32(branches + 8 * b) + load_i32(branches + 8 * b + 4) - 1) // 2
 
 
 @njit(error_model="numpy")
@@ -84,14 +92,14 @@ def hip_estimate(head_dim: int, group: int) -> Any:
             while longest > 1:
                 n_branch = halve(chunks, branches, n_chunk)
                 for b in range(n_branch):
-                    first, end = load_i32(branches + 8 * b), load_i32(branches + 8 * b + 4)
-                    centre = (first + end - 1) // 2 * block
-                    store_f32(
-                        scores + 4 * b,
-                        score(
-                            heads, k_pages, k_table, n_head_kv, h, centre, centre + block, stride
-                        ),
-                    )
+                    # Centres lie far apart: without this a branch costs the way to memory.
+                    later = centre_of(branches, min(b + AHEAD, n_branch - 1)) * block
+                    key = key_at(k_pages, k_table, n_head_kv, h, later, head_dim)
+                    for at in range(key, key + 2 * head_dim * min(block, 4), 64):
+                        prefetch(at)
+                    j = centre_of(branches, b) * block
+                    best = score(heads, k_pages, k_table, n_head_kv, h, j, j + block, stride)
+                    store_f32(scores + 4 * b, best)
                 longest = keep_best(branches, scores, n_branch, chunks, n_chunk)
             store_i32(chosen, count)
             for j in range(count):
