@@ -114,10 +114,114 @@ SCORE_KEYS = _op(
     "head_dim group",
     "step q k_pages k_table scores n_row heads_per_kv n_head_kv capacity scale_f",
 )
-# A Selection of single positions: the first n_sink, the last n_recent, and the n_top best scores
-# between them (all positions where they do not exceed the sum). Ties go to the lower position.
+# A Selection of blocks of `block` positions, scores f32 [n_row, capacity], one a block that holds a
+# position up to pos: the first n_sink blocks, the last n_recent, and the n_top best scores between
+# them (all blocks where they do not exceed the sum). Ties go to the lower block.
 SELECT_TOP_K = _op(
-    "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
+    "select",
+    "select_top_k",
+    "",
+    "step scores indptr indices n_row capacity block n_sink n_recent n_top",
+)
+
+# Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
+# and smallest elements of the keys of each page of `page` positions. filled int64: that many first
+# positions are in the bounds already; pages from there to pos are made anew, filled stays.
+QUEST_BOUNDS = _op(
+    "select_quest",
+    "quest_bounds",
+    "head_dim",
+    "step k_pages k_table bounds filled n_head_kv n_page page",
+)
+# scores f32 [n_row, n_page]: the upper bound of q . k over each page up to pos's, the maximum over
+# a row's group of query heads. Sets filled to pos + 1.
+QUEST_SCORE = _op(
+    "select_quest",
+    "quest_score",
+    "head_dim group",
+    "step q bounds filled scores n_row heads_per_kv n_page page",
+)
+
+# HiP (Lee et al. 2024, arXiv 2406.09827), Alg. 1 for one query token. Searched are the whole blocks
+# of `block` positions after the first n_sink blocks and before the last n_local positions. mask
+# int32 [n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending. A block's score is
+# the largest q . k over its keys 0, stride, 2 * stride, .. and over a row's group of query heads.
+# tree: scratch, int32 [n_row, 8, n_chunk].
+HIP_ESTIMATE = _op(
+    "select_hip",
+    "hip_estimate",
+    "head_dim group",
+    "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
+    " n_local",
+)
+# The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,
+# and the blocks that hold one of the last n_local positions.
+HIP_SELECT = _op(
+    "select_hip",
+    "hip_select",
+    "",
+    "step mask indptr indices n_row n_chunk block n_sink n_local n_near",
+)
+
+# Tactic (Zhu et al. 2025, arXiv 2502.12216). Clustered are the positions n_sink .. end - 1 of each
+# KV head; extent int64 [2] is end and the number of clusters (0, 0: none). starts int32
+# [n_head_kv, 32 * n_panel + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
+# order[starts[i]: starts[i + 1]], ascending. centroids f32 [n_head_kv, n_panel, head_dim, 32]:
+# panels of 32 clusters. norms f32 [n_head_kv, 32 * n_panel]: half the squared lengths of centroids,
+# 1e30 where there is none (the centroid is finite there). moving int64 [n_head_kv]: 0 once an
+# iteration changed no centroid.
+# Start anew with the positions before the last n_local: extent, and per_cluster times fewer
+# centroids, keys that are drawn without replacement (4.2).
+TACTIC_SEED = _op(
+    "select_tactic",
+    "tactic_seed",
+    "head_dim",
+    "step k_pages k_table extent centroids norms moving n_head_kv n_panel per_cluster n_sink"
+    " n_local seed",
+)
+# labels int32 [n_head_kv, capacity], from position n_sink on: the nearest centroid, the lowest of
+# equally near ones. best: scratch, f32 like labels.
+TACTIC_ASSIGN = _op(
+    "select_tactic",
+    "tactic_assign",
+    "head_dim",
+    "k_pages k_table extent centroids norms moving labels best n_head_kv n_panel capacity n_sink",
+)
+# starts and order by labels; centroids that have members become their means. sums: scratch, f32
+# [n_head_kv, head_dim].
+TACTIC_MEAN = _op(
+    "select_tactic",
+    "tactic_mean",
+    "head_dim",
+    "k_pages k_table extent centroids norms moving labels starts order sums n_head_kv n_panel"
+    " capacity n_sink",
+)
+# For one query token, a head at a time: rank int32 [n_head, 32 * n_panel], the clusters by falling
+# q . centroid, and keep int32 [n_head], how many of the positions in that order make up the share
+# of all weight (Alg. 1; fit by the windows at first_share, at 10 % and at 60 %). counted: 1 counts
+# the weight of the positions outside of the clusters towards the share. work: scratch, f32
+# [n_head, tactic_work(capacity, n_panel)].
+TACTIC_BUDGET = _op(
+    "select_tactic",
+    "tactic_budget",
+    "head_dim",
+    "step q k_pages k_table extent centroids starts order rank keep work n_head heads_per_kv"
+    " n_head_kv n_panel capacity n_sink counted share_f first_share_f scale_f",
+)
+# marks uint8 [n_row, capacity]: 1 at the positions that a head of the row's group keeps; count
+# int32 [n_row]: how many are marked. capacity is a multiple of 8.
+TACTIC_MARK = _op(
+    "select_tactic",
+    "tactic_mark",
+    "group",
+    "extent starts order rank keep marks count n_row heads_per_kv n_panel capacity",
+)
+# The Selection of the marked positions and of all outside of the clusters.
+TACTIC_SELECT = _op(
+    "select_tactic",
+    "tactic_select",
+    "",
+    "step extent marks count indptr indices n_row capacity n_sink",
 )
 
 # What bounds every other op; profiles compare with it. Reads n float32 at x once; y f32 [n_thread]:
@@ -139,6 +243,14 @@ PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thre
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
     return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+
+
+def tactic_work(capacity: int, n_panel: int) -> int:
+    """Floats of scratch that TACTIC_BUDGET needs a head: logits, scores, sort keys, ranks, counts.
+
+    Logits are those of all positions at most, of two windows of 1 %, and 16 more.
+    """
+    return capacity + capacity // 50 + 64 + 16 + 3 * 32 * n_panel + 256
 
 
 def attend_scratch(group: int, head_dim: int) -> int:

@@ -16,8 +16,11 @@ import pytest
 import test_kernels_attention
 import test_kernels_ceiling
 import test_kernels_elementwise
+import test_kernels_hip
 import test_kernels_moe
+import test_kernels_quest
 import test_kernels_select
+import test_kernels_tactic
 import test_kernels_weights
 from guarded import fork_and_wait
 
@@ -322,14 +325,17 @@ TESTED = [
         test_kernels_attention,
         test_kernels_ceiling,
         test_kernels_elementwise,
+        test_kernels_hip,
         test_kernels_moe,
+        test_kernels_quest,
         test_kernels_select,
+        test_kernels_tactic,
         test_kernels_weights,
     )
     for op, constants in module.KERNELS
 ]
 # What a kernel may need of the process: libm, the C library's memory functions, the futex call.
-ALLOWED = {"cos", "expf", "logf", "memcpy", "memmove", "memset", "sin", "sincos", "syscall"}
+ALLOWED = {"cos", "expf", "log", "logf", "memcpy", "memmove", "memset", "sin", "sincos", "syscall"}
 
 
 def symbols(code):

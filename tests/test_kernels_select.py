@@ -107,7 +107,7 @@ def check_top_k(scores, n_kv, counts):
     indices = np.full(sum(map(len, expected)), -7, np.int32)
     for found in runs(
         ops.SELECT_TOP_K, out={"indptr": indptr, "indices": indices}, step=step_of(1, n_kv - 1),
-        scores=scores, n_row=len(scores), capacity=scores.shape[1], n_sink=n_sink,
+        scores=scores, n_row=len(scores), capacity=scores.shape[1], block=1, n_sink=n_sink,
         n_recent=n_recent, n_top=n_top,
     ):  # fmt: skip
         assert rows_of(found) == expected
@@ -135,6 +135,21 @@ def test_ties_go_to_the_lower_position(counts):
     rng = np.random.default_rng(counts)
     check_top_k(rng.integers(-2, 3, (3, 100)).astype(np.float32), 100, counts)
     check_top_k(np.full((2, 100), -1.5, np.float32), 100, counts)
+
+
+@pytest.mark.parametrize("pos", [0, 15, 16, 99])
+@in_child
+def test_the_last_block_is_the_one_that_holds_pos(pos):
+    scores = normal(np.random.default_rng(pos), 2, 100 // 16 + 1)
+    n_block = pos // 16 + 1
+    expected = [best(row[:n_block], 1, 1, 2) for row in scores]
+    indptr = np.full(3, -7, np.int32)
+    indices = np.full(sum(map(len, expected)), -7, np.int32)
+    for found in runs(
+        ops.SELECT_TOP_K, out={"indptr": indptr, "indices": indices}, step=step_of(1, pos),
+        scores=scores, n_row=2, capacity=scores.shape[1], block=16, n_sink=1, n_recent=1, n_top=2,
+    ):  # fmt: skip
+        assert rows_of(found) == expected
 
 
 @in_child

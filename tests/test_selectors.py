@@ -40,12 +40,31 @@ EXAMPLES = {
         Example("topk:k=24,sink=4,recent=8,rows=head", 36, 8),
         Example("topk:k=0,sink=0,recent=1", 1, 1),
     ],
+    "tactic": [
+        Example("tactic:c=4,period=16,local=8", None, 8),
+        Example("tactic:P=0.5,c=4,n_iter=2,period=9,local=8,rows=head,seed=3", None, 8),
+        Example("tactic:P=0.5,c=1,period=7,sink=0,local=1,outside=apart", None, 1),
+    ],
+    "quest": [
+        Example("quest:budget=64,page=8,dense=0,sink=4,recent=8", 64, 8),
+        Example("quest:budget=64,page=8,dense=0,sink=4,recent=8,rows=group", 64, 8),
+        Example("quest:budget=5,page=5,dense=0,sink=0,recent=1", 5, 1),
+    ],
+    "hip": [
+        Example("hip:k=32,b_k=4,l_d=0,sink=4,local=16", 4 + 32 + 16 + 3, 16),
+        Example("hip:k=32,b_k=4,b_sk=2,r_m=4,l_d=0,sink=4,local=16,rows=group", 55, 16),
+        Example("hip:k=8,b_k=2,r_m=8,l_d=0,sink=0,local=1,span=6", 3 * 8 + 2, 1),
+        Example("hip:k=1,b_k=1,l_d=0,sink=0,local=1", 2, 1),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
+    "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
+    "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
+    "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods()]
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
@@ -212,6 +231,23 @@ def test_what_was_truncated_leaves_no_trace(engine, open_session, example):
     np.testing.assert_array_equal(session.decode(5), fresh.decode(5))
     for layer in range(engine.hp.n_layer):
         assert rows_of(spy.decoded(layer), 1) == rows_of(fresh_spy.decoded(layer), 1)
+
+
+@pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
+def test_a_loaded_session_goes_on_as_the_saved_one(engine, open_session, example, tmp_path):
+    """The file has keys and values only: what a method keeps beside them is made from these."""
+    session, spy = open_session(example.text)
+    session.prefill(tokens(engine, 100))
+    session.save(tmp_path / "s")
+    other, other_spy = open_session(example.text)
+    other.prefill(tokens(engine, 130))
+    other.decode(1)
+    other.load(tmp_path / "s")
+    for token in (5, 6):
+        np.testing.assert_array_equal(other.decode(token), session.decode(token))
+        for layer in range(engine.hp.n_layer):
+            rows = rows_of(spy.decoded(layer), 1)
+            assert rows_of(other_spy.decoded(layer), 1) == rows
 
 
 @pytest.mark.parametrize("text", [text for name in COVERING for text in COVERING[name]])

@@ -16,11 +16,13 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_f16,
     store_f32,
     store_i32,
+    store_i64,
 )
 from tamis.jit_kernels.cpu.simd import (
     bits_to_bytes,
     byte_table,
     bytes_of,
+    count_at_least,
     dot_i8,
     dot_i16,
     dot_u8,
@@ -126,6 +128,24 @@ def check_integer_operators(vec):
 @pytest.mark.parametrize("vec", INTEGERS)
 def test_integer_operators_wrap_as_numpy_does(level, vec):
     run_at(level, check_integer_operators, vec)
+
+
+def check_count(vec):
+    load = op_of("load", vec)
+
+    def kernel(out, a, b):
+        store_i64(out, count_at_least(load(a), load(b)))
+
+    for seed in range(5):
+        a, b = numbers(vec, seed=seed), numbers(vec, seed=seed + 10)
+        a[:2], b[0], b[1] = b[:2], a[0], -(2**31)
+        found = result(kernel, np.empty(1, np.int64), a, b)
+        assert found[0] == (a >= b).sum()
+
+
+@pytest.mark.parametrize("vec", ["i32x8", "i32x16"])
+def test_lanes_at_least_those_of_another_are_counted(level, vec):
+    run_at(level, check_count, vec)
 
 
 def check_float_operators(vec):

@@ -106,6 +106,12 @@ def load_u8(b, p):
     return b.zext(b.load(pointer(b, p, I8), align=1), I64)
 
 
+@op(void, int64, int64)
+def store_u8(b, p, v):
+    """Write the low byte of v at p."""
+    b.store(b.trunc(v, I8), pointer(b, p, I8), align=1)
+
+
 @op(int64, int64)
 def load_i8(b, p):
     """The int8 at p, sign-extended."""

@@ -12,9 +12,23 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cpu.simd import (
+    as_i32,
+    count_at_least,
+    load_f32x16,
+    shift_right_signed,
+    splat_i32x16,
+)
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
+
+
+@njit(error_model="numpy")
+def key_at(k_pages, k_table, n_head_kv, h, j, head_dim):
+    """Address of KV head h's f16 key of position j."""
+    row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
+    return k_pages + 2 * head_dim * row
 
 
 def select_window() -> Any:
@@ -54,8 +68,7 @@ def score_keys(head_dim: int, group: int) -> Any:
         for r in range(n_row):
             h, heads = r * group // heads_per_kv, q + 4 * head_dim * group * r
             for j in range(n_kv * tid // n_thread, n_kv * (tid + 1) // n_thread):
-                row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
-                key = k_pages + 2 * head_dim * row
+                key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
                 best = dot_half(heads, key, head_dim)
                 for g in range(1, group):
                     best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
@@ -65,21 +78,28 @@ def score_keys(head_dim: int, group: int) -> Any:
 
 
 @njit
-def _ordered(score):
-    """An integer that orders as the float does; both zeros give the same."""
+def ordered(score):
+    """An int32 that orders as the float does; both zeros give the same."""
     bits = f32_bits(score)
-    return (1 << 32) - bits if bits >> 31 else bits | 0x80000000
+    sign = bits >> 31  # without a branch: signs come in no order that a CPU could guess
+    return ((bits & 0x7FFFFFFF) ^ -sign) + sign
 
 
 @njit
-def _threshold(scores, low, high, k):
-    """The k-th largest ordered score of positions low .. high - 1, by bisection on its bits."""
-    found = 0
+def threshold(scores, low, high, k):
+    """The k-th largest ordered score of entries low .. high - 1, by bisection on its bits."""
+    found = -0x80000000
+    whole = high - (high - low) % 16
     for bit in range(31, -1, -1):
-        candidate = found | 1 << bit
+        candidate = found + (1 << bit)
+        bar = splat_i32x16(candidate)
         count = 0
-        for j in range(low, high):
-            count += _ordered(load_f32(scores + 4 * j)) >= candidate
+        for j in range(low, whole, 16):
+            bits = as_i32(load_f32x16(scores + 4 * j))
+            sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
+            count += count_at_least(((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign, bar)
+        for j in range(whole, high):
+            count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate
     return found
@@ -89,26 +109,27 @@ def select_top_k() -> Any:
     """Kernel of SELECT_TOP_K: threads take rows in turn; all rows have the same size."""
 
     def kernel(
-        tid, n_thread, step, scores, indptr, indices, n_row, capacity, n_sink, n_recent, n_top
-    ):
-        n_kv = load_i64(step + STEP.pos) + 1
-        size = min(n_kv, n_sink + n_recent + n_top)
-        everything = size == n_kv
+        tid, n_thread, step, scores, indptr, indices, n_row, capacity, block, n_sink, n_recent,
+        n_top,
+    ):  # fmt: skip
+        n_block = load_i64(step + STEP.pos) // block + 1
+        size = min(n_block, n_sink + n_recent + n_top)
+        everything = size == n_block
         for r in range(tid, n_row, n_thread):
             store_i32(indptr, 0)
             store_i32(indptr + 4 * (r + 1), (r + 1) * size)
-            row, low, high = scores + 4 * capacity * r, n_sink, n_kv - n_recent
+            row, low, high = scores + 4 * capacity * r, n_sink, n_block - n_recent
             bar, ties = 0, 0
             if not everything and n_top > 0:
-                bar = _threshold(row, low, high, n_top)
+                bar = threshold(row, low, high, n_top)
                 ties = n_top
                 for j in range(low, high):
-                    ties -= _ordered(load_f32(row + 4 * j)) > bar
+                    ties -= ordered(load_f32(row + 4 * j)) > bar
             at = indices + 4 * size * r
-            for j in range(n_kv):
+            for j in range(n_block):
                 keep = everything or j < low or j >= high
                 if not keep and n_top > 0:
-                    order = _ordered(load_f32(row + 4 * j))
+                    order = ordered(load_f32(row + 4 * j))
                     keep = order > bar or (order == bar and ties > 0)
                     if order == bar:
                         ties -= 1

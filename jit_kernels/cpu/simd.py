@@ -472,6 +472,14 @@ def hmax(b, x):
     return folded(b, x, larger)
 
 
+@vector_op(lambda x, y: int64 if _is(x, "i", 32) and x == y else None)
+def count_at_least(b, x, y):
+    """How many lanes of x are at least those of y."""
+    n = x.type.count
+    mask = b.bitcast(b.icmp_signed(">=", x, y), ir.IntType(n))
+    return b.zext(call(b, f"llvm.ctpop.i{n}", ir.IntType(n), [mask]), ir.IntType(64))
+
+
 # ---- lanes ---------------------------------------------------------------------------------------
 def _shifted(x: Any, k: Any) -> Any:
     return x if _is(x, "i") and isinstance(k, types.IntegerLiteral) else None

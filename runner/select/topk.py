@@ -72,6 +72,7 @@ class _State(SelectorState):
             indices=sel.indices,
             n_row=self._n_row,
             capacity=shape.n_ctx,
+            block=1,
             n_sink=p.sink,
             n_recent=p.recent,
             n_top=p.k,

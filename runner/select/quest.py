@@ -1,0 +1,129 @@
+"""Quest: whole pages by an upper bound of their scores (Tang et al. 2024, arXiv 2406.10774).
+
+Decides: at decode, the pages whose keys could have the largest q . k. Of each page the
+element-wise maximum M and minimum m of the keys are kept (the paper's 3.3, stage 1); whatever the
+keys are, q . k <= sum_i max(q_i M_i, q_i m_i), and the pages with the largest bounds take part.
+Reads 2 vectors a page instead of `page` keys to decide. Prefill is dense.
+
+Departures: the first `sink` and last `recent` positions always take part (whole pages, counted in
+the budget): all methods here share them. `rows="group"` chooses once for the query heads that share
+a KV head, by the largest of their bounds; the paper has one set a head.
+State: the bounds, made from the keys at the first decode step after they are missing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+
+
+@dataclass(frozen=True, slots=True)
+class Quest:
+    """budget: tokens a row keeps. page: tokens of a page. dense: first layers that read all."""
+
+    budget: int = 1024
+    page: int = 16
+    dense: int = 2  # the paper leaves out its first two layers, which are hardly sparse
+    sink: int = 4
+    recent: int = 16
+    rows: str = "head"
+
+    def __post_init__(self) -> None:
+        if self.page < 1 or self.dense < 0 or self.sink < 0 or self.recent < 1:
+            raise ValueError(f"{self}: expected page >= 1, dense >= 0, sink >= 0 and recent >= 1")
+        if self.n_top < 0:
+            needed = self.page * (self.n_sink + self.n_recent)
+            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    @property
+    def n_sink(self) -> int:
+        """Pages that hold a sink."""
+        return -(-self.sink // self.page)
+
+    @property
+    def n_recent(self) -> int:
+        """Pages that hold the last `recent` positions, wherever the last page ends."""
+        return 1 + -(-(self.recent - 1) // self.page)
+
+    @property
+    def n_top(self) -> int:
+        """Pages that are chosen by their bounds."""
+        return self.budget // self.page - self.n_sink - self.n_recent
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, params: Quest, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
+        self._n_page = -(-shape.n_ctx // params.page)
+        sizes = (shape.n_layer, shape.n_head_kv, self._n_page, 2, shape.head_dim)
+        self._bounds = np.zeros(sizes, np.float16)
+        self._filled = np.zeros((shape.n_layer, 1), np.int64)  # positions in the bounds
+        self._scores = np.zeros((self._n_row, self._n_page), np.float32)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, shape = self._params, self.shape
+        if shape.window[layer] or layer < p.dense:
+            return super().decode(rec, layer, q, kv)
+        self._record_bounds(rec, layer, kv)
+        self._record_scores(rec, layer, q)
+        sel = new_selection(shape, rec, n_row=self._n_row, block=p.page)
+        rec.program.add(
+            ops.SELECT_TOP_K,
+            step=rec.step,
+            scores=self._scores,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=self._n_row,
+            capacity=self._n_page,
+            block=p.page,
+            n_sink=p.n_sink,
+            n_recent=p.n_recent,
+            n_top=p.n_top,
+        )
+        return sel
+
+    def truncate(self, n_tokens: int) -> None:
+        np.minimum(self._filled, n_tokens, out=self._filled)
+
+    def _record_bounds(self, rec: Recording, layer: int, kv: KVView) -> None:
+        rec.program.add(
+            ops.QUEST_BOUNDS,
+            (self.shape.head_dim,),
+            step=rec.step,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            bounds=self._bounds[layer],
+            filled=self._filled[layer],
+            n_head_kv=self.shape.n_head_kv,
+            n_page=self._n_page,
+            page=self._params.page,
+        )
+
+    def _record_scores(self, rec: Recording, layer: int, q: np.ndarray) -> None:
+        rec.program.add(
+            ops.QUEST_SCORE,
+            (self.shape.head_dim, self.shape.n_head // self._n_row),
+            step=rec.step,
+            q=q,
+            bounds=self._bounds[layer],
+            filled=self._filled[layer],
+            scores=self._scores,
+            n_row=self._n_row,
+            heads_per_kv=self.shape.group,
+            n_page=self._n_page,
+            page=self._params.page,
+        )
+
+
+METHOD = Quest

@@ -1,0 +1,79 @@
+"""QUEST_BOUNDS and QUEST_SCORE against NumPy, between unmapped pages."""
+
+import numpy as np
+import pytest
+from guarded import in_child, runs, step_of
+from test_kernels_attention import normal, page_table, paged
+
+from tamis.jit_kernels import ops
+
+SHAPES = [(16, 1), (64, 2), (80, 7)]  # head_dim, group
+KERNELS = [
+    *((ops.QUEST_BOUNDS, shape[:1]) for shape in SHAPES),
+    *((ops.QUEST_SCORE, shape) for shape in SHAPES),
+]
+
+
+def pages_of(k, page):
+    """The keys [n_kv, n_head_kv, head_dim] cut into pages."""
+    return [k[i : i + page] for i in range(0, len(k), page)]
+
+
+@pytest.mark.parametrize(("pos", "filled"), [(0, 0), (150, 0), (150, 150), (150, 97), (64, 151)])
+@pytest.mark.parametrize("page", [5, 16, 100])
+@pytest.mark.parametrize("head_dim", [16, 80])
+@in_child
+def test_bounds_are_those_of_the_pages_from_the_first_unfilled_position(
+    head_dim, page, pos, filled
+):
+    rng = np.random.default_rng((head_dim, page, pos))
+    k = normal(rng, pos + 1, 2, head_dim).astype(np.float16)
+    table = page_table(rng, pos + 1, 4)
+    pages = pages_of(k, page)
+    n_page = len(pages) + 2
+    before = normal(rng, 2, n_page, 2, head_dim).astype(np.float16)
+    expected = before.copy()
+    for i, keys in enumerate(pages):
+        if (i + 1) * page > min(filled, pos):
+            expected[:, i, 0], expected[:, i, 1] = keys.max(axis=0), keys.min(axis=0)
+    for found in runs(
+        ops.QUEST_BOUNDS, (head_dim,), out={"bounds": before}, step=step_of(1, pos),
+        k_pages=paged(k, table), k_table=table, filled=np.array([filled]), n_head_kv=2,
+        n_page=n_page, page=page,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["bounds"], expected)
+
+
+@pytest.mark.parametrize("pos", [0, 62, 150])
+@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
+@pytest.mark.parametrize("rows_per_kv", [1, 3])
+@in_child
+def test_scores_are_upper_bounds(head_dim, group, rows_per_kv, pos):
+    rng = np.random.default_rng((head_dim, pos, rows_per_kv))
+    n_head_kv, page = 2, 16
+    n_row, heads_per_kv = n_head_kv * rows_per_kv, group * rows_per_kv
+    q = normal(rng, 1, n_row * group, head_dim)
+    k = normal(rng, pos + 1, n_head_kv, head_dim).astype(np.float16)
+    pages = pages_of(k.astype(float), page)
+    n_page = len(pages) + 1
+    bounds = np.zeros((n_head_kv, n_page, 2, head_dim), np.float16)
+    expected, exact = np.zeros((2, n_row, len(pages)))
+    for i, keys in enumerate(pages):
+        bounds[:, i, 0], bounds[:, i, 1] = keys.max(axis=0), keys.min(axis=0)
+        by_row = np.repeat(bounds[:, i].astype(float), heads_per_kv, axis=0)
+        top = np.maximum(q[0] * by_row[:, 0], q[0] * by_row[:, 1]).sum(axis=1)
+        expected[:, i] = top.reshape(n_row, group).max(axis=1)
+        dots = np.einsum("hd,jhd->hj", q[0], np.repeat(keys, heads_per_kv, axis=1))
+        exact[:, i] = dots.max(axis=1).reshape(n_row, group).max(axis=1)
+    before = normal(rng, n_row, n_page)
+    for found in runs(
+        ops.QUEST_SCORE, (head_dim, group), out={"scores": before, "filled": np.array([-7])},
+        step=step_of(1, pos), q=q, bounds=bounds, n_row=n_row, heads_per_kv=heads_per_kv,
+        n_page=n_page, page=page,
+    ):  # fmt: skip
+        assert found["filled"] == pos + 1
+        # Float32 sums of at most 80 products.
+        scores = found["scores"][:, : len(pages)]
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
+        assert (scores >= exact - 1e-4).all()
+        np.testing.assert_array_equal(found["scores"][:, len(pages) :], before[:, len(pages) :])
