@@ -33,6 +33,19 @@ STEP = _Step(0, 8, 16)
 STEP_SIZE = 3
 
 
+class _CisMeta(NamedTuple):
+    """Byte offsets of what CIS remembers of a row: int64s."""
+
+    next: int  # position that continues the block; any other one starts a new block
+    begin: int  # position of the block's first step
+    n_ref: int  # references of this block
+    n_retrieval: int  # counted, never reset by a kernel
+    n_step: int
+
+
+CIS_META = _CisMeta(0, 8, 16, 24, 32)
+
+
 def _op(file: str, name: str, constants: str, fields: str) -> Op:
     return Op(name, file, tuple(constants.split()), tuple(fields.split()))
 
@@ -116,6 +129,51 @@ SCORE_KEYS = _op(
 # between them (all positions where they do not exceed the sum). Ties go to the lower position.
 SELECT_TOP_K = _op(
     "select", "select_top_k", "", "step scores indptr indices n_row capacity n_sink n_recent n_top"
+)
+# A Selection of single positions from sets int32 [n_row, capacity], ascending, the first
+# counts int32 [n_row] of each row.
+SELECT_PACK = _op("select", "select_pack", "", "sets counts indptr indices n_row capacity")
+
+# The method `cpe` (PrHS paper). drop / 2^32 is the part of the past that a layer does not see:
+# a query at t sees sinks and positions from P(t) = floor(drop * t / 2^32) on (Eq. 15), never less
+# than its last n_local. The middle is what it sees between the sinks and those last n_local.
+# A Selection of whole blocks: what the queries of a row's block see.
+SELECT_PSAW = _op(
+    "select_cpe",
+    "select_psaw",
+    "",
+    "step indptr indices n_row q_block block n_sink n_local drop",
+)
+# chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
+# block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
+# row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
+# [n_row, 5], see CIS_META; a block ends after n_block steps; products f32 [n_row] is scratch.
+CIS_GATE = _op(
+    "select_cpe",
+    "cis_gate",
+    "head_dim group",
+    "step q refs meta chosen products n_row n_block n_sink n_local n_top drop tau_f",
+)
+# For rows with chosen -1: scores f32 [n_row, capacity] as SCORE_KEYS gives them, of the middle
+# only, and maxima f32 [n_row, capacity / 16] of 16 neighbours each. No other row reads a key.
+CIS_SCORE = _op(
+    "select_cpe",
+    "cis_score",
+    "head_dim group",
+    "step q k_pages k_table chosen scores maxima n_row heads_per_kv n_head_kv capacity n_sink"
+    " n_local drop scale_f",
+)
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
+# all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
+# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
+# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]. scores is
+# used up; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
+CIS_SETS = _op(
+    "select_cpe",
+    "cis_sets",
+    "",
+    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row n_block capacity"
+    " set_capacity n_sink n_local n_top n_best radius drop",
 )
 
 # The thread team's own entries: no argument struct, see cpu/team.py.

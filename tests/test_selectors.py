@@ -38,11 +38,19 @@ EXAMPLES = {
         Example("topk:k=24,sink=4,recent=8,rows=head", 36, 8),
         Example("topk:k=0,sink=0,recent=1", 1, 1),
     ],
+    "cpe": [
+        Example("cpe:k=24,sink=4,local=8,s=4", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group", 4 + 8 + 24 + 6 * 8, 8),
+        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
+        Example("cpe:s=0,sink=4,local=8", None, 8),
+        Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
+    "cpe": ["cpe:k=512,phi=1", "cpe:local=512", "cpe:s=0,phi=1", "cpe:s=0,sink=512"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods()]

@@ -65,21 +65,21 @@ def score_keys(head_dim: int, group: int) -> Any:
 
 
 @njit
-def _ordered(score):
+def ordered(score):
     """An integer that orders as the float does; both zeros give the same."""
     bits = f32_bits(score)
     return (1 << 32) - bits if bits >> 31 else bits | 0x80000000
 
 
 @njit
-def _threshold(scores, low, high, k):
+def threshold(scores, low, high, k):
     """The k-th largest ordered score of positions low .. high - 1, by bisection on its bits."""
     found = 0
     for bit in range(31, -1, -1):
         candidate = found | 1 << bit
         count = 0
         for j in range(low, high):
-            count += _ordered(load_f32(scores + 4 * j)) >= candidate
+            count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate
     return found
@@ -100,20 +100,38 @@ def select_top_k() -> Any:
             row, low, high = scores + 4 * capacity * r, n_sink, n_kv - n_recent
             bar, ties = 0, 0
             if not everything and n_top > 0:
-                bar = _threshold(row, low, high, n_top)
+                bar = threshold(row, low, high, n_top)
                 ties = n_top
                 for j in range(low, high):
-                    ties -= _ordered(load_f32(row + 4 * j)) > bar
+                    ties -= ordered(load_f32(row + 4 * j)) > bar
             at = indices + 4 * size * r
             for j in range(n_kv):
                 keep = everything or j < low or j >= high
                 if not keep and n_top > 0:
-                    order = _ordered(load_f32(row + 4 * j))
+                    order = ordered(load_f32(row + 4 * j))
                     keep = order > bar or (order == bar and ties > 0)
                     if order == bar:
                         ties -= 1
                 if keep:
                     store_i32(at, j)
                     at += 4
+
+    return kernel
+
+
+def select_pack() -> Any:
+    """Kernel of SELECT_PACK: threads take rows in turn; each adds up the sizes before its own."""
+
+    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
+        begin = 0
+        for r in range(n_row):
+            count = load_i32(counts + 4 * r)
+            if r % n_thread == tid:
+                store_i32(indptr, 0)
+                store_i32(indptr + 4 * (r + 1), begin + count)
+                row = sets + 4 * capacity * r
+                for i in range(count):
+                    store_i32(indices + 4 * (begin + i), load_i32(row + 4 * i))
+            begin += count
 
     return kernel
