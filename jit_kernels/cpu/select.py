@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from numba import njit
+from numba import int64, njit
 
 from tamis.jit_kernels.cpu.intrinsic import (
+    bits_f32,
     f32_bits,
     load_f32,
     load_i32,
@@ -12,6 +13,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cpu.simd import LANES, as_i32, hsum, load_f, reaches, splat_f, zero_f
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
@@ -71,17 +73,39 @@ def ordered(score):
     return (1 << 32) - bits if bits >> 31 else bits | 0x80000000
 
 
+LOWEST = 0x00800000  # ordered(-inf)
+
+
+@njit
+def _count_reaching(scores, n, bar):
+    """How many of n scores are at least `bar`: most of a selection's time."""
+    bars, counts = splat_f(bar), as_i32(zero_f())
+    for j in range(n // LANES):
+        counts += reaches(load_f(scores + 4 * LANES * j), bars)
+    count = int64(hsum(counts))
+    for j in range(n // LANES * LANES, n):
+        count += load_f32(scores + 4 * j) >= bar
+    return count
+
+
 @njit
 def threshold(scores, low, high, k):
-    """The k-th largest ordered score of positions low .. high - 1, by bisection on its bits."""
+    """An ordered score that k of positions low .. high - 1 reach, by bisection on its bits.
+
+    The largest one, the k-th best score; or a smaller one that the same k reach.
+    """
     found = 0
     for bit in range(31, -1, -1):
         candidate = found | 1 << bit
-        count = 0
-        for j in range(low, high):
-            count += ordered(load_f32(scores + 4 * j)) >= candidate
+        if candidate <= LOWEST:  # everything reaches it
+            found = candidate
+            continue
+        bits = candidate & 0x7FFFFFFF if candidate >> 31 else (1 << 32) - candidate
+        count = _count_reaching(scores + 4 * low, high - low, bits_f32(bits))
         if count >= k:
             found = candidate
+            if count == k:
+                break
     return found
 
 

@@ -441,6 +441,12 @@ def vabs(b, x):
     return magnitude(b, x)
 
 
+@vector_op(lambda x, y: Vec("i", 32, x.n) if _is(x, "f") and x == y else None)
+def reaches(b, x, y):
+    """Int32 lanes: 1 where x >= y, else 0."""
+    return b.zext(b.fcmp_ordered(">=", x, y), lanes_of(I32, x))
+
+
 @vector_op(_float_only)
 def vsqrt(b, x):
     """Square roots."""
