@@ -45,12 +45,19 @@ EXAMPLES = {
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
     ],
+    "lfps": [
+        Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
+        Example("lfps:a=0,budget=0.2,sink=0,local=1,bypass=none", 1 + 51, 1),
+        Example("lfps:epsilon=0,local=8,bypass=mean", 4 + 8 + 5, 8),
+        Example("lfps:epsilon=0.1,local=8,r=0", 4 + 8 + 5, 8),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
     "cpe": ["cpe:k=512,phi=1", "cpe:local=512", "cpe:s=0,phi=1", "cpe:s=0,sink=512"],
+    "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods()]
