@@ -21,6 +21,7 @@ one set for the heads that share a KV head: all their cosines must pass, scores 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -154,7 +155,7 @@ class _State(SelectorState):
 
     def _cis(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, n_row = self._params, self._n_row
-        middle = {"n_sink": p.sink, "n_local": p.local, "drop": self._drop(layer)}
+        middle: dict[str, Any] = {"n_sink": p.sink, "n_local": p.local, "drop": self._drop(layer)}
         heads = (self.shape.head_dim, self.shape.n_head // n_row)
         rec.program.add(
             ops.CIS_GATE,
@@ -191,7 +192,7 @@ class _State(SelectorState):
         self._add_sets(rec, layer, middle)
         return self._pack(rec)
 
-    def _add_sets(self, rec: Recording, layer: int, middle: dict[str, int]) -> None:
+    def _add_sets(self, rec: Recording, layer: int, middle: dict[str, Any]) -> None:
         p = self._params
         rec.program.add(
             ops.CIS_SETS,

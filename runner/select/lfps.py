@@ -27,6 +27,7 @@ prompt or truncate() the tables start anew; after load, from the first query, as
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -153,7 +154,7 @@ class _State(SelectorState):
         self._meta[:, :, 0] = -1
         self._past_pos[self._past_pos >= n_tokens] = -1
 
-    def _heads(self) -> dict[str, int | float]:
+    def _heads(self) -> dict[str, Any]:
         shape = self.shape
         return {
             "n_head": shape.n_head,
@@ -162,7 +163,7 @@ class _State(SelectorState):
             "scale_f": shape.head_dim**-0.5,
         }
 
-    def _tables(self, layer: int) -> dict[str, np.ndarray | int | float]:
+    def _tables(self, layer: int) -> dict[str, Any]:
         return {
             "ver": self._ver[layer],
             "sla": self._sla[layer],
