@@ -25,6 +25,7 @@ from tamis.jit_kernels.cpu.simd import (
     join,
     low_half,
     nibbles,
+    reaches,
     repeat,
     round_i32,
     shift_left,
@@ -145,6 +146,24 @@ def check_float_operators(vec):
 @pytest.mark.parametrize("vec", ["f32x8", "f32x16"])
 def test_float_operators(level, vec):
     run_at(level, check_float_operators, vec)
+
+
+def check_comparison(vec):
+    load, words = op_of("load", vec), op_of("store", "i32" + vec[3:])
+
+    def kernel(out, a, b):
+        words(out, reaches(load(a), load(b)))
+
+    a = numbers(vec, seed=1)
+    b = np.where(np.arange(len(a)) % 2 == 0, a, numbers(vec, seed=2))
+    a[:6], b[:6] = [np.inf, -np.inf, np.nan, 1, 0.0, -np.inf], [np.inf, -np.inf, 1, np.nan, -0.0, 1]
+    found = result(kernel, np.empty(len(a), np.int32), a, b)
+    np.testing.assert_array_equal(found, a >= b)
+
+
+@pytest.mark.parametrize("vec", ["f32x8", "f32x16"])
+def test_lanes_are_compared_as_ieee_says(level, vec):
+    run_at(level, check_comparison, vec)
 
 
 def check_halves(n):

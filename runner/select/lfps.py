@@ -16,7 +16,7 @@ Cost beside the candidates' keys: tables are indexed by position and by distance
 shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis; blocks
 of 64 entries have an upper bound, so that only blocks with a candidate are read. What is left that
 grows with the context is a pass over those bounds, 1/64 of it. The tables take 8 bytes a query head
-and position.
+and position. Starting the tables costs as much as `s` dense steps, once after each prompt.
 
 Departures. The local window is kept whole and is in no table, nor are the sinks (footnote 1);
 weights are normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table
