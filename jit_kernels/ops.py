@@ -35,6 +35,46 @@ STEP = _Step(0, 8, 16)
 STEP_SIZE = 3
 
 
+class _CisMeta(NamedTuple):
+    """Byte offsets of what CIS remembers of a row: int64s."""
+
+    next: int  # position that continues the block; any other one starts a new block
+    begin: int  # position of the block's first step
+    n_ref: int  # references of this block
+    n_retrieval: int  # counted, never reset by a kernel
+    n_step: int
+
+
+CIS_META = _CisMeta(0, 8, 16, 24, 32)
+
+
+class _LfpsMeta(NamedTuple):
+    """Byte offsets of what LFPS remembers of a head: int64s."""
+
+    next: int  # position that continues the tables; for any other one they are made anew
+    bypassed: int  # 1 where the last step bypassed the head
+    n_bypass: int  # counted, never reset by a kernel
+    n_step: int
+    n_scanned: int  # keys read, over all steps
+    n_seen: int  # keys that dense attention would have read
+
+
+LFPS_META = _LfpsMeta(0, 8, 16, 24, 32, 40)
+
+
+class _LfpsStats(NamedTuple):
+    """Byte offsets of the numbers of a head's tables: float64s."""
+
+    scale: int  # a score is its table's entry times scale
+    spread: int  # sigma_h^2 / |q_h|^2 of the last prompt query
+    ver: int  # four power sums of the vertical table's entries
+    sla: int  # and of the slash table's
+
+
+LFPS_STATS = _LfpsStats(0, 8, 16, 48)
+LFPS_STATS_SIZE = 10
+
+
 def _op(file: str, name: str, constants: str, fields: str) -> Op:
     return Op(name, file, tuple(constants.split()), tuple(fields.split()))
 
@@ -122,6 +162,93 @@ SELECT_TOP_K = _op(
     "select_top_k",
     "",
     "step scores indptr indices n_row capacity block n_sink n_recent n_top",
+)
+# A Selection of single positions from sets int32 [n_row, capacity], ascending, the first
+# counts int32 [n_row] of each row.
+SELECT_PACK = _op("select", "select_pack", "", "sets counts indptr indices n_row capacity")
+
+# The method `cpe` (PrHS paper). drop / 2^32 is the part of the past that a layer does not see:
+# a query at t sees sinks and positions from P(t) = floor(drop * t / 2^32) on (Eq. 15), never less
+# than its last n_local. The middle is what it sees between the sinks and those last n_local.
+# A Selection of whole blocks: what the queries of a row's block see.
+SELECT_PSAW = _op(
+    "select_cpe",
+    "select_psaw",
+    "",
+    "step indptr indices n_row q_block block n_sink n_local drop",
+)
+# chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
+# block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
+# row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
+# [n_row, 5], see CIS_META; a block ends after n_block steps; products f32 [n_row] is scratch.
+CIS_GATE = _op(
+    "select_cpe",
+    "cis_gate",
+    "head_dim group",
+    "step q refs meta chosen products n_row n_block n_sink n_local n_top drop tau_f",
+)
+# For rows with chosen -1: scores f32 [n_row, capacity] as SCORE_KEYS gives them, of the middle
+# only, and maxima f32 [n_row, capacity / 16] of 16 neighbours each. No other row reads a key.
+CIS_SCORE = _op(
+    "select_cpe",
+    "cis_score",
+    "head_dim group",
+    "step q k_pages k_table chosen scores maxima n_row heads_per_kv n_head_kv capacity n_sink"
+    " n_local drop scale_f",
+)
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
+# all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
+# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
+# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]. scores is
+# used up; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
+CIS_SETS = _op(
+    "select_cpe",
+    "cis_sets",
+    "",
+    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row n_block capacity"
+    " set_capacity n_sink n_local n_top n_best radius drop",
+)
+
+# The method `lfps` (Yao and Wang 2025). Positions are sinks (the first n_sink), the last n_local,
+# and the middle between them, which the tables are over: ver f32 [n_head, capacity] by position,
+# sla f32 [n_head, capacity] by distance to the query (so that nothing is ever shifted), both
+# divided by a common scale (so that decay costs nothing). bounds f32 [2, n_head, capacity / 64]:
+# no entry of 64 neighbours of ver (of sla) is larger. stats f64 [n_head, 10], see LFPS_STATS; meta
+# int64 [n_head, 6], see LFPS_META; means f32 [n_head, 2, head_dim]: of the middle's keys and values
+# when the tables were made.
+# Keep the last queries: q f32 [n_tok, n_head, head_dim] to past f32 [n_past, n_head, head_dim] at
+# position % n_past, and the position to past_pos int64 [n_past].
+LFPS_KEEP = _op("select_lfps", "lfps_keep", "head_dim", "step q past past_pos n_head n_past")
+# Make the tables from the weights of the last n_past queries (Eq. 4), or of this one where none is
+# kept, for heads whose meta.next is not this position. scores f32 [n_head, capacity] is scratch.
+LFPS_START = _op(
+    "select_lfps",
+    "lfps_start",
+    "head_dim",
+    "step q k_pages v_pages k_table v_table past past_pos ver sla bounds stats meta means scores"
+    " n_head heads_per_kv n_head_kv capacity n_past n_sink n_local decay_f scale_f",
+)
+# sets int32 [n_head, set_capacity], counts int32 [n_head]: sinks, last n_local and the best
+# budget * (pos + 1) of the candidates (Eq. 5-9); the tables learn from them (Eq. 10). A head whose
+# sparsity exceeds epsilon gets no candidates and meta.bypassed 1 (where bypass is not 0), and its
+# tables stay. scores as above; order int32 [n_head, capacity], bits int64 [n_head, 2,
+# capacity / 64] are scratch.
+LFPS_SETS = _op(
+    "select_lfps",
+    "lfps_sets",
+    "head_dim",
+    "step q k_pages k_table ver sla bounds stats meta means scores order bits sets counts n_head"
+    " heads_per_kv n_head_kv capacity set_capacity n_sink n_local bypass a_f budget_f epsilon_f"
+    " decay_f scale_f",
+)
+# Outputs f32 [n_head, head_dim] of bypassed heads: joined with the mean value, which weighs
+# w_global (Eq. 5); with bypass 2, replaced by it. scores f32 [n_head] is scratch.
+LFPS_BYPASS = _op(
+    "select_lfps",
+    "lfps_bypass",
+    "head_dim",
+    "step q k_pages k_table stats meta means sets counts scores out n_head heads_per_kv n_head_kv"
+    " set_capacity bypass scale_f",
 )
 
 # Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest

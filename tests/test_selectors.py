@@ -56,11 +56,26 @@ EXAMPLES = {
         Example("hip:k=8,b_k=2,r_m=8,l_d=0,sink=0,local=1,span=6", 3 * 8 + 2, 1),
         Example("hip:k=1,b_k=1,l_d=0,sink=0,local=1", 2, 1),
     ],
+    "cpe": [
+        Example("cpe:k=24,sink=4,local=8,s=4", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group", 4 + 8 + 24 + 6 * 8, 8),
+        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
+        Example("cpe:s=0,sink=4,local=8", None, 8),
+        Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
+    ],
+    "lfps": [
+        Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
+        Example("lfps:a=0,budget=0.2,sink=0,local=1,bypass=none", 1 + 51, 1),
+        Example("lfps:epsilon=0,local=8,bypass=mean", 4 + 8 + 5, 8),
+        Example("lfps:epsilon=0.1,local=8,r=0", 4 + 8 + 5, 8),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
+    "cpe": ["cpe:k=512,phi=1", "cpe:local=512", "cpe:s=0,phi=1", "cpe:s=0,sink=512"],
+    "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
     "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],

@@ -160,6 +160,12 @@ def load_f64(b, p):
     return b.load(pointer(b, p, DOUBLE), align=8)
 
 
+@op(void, int64, float64)
+def store_f64(b, p, v):
+    """Write the float64 v at p."""
+    b.store(v, pointer(b, p, DOUBLE), align=8)
+
+
 # ---- other threads -------------------------------------------------------------------------------
 @op(int64, int64, int64)
 def atomic_add(b, p, v):

@@ -77,6 +77,9 @@ def score_keys(head_dim: int, group: int) -> Any:
     return kernel
 
 
+LEAST = -0x80000000  # below what `ordered` gives for any score
+
+
 @njit
 def ordered(score):
     """An int32 that orders as the float does; both zeros give the same."""
@@ -87,8 +90,11 @@ def ordered(score):
 
 @njit
 def threshold(scores, low, high, k):
-    """The k-th largest ordered score of entries low .. high - 1, by bisection on its bits."""
-    found = -0x80000000
+    """An ordered score that k of entries low .. high - 1 reach, by bisection on its bits.
+
+    The largest one, the k-th best score; or a smaller one that the same k reach.
+    """
+    found = LEAST
     whole = high - (high - low) % 16
     for bit in range(31, -1, -1):
         candidate = found + (1 << bit)
@@ -102,6 +108,8 @@ def threshold(scores, low, high, k):
             count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate
+            if count == k:
+                break
     return found
 
 
@@ -136,5 +144,23 @@ def select_top_k() -> Any:
                 if keep:
                     store_i32(at, j)
                     at += 4
+
+    return kernel
+
+
+def select_pack() -> Any:
+    """Kernel of SELECT_PACK: threads take rows in turn; each adds up the sizes before its own."""
+
+    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
+        begin = 0
+        for r in range(n_row):
+            count = load_i32(counts + 4 * r)
+            if r % n_thread == tid:
+                store_i32(indptr, 0)
+                store_i32(indptr + 4 * (r + 1), begin + count)
+                row = sets + 4 * capacity * r
+                for i in range(count):
+                    store_i32(indices + 4 * (begin + i), load_i32(row + 4 * i))
+            begin += count
 
     return kernel

@@ -1,0 +1,235 @@
+"""CPE: which positions to keep is decided before attention (Pre-hoc Sparsity; Gao et al., 2025).
+
+CIS, clustered index sharing (section IV-A), at decode: steps are cut in blocks of `s`. A head
+retrieves - scores every position it sees and keeps the `k` best - when no query of this block that
+retrieved has a cosine above `tau` with its own (Eq. 12). Otherwise it reads the set of the most
+recent such query, dilated (Eq. 13), and no keys at all. `s=0` turns CIS off.
+PSAW, progressive window (Eq. 15), at prefill and decode: deep layers see only the sinks and a last
+part of the past, down to `phi ** alpha` of it in the last layer. `phi=1` turns PSAW off.
+
+Decides: the first `sink`, the last `local`, and of what PSAW leaves between them, CIS's sets.
+Layers with a sliding window of their own stay as they are.
+
+Departures. Layers count from 1, so that the last one reaches phi ** alpha (as in the appendix).
+In prefill the window is widened to whole blocks of 16 positions and to its oldest query's.
+The last `local` positions are kept whatever PSAW says. A block also ends where decoding does:
+after a prompt, truncate() or load, the next step retrieves. Early token freezing (ETF) is absent.
+
+`rows="head"` decides for each query head, as the paper does; `rows="group"` makes one decision and
+one set for the heads that share a KV head: all their cosines must pass, scores are their maximum.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+
+BLOCK = 16  # positions an index of PSAW's Selection stands for
+RUN = 16  # positions a maximum of CIS_SCORE stands for
+
+
+@dataclass(frozen=True, slots=True)
+class CPE:
+    """The paper's table VI; the budget is section V-C's: 16 + 432 + 64 = 512 tokens."""
+
+    s: int = 16  # block size in steps; 0: no CIS
+    tau: float = 0.8  # cosine above which a head shares
+    r: int = 1  # dilation radius
+    k: int = 432  # tokens retrieved; floor(k / 3) of them are dilated
+    sink: int = 16
+    local: int = 64
+    phi: float = 0.7  # part of the past that the last layer sees, for alpha = 1; 1: no PSAW
+    alpha: float = 1.0
+    rows: str = "head"
+
+    def __post_init__(self) -> None:
+        if min(self.s, self.r, self.sink) < 0 or self.k < 1 or self.local < 1:
+            raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
+        if not 0 < self.phi <= 1 or self.alpha < 0 or not -1 <= self.tau <= 1:
+            raise ValueError(f"{self}: expected 0 < phi <= 1, alpha >= 0 and -1 <= tau <= 1")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+    def dropped(self, layer: int, n_layer: int) -> float:
+        """The part of the past that layer `layer` (from 0) does not see: 1 - phi^(...), Eq. 15."""
+        start = 3 * n_layer // 4
+        depth = max(0, layer + 1 - start) / (n_layer - start)
+        return 1.0 - self.phi ** (self.alpha * depth)
+
+
+def g(delta: float, n: int) -> float:
+    """Eq. 4: the most information, in nats, that dropping the mass delta of n tokens loses."""
+    if not 0.0 < delta < 1.0:
+        return 2 * delta * math.log(n)
+    entropy = -delta * math.log(delta) - (1 - delta) * math.log(1 - delta)
+    return 2 * (entropy + delta * math.log(n))
+
+
+def beta_th(tau: float, k_max: float, head_dim: int) -> float:
+    """Eq. 14: most retained mass that sharing above the cosine tau gives up against the best set.
+
+    For queries of unit length; k_max is the longest key. Above 1 it says nothing, which is usual.
+    """
+    return 2 * (2 * k_max / math.sqrt(head_dim)) * math.sqrt(2 - 2 * tau)
+
+
+class _State(SelectorState):
+    """What CIS remembers: queries and sets that retrieved in the current block, for each row."""
+
+    def __init__(self, params: CPE, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        self._n_row = n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
+        p, n_ctx = params, -(-shape.n_ctx // RUN) * RUN
+        self._n_best = p.k // 3
+        self._set_capacity = min(n_ctx, p.sink + p.local + p.k + 2 * p.r * self._n_best)
+        n_q = shape.n_head // n_row * shape.head_dim
+        self._meta = np.zeros((shape.n_layer, n_row, len(ops.CIS_META)), np.int64)
+        self._refs = np.zeros((shape.n_layer, n_row, p.s, n_q), np.float32)
+        self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
+        self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
+        # Used within a layer: one for all.
+        self._chosen = np.zeros(n_row, np.int32)
+        self._products = np.zeros(n_row, np.float32)
+        self._scores = np.zeros((n_row, n_ctx), np.float32)
+        self._maxima = np.zeros((n_row, n_ctx // RUN), np.float32)
+        self._order = np.zeros((n_row, n_ctx), np.int32)
+        self._sets = np.zeros((n_row, self._set_capacity), np.int32)
+        self._counts = np.zeros(n_row, np.int32)
+        self.truncate(0)
+
+    @property
+    def retrievals(self) -> np.ndarray:
+        """How often each row of each layer retrieved so far, int64 [n_layer, n_row]."""
+        return self._meta[:, :, 3].copy()
+
+    @property
+    def retrieval_ratio(self) -> float:
+        """The paper's mean rho: retrievals a row and step, over the layers that CIS serves."""
+        steps = self._meta[:, :, 4].sum()
+        return float(self._meta[:, :, 3].sum() / steps) if steps else 0.0
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer] or self._drop(layer) == 0:
+            return super().prefill(rec, layer, q, kv)
+        return self._psaw(rec, layer)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer] or self._params.s == 0:
+            return self.prefill(rec, layer, q, kv)
+        return self._cis(rec, layer, q, kv)
+
+    def truncate(self, n_tokens: int) -> None:
+        """End all blocks: their sets were chosen by queries that may be gone."""
+        self._meta[:, :, 0] = -1
+
+    def _drop(self, layer: int) -> int:
+        """Eq. 15's factor in units of 2^-32, up: a product that is whole stays whole."""
+        return math.ceil(self._params.dropped(layer, self.shape.n_layer) * 2**32)
+
+    def _psaw(self, rec: Recording, layer: int) -> Selection:
+        n_row = self.shape.n_head_kv
+        sel = new_selection(self.shape, rec, n_row=n_row, block=BLOCK)
+        rec.program.add(
+            ops.SELECT_PSAW,
+            step=rec.step,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=n_row,
+            q_block=rec.q_block,
+            block=BLOCK,
+            n_sink=self._params.sink,
+            n_local=self._params.local,
+            drop=self._drop(layer),
+        )
+        return sel
+
+    def _cis(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, n_row = self._params, self._n_row
+        middle: dict[str, Any] = {"n_sink": p.sink, "n_local": p.local, "drop": self._drop(layer)}
+        heads = (self.shape.head_dim, self.shape.n_head // n_row)
+        rec.program.add(
+            ops.CIS_GATE,
+            heads,
+            step=rec.step,
+            q=q,
+            refs=self._refs[layer],
+            meta=self._meta[layer],
+            chosen=self._chosen,
+            products=self._products,
+            n_row=n_row,
+            n_block=p.s,
+            n_top=p.k,
+            tau_f=p.tau,
+            **middle,
+        )
+        rec.program.add(
+            ops.CIS_SCORE,
+            heads,
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            chosen=self._chosen,
+            scores=self._scores,
+            maxima=self._maxima,
+            n_row=n_row,
+            heads_per_kv=self.shape.group,
+            n_head_kv=self.shape.n_head_kv,
+            capacity=self._scores.shape[1],
+            scale_f=self.shape.head_dim**-0.5,
+            **middle,
+        )
+        self._add_sets(rec, layer, middle)
+        return self._pack(rec)
+
+    def _add_sets(self, rec: Recording, layer: int, middle: dict[str, Any]) -> None:
+        p = self._params
+        rec.program.add(
+            ops.CIS_SETS,
+            step=rec.step,
+            chosen=self._chosen,
+            meta=self._meta[layer],
+            scores=self._scores,
+            maxima=self._maxima,
+            order=self._order,
+            ref_sets=self._ref_sets[layer],
+            ref_counts=self._ref_counts[layer],
+            sets=self._sets,
+            counts=self._counts,
+            n_row=self._n_row,
+            n_block=p.s,
+            capacity=self._scores.shape[1],
+            set_capacity=self._set_capacity,
+            n_top=p.k,
+            n_best=self._n_best,
+            radius=p.r,
+            **middle,
+        )
+
+    def _pack(self, rec: Recording) -> Selection:
+        n_row = self._n_row
+        indptr = np.zeros(n_row + 1, np.int32)
+        indices = np.zeros(n_row * self._set_capacity, np.int32)
+        rec.program.add(
+            ops.SELECT_PACK,
+            sets=self._sets,
+            counts=self._counts,
+            indptr=indptr,
+            indices=indices,
+            n_row=n_row,
+            capacity=self._set_capacity,
+        )
+        return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
+
+
+METHOD = CPE

@@ -1,0 +1,236 @@
+"""LFPS: what past steps attended to predicts where this one looks (Yao and Wang, 2025).
+
+Decides, at decode and for each query head: the first `sink` positions, the last `local`, and of the
+middle between them the best `budget` of those that two score tables propose. The vertical table
+scores positions, the slash table distances to the query. A step
+1. bypasses the head where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
+   is represented by its mean value, and the tables stay as they are;
+2. takes the entries above a * mean / kurtosis of their table as candidates (Eq. 7-8);
+3. adds the neighbours -1 .. 2 whose score is above a mean (Eq. 9);
+4. reads the keys of the candidates only, and keeps the best;
+5. lets the tables decay by `r` and learn from what was kept (Eq. 10).
+The tables start from the attention of the last `s` queries before decoding (Eq. 4). Prefill is
+dense, and so are the layers that have a sliding window of their own.
+
+Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
+shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis; blocks
+of 64 entries have an upper bound, so that only blocks with a candidate are read. What is left that
+grows with the context is a pass over those bounds, 1/64 of it. The tables take 8 bytes a query head
+and position. Starting the tables costs as much as `s` dense steps, once after each prompt.
+
+Departures. The local window is kept whole and is in no table, nor are the sinks (footnote 1);
+weights are normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table
+is read at the distance to the current query. `bypass="mix"` (the paper's third finding) joins the
+sinks, the local window and the mean value by their weights; "mean" is the algorithm box's mean
+value alone; "none" never bypasses. Mean key and value are those of the start of decoding. After a
+prompt or truncate() the tables start anew; after load, from the first query, as no other is known.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import Recording, SelectorShape, SelectorState
+
+RUN = 64  # entries that a bound stands for
+BYPASSES = ("none", "mix", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class LFPS:
+    """The paper's section 5: a 0.2 (0.1 to 0.4 trade keys for quality), r 0.95, budget 2 %."""
+
+    a: float = 0.2  # a smaller one proposes more candidates
+    r: float = 0.95  # decay of the tables
+    s: int = 32  # queries that the tables start from
+    budget: float = 0.02  # part of the context that is kept, beside sinks and local
+    epsilon: float = 0.85
+    sink: int = 4
+    local: int = 64
+    bypass: str = "mix"
+
+    def __post_init__(self) -> None:
+        if self.a < 0 or not 0 <= self.r < 1 or not 0 < self.budget <= 1:
+            raise ValueError(f"{self}: expected a >= 0, 0 <= r < 1 and 0 < budget <= 1")
+        if self.s < 1 or self.sink < 0 or self.local < 1:
+            raise ValueError(f"{self}: expected s, local >= 1 and sink >= 0")
+        if self.bypass not in BYPASSES:
+            raise ValueError(f"bypass is {self.bypass!r}, expected one of {', '.join(BYPASSES)}")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    """Tables of every query head; see ops.py for their layout."""
+
+    def __init__(self, params: LFPS, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        p, n_layer, n_head = params, shape.n_layer, shape.n_head
+        n_ctx = -(-shape.n_ctx // RUN) * RUN
+        most = max(1, int(float(np.float32(p.budget)) * n_ctx))
+        self._set_capacity = min(n_ctx, p.sink + p.local + most)
+        self._past = np.zeros((n_layer, p.s, n_head, shape.head_dim), np.float32)
+        self._past_pos = np.full((n_layer, p.s), -1, np.int64)
+        self._ver = np.zeros((n_layer, n_head, n_ctx), np.float32)
+        self._sla = np.zeros((n_layer, n_head, n_ctx), np.float32)
+        self._bounds = np.zeros((n_layer, 2, n_head, n_ctx // RUN), np.float32)
+        self._stats = np.zeros((n_layer, n_head, ops.LFPS_STATS_SIZE), np.float64)
+        self._meta = np.zeros((n_layer, n_head, len(ops.LFPS_META)), np.int64)
+        self._means = np.zeros((n_layer, n_head, 2, shape.head_dim), np.float32)
+        # Used within a layer: one for all.
+        self._scores = np.zeros((n_head, n_ctx), np.float32)
+        self._order = np.zeros((n_head, n_ctx), np.int32)
+        self._bits = np.zeros((n_head, 2, n_ctx // RUN), np.int64)
+        self._sets = np.zeros((n_head, self._set_capacity), np.int32)
+        self._counts = np.zeros(n_head, np.int32)
+        self.truncate(0)
+
+    @property
+    def scanned_share(self) -> float:
+        """Keys read to choose, over the keys that there were, so far."""
+        return float(self._meta[..., 4].sum() / max(1, self._meta[..., 5].sum()))
+
+    @property
+    def bypass_ratio(self) -> float:
+        """Heads bypassed, over heads and steps so far."""
+        return float(self._meta[..., 2].sum() / max(1, self._meta[..., 3].sum()))
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        self._start(rec, layer, q, kv)
+        self._choose(rec, layer, q, kv)
+        return self._pack(rec)
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        p = self._params
+        if self.shape.window[layer] or rec.n_tok > 1 or p.bypass == "none":
+            return
+        rec.program.add(
+            ops.LFPS_BYPASS,
+            (self.shape.head_dim,),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            stats=self._stats[layer],
+            meta=self._meta[layer],
+            means=self._means[layer],
+            sets=self._sets,
+            counts=self._counts,
+            scores=self._scores,
+            out=out,
+            set_capacity=self._set_capacity,
+            bypass=BYPASSES.index(p.bypass),
+            **self._heads(),
+        )
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        if self.shape.window[layer]:
+            return
+        rec.program.add(
+            ops.LFPS_KEEP,
+            (self.shape.head_dim,),
+            step=rec.step,
+            q=q,
+            past=self._past[layer],
+            past_pos=self._past_pos[layer],
+            n_head=self.shape.n_head,
+            n_past=self._params.s,
+        )
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget the tables and the queries from n_tokens on: the next step starts anew."""
+        self._meta[:, :, 0] = -1
+        self._past_pos[self._past_pos >= n_tokens] = -1
+
+    def _heads(self) -> dict[str, Any]:
+        shape = self.shape
+        return {
+            "n_head": shape.n_head,
+            "heads_per_kv": shape.group,
+            "n_head_kv": shape.n_head_kv,
+            "scale_f": shape.head_dim**-0.5,
+        }
+
+    def _tables(self, layer: int) -> dict[str, Any]:
+        return {
+            "ver": self._ver[layer],
+            "sla": self._sla[layer],
+            "bounds": self._bounds[layer],
+            "stats": self._stats[layer],
+            "meta": self._meta[layer],
+            "means": self._means[layer],
+            "scores": self._scores,
+            "capacity": self._scores.shape[1],
+            "n_sink": self._params.sink,
+            "n_local": self._params.local,
+            "decay_f": self._params.r,
+        }
+
+    def _start(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        rec.program.add(
+            ops.LFPS_START,
+            (self.shape.head_dim,),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            v_pages=kv.v,
+            k_table=kv.k_table,
+            v_table=kv.v_table,
+            past=self._past[layer],
+            past_pos=self._past_pos[layer],
+            n_past=self._params.s,
+            **self._tables(layer),
+            **self._heads(),
+        )
+
+    def _choose(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        p = self._params
+        rec.program.add(
+            ops.LFPS_SETS,
+            (self.shape.head_dim,),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            order=self._order,
+            bits=self._bits,
+            sets=self._sets,
+            counts=self._counts,
+            set_capacity=self._set_capacity,
+            bypass=BYPASSES.index(p.bypass),
+            a_f=p.a,
+            budget_f=p.budget,
+            epsilon_f=p.epsilon,
+            **self._tables(layer),
+            **self._heads(),
+        )
+
+    def _pack(self, rec: Recording) -> Selection:
+        n_row = self.shape.n_head
+        indptr = np.zeros(n_row + 1, np.int32)
+        indices = np.zeros(n_row * self._set_capacity, np.int32)
+        rec.program.add(
+            ops.SELECT_PACK,
+            sets=self._sets,
+            counts=self._counts,
+            indptr=indptr,
+            indices=indices,
+            n_row=n_row,
+            capacity=self._set_capacity,
+        )
+        return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
+
+
+METHOD = LFPS

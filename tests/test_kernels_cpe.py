@@ -1,0 +1,217 @@
+"""SELECT_PACK and the ops of the method `cpe` against NumPy, between unmapped pages."""
+
+import numpy as np
+import pytest
+from guarded import in_child, runs, step_of
+from test_kernels_attention import normal, page_table, paged
+from test_kernels_select import best, rows_of
+
+from tamis.jit_kernels import ops
+
+SHAPES = [(16, 1), (64, 3)]  # head_dim, group
+KERNELS = [
+    (ops.SELECT_PACK, ()), (ops.SELECT_PSAW, ()), (ops.CIS_SETS, ()),
+    *((op, s) for s in SHAPES for op in (ops.CIS_GATE, ops.CIS_SCORE)),
+]  # fmt: skip
+DROP = 3 << 30  # 3/4 of the past is not seen
+
+
+def middle(pos, n_sink, n_local, drop):
+    start = max(0, min(pos * drop // 2**32, pos + 1 - n_local))
+    return max(n_sink, start), max(n_sink, pos + 1 - n_local)
+
+
+@in_child
+def test_sets_are_packed_one_after_the_other():
+    sets = np.arange(12, dtype=np.int32).reshape(4, 3)
+    counts = np.array([2, 0, 3, 1], np.int32)
+    indptr, indices = np.full(5, -7, np.int32), np.full(6, -7, np.int32)
+    for found in runs(
+        ops.SELECT_PACK, out={"indptr": indptr, "indices": indices}, sets=sets, counts=counts,
+        n_row=4, capacity=3,
+    ):  # fmt: skip
+        assert rows_of(found) == [[0, 1], [], [6, 7, 8], [9]]
+
+
+@pytest.mark.parametrize(("n_sink", "n_local"), [(0, 1), (4, 20), (300, 1)])
+@pytest.mark.parametrize("drop", [0, DROP, 1288490189])
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize(("n_tok", "pos", "q_block"), [(1, 0, 1), (1, 99, 1), (37, 100, 16)])
+@in_child
+def test_a_layer_sees_sinks_and_its_part_of_the_past(
+    n_tok, pos, q_block, block, drop, n_sink, n_local
+):
+    expected = []
+    for first in range(0, n_tok, q_block):
+        queries = range(pos + first, pos + min(n_tok, first + q_block))
+        low = middle(queries[0], 0, n_local, drop)[0]
+        kept = {j // block for j in range(queries[-1] + 1) if j < n_sink or j >= low}
+        # Sinks of the future are not there for a row's first queries; ATTEND is causal.
+        expected += [sorted(kept)] * 2
+    out = {
+        "indptr": np.full(len(expected) + 1, -7, np.int32),
+        "indices": np.full(sum(map(len, expected)), -7, np.int32),
+    }
+    for found in runs(
+        ops.SELECT_PSAW, out=out, step=step_of(n_tok, pos), n_row=2, q_block=q_block, block=block,
+        n_sink=n_sink, n_local=n_local, drop=drop,
+    ):  # fmt: skip
+        assert rows_of(found) == expected
+
+
+# --- the gate ------------------------------------------------------------------------------------
+
+
+def gate(q, refs, meta, pos, *, n_block, tau, n_mid, n_top):
+    """One row: (decision, refs, meta) by Eq. 12."""
+    refs, (following, begin, n_ref, n_retrieval, n_step) = refs.copy(), meta.tolist()
+    if n_mid <= n_top:
+        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1]
+    if following != pos or pos - begin >= n_block:
+        begin, n_ref = pos, 0
+    for j in reversed(range(n_ref)):
+        norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs[j], axis=-1)
+        if ((q * refs[j]).sum(axis=-1) > tau * norms).all():
+            return j, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1]
+    refs[n_ref] = q
+    return -1, refs, [pos + 1, begin, n_ref + 1, n_retrieval + 1, n_step + 1]
+
+
+@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
+@pytest.mark.parametrize("n_top", [10, 400])
+@in_child
+def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, group, n_top):
+    rng = np.random.default_rng((head_dim, n_top))
+    n_row, n_block, pos = 8, 5, 200
+    base = normal(rng, n_row, 1, group, head_dim)
+    refs = base + 0.3 * normal(rng, n_row, n_block, group, head_dim)
+    q = (base[:, 0] + 0.1 * normal(rng, n_row, group, head_dim)).reshape(1, -1, head_dim)
+    refs[4] = -refs[4]  # unlike
+    refs[5, :, -1] *= -1  # one head of the row is unlike
+    meta = np.array(
+        [[pos, 197, 3, 7, 9], [pos, 199, 1, 0, 0], [pos, 195, 5, 1, 5], [50, 198, 2, 1, 1],
+         [pos, 197, 3, 2, 2], [pos, 198, 2, 2, 2], [-1, 0, 0, 0, 0], [pos, 196, 4, 0, 0]], np.int64
+    )  # fmt: skip
+    of_row = q.reshape(n_row, group, head_dim)
+    expected = [
+        gate(of_row[r], refs[r], meta[r], pos, n_block=n_block, tau=0.8, n_mid=189, n_top=n_top)
+        for r in range(n_row)
+    ]
+    if n_top == 10:
+        assert [e[0] for e in expected] == [2, 0, -1, -1, -1, -1, -1, 3]
+    out = {
+        "refs": refs, "meta": meta, "chosen": np.full(n_row, -7, np.int32),
+        "products": np.zeros(n_row, np.float32),
+    }  # fmt: skip
+    for found in runs(
+        ops.CIS_GATE, (head_dim, group), out=out, step=step_of(1, pos), q=q, n_row=n_row,
+        n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau_f=0.8,
+    ):  # fmt: skip
+        assert found["chosen"].tolist() == [e[0] for e in expected]
+        np.testing.assert_array_equal(found["refs"], [e[1] for e in expected])
+        assert found["meta"].tolist() == [e[2] for e in expected]
+
+
+# --- retrieval -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pos", "n_local", "drop"), [(20, 3, 0), (150, 20, 0), (150, 20, DROP)])
+@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
+@in_child
+def test_only_rows_that_retrieve_read_keys(head_dim, group, pos, n_local, drop):
+    rng = np.random.default_rng((head_dim, pos))
+    n_head_kv, n_kv, capacity = 2, pos + 1, 160
+    n_row = 2 * n_head_kv
+    q = normal(rng, 1, n_row * group, head_dim)
+    k = normal(rng, n_kv, n_head_kv, head_dim).astype(np.float16)
+    low, high = middle(pos, 4, n_local, drop)
+    k[:low] = k[high:] = np.nan
+    k[:, 1] = np.nan  # only rows that share or keep everything belong to this head
+    table = page_table(rng, n_kv, 4)
+    chosen = np.array([-1, -1, 3, -2], np.int32)
+    by_head = np.einsum("hd,jd->hj", q[0, : 2 * group], k[:, 0].astype(float))
+    expected = 0.3 * by_head.reshape(2, group, n_kv).max(axis=1)[:, low:high]
+    before, unset = normal(rng, n_row, capacity), np.zeros((n_row, capacity // 16), np.float32)
+    for found in runs(
+        ops.CIS_SCORE, (head_dim, group), out={"scores": before, "maxima": unset},
+        step=step_of(1, pos), q=q, k_pages=paged(k, table), k_table=table, chosen=chosen,
+        n_row=n_row, heads_per_kv=2 * group, n_head_kv=n_head_kv, capacity=capacity, n_sink=4,
+        n_local=n_local, drop=drop, scale_f=0.3,
+    ):  # fmt: skip
+        scores = found["scores"]
+        # Float32 sums of at most 64 products.
+        np.testing.assert_allclose(scores[:2, low:high], expected, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(scores[2:], before[2:])
+        padded = np.full((2, capacity), -np.inf, np.float32)
+        padded[:, low:high] = scores[:2, low:high]
+        runs_of = padded.reshape(2, -1, 16).max(axis=2)[:, low // 16 : (high + 15) // 16]
+        at = slice(low // 16, (high + 15) // 16)
+        np.testing.assert_array_equal(found["maxima"][:2, at], runs_of)
+        np.testing.assert_array_equal(found["maxima"][2:], 0)
+
+
+def dilated(scores, low, high, n_top, n_best, radius, pos):
+    """Eq. 13, by sets."""
+    order = low + np.argsort(-scores[low:high], kind="stable")[:n_top]
+    near = {p + d for p in order[:n_best].tolist() for d in range(-radius, radius + 1)}
+    return sorted(j for j in near | set(order.tolist()) if low <= j <= pos)
+
+
+def check_sets(scores, pos, *, counts, dilation, drop=0):
+    """Rows: everything, shared, and all others retrieved. counts: sinks, local, top."""
+    n_row, capacity = scores.shape
+    (n_sink, n_local, n_top), (n_best, radius) = counts, dilation
+    low, high = middle(pos, n_sink, n_local, drop)
+    size = n_sink + n_local + n_top + 2 * radius * n_best
+    chosen = np.array([-2, 1] + [-1] * (n_row - 2), np.int32)
+    if high - low > n_top:
+        chosen[0] = -1
+    else:
+        chosen[:] = -2
+    meta = np.zeros((n_row, 5), np.int64)
+    meta[:, 2] = 2
+    ref_sets = np.zeros((n_row, 3, size), np.int32)
+    shared = sorted({0, max(0, low - 1), low, low + 2, high - 1, high, pos, pos + 1})[:size]
+    ref_sets[1, 1, : len(shared)] = shared
+    ref_counts = np.full((n_row, 3), len(shared), np.int32)
+    sinks, local = list(range(min(n_sink, pos + 1))), list(range(high, pos + 1))
+    expected, kept = [], {}
+    for r in range(n_row):
+        tops = list(range(low, high))
+        if chosen[r] == 1:
+            tops = sorted({j for j in shared if low <= j < high})
+        elif chosen[r] == -1:
+            tops = best(scores[r, low:high], 0, 0, n_top)
+            tops = [low + j for j in tops]
+            kept[r] = dilated(scores[r], low, high, n_top, n_best, radius, pos)
+        expected.append(sinks + tops + local)
+    maxima = np.full((n_row, capacity), -np.inf, np.float32)
+    maxima[:, low:high] = scores[:, low:high]
+    out = {
+        "scores": scores, "order": np.zeros((n_row, capacity), np.int32), "ref_sets": ref_sets,
+        "ref_counts": ref_counts, "sets": np.zeros((n_row, size), np.int32),
+        "counts": np.zeros(n_row, np.int32),
+    }  # fmt: skip
+    for found in runs(
+        ops.CIS_SETS, out=out, step=step_of(1, pos), chosen=chosen, meta=meta,
+        maxima=maxima.reshape(n_row, -1, 16).max(axis=2), n_row=n_row, n_block=3,
+        capacity=capacity, set_capacity=size, n_sink=n_sink, n_local=n_local, n_top=n_top,
+        n_best=n_best, radius=radius, drop=drop,
+    ):  # fmt: skip
+        for r in range(n_row):
+            assert found["sets"][r, : found["counts"][r]].tolist() == expected[r]
+            if r in kept:
+                n = found["ref_counts"][r, 1]
+                assert found["ref_sets"][r, 1, :n].tolist() == kept[r]
+
+
+@pytest.mark.parametrize("dilation", [(0, 1), (5, 1), (5, 3), (16, 2)])
+@pytest.mark.parametrize("drop", [0, DROP])
+@pytest.mark.parametrize("counts", [(4, 8, 16), (0, 1, 16), (4, 8, 300), (16, 20, 100)])
+@in_child
+def test_retrieval_is_a_sort_and_sharing_clips(counts, drop, dilation):
+    rng = np.random.default_rng((*counts, *dilation))
+    scores = normal(rng, 4, 512)
+    check_sets(scores, 500, counts=counts, dilation=dilation, drop=drop)
+    check_sets(np.round(scores), 500, counts=counts, dilation=dilation, drop=drop)  # ties
+    check_sets(np.full((3, 64), -1.5, np.float32), 60, counts=counts, dilation=dilation, drop=drop)
