@@ -180,12 +180,12 @@ SELECT_PSAW = _op(
 # chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
 # block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
 # row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
-# [n_row, 5], see CIS_META; a block ends after n_block steps; products f32 [n_row] is scratch.
+# [n_row, 5], see CIS_META; a block ends after n_block steps.
 CIS_GATE = _op(
     "select_cpe",
     "cis_gate",
     "head_dim group",
-    "step q refs meta chosen products n_row n_block n_sink n_local n_top drop tau_f",
+    "step q refs meta chosen n_row n_block n_sink n_local n_top drop tau_f",
 )
 # For rows with chosen -1: scores f32 [n_row, capacity] as SCORE_KEYS gives them, of the middle
 # only, and maxima f32 [n_row, capacity / 16] of 16 neighbours each. No other row reads a key.

@@ -101,7 +101,6 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, group,
         assert [e[0] for e in expected] == [2, 0, -1, -1, -1, -1, -1, 3]
     out = {
         "refs": refs, "meta": meta, "chosen": np.full(n_row, -7, np.int32),
-        "products": np.zeros(n_row, np.float32),
     }  # fmt: skip
     for found in runs(
         ops.CIS_GATE, (head_dim, group), out=out, step=step_of(1, pos), q=q, n_row=n_row,

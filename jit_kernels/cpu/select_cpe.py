@@ -14,7 +14,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i64,
 )
 from tamis.jit_kernels.cpu.select import LEAST, ordered, threshold
-from tamis.jit_kernels.cpu.tile import dot_half, dots_1x1
+from tamis.jit_kernels.cpu.tile import dot_float, dot_half
 from tamis.jit_kernels.ops import CIS_META, STEP
 from tamis.jit_kernels.types import PAGE
 
@@ -68,23 +68,17 @@ def cis_gate(head_dim: int, group: int) -> Any:
     size = 4 * head_dim
 
     @njit
-    def dot(x, y, out):
-        """The product x . y, through the four bytes at `out`."""
-        dots_1x1(x, head_dim, y, 0, out)
-        return load_f32(out)
-
-    @njit
-    def alike(heads, reference, tau, out):
+    def alike(heads, reference, tau):
         """Whether every head of the row is closer to its reference than the cosine tau (Eq. 12)."""
         for g in range(group):
             x, y = heads + size * g, reference + size * g
-            norms = (dot(x, x, out) * dot(y, y, out)) ** 0.5
-            if not dot(x, y, out) > tau * norms:
+            norms = (dot_float(x, x, head_dim) * dot_float(y, y, head_dim)) ** 0.5
+            if not dot_float(x, y, head_dim) > tau * norms:
                 return False
         return True
 
     def kernel(
-        tid, n_thread, step, q, refs, meta, chosen, products, n_row, n_block, n_sink, n_local,
+        tid, n_thread, step, q, refs, meta, chosen, n_row, n_block, n_sink, n_local,
         n_top, drop, tau_f,
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
@@ -102,7 +96,7 @@ def cis_gate(head_dim: int, group: int) -> Any:
             decision, j = RETRIEVE, n_ref - 1
             own = refs + size * group * n_block * r
             while j >= 0 and decision == RETRIEVE:
-                if alike(heads, own + size * group * j, tau_f, products + 4 * r):
+                if alike(heads, own + size * group * j, tau_f):
                     decision = j
                 j -= 1
             if decision == RETRIEVE:

@@ -21,7 +21,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i64,
 )
 from tamis.jit_kernels.cpu.select import ordered, threshold
-from tamis.jit_kernels.cpu.tile import add_scaled_half, dot_half, dots_1x1
+from tamis.jit_kernels.cpu.tile import add_scaled_half, dot_float, dot_half
 from tamis.jit_kernels.ops import LFPS_META, LFPS_STATS, LFPS_STATS_SIZE, STEP
 from tamis.jit_kernels.types import PAGE
 
@@ -108,10 +108,9 @@ def _key(k_pages, k_table, n_head_kv, h, j, size):
 
 
 @njit
-def _norm(x, n, scratch):
-    """Squared length of f32 x [n], through the four bytes at `scratch`."""
-    dots_1x1(x, n, x, 0, scratch)
-    return np.float64(load_f32(scratch))
+def _norm(x, n):
+    """Squared length of f32 x [n]."""
+    return np.float64(dot_float(x, x, n))
 
 
 def lfps_keep(head_dim: int) -> Any:
@@ -195,7 +194,7 @@ def lfps_start(head_dim: int) -> Any:
                     query, k_pages, k_table, n_head_kv, h, low, last, row, scale_f
                 )
                 if i == 0:
-                    norm = _norm(query, head_dim, own + LFPS_STATS.spread)
+                    norm = _norm(query, head_dim)
                     store_f64(own + LFPS_STATS.spread, variance / norm if norm > 0.0 else 0.0)
                 for j in range(low, last):
                     weight = np.float32(load_f32(row + 4 * j) / total)
@@ -295,10 +294,9 @@ def _global_logit(head_dim: int) -> Any:
     """log(w_global) of Eq. 5: what all keys weigh if their logits are normally distributed."""
 
     @njit
-    def global_logit(query, mean_key, spread, n_kv, scale, scratch):
-        norm = _norm(query, head_dim, scratch)
-        dots_1x1(query, head_dim, mean_key, 0, scratch)
-        centre = np.float64(load_f32(scratch)) * scale
+    def global_logit(query, mean_key, spread, n_kv, scale):
+        norm = _norm(query, head_dim)
+        centre = np.float64(dot_float(query, mean_key, head_dim)) * scale
         return centre + norm * spread / 2 + math.log(np.float64(n_kv))
 
     return global_logit
@@ -377,7 +375,7 @@ def lfps_sets(head_dim: int) -> Any:
                 if bypass != 0:
                     spread = load_f64(state + LFPS_STATS.spread)
                     mean_key = means + 8 * head_dim * head
-                    w_global = global_logit(query, mean_key, spread, n_kv, scale_f, row)
+                    w_global = global_logit(query, mean_key, spread, n_kv, scale_f)
                     sparse = is_sparse(
                         query, k_pages, k_table, n_head_kv, h, n_kv, n_sink, w_global,
                         np.float64(epsilon_f), scale_f,
@@ -443,7 +441,7 @@ def lfps_bypass(head_dim: int) -> Any:
             share = np.float32(1)  # of the mean value
             if bypass != 2:
                 spread = load_f64(stats + STATS * head + LFPS_STATS.spread)
-                w_global = global_logit(query, mean_key, spread, n_kv, scale_f, scores + 4 * head)
+                w_global = global_logit(query, mean_key, spread, n_kv, scale_f)
                 total = np.float64(0)
                 for i in range(load_i32(counts + 4 * head)):
                     j = load_i32(sets + 4 * (set_capacity * head + i))

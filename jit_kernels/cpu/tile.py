@@ -71,6 +71,27 @@ def dot_half(b, x, h, n):
     return _sum(b, b.load(cell))
 
 
+@op(float32, int64, int64, int64)
+def dot_float(b, x, y, n):
+    """X . y of f32 x and y [n]."""
+    cell = cgutils.alloca_once_value(b, ZERO)
+    with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
+        at = b.mul(k, I64(4))
+        product = fused(b, _load(b, b.add(x, at)), _load(b, b.add(y, at)), b.load(cell))
+        b.store(product, cell)
+    return _sum(b, b.load(cell))
+
+
+@op(void, int64, float32, int64, int64)
+def add_scaled_half(b, y, a, h, n):
+    """Y += a * h of f32 y [n] and f16 h [n]."""
+    scale = _splat(b, a)
+    with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
+        at = _at(b, y, k, 4)
+        value = fused(b, scale, _load_half(b, _at(b, h, k, 2)), _load(b, at))
+        b.store(value, pointer(b, at, VECTOR), align=1)
+
+
 # ---- decoding: 16 values a step, value = d * q + m -----------------------------------------------
 BYTES, WORDS = ir.VectorType(I8, LANES), ir.VectorType(I32, LANES)
 

@@ -99,7 +99,6 @@ class _State(SelectorState):
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
         # Used within a layer: one for all.
         self._chosen = np.zeros(n_row, np.int32)
-        self._products = np.zeros(n_row, np.float32)
         self._scores = np.zeros((n_row, n_ctx), np.float32)
         self._maxima = np.zeros((n_row, n_ctx // RUN), np.float32)
         self._order = np.zeros((n_row, n_ctx), np.int32)
@@ -165,7 +164,6 @@ class _State(SelectorState):
             refs=self._refs[layer],
             meta=self._meta[layer],
             chosen=self._chosen,
-            products=self._products,
             n_row=n_row,
             n_block=p.s,
             n_top=p.k,
