@@ -538,3 +538,13 @@ def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, sta
     assert screen.end() == 130
     assert screen.lines()[-1] == "tamis: interrupted"
     assert b"Traceback" not in screen.output
+
+
+def test_methods_are_listed_with_their_defaults(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert "topk:k=512,sink=4,recent=64,rows=group" in text
+    assert main(["methods", "--json"]) == 0
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert listed["window"]["parameters"]["recent"] == 1024
+    assert all(entry["summary"].endswith(".") for entry in listed.values())
