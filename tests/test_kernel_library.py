@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import test_kernels_attention
 import test_kernels_ceiling
+import test_kernels_cpe
 import test_kernels_elementwise
 import test_kernels_hip
+import test_kernels_lfps
 import test_kernels_moe
 import test_kernels_quest
 import test_kernels_select
@@ -324,8 +326,10 @@ TESTED = [
     for module in (
         test_kernels_attention,
         test_kernels_ceiling,
+        test_kernels_cpe,
         test_kernels_elementwise,
         test_kernels_hip,
+        test_kernels_lfps,
         test_kernels_moe,
         test_kernels_quest,
         test_kernels_select,

@@ -93,9 +93,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
-    parser.add_argument(
-        "--attn", default="dense", help="attention method: see `tamis methods`"
-    )
+    parser.add_argument("--attn", default="dense", help="attention method: see `tamis methods`")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
