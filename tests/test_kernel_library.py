@@ -339,7 +339,19 @@ TESTED = [
     for op, constants in module.KERNELS
 ]
 # What a kernel may need of the process: libm, the C library's memory functions, the futex call.
-ALLOWED = {"cos", "expf", "log", "logf", "memcpy", "memmove", "memset", "sin", "sincos", "syscall"}
+ALLOWED = {
+    "cos",
+    "exp",
+    "expf",
+    "log",
+    "logf",
+    "memcpy",
+    "memmove",
+    "memset",
+    "sin",
+    "sincos",
+    "syscall",
+}
 
 
 def symbols(code):
