@@ -6,6 +6,7 @@ import numpy as np
 
 from tamis.hparams import HParams
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import zeros
 
 HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
 
@@ -47,7 +48,7 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
     """Buffers for chunks of up to n_tok tokens on n_thread threads."""
 
     def f32(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.float32)
+        return zeros(shape, np.float32)
 
     n_used = max(1, hp.n_expert_used)
     n_ff = hp.n_ff_expert if hp.n_expert else hp.n_ff
@@ -75,7 +76,7 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         cos=f32(2, n_tok, hp.n_rot // 2),
         sin=f32(2, n_tok, hp.n_rot // 2),
         logits=f32(HEAD_ROWS, hp.n_vocab),
-        scratch=np.zeros(n_thread * scratch, np.uint8),
+        scratch=zeros(n_thread * scratch, np.uint8),
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tamis.hparams import HParams
-from tamis.jit_kernels.types import PAGE, KVView
+from tamis.jit_kernels.types import PAGE, KVView, zeros
 from tamis.kv.pages import PagePool
 
 
@@ -22,8 +22,8 @@ class KVCache:
     def __init__(self, hp: HParams, n_ctx: int) -> None:
         self._n_page = -(-n_ctx // PAGE)
         shape = (self._n_page, hp.n_head_kv, PAGE, hp.head_dim)
-        self._k = [np.zeros(shape, np.float16) for _ in range(hp.n_layer)]
-        self._v = [np.zeros(shape, np.float16) for _ in range(hp.n_layer)]
+        self._k = [zeros(shape, np.float16) for _ in range(hp.n_layer)]
+        self._v = [zeros(shape, np.float16) for _ in range(hp.n_layer)]
         self._table = np.full(self._n_page, -1, np.int32)
         self._pool = PagePool(self._n_page)
         self._n_held = 0
