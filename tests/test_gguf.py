@@ -30,8 +30,6 @@ from gguf_files import (
 from tamis.formats.ggml_types import GGMLType, type_name
 from tamis.formats.gguf import GGUFError, GGUFFile
 
-QWEN = Path("~/.cache/tamis/models/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf").expanduser()
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -417,7 +415,7 @@ from tamis.formats.gguf import GGUFFile
 def anon_kb():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon"))
 before, best = anon_kb(), 1e9
-for _ in range(3):
+for _ in range(8):  # other programs take the processor now and then
     start = time.perf_counter()
     f = GGUFFile(sys.argv[1])
     best = min(best, time.perf_counter() - start)
@@ -426,10 +424,10 @@ print(best, (anon_kb() - before) / 1024)
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not QWEN.exists(), reason=f"{QWEN} is not there")
-def test_a_vocabulary_of_150_000_tokens_opens_fast_and_small():
+def test_a_vocabulary_of_150_000_tokens_opens_fast_and_small(model_path):
+    path = str(model_path("qwen2.5-coder-0.5b"))
     run = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(QWEN)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True
     )
     seconds, mebibytes = map(float, run.stdout.split())
     assert seconds < 0.3
