@@ -173,7 +173,7 @@ def finished(total, rest, offset):
 
 # ---- types with blocks of 32: two blocks a step --------------------------------------------------
 def dot_q4_0(row, n, planes):
-    """D * (q - 8)."""
+    """Weights d * (q - 8)."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
@@ -185,7 +185,7 @@ def dot_q4_0(row, n, planes):
 
 
 def dot_q4_1(row, n, planes):
-    """D * q + m."""
+    """Weights d * q + m."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
@@ -204,7 +204,7 @@ def five_bits(p, q, high_p, high_q):
 
 
 def dot_q5_0(row, n, planes):
-    """D * (q - 16)."""
+    """Weights d * (q - 16)."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
@@ -217,7 +217,7 @@ def dot_q5_0(row, n, planes):
 
 
 def dot_q5_1(row, n, planes):
-    """D * q + m."""
+    """Weights d * q + m."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
@@ -230,7 +230,7 @@ def dot_q5_1(row, n, planes):
 
 
 def dot_q8_0(row, n, planes):
-    """D * q; in order, for the bytes of a block lie together."""
+    """Weights d * q."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         prefetch(row + AHEAD)
@@ -247,7 +247,7 @@ fp4_values = byte_table([int(v) for v in FP4_VALUES])
 
 
 def dot_iq4_nl(row, n, planes):
-    """D * table[q]."""
+    """Weights d * table[q]."""
     total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
     for _ in range(n // CHUNK):
         scales = doubled_halves(row, row + 18) * load_f32x4(pairs)

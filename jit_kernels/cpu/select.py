@@ -31,6 +31,16 @@ def key_at(k_pages, k_table, n_head_kv, h, j, head_dim):
     return k_pages + 2 * head_dim * row
 
 
+@njit
+def write_ends(indices, count, sinks, low, high):
+    """Write 0 .. sinks - 1 and low .. high - 1 from entry `count` on; the count after them."""
+    for i in range(sinks):
+        store_i32(indices + 4 * (count + i), i)
+    for i in range(low, high):
+        store_i32(indices + 4 * (count + sinks + i - low), i)
+    return count + sinks + max(0, high - low)
+
+
 def select_window() -> Any:
     """Kernel of SELECT_WINDOW. A few thousand integers at most: one thread writes them."""
 
@@ -46,12 +56,7 @@ def select_window() -> Any:
             low = max(0, oldest - n_recent + 1) // block if n_recent != 0 else 0
             sinks = min(low, (n_sink + block - 1) // block)
             for r in range(n_row):
-                for i in range(sinks):
-                    store_i32(indices + 4 * count, i)
-                    count += 1
-                for i in range(low, newest // block + 1):
-                    store_i32(indices + 4 * count, i)
-                    count += 1
+                count = write_ends(indices, count, sinks, low, newest // block + 1)
                 store_i32(indptr + 4 * (qb * n_row + r + 1), count)
 
     return kernel

@@ -13,7 +13,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i32,
     store_i64,
 )
-from tamis.jit_kernels.cpu.select import LEAST, ordered, threshold
+from tamis.jit_kernels.cpu.select import LEAST, ordered, threshold, write_ends
 from tamis.jit_kernels.cpu.tile import dot_float, dot_half
 from tamis.jit_kernels.ops import CIS_META, STEP
 from tamis.jit_kernels.types import PAGE
@@ -52,12 +52,7 @@ def select_psaw() -> Any:
             low = _window_start(pos + qb * q_block, n_local, drop) // block
             sinks = min(low, (n_sink + block - 1) // block)
             for r in range(n_row):
-                for i in range(sinks):
-                    store_i32(indices + 4 * count, i)
-                    count += 1
-                for i in range(low, newest // block + 1):
-                    store_i32(indices + 4 * count, i)
-                    count += 1
+                count = write_ends(indices, count, sinks, low, newest // block + 1)
                 store_i32(indptr + 4 * (qb * n_row + r + 1), count)
 
     return kernel

@@ -20,10 +20,9 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i32,
     store_i64,
 )
-from tamis.jit_kernels.cpu.select import ordered, threshold
+from tamis.jit_kernels.cpu.select import key_at, ordered, threshold
 from tamis.jit_kernels.cpu.tile import add_scaled_half, dot_float, dot_half
 from tamis.jit_kernels.ops import LFPS_META, LFPS_STATS, LFPS_STATS_SIZE, STEP
-from tamis.jit_kernels.types import PAGE
 
 META, STATS = 8 * len(LFPS_META), 8 * LFPS_STATS_SIZE
 RUN = 64  # entries that a bound holds for, and bits of a word
@@ -101,13 +100,6 @@ def _set_bit(bits, i):
 
 
 @njit
-def _key(k_pages, k_table, n_head_kv, h, j, size):
-    """Address of the key (or value) of KV head h at position j, of `size` bytes."""
-    slot = load_i32(k_table + 4 * (j // PAGE))
-    return k_pages + size * ((slot * n_head_kv + h) * PAGE + j % PAGE)
-
-
-@njit
 def _norm(x, n):
     """Squared length of f32 x [n]."""
     return np.float64(dot_float(x, x, n))
@@ -137,7 +129,7 @@ def lfps_start(head_dim: int) -> Any:
         """Softmax numerators of a query over low .. high - 1: their sum, variance of the logits."""
         top, total, mean, square = -NEVER, np.float64(0), np.float64(0), np.float64(0)
         for j in range(low, high):
-            key = _key(k_pages, k_table, n_head_kv, h, j, 2 * head_dim)
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
             logit = dot_half(query, key, head_dim) * scale
             store_f32(scores + 4 * j, logit)
             top = max(top, logit)
@@ -158,7 +150,7 @@ def lfps_start(head_dim: int) -> Any:
             store_f32(out + 4 * i, ZERO)
         share = np.float32(1.0 / (high - low))
         for j in range(low, high):
-            row = _key(pages, table, n_head_kv, h, j, 2 * head_dim)
+            row = key_at(pages, table, n_head_kv, h, j, head_dim)
             add_scaled_half(out, share, row, head_dim)
 
     def kernel(
@@ -310,10 +302,10 @@ def _is_sparse(head_dim: int) -> Any:
         # All weights are relative to exp(w_global): only the two sums can overflow, to infinity.
         sinks, near = np.float64(0), np.float64(0)
         for j in range(n_sink):
-            key = _key(k_pages, k_table, n_head_kv, h, j, 2 * head_dim)
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
             sinks += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
         for j in range(max(n_sink, n_kv - N_NEAR), n_kv):
-            key = _key(k_pages, k_table, n_head_kv, h, j, 2 * head_dim)
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
             near += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
         return sinks > epsilon * (sinks + 1.0 + near)
 
@@ -335,7 +327,7 @@ def lfps_sets(head_dim: int) -> Any:
             for bit in range(RUN):
                 if (word >> bit) & 1:
                     j = run * RUN + bit
-                    key = _key(k_pages, k_table, n_head_kv, h, j, 2 * head_dim)
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
                     store_f32(scores + 4 * count, dot_half(query, key, head_dim) * scale)
                     store_i32(order + 4 * count, j)
                     count += 1
@@ -445,7 +437,7 @@ def lfps_bypass(head_dim: int) -> Any:
                 total = np.float64(0)
                 for i in range(load_i32(counts + 4 * head)):
                     j = load_i32(sets + 4 * (set_capacity * head + i))
-                    key = _key(k_pages, k_table, n_head_kv, h, j, 2 * head_dim)
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
                     total += np.exp(np.float64(dot_half(query, key, head_dim) * scale_f) - w_global)
                 share = np.float32(1.0 / (1.0 + total))
             for i in range(head_dim):

@@ -121,3 +121,22 @@ def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: in
         q_block=rec.q_block,
         n_row=n_row,
     )
+
+
+def packed(rec: Recording, sets: np.ndarray, counts: np.ndarray) -> Selection:
+    """Record a Selection of single positions from one set a row of queries.
+
+    sets int32 [n_row, capacity], of which counts int32 [n_row] are filled, ascending.
+    """
+    n_row, capacity = sets.shape
+    indptr, indices = np.zeros(n_row + 1, np.int32), np.zeros(n_row * capacity, np.int32)
+    rec.program.add(
+        ops.SELECT_PACK,
+        sets=sets,
+        counts=counts,
+        indptr=indptr,
+        indices=indices,
+        n_row=n_row,
+        capacity=capacity,
+    )
+    return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)

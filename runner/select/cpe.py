@@ -27,7 +27,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection, packed
 
 BLOCK = 16  # positions an index of PSAW's Selection stands for
 RUN = 16  # positions a maximum of CIS_SCORE stands for
@@ -188,7 +188,7 @@ class _State(SelectorState):
             **middle,
         )
         self._add_sets(rec, layer, middle)
-        return self._pack(rec)
+        return packed(rec, self._sets, self._counts)
 
     def _add_sets(self, rec: Recording, layer: int, middle: dict[str, Any]) -> None:
         p = self._params
@@ -213,21 +213,6 @@ class _State(SelectorState):
             radius=p.r,
             **middle,
         )
-
-    def _pack(self, rec: Recording) -> Selection:
-        n_row = self._n_row
-        indptr = np.zeros(n_row + 1, np.int32)
-        indices = np.zeros(n_row * self._set_capacity, np.int32)
-        rec.program.add(
-            ops.SELECT_PACK,
-            sets=self._sets,
-            counts=self._counts,
-            indptr=indptr,
-            indices=indices,
-            n_row=n_row,
-            capacity=self._set_capacity,
-        )
-        return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
 
 
 METHOD = CPE

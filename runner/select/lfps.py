@@ -33,7 +33,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState
+from tamis.select.base import Recording, SelectorShape, SelectorState, packed
 
 RUN = 64  # entries that a bound stands for
 BYPASSES = ("none", "mix", "mean")
@@ -106,7 +106,7 @@ class _State(SelectorState):
             return super().decode(rec, layer, q, kv)
         self._start(rec, layer, q, kv)
         self._choose(rec, layer, q, kv)
-        return self._pack(rec)
+        return packed(rec, self._sets, self._counts)
 
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
@@ -216,21 +216,6 @@ class _State(SelectorState):
             **self._tables(layer),
             **self._heads(),
         )
-
-    def _pack(self, rec: Recording) -> Selection:
-        n_row = self.shape.n_head
-        indptr = np.zeros(n_row + 1, np.int32)
-        indices = np.zeros(n_row * self._set_capacity, np.int32)
-        rec.program.add(
-            ops.SELECT_PACK,
-            sets=self._sets,
-            counts=self._counts,
-            indptr=indptr,
-            indices=indices,
-            n_row=n_row,
-            capacity=self._set_capacity,
-        )
-        return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
 
 
 METHOD = LFPS
