@@ -6,7 +6,7 @@ never look at values. The defaults here are dense attention.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import KVView, Selection
 
 BLOCK = 64  # tokens a dense index stands for: one page
+DECODE, PREFILL = "decode", "prefill"  # what a method can serve: its roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Recording:
 
 class Selector(Protocol):
     """A method with its hyperparameters."""
+
+    roles: ClassVar[tuple[str, ...]]  # DECODE, PREFILL or both
 
     def open(self, shape: SelectorShape) -> "SelectorState":
         """The state of one sequence."""
@@ -108,6 +111,55 @@ class SelectorState:
             )
             self._full[key] = sel
         return self._full[key]
+
+
+@dataclass(frozen=True, slots=True)
+class PerRole:
+    """One method for prompt chunks, another for decode steps."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+
+    for_prefill: Selector
+    for_decode: Selector
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The states of both for one sequence."""
+        return _PerRoleState(shape, self.for_prefill.open(shape), self.for_decode.open(shape))
+
+
+class _PerRoleState(SelectorState):
+    """Each state chooses and corrects in its own role; both observe all that is attended."""
+
+    def __init__(
+        self, shape: SelectorShape, for_prefill: SelectorState, for_decode: SelectorState
+    ) -> None:
+        super().__init__(shape)
+        self._for_prefill, self._for_decode = for_prefill, for_decode
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_prefill.prefill(rec, layer, q, kv)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_decode.decode(rec, layer, q, kv)
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        state = self._for_decode if rec.n_tok == 1 else self._for_prefill
+        state.correct(rec, layer, q, kv, sel, out)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        for state in (self._for_prefill, self._for_decode):
+            state.observe(rec, layer, q, kv, sel)
+
+    def truncate(self, n_tokens: int) -> None:
+        for state in (self._for_prefill, self._for_decode):
+            state.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        return self._for_decode.phase(step)
 
 
 def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:

@@ -21,13 +21,21 @@ one set for the heads that share a KV head: all their cosines must pass, scores 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection, packed
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    new_selection,
+    packed,
+)
 
 BLOCK = 16  # positions an index of PSAW's Selection stands for
 RUN = 16  # positions a maximum of CIS_SCORE stands for
@@ -36,6 +44,8 @@ RUN = 16  # positions a maximum of CIS_SCORE stands for
 @dataclass(frozen=True, slots=True)
 class CPE:
     """The paper's table VI; the budget is section V-C's: 16 + 432 + 64 = 512 tokens."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
     s: int = 16  # block size in steps; 0: no CIS
     tau: float = 0.8  # cosine above which a head shares
