@@ -227,9 +227,10 @@ class Session:
         tokens, n_past = self._checked(ids), self.n_past
         try:
             self._kv.reserve(n_past + len(tokens))
+            prompt = range(n_past, n_past + len(tokens))
             for start in range(0, len(tokens), self._forward.n_ubatch):
                 chunk = tokens[start : start + self._forward.n_ubatch]
-                self._forward.prefill(chunk, n_past + start)
+                self._forward.prefill(chunk, n_past + start, prompt)
                 if progress is not None:
                     progress(start + len(chunk), len(tokens))
                 yield chunk, start + len(chunk) == len(tokens)

@@ -83,7 +83,8 @@ class Replay:
         return weights / weights.sum()
 
     def _set(self, i, n):
-        self.step[:] = n, self.first + i, 0
+        pos = self.first + i
+        self.step[:] = n, pos, 0, pos, pos + n
         self._q[:, :n] = self.q[:, :, i : i + n].transpose(0, 2, 1, 3)
 
     def _record(self, n_tok):
@@ -108,7 +109,7 @@ class Replay:
             v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
             indices=sel.indices, log_weight=sel.log_weight, block=sel.block, n_row=sel.n_row,
             heads_per_kv=self.n_head // self.n_head_kv, n_head_kv=self.n_head_kv, window=0,
-            n_split=1, partial=None, out=out, lse=None, scratch=self._scratch,
+            n_split=1, stride=1, partial=None, out=out, lse=None, scratch=self._scratch,
             scale_f=self.head_dim**-0.5,
         )  # fmt: skip
 

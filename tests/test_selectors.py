@@ -69,6 +69,14 @@ EXAMPLES = {
         Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
+        Example("cpe:s=0,phi=1,psi=0.2,sink=4", None, 10_000),
+        Example("cpe:s=0,phi=1,psi=0.1,gamma=2,kv=reuse,sink=0", None, 10_000),
+    ],
+    "delta": [
+        Example("delta(window:sink=4,recent=32,block=16)", None, 32),
+        Example("delta(window:sink=4,recent=16,block=1):gamma=8", None, 16),
+        Example("delta(window:sink=0,recent=1,block=1):gamma=7,mode=recompute", None, 1),
+        Example("delta(cpe:local=8,sink=4):gamma=5", None, 8),
     ],
     "lfps": [
         Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
@@ -81,14 +89,26 @@ EXAMPLES = {
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
-    "cpe": ["cpe:k=512,phi=1", "cpe:local=512", "cpe:s=0,phi=1", "cpe:s=0,sink=512"],
+    "cpe": [
+        "cpe:k=512,phi=1,psi=1",
+        "cpe:local=512,psi=1",
+        "cpe:s=0,phi=1,psi=1",
+        "cpe:s=0,sink=512",
+    ],
+    "delta": [
+        "delta(dense)",
+        "delta(window:recent=512):gamma=7",
+        "delta(window:recent=16):gamma=1",
+        "delta(window:recent=16):gamma=512",
+        "delta(cpe:psi=1):gamma=1,mode=recompute",
+    ],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
     "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
-DEFAULTS = [Example(name, None, 1) for name in methods()]
+DEFAULTS = [Example(name, None, 1) for name in methods() if name != "delta"]  # which needs one
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 
 
@@ -234,7 +254,7 @@ def test_every_method_has_examples_and_covering_numbers():
     assert set(EXAMPLES) == set(COVERING) == set(methods())
     for name in EXAMPLES:
         texts = [example.text for example in EXAMPLES[name]] + COVERING[name]
-        assert {text.partition(":")[0] for text in texts} == {name}
+        assert {text.partition(":")[0].partition("(")[0] for text in texts} == {name}
 
 
 @pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
