@@ -94,13 +94,17 @@ def record_norm(
     )
 
 
-def record_block(
+def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
+    """Record layer `layer` from ws.x to ws.q and to new keys and values in the pages."""
+    record_norm(rec, model, ws.x, model.weights.blk[layer].attn_norm, ws.xn)
+    _record_qkv(rec, model, ws, layer, kv)
+
+
+def record_update(
     rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
 ) -> None:
-    """Record layer `layer` from ws.x to ws.x."""
+    """Record the rest of layer `layer`, which adds to ws.x."""
     w = model.weights.blk[layer]
-    record_norm(rec, model, ws.x, w.attn_norm, ws.xn)
-    _record_qkv(rec, model, ws, layer, kv)
     record_attention(rec, model, ws, state, layer, kv)
     closed = w.post_attention_norm
     out = Linear(
