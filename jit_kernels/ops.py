@@ -320,6 +320,28 @@ HIP_SELECT = _op(
     "step mask indptr indices n_row n_chunk block n_sink n_local n_near align mask_block q_block",
 )
 
+# Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
+# capacity]: attention weights of the call's last n_last queries, summed over the group's heads by
+# position, and by distance: entry i is the distance n - 1 - i, n positions being held. The first
+# n_sink columns and the last n_local entries of slash become 3e38. columns int32 [n_row,
+# 1 + n_vertical], diagonals int32 [n_row, 1 + n_slash]: how many of the best are kept, and these,
+# ascending. work: scratch, f32 [n_row, slash_work(group, capacity)]; capacity: a multiple of TILE.
+SLASH_LINES = _op(
+    "select_slash",
+    "slash_lines",
+    "head_dim group",
+    "step q k_pages k_table vertical slash columns diagonals work n_row n_last n_vertical n_slash"
+    " n_sink n_local capacity scale_f",
+)
+# The Selection of single positions that lie on a column, or for one of a row's queries on a
+# diagonal; neighbouring queries' diagonals join.
+SLASH_SELECT = _op(
+    "select_slash",
+    "slash_select",
+    "",
+    "step columns diagonals indptr indices n_row n_vertical n_slash q_block",
+)
+
 # Tactic (Zhu et al. 2025, arXiv 2502.12216). Clustered are the positions n_sink .. end - 1 of each
 # KV head; extent int64 [2] is end and the number of clusters (0, 0: none). starts int32
 # [n_head_kv, 32 * n_panel + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
@@ -439,6 +461,11 @@ def hip_capacity(n_chunk: int, block: int, stride: int, n_always: int) -> int:
 def hip_work(group: int, capacity: int, n_query: int) -> int:
     """Floats of scratch that HIP_SEARCH needs a row: two lists, scores, a tile, offsets."""
     return 3 * (capacity + LIST_PAD) + group * (TILE + n_query)
+
+
+def slash_work(group: int, capacity: int) -> int:
+    """Floats of scratch that SLASH_LINES needs a row: a list, scores, a tile."""
+    return (group + 1) * capacity + LIST_PAD + group * TILE
 
 
 def tactic_work(capacity: int, n_panel: int) -> int:

@@ -14,7 +14,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i64,
 )
 from tamis.jit_kernels.cpu.products import TILE_ROW, key_row, pad_list, rating
-from tamis.jit_kernels.cpu.select import key_at, ordered, threshold
+from tamis.jit_kernels.cpu.select import keep_best, key_at, ordered, threshold
 from tamis.jit_kernels.cpu.simd import (
     load_f16x16,
     prefetch,
@@ -54,7 +54,7 @@ def centre_of(branches, b):
 
 
 @njit(error_model="numpy")
-def keep_best(branches, scores, n_branch, chunks, n_chunk):
+def keep_branches(branches, scores, n_branch, chunks, n_chunk):
     """Copy the n_chunk branches with the best scores, in order; the length of the longest."""
     bar = threshold(scores, 0, n_branch, n_chunk)
     ties = n_chunk
@@ -115,7 +115,7 @@ def hip_estimate(head_dim: int, group: int) -> Any:
                     j = centre_of(branches, b) * block
                     best = score(heads, k_pages, k_table, n_head_kv, h, j, j + block, stride)
                     store_f32(scores + 4 * b, best)
-                longest = keep_best(branches, scores, n_branch, chunks, n_chunk)
+                longest = keep_branches(branches, scores, n_branch, chunks, n_chunk)
             store_i32(chosen, count)
             for j in range(count):
                 store_i32(chosen + 4 * (1 + j), load_i32(chunks + 8 * j))
@@ -163,25 +163,6 @@ def hip_means(head_dim: int) -> Any:
             store_i64(filled + 8 * h, end)
 
     return kernel
-
-
-@njit(error_model="numpy")
-def keep(scores, items, n, k, out):
-    """Copy the k < n items with the best scores, in order; ties go to earlier ones."""
-    bar = threshold(scores, 0, n, k)
-    ties = k
-    for i in range(n):
-        ties -= ordered(load_f32(scores + 4 * i)) > bar
-    count = 0
-    for i in range(n):
-        # Written always, counted where kept: no branch that a CPU would guess wrong.
-        store_i32(out + 4 * count, load_i32(items + 4 * i))
-        order = ordered(load_f32(scores + 4 * i))
-        tie = order == bar and ties > 0
-        ties -= tie
-        count += order > bar or tie
-        if count == k:
-            break
 
 
 @njit(error_model="numpy")
@@ -261,7 +242,7 @@ def hip_search(head_dim: int, group: int) -> Any:
             if n > n_chunk:
                 pad_list(rows, n)
                 rate((rows, scores, tile, offsets), queries, means, n, scale)
-                keep(scores, rows, n, n_chunk, rows)
+                keep_best(scores, rows, n, n_chunk, rows)
                 n = n_chunk
             if level == 0:
                 return rows, n
@@ -311,7 +292,7 @@ def hip_search(head_dim: int, group: int) -> Any:
                     for j in range(i * per_block + 1, (i + 1) * per_block):
                         best = max(best, load_f32(scores + 4 * j))
                     store_f32(scores + 4 * i, best)
-            keep(scores, blocks, n, n_chunk, chosen + 4)
+            keep_best(scores, blocks, n, n_chunk, chosen + 4)
 
     return kernel
 
