@@ -1,16 +1,25 @@
 """HiP: a tree search for the best keys (Lee et al. 2024, arXiv 2406.09827).
 
-Decides: at decode, about `k` positions, found by O(log T) rounds over one representative a chunk.
-The keys between sinks and window are cut into k / b_k chunks of whole blocks; each round splits
-every chunk in two branches, scores a branch by its centre block, and keeps the best k / b_k (3.1,
-Eq. 4), until a branch is one block. A block's score is the best q . k over every b_sk-th of its
-keys (3.2). A mask serves r_m steps; sinks and the local window move on without it. Prefill is
-dense, so b_q and b_sq, which cut queries, have no part here.
+Decides: about `k` positions for a step or for b_q queries of a prompt, found by O(log T) rounds
+over one representative a chunk. Each round splits every chunk in two branches, scores them by their
+representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys. A
+block's score is the best q . k over every b_sk-th of its keys and every b_sq-th of the queries
+(3.2). A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d
+layers read all.
 
-Options: `span` takes that many positions round each chosen block as well (App. A.3's patch; off,
-as in the paper). `rows="group"` searches once for the query heads that share a KV head, by the best
-of their scores; the paper searches for each head.
-State: the masks; after anything but the next decode step they are estimated anew.
+`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, a branch's
+centre block stands for it, each query head has its own tree. The defaults depart from it, because
+with grouped heads its sets, one a head, read more bytes than they save:
+- `rep="mean"`: the mean of a chunk's keys stands for it. Chunks are units of 4 blocks, pairs of
+  units and so on; their means are kept, 1 / (2 b_k) of the keys' bytes. One product a
+  chunk instead of b_k / b_sk, and better sets. Prefill always searches means.
+- `rows="group"`: one set for the query heads that share a KV head, by the best of q . k - log sum
+  exp, the sum over sinks and window: without it the head with the longest queries chooses for all.
+- the search and the window meet at a whole unit.
+Prompts are cut in blocks of b_q queries from each chunk's first token on, so n_ubatch should be a
+multiple of b_q. Option `span` takes that many positions round each chosen block as well (App.
+A.3's patch; off, as in the paper).
+State: the masks, estimated anew after anything but the next decode step; the means.
 """
 
 from dataclasses import dataclass
@@ -125,6 +134,7 @@ class _State(SelectorState):
 
     def truncate(self, n_tokens: int) -> None:
         self._made = 0
+        np.minimum(self._filled, n_tokens // self._params.unit, out=self._filled)
 
     def _record_selection(self, rec: Recording, mask: np.ndarray, *, mask_block: int) -> Selection:
         p, shape = self._params, self.shape
