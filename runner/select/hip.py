@@ -23,7 +23,7 @@ State: the masks, estimated anew after anything but the next decode step; the me
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -185,8 +185,12 @@ class _State(SelectorState):
         n_always = p.b_k * p.n_sink + p.local + p.unit
         capacity = ops.hip_capacity(p.n_chunk, p.b_k, p.b_sk, n_always)
         work = ops.hip_work(group, capacity, -(-mask_block // q_stride))
-        pages = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
-        means = {"means": self._means[layer], "n_head_kv": shape.n_head_kv, "n_unit": self._n_unit}
+        pages: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
+        means: dict[str, Any] = {
+            "means": self._means[layer],
+            "n_head_kv": shape.n_head_kv,
+            "n_unit": self._n_unit,
+        }
         rec.program.add(
             ops.HIP_MEANS,
             (shape.head_dim,),
