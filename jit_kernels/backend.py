@@ -26,6 +26,7 @@ class OpCost(NamedTuple):
     cycles: int
     n_bytes: int
     n_flop: int
+    part: str = ""
 
 
 class LinkedProgram:
@@ -63,7 +64,15 @@ class LinkedProgram:
         """
         spent = self.tape[:, TAPE.cycles // 8]
         return [
-            OpCost(call.label, call.sync, self._n_counted, int(cycles), int(n_bytes), int(n_flop))
+            OpCost(
+                call.label,
+                call.sync,
+                self._n_counted,
+                int(cycles),
+                int(n_bytes),
+                int(n_flop),
+                call.part,
+            )
             for call, cycles, (n_bytes, n_flop) in zip(
                 self.program.calls, spent, self._counted, strict=False
             )

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.attend import record_attention
+from tamis.audit import Audit
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, QTensor
@@ -84,13 +85,19 @@ def record_norm(
 
 
 def record_block(
-    rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
+    rec: Recording,
+    model: Model,
+    ws: Workspace,
+    state: SelectorState,
+    layer: int,
+    kv: KVView,
+    audit: Audit | None = None,
 ) -> None:
     """Record layer `layer` from ws.x to ws.x."""
     w = model.weights.blk[layer]
     record_norm(rec, model, ws.x, w.attn_norm, ws.xn)
     _record_qkv(rec, model, ws, layer, kv)
-    record_attention(rec, model, ws, state, layer, kv)
+    record_attention(rec, model, ws, state, layer, kv, audit)
     closed = w.post_attention_norm
     out = Linear(
         w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None

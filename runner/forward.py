@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from tamis.attend import new_recording
+from tamis.audit import Audit
 from tamis.block import Linear, record_block, record_linear, record_norm
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend, LinkedProgram, OpCost
@@ -28,18 +29,20 @@ class Forward:
         ws: Workspace,
         kv: KVCache,
         state: SelectorState,
+        audit: Audit | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._model, self._backend, self._ws = model, backend, ws
-        self._kv, self._state = kv, state
+        self._kv, self._state, self._audit = kv, state, audit
         self._n_ubatch = len(ws.ids)
         body, self._layer_ends = self._body(self._n_ubatch)
         head = Program()
         self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
-        decode = self._decode()
-        backend.load(body.specs | head.specs | decode.specs, progress)
+        phase, decode = state.phase(0), self._decode(None)
+        checked = set() if audit is None else audit.specs
+        backend.load(body.specs | head.specs | decode.specs | checked, progress)
         self._prefill, self._head = backend.link(body), backend.link(head)
-        self._phases = {state.phase(0): backend.link(decode)}
+        self._phases = {(phase, False): backend.link(decode)}
         self._counting = False
 
     @property
@@ -60,13 +63,20 @@ class Forward:
         self._count(self._prefill, len(ids), pos)
 
     def decode(self, token_id: int, pos: int, step: int) -> np.ndarray:
-        """Run one token; a copy of its logits, f32 [n_vocab]."""
-        phase = self._state.phase(step)
+        """Run one token; a copy of its logits, f32 [n_vocab].
+
+        Raises AuditError, where a step is audited and a bound does not hold.
+        """
+        audit = self._audit if self._audit is not None and self._audit.due() else None
+        phase = self._state.phase(step), audit is not None
         if phase not in self._phases:
-            self._phases[phase] = self._backend.link(self._decode())
+            self._phases[phase] = self._backend.link(self._decode(audit))
+        linked = self._phases[phase]
         self._set(np.array([token_id], np.int32), pos)
-        self._backend.run(self._phases[phase])
-        self._count(self._phases[phase], 1, pos)
+        self._backend.run(linked)
+        self._count(linked, 1, pos)
+        if audit is not None:
+            audit.take(linked.program, self._state, step, pos)
         return self._ws.logits[0].copy()
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
@@ -99,19 +109,19 @@ class Forward:
         self._ws.ids[: len(ids)] = ids
         self._ws.step[:] = len(ids), pos, 0
 
-    def _body(self, n_tok: int) -> tuple[Program, list[int]]:
+    def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[int]]:
         """The Program from token ids to ws.x, and the op index at which each layer ends."""
         rec = new_recording(Program(), self._ws.step, n_tok)
         self._record_input(rec)
         ends = []
         for layer in range(self._model.hp.n_layer):
             kv = self._kv.view(layer)
-            record_block(rec, self._model, self._ws, self._state, layer, kv)
+            record_block(rec, self._model, self._ws, self._state, layer, kv, audit)
             ends.append(len(rec.program))
         return rec.program, ends
 
-    def _decode(self) -> Program:
-        program, _ = self._body(1)
+    def _decode(self, audit: Audit | None) -> Program:
+        program, _ = self._body(1, audit)
         self._record_head(new_recording(program, self._ws.step, 1), self._ws.step)
         return program
 

@@ -6,7 +6,7 @@ never look at values. The defaults here are dense attention.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,6 +44,15 @@ class Recording:
     step: np.ndarray  # int64 [STEP_SIZE]
     n_tok: int  # most rows of a call
     q_block: int  # queries a row of a Selection stands for
+
+
+class Bound(NamedTuple):
+    """A paper's promise about one decode step of one layer; arrays f64 [n_head]."""
+
+    name: str  # with its equation
+    measured: np.ndarray
+    allowed: np.ndarray
+    holds_always: bool = True  # False: the paper's assumptions are not met here; shown only
 
 
 class Selector(Protocol):
@@ -88,6 +97,18 @@ class SelectorState:
     def phase(self, step: int) -> str:
         """Name of the decode Program that step `step` replays; one is recorded a name."""
         return "decode"
+
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        """What the method's paper promises of a step that was audited; nothing by default.
+
+        report: of one layer, f64 [n_head, len(ops.AUDIT)], see ops.AUDIT_HEADS.
+        """
+        return []
+
+    @property
+    def n_recall(self) -> int:
+        """Last tokens whose queries must have been observed before a decode step; 0: none."""
+        return 0
 
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
@@ -160,6 +181,13 @@ class _PerRoleState(SelectorState):
 
     def phase(self, step: int) -> str:
         return self._for_decode.phase(step)
+
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        return self._for_decode.bounds(report)
+
+    @property
+    def n_recall(self) -> int:
+        return max(self._for_prefill.n_recall, self._for_decode.n_recall)
 
 
 def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:
