@@ -52,6 +52,7 @@ class Bound(NamedTuple):
     name: str  # with its equation
     measured: np.ndarray
     allowed: np.ndarray
+    rounding: np.ndarray | float = 0.0  # what float32 arithmetic may add to what is measured
     holds_always: bool = True  # False: the paper's assumptions are not met here; shown only
 
 
