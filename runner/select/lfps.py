@@ -231,9 +231,7 @@ class _State(SelectorState):
         meta, seen, at = self._meta[layer], np.zeros(2, np.int64), ops.LFPS_META
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
-            now = np.array(
-                [meta[:, ops.LFPS_META.n_scanned // 8].sum(), meta[0, ops.LFPS_META.n_step // 8]]
-            )
+            now = np.array([meta[:, at.n_scanned // 8].sum(), meta[0, at.n_step // 8]])
             n_key, n_step = now - seen
             seen[:] = now
             n = int(n_key / max(1, n_step)) * self.shape.head_dim
