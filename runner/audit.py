@@ -43,7 +43,7 @@ class BoundFindings(NamedTuple):
     name: str
     measured: float  # mean
     allowed: float  # mean
-    tightest: float  # largest measured / allowed; 1 would touch the bound
+    tightest: float  # largest measured / (allowed + rounding); 1 would touch the bound
     holds_always: bool  # checked; otherwise shown only
 
 
@@ -133,9 +133,10 @@ class Audit:
 
     def _check(self, layer: int, heads: np.ndarray, state: SelectorState, step: int) -> None:
         for bound in state.bounds(heads):
-            pairs = np.stack([bound.measured, bound.allowed], axis=-1)
-            self._bounds.setdefault((bound.name, bound.holds_always), []).append(pairs)
-            broken = np.flatnonzero(~(bound.measured <= bound.allowed + bound.rounding))
+            limit = bound.allowed + bound.rounding
+            numbers = np.stack([bound.measured, bound.allowed, limit], axis=-1)
+            self._bounds.setdefault((bound.name, bound.holds_always), []).append(numbers)
+            broken = np.flatnonzero(~(bound.measured <= limit))
             if bound.holds_always and len(broken):
                 head = broken[0]
                 raise AuditError(
@@ -169,9 +170,9 @@ class Audit:
     def bounds(self) -> list[BoundFindings]:
         """Of each bound that the method has."""
         found = []
-        for (name, always), pairs in self._bounds.items():
-            measured, allowed = np.concatenate(pairs).T
-            ratio = measured[allowed > 0] / allowed[allowed > 0]
+        for (name, always), numbers in self._bounds.items():
+            measured, allowed, limit = np.concatenate(numbers).T
+            ratio = measured[limit > 0] / limit[limit > 0]
             tightest = float(ratio.max(initial=0.0))
             found.append(
                 BoundFindings(name, float(measured.mean()), float(allowed.mean()), tightest, always)
