@@ -107,8 +107,8 @@ def split(costs: Iterable[Any]) -> Spent:
 
 
 def _row(hp: Any, n_past: int, turns: list[tuple[Spent, Spent]], cycles: float) -> dict[str, Any]:
-    dense = [sum(base)[0] for base, _ in turns]
-    own = [sum(method)[0] for _, method in turns]
+    dense = [base.select[0] + base.attend[0] for base, _ in turns]
+    own = [method.select[0] + method.attend[0] for _, method in turns]
     ratios = [a / b for a, b in zip(dense, own, strict=True)]
     select, attend = (np.median([method[i] for _, method in turns], axis=0) for i in (0, 1))
     n_dense = turns[0][0].attend[1]
