@@ -104,10 +104,13 @@ def _op(file: str, name: str, constants: str, fields: str) -> Op:
 # y f32 [n_tok, n] = row * scale.
 EMBED = _op("embed", "embed", "type", "step ids table y n scale_f")
 
-# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in]; w: n_out rows of n_in elements in
-# their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in elements;
-# scratch: n_thread * matmul_scratch(n_in) bytes.
-MATMUL = _op("matmul", "matmul", "type", "step x w bias y n_in n_out y_stride add scratch")
+# x f32 [n_tok, n] in the form that MATMUL reads where n_tok > FEW_ROWS (else nothing is done): the
+# backend's own, packed_bytes(n_tok, n) at a cache line. form: packed_form(type of the weights).
+PACK_ROWS = _op("matmul", "pack_rows", "form", "step x packed n")
+# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in], also as PACK_ROWS left it; w: n_out
+# rows of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
+# elements; scratch: n_thread * matmul_scratch(n_in) bytes.
+MATMUL = _op("matmul", "matmul", "type", "step x packed w bias y n_in n_out y_stride add scratch")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
@@ -397,12 +400,23 @@ TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
-PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thread
+PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
+PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 
 
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
     return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+
+
+def packed_form(type: str) -> str:
+    """Which form of rows weights of a ggml type are multiplied with: "float" or "quantised"."""
+    return "float" if type in ("F32", "F16", "BF16") else "quantised"
+
+
+def packed_bytes(n_tok: int, n: int) -> int:
+    """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
+    return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
 
 
 def tactic_work(capacity: int, n_panel: int) -> int:

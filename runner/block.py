@@ -1,5 +1,6 @@
 """One transformer block, recorded: norm, attention, residual, norm, feed-forward, residual."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,16 @@ class Linear(NamedTuple):
 
 def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
     """Record y (+)= x @ w.T + bias for each product; they may run at the same time."""
+    for form, group in itertools.groupby(products, lambda p: ops.packed_form(p.w.type)):
+        _record_products(rec, ws, x, form, list(group))
+
+
+def _record_products(
+    rec: Recording, ws: Workspace, x: np.ndarray, form: str, products: list[Linear]
+) -> None:
     n_in = products[0].w.n_in
+    if rec.n_tok > ops.FEW_ROWS:
+        rec.program.add(ops.PACK_ROWS, (form,), step=rec.step, x=x, packed=ws.packed, n=n_in)
     for i, p in enumerate(products):
         assert p.w.n_in == n_in
         rec.program.add(
@@ -38,6 +48,7 @@ def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[L
             cost=_product_cost(p.w),
             step=rec.step,
             x=x,
+            packed=ws.packed,
             w=p.w.data,
             bias=p.bias,
             y=p.y,

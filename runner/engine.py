@@ -133,7 +133,7 @@ class Engine:
     def session(
         self,
         n_ctx: int | None = None,
-        n_ubatch: int = 256,
+        n_ubatch: int = 512,
         attn: str = "dense",
         prefill: str = "dense",
         audit: int = 0,
