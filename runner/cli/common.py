@@ -112,7 +112,8 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="compute dense attention on every N-th decode step too and report what --attn missed",
+        help="compute dense attention on every N-th decode step too and report what --attn missed; "
+        "an N that divides a method's period sees the same steps of it each time",
     )
 
 
