@@ -77,6 +77,25 @@ LFPS_STATS = _LfpsStats(0, 8, 16, 48)
 LFPS_STATS_SIZE = 10
 
 
+class _AuditFields(NamedTuple):
+    """Entries of a head's audit, float64 each."""
+
+    n_seen: int  # positions that dense attention reads
+    n_kept: int  # of these, the Selection's
+    mass: int  # share of dense attention's weights that they hold
+    best_mass: int  # share that as many of the largest weights hold
+    recall: int  # share of those largest that are kept
+    error: int  # |out - dense|, Euclidean
+    norm: int  # |dense|
+    entropy: int  # of dense attention's weights, in nats
+    kept_entropy: int  # of the kept ones, scaled to sum to 1
+    max_k: int  # the longest key, the longest value; 0 but for the first query head of a KV head
+    max_v: int
+
+
+AUDIT = _AuditFields(*range(11))
+
+
 def _op(file: str, name: str, constants: str, fields: str) -> Op:
     return Op(name, file, tuple(constants.split()), tuple(fields.split()))
 
@@ -133,6 +152,20 @@ ATTEND = _op(
 )
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
 ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
+
+# One query token's attention checked against dense attention over every position that the layer's
+# window allows: report f64 [n_head, len(AUDIT)]. given f32 [n_head, head_dim] is the method's
+# output; the Selection and the pages are as for ATTEND; a log-weight changes what the kept weights
+# are in kept_entropy only. Logits and weights are float32 as in ATTEND, their sums float64. Recall
+# counts equal logits in the Selection's favour. capacity: a multiple of 16, above pos. work:
+# scratch, f64 [n_thread, audit_work(capacity, head_dim)].
+AUDIT_HEADS = _op(
+    "audit",
+    "audit_heads",
+    "head_dim",
+    "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
+    " n_head window capacity given report work scale_f",
+)
 
 # y = silu(gate) * up or gelu_tanh(gate) * up, f32 [n_tok, n]; activation: "silu" or "gelu".
 GATE = _op("activation", "gate", "activation", "step gate up y n")
@@ -488,6 +521,11 @@ def tactic_work(capacity: int, n_panel: int) -> int:
     Logits are those of all positions at most, of two windows of 1 %, and 16 more.
     """
     return capacity + capacity // 50 + 64 + 16 + 3 * 32 * n_panel + 256
+
+
+def audit_work(capacity: int, head_dim: int) -> int:
+    """Float64s of scratch that AUDIT_HEADS needs a thread: two sums, three numbers a position."""
+    return head_dim + (head_dim + 3 * capacity + 1) // 2
 
 
 def attend_scratch(group: int, head_dim: int) -> int:

@@ -292,13 +292,8 @@ def test_what_was_truncated_leaves_no_trace(engine, open_session, example):
 
 
 @pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
-def test_a_loaded_session_goes_on_as_the_saved_one(
-    request, engine, open_session, example, tmp_path
-):
-    """The file has keys and values only: what a method keeps beside them is made from these."""
-    if example.text.startswith("lfps"):
-        reason = "its tables come from the last queries, which a session file does not hold yet"
-        request.applymarker(pytest.mark.xfail(reason=reason))
+def test_a_loaded_session_goes_on_as_the_saved_one(engine, open_session, example, tmp_path):
+    """The file has tokens, keys and values: what a method keeps beside them is made from these."""
     session, spy = open_session(example.text)
     session.prefill(tokens(engine, 100))
     session.save(tmp_path / "s")

@@ -22,6 +22,7 @@ A.3's patch; off, as in the paper).
 State: the masks, estimated anew after anything but the next decode step; the means.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -225,6 +226,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.HIP_ESTIMATE,
             (shape.head_dim, shape.n_head // self._n_row),
+            cost=self._estimate_cost,
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -240,6 +242,15 @@ class _State(SelectorState):
             n_sink=p.n_sink,
             n_local=p.local,
         )
+
+    def _estimate_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+        """Two branches a chunk and round, of each the strided keys of one block."""
+        p = self._params
+        n_block = max(0, (pos + 1 - p.local) // p.b_k - p.n_sink)
+        n_chunk = max(1, min(n_block, p.n_chunk))
+        n_round = math.ceil(math.log2(max(1, n_block / n_chunk)))
+        n = 2 * n_chunk * n_round * -(-p.b_k // p.b_sk) * self.shape.head_dim
+        return 2 * n * self._n_row, 2 * n * self.shape.n_head
 
 
 METHOD = HiP
