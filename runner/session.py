@@ -209,7 +209,8 @@ class Session:
         try:
             for start in range(first, self.n_past, self._forward.n_ubatch):
                 chunk = self._tokens[start : start + self._forward.n_ubatch]
-                self._forward.prefill(np.array(chunk, np.int32), start)
+                prompt = range(first, self.n_past)
+                self._forward.prefill(np.array(chunk, np.int32), start, prompt)
         finally:
             self._kv.put_back(first, pages)
 
