@@ -121,7 +121,6 @@ def test_whole_segments_keep_their_clusters():
 
 def test_real_attention_comes_near_the_share():
     """Measured when written: 0.872 of the weight for P = 0.9, reached in 54 %, by 21 % of keys."""
-    k, q, at = real_attention()
     mass, sizes = kept_of_real_attention("tactic:P=0.9,local=64,rows=head")
     assert np.mean(mass) > 0.86
     assert np.mean(mass >= 0.9) > 0.5
