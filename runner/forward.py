@@ -8,9 +8,9 @@ import numpy as np
 from tamis.attend import new_recording
 from tamis.block import Linear, record_block, record_linear, record_norm
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.backend import Backend, LinkedProgram, OpCost
-from tamis.jit_kernels.library import Progress
-from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.backend import LinkedProgram, OpCost
+from tamis.jit_kernels.program import Program, Runner
+from tamis.jit_kernels.workers import Progress
 from tamis.kv.cache import KVCache
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
@@ -24,7 +24,7 @@ class Forward:
     def __init__(
         self,
         model: Model,
-        backend: Backend,
+        backend: Runner,
         ws: Workspace,
         kv: KVCache,
         state: SelectorState,
@@ -67,15 +67,21 @@ class Forward:
         self._set(np.array([token_id], np.int32), pos)
         self._backend.run(self._phases[phase])
         self._count(self._phases[phase], 1, pos)
-        return self._ws.logits[0].copy()
+        return self._logits(1)
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
         self._ws.head_rows[:] = n_row, 0, row
         self._ws.head_step[:] = n_row, 0, 0
+        self._backend.send(self._ws.head_rows, self._ws.head_step)
         self._backend.run(self._head)
         self._count(self._head, n_row, 0)
-        return self._ws.logits[:n_row].copy()
+        return self._logits(n_row)
+
+    def _logits(self, n_row: int) -> np.ndarray:
+        found = self._ws.logits[:n_row]
+        self._backend.fetch(found)
+        return found.copy()
 
     def start_costs(self) -> None:
         """Count from now on what each op costs; every call then takes a little longer."""
@@ -98,6 +104,7 @@ class Forward:
     def _set(self, ids: np.ndarray, pos: int) -> None:
         self._ws.ids[: len(ids)] = ids
         self._ws.step[:] = len(ids), pos, 0
+        self._backend.send(self._ws.ids, self._ws.step, self._kv.table)
 
     def _body(self, n_tok: int) -> tuple[Program, list[int]]:
         """The Program from token ids to ws.x, and the op index at which each layer ends."""

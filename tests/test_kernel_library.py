@@ -209,14 +209,14 @@ def test_a_compiler_that_cannot_start_is_an_error_too(own, monkeypatch):
 
 STUCK = """#!{python}
 import pathlib, sys, time
-from tamis.jit_kernels import store
+from tamis.jit_kernels import store, workers
 from tamis.jit_kernels.cpu import compiler
 
 def begun(folder, symbol, code):
     store.os.replace = lambda *names: (pathlib.Path({mark!r}).write_text("now"), time.sleep(60))
     store.write_object(folder, symbol, code)
 
-compiler.write_object = begun
+workers.write_object = begun
 compiler.main(*sys.argv[3:])
 """
 

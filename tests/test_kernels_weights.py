@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from guarded import in_child, runs, step_of
+from guarded import in_child, is_on_gpu, runs, step_of
 from tiny_models import random_tensor
 
 from tamis.formats.dequant import dequantize
@@ -58,9 +58,12 @@ def rounding(x, decoded, type_, n_row):
     """The largest error that a right product may have, element by element; n_row: rows of the call.
 
     Float32 sums err by a few units of 1e-7 of the sum of magnitudes. For few rows, quantised
-    weights meet activations of 15 bits: half a step of each block of 32.
+    weights meet activations of 15 bits: half a step of each block of 32. On a GPU, many rows are
+    products of float16.
     """
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(decoded).T + 10)
+    if is_on_gpu() and n_row > ops.FEW_ROWS:  # both factors are rounded to float16
+        return bound + 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
     if n_row <= ops.FEW_ROWS and type_ not in ("F32", "F16", "BF16"):
         blocks = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
         step = np.repeat(blocks.max(-1) / (127 * 128), 32, axis=1)

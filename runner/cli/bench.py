@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to measure: -p and -n are both 0")
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
+    if arguments.profile and arguments.device != "cpu":
+        raise UsageError("--profile counts the CPU's cycles: leave out --device")
     need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP)
     if arguments.ctx is not None and arguments.ctx < need:
         raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")

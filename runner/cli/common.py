@@ -88,10 +88,11 @@ def _whole(text: str, least: int) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
-    """-m, -c, --attn and, unless the command has its own, -t."""
+    """-m, -c, --attn, --device and, unless the command has its own, -t."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     parser.add_argument("--attn", default="dense", help="attention method: see `tamis methods`")
 
@@ -160,12 +161,14 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m and -t; --attn is checked first."""
+    """The engine of -m, -t and --device; --attn is checked first."""
     from tamis.engine import Engine
 
     check_attn(arguments.attn)
     path = model_file(arguments.model, progress)
-    engine = Engine.load(path, n_threads=arguments.threads, progress=progress)
+    engine = Engine.load(
+        path, n_threads=arguments.threads, device=arguments.device, progress=progress
+    )
     progress.clear()
     return engine
 

@@ -33,6 +33,11 @@ class KVCache:
         """Tokens that fit."""
         return self._n_page * PAGE
 
+    @property
+    def table(self) -> np.ndarray:
+        """The page table of all views: what `reserve` and `truncate` change."""
+        return self._table
+
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer. The arrays stay the same for the cache's life."""
         return KVView(self._k[layer], self._v[layer], self._table, self._table)

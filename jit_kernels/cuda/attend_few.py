@@ -1,0 +1,143 @@
+"""Attention of one query token a row: every key and value is read once.
+
+A key's head_dim elements lie in a few neighbouring lanes, eight each, so a warp has several keys at
+a time; each such group of lanes keeps maxima and sums of its own (Dao et al. 2022, arXiv
+2205.14135, Alg. 1), which are joined at the end.
+"""
+
+from typing import Any
+
+from numba import cuda, float32, uint8, uint32
+
+from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST, MASKED, finishing, key_of, part_of
+from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, warp
+from tamis.jit_kernels.cuda.intrinsic import device, halves_f32, load_f32, load_i32, load_i64
+from tamis.jit_kernels.cuda.ptx import load_if, shared_address
+from tamis.jit_kernels.cuda.tile import heads_of, lanes_of, load_heads, splat, store_runs
+from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.types import PAGE
+
+
+def key_lanes(head_dim: int) -> int:
+    """Lanes that share a key, a power of two: eight elements each."""
+    assert head_dim % 8 == 0
+    assert head_dim <= 8 * WARP
+    return 1 << (head_dim // 8 - 1).bit_length()
+
+
+def _reading(head_dim: int, lanes: int) -> Any:
+    """The function that reads a lane's piece of key p and of its value, and the score's bias."""
+
+    @device
+    def read(keys, pages, p):
+        k_pages, v_pages, k_table, v_table, n_head_kv, h, log_weight = pages
+        j, s = key_of(p, keys)
+        piece = lane() % lanes
+        page, line = max(j, 0) // PAGE, max(j, 0) % PAGE
+        live = uint32(1 if j >= 0 and 8 * piece < head_dim else 0)
+        k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
+        v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+        k = load_if(k_pages + 2 * head_dim * k_row + 16 * piece, live)
+        v = load_if(v_pages + 2 * head_dim * v_row + 16 * piece, live)
+        bias = float32(0) if j >= 0 else float32(MASKED)
+        if log_weight != 0 and j >= 0:
+            bias = load_f32(log_weight + 4 * s) * float32(LOG2_E)
+        return k, v, bias
+
+    return read
+
+
+def _adding(head_dim: int, group: int, lanes: int) -> Any:
+    """The function that takes four keys of a group of lanes into its maxima, totals and sums."""
+    maximum, exp2_of, plus, times, _ = lanes_of(group)
+    scores, weighed, scaled = heads_of(group, lanes)
+    read, same, apart = _reading(head_dim, lanes), splat(group), WARPS * WARP // lanes
+
+    @device
+    def add(state, q, keys, pages, p):
+        top, total, sums = state
+        k0, v0, bias0 = read(keys, pages, p)
+        k1, v1, bias1 = read(keys, pages, p + apart)
+        k2, v2, bias2 = read(keys, pages, p + 2 * apart)
+        k3, v3, bias3 = read(keys, pages, p + 3 * apart)
+        a = plus(scores(q, halves_f32(k0)), same(bias0))
+        b = plus(scores(q, halves_f32(k1)), same(bias1))
+        c = plus(scores(q, halves_f32(k2)), same(bias2))
+        d = plus(scores(q, halves_f32(k3)), same(bias3))
+        new = maximum(maximum(maximum(a, b), maximum(c, d)), top)
+        fade = exp2_of(top, new)
+        a, b, c, d = exp2_of(a, new), exp2_of(b, new), exp2_of(c, new), exp2_of(d, new)
+        total = plus(times(total, fade), plus(plus(a, b), plus(c, d)))
+        sums = weighed(weighed(scaled(sums, fade), a, halves_f32(v0)), b, halves_f32(v1))
+        return new, total, weighed(weighed(sums, c, halves_f32(v2)), d, halves_f32(v3))
+
+    return add
+
+
+def _joining(group: int, lanes: int) -> Any:
+    """The function that joins the states of a warp's groups of lanes, in every lane."""
+    maximum, exp2_of, plus, times, exchanged = lanes_of(group)
+    _, _, plus_all, _, exchanged_all = lanes_of(8 * group)
+    _, _, scaled = heads_of(group, lanes)
+
+    @device
+    def join(state):
+        top, total, sums = state
+        for i in range(5):
+            mask = uint32(16 >> i)
+            if mask >= lanes:
+                other = exchanged(top, mask)
+                new = maximum(top, other)
+                mine, theirs = exp2_of(top, new), exp2_of(other, new)
+                there = times(exchanged(total, mask), theirs)
+                total = plus(times(total, mine), there)
+                sums = plus_all(scaled(sums, mine), scaled(exchanged_all(sums, mask), theirs))
+                top = new
+        return top, total, sums
+
+    return join
+
+
+def attend_few(head_dim: int, group: int) -> Launch:
+    """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn."""
+    lanes, size = key_lanes(head_dim), head_dim + 2
+    add, join = _adding(head_dim, group, lanes), _joining(group, lanes)
+    load_q, same, same_all = load_heads(group), splat(group), splat(8 * group)
+    store_sums, store_one = store_runs(8 * group, 8, 4 * size), store_runs(group, 1, 4 * size)
+    finish, at_once = finishing(head_dim, group, 1, WARPS), WARPS * WARP // lanes
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, partial, out, lse, scratch, scale_f,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        shared = shared_address(cuda.shared.array(0, uint8))
+        n_head, piece = n_row * group, lane() % lanes
+        for item in range(tid, n_tok * n_row * n_split, n_thread):
+            split, row = (item % n_split, n_split), item // n_split
+            head, high = row % n_row * group, pos + row // n_row
+            low = max(0, high - window + 1) if window != 0 else 0
+            blocks = (low // block, high // block + 1)
+            begin, end = part_of(indptr + 4 * row, indices, blocks, split)
+            query = n_head * (row // n_row) + head
+            mine = q + 4 * (head_dim * query + min(8 * piece, head_dim - 8))
+            values = load_q(mine, 4 * head_dim, scale_f * float32(LOG2_E))
+            keys = begin, (end - begin) * block, indices, block, low, high
+            h = head // heads_per_kv
+            pages = k_pages, v_pages, k_table, v_table, n_head_kv, h, log_weight
+            state = same(float32(LOWEST)), same(float32(0)), same_all(float32(0))
+            first = warp() * (WARP // lanes) + lane() // lanes
+            for start in range(0, (end - begin) * block, 4 * at_once):
+                state = add(state, values, keys, pages, start + first)
+            top, total, sums = join(state)
+            at = shared + 4 * size * group * warp()
+            if lane() < lanes and 8 * piece < head_dim:
+                store_sums(sums, uint32(at + 32 * piece))
+            if lane() == 0:
+                store_one(top, uint32(at + 4 * head_dim))
+                store_one(total, uint32(at + 4 * head_dim + 4))
+            cuda.syncthreads()
+            finish(shared, 1, query, n_head, partial, split, out, lse)
+            cuda.syncthreads()  # before the next item's results overwrite what is read here
+
+    return Launch(kernel, blocks=2, shared=4 * WARPS * group * size)

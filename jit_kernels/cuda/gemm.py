@@ -1,0 +1,185 @@
+"""The product of many rows: weights and activations as float16 in scratch, tiles on matrix units.
+
+scratch holds w16 f16 [n_out, padded] and then x16 f16 [n_tok, padded], where padded is n_in up to a
+multiple of DEPTH and what is added is zero (`matmul_scratch` gives its size). A block computes TILE
+x TILE products; STAGES slices of DEPTH elements are on their way in shared memory. A row of a slice
+is 128 bytes; its 16-byte pieces are permuted by xor with the row, so that eight rows of one piece
+lie in different banks.
+"""
+
+from typing import Any
+
+from numba import cuda, float32, uint8, uint32
+
+from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
+from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, warp
+from tamis.jit_kernels.cuda.intrinsic import (
+    affine8,
+    device,
+    load_f32,
+    load_f32x8,
+    load_i64,
+    store_f16,
+    store_f16x8,
+    store_f32,
+)
+from tamis.jit_kernels.cuda.ptx import (
+    copy_async,
+    copy_commit,
+    copy_wait,
+    load_matrices,
+    load_shared,
+    shared_address,
+)
+from tamis.jit_kernels.cuda.scratch import DEPTH, padded
+from tamis.jit_kernels.cuda.tile import multiply_add, store_sums, zero_sums
+from tamis.jit_kernels.ops import FEW_ROWS, STEP
+
+TILE, STAGES = 128, 3
+ROW_BYTES = 2 * DEPTH
+SLICE = TILE * ROW_BYTES  # bytes of a slice of one operand
+PIECES = TILE * ROW_BYTES // 16 // (WARPS * WARP)  # 16-byte pieces of a slice that a thread copies
+
+SUM_BYTES = 4 * (TILE + 8)  # of a row of sums in shared memory, eight banks after the one before
+assert TILE * SUM_BYTES <= 2 * STAGES * SLICE
+
+padding = device(padded)
+store_tile = store_sums(SUM_BYTES)
+wait_for_slice = copy_wait(STAGES - 2)
+
+
+def narrowing(type: str) -> Any:
+    """The kernel that writes scratch: warps take rows of weights, then of activations."""
+    row_bytes = row_bytes_of(type)
+    if is_quantised(type):
+        quants = quants_of(type)
+
+        @device
+        def narrow(row, n, to):
+            for i in range(8 * lane(), n, 8 * WARP):
+                q, d, m = quants(row, i)
+                store_f16x8(to + 2 * i, affine8(q, d, m))
+    else:
+        element = element_of(type)
+
+        @device
+        def narrow(row, n, to):
+            for i in range(lane(), n, WARP):
+                store_f16(to + 2 * i, element(row, i))
+
+    @device
+    def narrow_x(row, n, to):
+        whole = n // 8 * 8 if n % 4 == 0 else 0  # rows of 16-byte units
+        for i in range(8 * lane(), whole, 8 * WARP):
+            store_f16x8(to + 2 * i, load_f32x8(row + 4 * i))
+        for i in range(whole + lane(), n, WARP):
+            store_f16(to + 2 * i, load_f32(row + 4 * i))
+
+    def kernel(
+        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        n_tok, size, width = load_i64(step + STEP.n_tok), row_bytes(n_in), padding(n_in)
+        if n_tok <= FEW_ROWS:
+            return
+        for r in range(tid * WARPS + warp(), n_out + n_tok, n_thread * WARPS):
+            to = scratch + 2 * width * r
+            if r < n_out:
+                narrow(w + size * r, n_in, to)
+            else:
+                narrow_x(x + 4 * n_in * (r - n_out), n_in, to)
+            for i in range(n_in + lane(), width, WARP):
+                store_f16(to + 2 * i, float32(0))
+
+    return kernel
+
+
+@device
+def place(row, piece):
+    """Byte offset of a 16-byte piece of a row in a slice."""
+    return row * ROW_BYTES + ((piece ^ (row & 7)) << 4)
+
+
+@device
+def copy_slice(shared, rows, first, n_row, width, k):
+    """Start the copy of DEPTH elements, from k on, of TILE rows; zeros where no row is."""
+    for i in range(PIECES):
+        piece = cuda.threadIdx.x + i * WARPS * WARP
+        line, part = piece >> 3, piece & 7
+        row = min(first + line, n_row - 1)
+        source = rows + 2 * (width * row + k) + 16 * part
+        size = 16 if first + line < n_row else 0
+        copy_async(uint32(shared + place(line, part)), source, uint32(size))
+
+
+@device
+def multiply_slice(sums, a, b, row, column):
+    """Sums + the product of the slices at a and b: a warp's 64 rows and 32 columns."""
+    left, right = row + (lane() & 15), column + (lane() & 7) + ((lane() >> 4) << 3)
+    for k in range(DEPTH // 16):
+        piece, other = 2 * k + (lane() >> 4), 2 * k + ((lane() >> 3) & 1)
+        sums = multiply_add(
+            sums,
+            load_matrices(uint32(a + place(left, piece))),
+            load_matrices(uint32(a + place(left + 16, piece))),
+            load_matrices(uint32(a + place(left + 32, piece))),
+            load_matrices(uint32(a + place(left + 48, piece))),
+            load_matrices(uint32(b + place(right, other))),
+            load_matrices(uint32(b + place(right + 16, other))),
+        )
+    return sums
+
+
+@device
+def write_tile(shared, origin, size, out):
+    """Write the sums at `shared` that lie within y: threads take columns."""
+    (m, n), (n_tok, n_out), (y, y_stride, bias, add) = origin, size, out
+    c = n + cuda.threadIdx.x % TILE
+    if c >= n_out:
+        return
+    start = load_f32(bias + 4 * c) if bias != 0 else float32(0)
+    for r in range(cuda.threadIdx.x // TILE, min(TILE, n_tok - m), WARPS * WARP // TILE):
+        value = start + load_shared(uint32(shared + SUM_BYTES * r + 4 * (c - n)))
+        to = y + 4 * (y_stride * (m + r) + c)
+        store_f32(to, value + load_f32(to) if add else value)
+
+
+def gemm() -> Launch:
+    """The kernel that multiplies what is in scratch: blocks take tiles in turn."""
+
+    def kernel(
+        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        n_tok, width = load_i64(step + STEP.n_tok), padding(n_in)
+        if n_tok <= FEW_ROWS:
+            return
+        shared = shared_address(cuda.shared.array(0, uint8))
+        x16, n_slice = scratch + 2 * width * n_out, width // DEPTH
+        n_m, n_n = (n_tok + TILE - 1) // TILE, (n_out + TILE - 1) // TILE
+        row, column = (warp() & 1) * 64, (warp() >> 1) * 32
+        corner = (row + (lane() >> 2)) * SUM_BYTES + 4 * (column + 2 * (lane() & 3))
+        for tile in range(tid, n_m * n_n, n_thread):
+            m, n = TILE * (tile % n_m), TILE * (tile // n_m)
+            sums = zero_sums()
+            for s in range(STAGES - 1):
+                if s < n_slice:
+                    copy_slice(shared + 2 * s * SLICE, x16, m, n_tok, width, s * DEPTH)
+                    copy_slice(shared + (2 * s + 1) * SLICE, scratch, n, n_out, width, s * DEPTH)
+                copy_commit()
+            for s in range(n_slice):
+                wait_for_slice()
+                cuda.syncthreads()
+                ahead = s + STAGES - 1
+                if ahead < n_slice:
+                    to = shared + 2 * (ahead % STAGES) * SLICE
+                    copy_slice(to, x16, m, n_tok, width, ahead * DEPTH)
+                    copy_slice(to + SLICE, scratch, n, n_out, width, ahead * DEPTH)
+                copy_commit()
+                at = shared + 2 * (s % STAGES) * SLICE
+                sums = multiply_slice(sums, at, at + SLICE, row, column)
+            cuda.syncthreads()
+            store_tile(sums, uint32(shared + corner))
+            cuda.syncthreads()
+            write_tile(shared, (m, n), (n_tok, n_out), (y, y_stride, bias, add))
+            cuda.syncthreads()  # before the next tile's copies overwrite what is read here
+
+    return Launch(kernel, blocks=2, shared=2 * STAGES * SLICE, rows="many")

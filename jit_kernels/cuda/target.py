@@ -1,0 +1,24 @@
+"""What PTX is made for: the architectures that kernels are written for."""
+
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """A GPU architecture. PTX of a plain one runs on all later GPUs, that of one with "a" on none.
+
+    ptx: the version of the PTX ISA, of the oldest driver that has all the instructions used.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    ptx: str = "8.0"
+
+
+TARGETS = {target.name: target for target in (Target("sm_80", (8, 0)), Target("sm_90a", (9, 0)))}
+
+
+def target_of(capability: tuple[int, int]) -> Target | None:
+    """The best target of a GPU of this compute capability; None where there is none."""
+    if capability == (9, 0):
+        return TARGETS["sm_90a"]
+    return TARGETS["sm_80"] if capability >= (8, 0) else None
