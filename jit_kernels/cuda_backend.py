@@ -67,6 +67,17 @@ class CudaProgram:
         """Which kernels the next replay needs: those for "few" rows, or for "many"."""
         return "few" if int(self._step[0]) <= FEW_ROWS else "many"
 
+    def launches(self, backend: "CudaBackend") -> list[Graph]:
+        """Each launch of a replay as a graph of its own, for measurements."""
+        found = []
+        for call, fields in zip(self.program.calls, self._fields, strict=True):
+            for function in backend.library.functions(call.spec):
+                if function.rows in ("any", self.rows):
+                    with backend.device.capture() as captured:
+                        backend.device.launch(function, fields)
+                    found += captured
+        return found
+
     def graph(self, backend: "CudaBackend", first: int, last: int) -> Graph:
         """The launches of ops first .. last, for as many rows as the step record says."""
         key = (first, last, self.rows)

@@ -1,8 +1,8 @@
 """Gated activations of the feed-forward part."""
 
-from numba import cuda, float32
+from numba import float32
 
-from tamis.jit_kernels.cuda.grid import THREADS, Launch
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i64, store_f32
 from tamis.jit_kernels.cuda.ptx import exp2
 from tamis.jit_kernels.ops import STEP
@@ -38,7 +38,7 @@ def gate(activation: str) -> list[Launch]:
 
     def kernel(tid, n_thread, step, gate, up, y, n):
         total = load_i64(step + STEP.n_tok) * n
-        for i in range(tid * THREADS + cuda.threadIdx.x, total, n_thread * THREADS):
+        for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
             store_f32(y + 4 * i, function(load_f32(gate + 4 * i)) * load_f32(up + 4 * i))
 
     return [Launch(kernel, blocks=4)]

@@ -2,12 +2,12 @@
 
 import math
 
-from numba import cuda, float32
+from numba import float32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST
 from tamis.jit_kernels.cuda.attend_few import attend_few
 from tamis.jit_kernels.cuda.attend_many import attend_many
-from tamis.jit_kernels.cuda.grid import THREADS, Launch
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i64, store_f32
 from tamis.jit_kernels.cuda.ptx import exp2
 from tamis.jit_kernels.ops import STEP
@@ -32,7 +32,7 @@ def attend_merge(head_dim: int) -> list[Launch]:
 
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         n = load_i64(step + STEP.n_tok) * n_head * head_dim
-        for i in range(tid * THREADS + cuda.threadIdx.x, n, n_thread * THREADS):
+        for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
             query, d = i // head_dim, i % head_dim
             parts, top = partial + size * n_split * query, float32(LOWEST)
             for p in range(n_split):

@@ -6,9 +6,9 @@ Scores are in units of log 2 inside of the kernels, of log e in their results.
 import math
 from typing import Any
 
-from numba import cuda, float32, uint32
+from numba import float32, uint32
 
-from tamis.jit_kernels.cuda.grid import THREADS
+from tamis.jit_kernels.cuda.grid import THREADS, thread
 from tamis.jit_kernels.cuda.intrinsic import device, load_i32, quotient, store_f32
 from tamis.jit_kernels.cuda.ptx import exp2, load_shared
 
@@ -60,7 +60,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
     @device
     def finish(shared, n_live, query, n_head, partial, split, out, lse):
         part, n_split = split
-        for i in range(cuda.threadIdx.x, n_row * head_dim, THREADS):
+        for i in range(thread(), n_row * head_dim, THREADS):
             r, d = i // head_dim, i % head_dim
             if r % q_block >= n_live:
                 continue

@@ -10,7 +10,7 @@ from typing import Any
 from numba import cuda, float32, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST, MASKED, finishing, key_of, part_of
-from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, warp
+from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, warp
 from tamis.jit_kernels.cuda.intrinsic import device, halves_f32, load_f32, load_i32, load_i64
 from tamis.jit_kernels.cuda.ptx import load_if, shared_address
 from tamis.jit_kernels.cuda.tile import heads_of, lanes_of, load_heads, splat, store_runs
@@ -136,8 +136,8 @@ def attend_few(head_dim: int, group: int) -> Launch:
             if lane() == 0:
                 store_one(top, uint32(at + 4 * head_dim))
                 store_one(total, uint32(at + 4 * head_dim + 4))
-            cuda.syncthreads()
+            sync_block()
             finish(shared, 1, query, n_head, partial, split, out, lse)
-            cuda.syncthreads()  # before the next item's results overwrite what is read here
+            sync_block()  # before the next item's results overwrite what is read here
 
     return Launch(kernel, blocks=2, shared=4 * WARPS * group * size)

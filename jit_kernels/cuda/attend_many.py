@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, finishing, key_of, part_of
-from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, lane, warp
+from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i32, load_i64
 from tamis.jit_kernels.cuda.ptx import (
     copy_async,
@@ -57,15 +57,15 @@ def _listing(head_dim: int) -> Any:
 
     @device
     def note(at, keys, pages, p):
-        if cuda.threadIdx.x >= KEYS:
+        if thread() >= KEYS:
             return
         k_pages, v_pages, k_table, v_table, n_head_kv, h, log_weight = pages
-        j, s = key_of(p + cuda.threadIdx.x, keys)
+        j, s = key_of(p + thread(), keys)
         page, line = max(j, 0) // PAGE, max(j, 0) % PAGE
         k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
         v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
         bias = load_f32(log_weight + 4 * s) if log_weight != 0 and j >= 0 else float32(0)
-        i = cuda.threadIdx.x
+        i = thread()
         store_shared_i32(uint32(at + POSITION + 4 * i), j if j >= 0 else FAR)
         store_shared_f32(uint32(at + BIAS + 4 * i), bias * float32(LOG2_E))
         store_shared_i64(uint32(at + K_ADDRESS + 8 * i), k_pages + 2 * head_dim * k_row)
@@ -80,7 +80,7 @@ def _copying(head_dim: int, layout: Layout) -> Any:
 
     @device
     def copy(to, at):
-        for i in range(cuda.threadIdx.x, 2 * KEYS * pieces, THREADS):
+        for i in range(thread(), 2 * KEYS * pieces, THREADS):
             row, piece = i // pieces, i % pieces
             key = row % KEYS
             size = 16 if load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR else 0
@@ -177,18 +177,18 @@ def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
             lists = shared + list_at
             note(lists, keys, pages, 0)
             note(lists + LIST, keys, pages, KEYS)
-            cuda.syncthreads()
+            sync_block()
             copy(shared, lists)
             for i in range(n_slice):
                 wait_for_copies()
-                cuda.syncthreads()
+                sync_block()
                 copy(shared + (i + 1) % 2 * slice_bytes, lists + (i + 1) % N_LIST * LIST)
                 note(lists + (i + 2) % N_LIST * LIST, keys, pages, (i + 2) * KEYS)
                 if share < n_share:
                     there, list_ = shared + i % 2 * slice_bytes, lists + i % N_LIST * LIST
                     state = add(state, values, there, list_, share * n_keys, limits)
             wait_for_copies()
-            cuda.syncthreads()
+            sync_block()
             if share < n_share:
                 top, total, sums = state
                 to = shared + size * ((share * group + mine) * q_block + lane() // 4)
@@ -197,8 +197,8 @@ def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
                 if lane() % 4 == 0:
                     store_two(top, uint32(to + 4 * head_dim))
                     store_two(total, uint32(to + 4 * head_dim + 4))
-            cuda.syncthreads()
+            sync_block()
             finish(shared, n_live, query, n_head, partial, split, out, lse)
-            cuda.syncthreads()  # before the next item's copies overwrite what is read here
+            sync_block()  # before the next item's copies overwrite what is read here
 
     return Launch(kernel, blocks=1 if head_dim > 64 else 2, shared=layout.size)

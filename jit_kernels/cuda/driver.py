@@ -116,6 +116,10 @@ class Device:
         """Copy to host memory; `wait` before reading it."""
         self._call("cuMemcpyDtoHAsync", host, address, n_bytes, self.stream)
 
+    def copy(self, to: int, address: int, n_bytes: int) -> None:
+        """Copy within device memory."""
+        self._call("cuMemcpyDtoDAsync", to, address, n_bytes, self.stream)
+
     def wait(self) -> None:
         """Until all calls have ended; raises what went wrong in any of them."""
         self._call("cuStreamSynchronize", self.stream)

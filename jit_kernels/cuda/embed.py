@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from numba import cuda, float32
+from numba import float32
 
 from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
-from tamis.jit_kernels.cuda.grid import THREADS, Launch
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     affine8,
     device,
@@ -24,7 +24,7 @@ def _decoding(type: str) -> Any:
 
         @device
         def decode(row, n, out, scale):
-            for i in range(8 * cuda.threadIdx.x, n, 8 * THREADS):
+            for i in range(8 * thread(), n, 8 * THREADS):
                 q, d, m = quants(row, i)
                 values = affine8(q, d, m)
                 store_f32x8(out + 4 * i, affine8(values, scale, float32(0)))
@@ -34,7 +34,7 @@ def _decoding(type: str) -> Any:
 
     @device
     def decode_floats(row, n, out, scale):
-        for i in range(cuda.threadIdx.x, n, THREADS):
+        for i in range(thread(), n, THREADS):
             store_f32(out + 4 * i, element(row, i) * scale)
 
     return decode_floats

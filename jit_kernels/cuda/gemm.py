@@ -12,7 +12,7 @@ from typing import Any
 from numba import cuda, float32, uint8, uint32
 
 from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
-from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, warp
+from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import (
     affine8,
     device,
@@ -103,7 +103,7 @@ def place(row, piece):
 def copy_slice(shared, rows, first, n_row, width, k):
     """Start the copy of DEPTH elements, from k on, of TILE rows; zeros where no row is."""
     for i in range(PIECES):
-        piece = cuda.threadIdx.x + i * WARPS * WARP
+        piece = thread() + i * WARPS * WARP
         line, part = piece >> 3, piece & 7
         row = min(first + line, n_row - 1)
         source = rows + 2 * (width * row + k) + 16 * part
@@ -133,11 +133,11 @@ def multiply_slice(sums, a, b, row, column):
 def write_tile(shared, origin, size, out):
     """Write the sums at `shared` that lie within y: threads take columns."""
     (m, n), (n_tok, n_out), (y, y_stride, bias, add) = origin, size, out
-    c = n + cuda.threadIdx.x % TILE
+    c = n + thread() % TILE
     if c >= n_out:
         return
     start = load_f32(bias + 4 * c) if bias != 0 else float32(0)
-    for r in range(cuda.threadIdx.x // TILE, min(TILE, n_tok - m), WARPS * WARP // TILE):
+    for r in range(thread() // TILE, min(TILE, n_tok - m), WARPS * WARP // TILE):
         value = start + load_shared(uint32(shared + SUM_BYTES * r + 4 * (c - n)))
         to = y + 4 * (y_stride * (m + r) + c)
         store_f32(to, value + load_f32(to) if add else value)
@@ -167,7 +167,7 @@ def gemm() -> Launch:
                 copy_commit()
             for s in range(n_slice):
                 wait_for_slice()
-                cuda.syncthreads()
+                sync_block()
                 ahead = s + STAGES - 1
                 if ahead < n_slice:
                     to = shared + 2 * (ahead % STAGES) * SLICE
@@ -176,10 +176,10 @@ def gemm() -> Launch:
                 copy_commit()
                 at = shared + 2 * (s % STAGES) * SLICE
                 sums = multiply_slice(sums, at, at + SLICE, row, column)
-            cuda.syncthreads()
+            sync_block()
             store_tile(sums, uint32(shared + corner))
-            cuda.syncthreads()
+            sync_block()
             write_tile(shared, (m, n), (n_tok, n_out), (y, y_stride, bias, add))
-            cuda.syncthreads()  # before the next tile's copies overwrite what is read here
+            sync_block()  # before the next tile's copies overwrite what is read here
 
     return Launch(kernel, blocks=2, shared=2 * STAGES * SLICE, rows="many")

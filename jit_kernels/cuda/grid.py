@@ -14,6 +14,10 @@ THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
 
 
+sync_block: Any = cuda.syncthreads
+sync_warp: Any = cuda.syncwarp
+
+
 class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
@@ -28,15 +32,21 @@ class Launch(NamedTuple):
 
 
 @device
+def thread():
+    """Number of the thread in its block."""
+    return cuda.threadIdx.x
+
+
+@device
 def lane():
     """Number of the thread in its warp."""
-    return cuda.threadIdx.x % WARP
+    return thread() % WARP
 
 
 @device
 def warp():
     """Number of the warp in its block."""
-    return cuda.threadIdx.x // WARP
+    return thread() // WARP
 
 
 @device
@@ -52,10 +62,10 @@ def block_sum(x):
     """The sum over a block, in every thread; all threads must call it."""
     parts = cuda.shared.array(WARPS, float32)
     x = warp_sum(x)
-    cuda.syncthreads()  # what an earlier call left may still be read
+    sync_block()  # what an earlier call left may still be read
     if lane() == 0:
         parts[warp()] = x
-    cuda.syncthreads()
+    sync_block()
     total = parts[0]
     for i in range(1, WARPS):
         total += parts[i]

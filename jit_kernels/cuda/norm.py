@@ -2,9 +2,9 @@
 
 import math
 
-from numba import cuda, float32
+from numba import float32
 
-from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum, thread
 from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.ops import STEP
 
@@ -18,10 +18,10 @@ def rms_norm(add: int) -> list[Launch]:
         for r in range(tid, n_row, n_thread):
             row, out = source + 4 * n * r, y + 4 * n * r
             squares = float32(0)
-            for i in range(cuda.threadIdx.x, n, THREADS):
+            for i in range(thread(), n, THREADS):
                 squares += load_f32(row + 4 * i) * load_f32(row + 4 * i)
             scale = float32(1) / math.sqrt(block_sum(squares) / float32(n) + eps_f)
-            for i in range(cuda.threadIdx.x, n, THREADS):
+            for i in range(thread(), n, THREADS):
                 value = load_f32(row + 4 * i) * scale * load_f32(w + 4 * i)
                 store_f32(out + 4 * i, value + load_f32(out + 4 * i) if add else value)
 

@@ -25,8 +25,8 @@ from tamis.jit_kernels.cuda.intrinsic import (
 
 U2, U4 = types.UniTuple(uint32, 2), types.UniTuple(uint32, 4)
 F4 = types.UniTuple(float32, 4)
-_IR = {uint32: I32, int32: I32, float32: FLOAT, int64: I64}
-_LETTER = {uint32: "r", int32: "r", float32: "f", int64: "l"}
+_IR: dict[Any, Any] = {uint32: I32, int32: I32, float32: FLOAT, int64: I64}
+_LETTER: dict[Any, str] = {uint32: "r", int32: "r", float32: "f", int64: "l"}
 
 
 def _flat(kind: types.Type) -> list[types.Type]:
@@ -180,8 +180,7 @@ def copy_wait(n: int) -> Any:
     )
 
 
-@intrinsic
-def shared_address(_typing_context, array):
+def _shared_address(_typing_context, array):
     """The shared address of an array made by cuda.shared.array."""
 
     def codegen(context, builder, sig, values):
@@ -192,6 +191,8 @@ def shared_address(_typing_context, array):
 
     return uint32(array), codegen
 
+
+shared_address: Any = intrinsic(_shared_address)
 
 # ---- other lanes ---------------------------------------------------------------------------------
 SHUFFLE_XOR = Text(

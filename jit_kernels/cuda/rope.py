@@ -2,9 +2,19 @@
 
 import math
 
-from numba import cuda, float32
+from numba import float32
 
-from tamis.jit_kernels.cuda.grid import THREADS, WARP, WARPS, Launch, lane, warp, warp_sum
+from tamis.jit_kernels.cuda.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_warp,
+    thread,
+    warp,
+    warp_sum,
+)
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
@@ -23,7 +33,7 @@ def rope_table() -> list[Launch]:
 
     def kernel(tid, n_thread, step, inv_freq, cos, sin, n_half, scale_f):
         pos, n = load_i64(step + STEP.pos), load_i64(step + STEP.n_tok) * n_half
-        for i in range(tid * THREADS + cuda.threadIdx.x, n, n_thread * THREADS):
+        for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
             angle = (pos + i // n_half) * load_f64(inv_freq + 8 * (i % n_half))
             store_f32(cos + 4 * i, float32(math.cos(angle)) * scale_f)
             store_f32(sin + 4 * i, float32(math.sin(angle)) * scale_f)
@@ -72,9 +82,9 @@ def rope_append(head_dim: int, neox: int) -> list[Launch]:
             if h < n_head + n_head_kv:
                 if norm != 0:
                     norm_head(head, norm, head_dim, eps_f)
-                    cuda.syncwarp()
+                    sync_warp()
                 turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
-                cuda.syncwarp()
+                sync_warp()
             if h >= n_head:
                 is_v = h >= n_head + n_head_kv
                 table, pages = (v_table, v_pages) if is_v else (k_table, k_pages)

@@ -1,8 +1,6 @@
 """Ops that make Selections: windows."""
 
-from numba import cuda
-
-from tamis.jit_kernels.cuda.grid import THREADS, Launch
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.intrinsic import load_i64, store_i32
 from tamis.jit_kernels.ops import STEP
 
@@ -25,9 +23,9 @@ def select_window() -> list[Launch]:
                 if row % n_thread != tid:
                     continue
                 begin = count * n_row + r * size
-                for i in range(cuda.threadIdx.x, size, THREADS):
+                for i in range(thread(), size, THREADS):
                     store_i32(indices + 4 * (begin + i), i if i < sinks else low + i - sinks)
-                if cuda.threadIdx.x == 0:
+                if thread() == 0:
                     store_i32(indptr + 4 * (row + 1), begin + size)
                     if row == 0:
                         store_i32(indptr, 0)

@@ -59,7 +59,7 @@ class Tile(NamedTuple):
     zero: Any  # () -> sums of zeros
 
 
-def _constant(kind: types.Type, value: float) -> Any:
+def _constant(kind: Any, value: float) -> Any:
     return op(kind)(lambda b: [ir.Constant(FLOAT, value)] * len(kind))
 
 
