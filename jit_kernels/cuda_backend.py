@@ -160,7 +160,7 @@ class CudaBackend:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                self.device.upload(self.mirror(array).at(host), host, array.nbytes)
+                self.device.upload(self._mirror(array).at(host), host, array.nbytes)
 
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays; waits for all that was started."""
@@ -168,21 +168,24 @@ class CudaBackend:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                self.device.download(host, self.mirror(array).at(host), array.nbytes)
+                self.device.download(host, self._mirror(array).at(host), array.nbytes)
             self.device.wait()
 
     def mirror(self, array: np.ndarray) -> Mirror:
-        """The device copy of the memory that an array lies in."""
-        root = array
-        while array.flags.writeable and isinstance(root.base, np.ndarray):
-            root = root.base
-        key = (root.ctypes.data, root.nbytes)
-        found = self._mirrors.get(key)
+        """The device copy of the memory that an array lies in, made where there is none."""
+        root = _root(array)
+        found = self._mirrors.get((root.ctypes.data, root.nbytes))
         if found is None:
-            found = self._mirrors[key] = Mirror(self.device, root)
+            found = Mirror(self.device, root)
+            self._mirrors[root.ctypes.data, root.nbytes] = found
             if not array.flags.writeable:
                 self._weights.append(found)
         return found
+
+    def _mirror(self, array: np.ndarray) -> Mirror:
+        """The device copy that a linked Program has."""
+        root = _root(array)
+        return self._mirrors[root.ctypes.data, root.nbytes]
 
     def scratch(self, n_bytes: int) -> Buffer | None:
         """Memory that any kernel may use while it runs: kernels run one after another."""
@@ -200,3 +203,10 @@ class CudaBackend:
         self.device.wait()
         self._weights.clear()
         self._scratch = None
+
+
+def _root(array: np.ndarray) -> np.ndarray:
+    """The array that owns an array's memory; of weights, which are read-only, each is its own."""
+    while array.flags.writeable and isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

@@ -188,7 +188,8 @@ def _run_on_gpu(
         given["scratch"] = 0
     program = Program()
     program.add(op, constants, **given)
-    _on_gpu.run(_on_gpu.link(program))
+    linked = _on_gpu.link(program)  # holds the device memory
+    _on_gpu.run(linked)
     for name, (copy, memory) in both.items():
         before = memory.copy()
         _on_gpu.fetch(memory)
