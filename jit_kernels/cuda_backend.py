@@ -19,7 +19,7 @@ from tamis.jit_kernels.ptx_library import PtxLibrary
 from tamis.jit_kernels.workers import Progress
 
 ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
-PARTS = 2  # a multiprocessor's: parts that attention over a context is cut into
+PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
 CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
 
 

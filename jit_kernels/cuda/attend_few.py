@@ -25,53 +25,67 @@ def key_lanes(head_dim: int) -> int:
     return 1 << (head_dim // 8 - 1).bit_length()
 
 
-def _reading(head_dim: int, lanes: int) -> Any:
-    """The function that reads a lane's piece of key p and of its value, and the score's bias."""
+def _finding(lanes: int) -> Any:
+    """The function that finds key p: its row of the pages, its value's row, the score's bias."""
 
     @device
-    def read(keys, pages, p):
-        k_pages, v_pages, k_table, v_table, n_head_kv, h, log_weight = pages
+    def find(keys, pages, p):
+        k_table, v_table, n_head_kv, h, log_weight = pages
         j, s = key_of(p, keys)
-        piece = lane() % lanes
-        page, line = max(j, 0) // PAGE, max(j, 0) % PAGE
-        live = uint32(1 if j >= 0 and 8 * piece < head_dim else 0)
+        if j < 0:
+            return -1, 0, float32(MASKED)
+        page, line = j // PAGE, j % PAGE
         k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
         v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
-        k = load_if(k_pages + 2 * head_dim * k_row + 16 * piece, live)
-        v = load_if(v_pages + 2 * head_dim * v_row + 16 * piece, live)
-        bias = float32(0) if j >= 0 else float32(MASKED)
-        if log_weight != 0 and j >= 0:
-            bias = load_f32(log_weight + 4 * s) * float32(LOG2_E)
-        return k, v, bias
-
-    return read
-
-
-def _adding(head_dim: int, group: int, lanes: int) -> Any:
-    """The function that takes four keys of a group of lanes into its maxima, totals and sums."""
-    maximum, exp2_of, plus, times, _ = lanes_of(group)
-    scores, weighed, scaled = heads_of(group, lanes)
-    read, same, apart = _reading(head_dim, lanes), splat(group), WARPS * WARP // lanes
+        bias = load_f32(log_weight + 4 * s) * float32(LOG2_E) if log_weight != 0 else float32(0)
+        return k_row, v_row, bias
 
     @device
-    def add(state, q, keys, pages, p):
+    def find_four(keys, pages, p):
+        apart = WARPS * WARP // lanes
+        a, b = find(keys, pages, p), find(keys, pages, p + apart)
+        c, d = find(keys, pages, p + 2 * apart), find(keys, pages, p + 3 * apart)
+        return a, b, c, d
+
+    return find_four
+
+
+def _adding(head_dim: int, group: int, lanes: int) -> tuple[Any, Any]:
+    """Load and add: four keys of a group of lanes, taken into its maxima, totals and sums."""
+    maximum, exp2_of, plus, times, _ = lanes_of(group)
+    scores, weighed, scaled = heads_of(group, lanes)
+    same = splat(group)
+
+    @device
+    def load_one(k_piece, v_piece, row):
+        k_row, v_row, _ = row
+        live = uint32(k_row >= 0 and lane() % lanes * 8 < head_dim)
+        k = load_if(k_piece + 2 * head_dim * k_row, live)
+        return k, load_if(v_piece + 2 * head_dim * v_row, live)
+
+    @device
+    def load(k_piece, v_piece, rows):
+        a, b = load_one(k_piece, v_piece, rows[0]), load_one(k_piece, v_piece, rows[1])
+        c, d = load_one(k_piece, v_piece, rows[2]), load_one(k_piece, v_piece, rows[3])
+        return a, b, c, d
+
+    @device
+    def add(state, q, rows, loaded):
         top, total, sums = state
-        k0, v0, bias0 = read(keys, pages, p)
-        k1, v1, bias1 = read(keys, pages, p + apart)
-        k2, v2, bias2 = read(keys, pages, p + 2 * apart)
-        k3, v3, bias3 = read(keys, pages, p + 3 * apart)
-        a = plus(scores(q, halves_f32(k0)), same(bias0))
-        b = plus(scores(q, halves_f32(k1)), same(bias1))
-        c = plus(scores(q, halves_f32(k2)), same(bias2))
-        d = plus(scores(q, halves_f32(k3)), same(bias3))
+        a = plus(scores(q, halves_f32(loaded[0][0])), same(rows[0][2]))
+        b = plus(scores(q, halves_f32(loaded[1][0])), same(rows[1][2]))
+        c = plus(scores(q, halves_f32(loaded[2][0])), same(rows[2][2]))
+        d = plus(scores(q, halves_f32(loaded[3][0])), same(rows[3][2]))
         new = maximum(maximum(maximum(a, b), maximum(c, d)), top)
         fade = exp2_of(top, new)
         a, b, c, d = exp2_of(a, new), exp2_of(b, new), exp2_of(c, new), exp2_of(d, new)
         total = plus(times(total, fade), plus(plus(a, b), plus(c, d)))
-        sums = weighed(weighed(scaled(sums, fade), a, halves_f32(v0)), b, halves_f32(v1))
-        return new, total, weighed(weighed(sums, c, halves_f32(v2)), d, halves_f32(v3))
+        sums = weighed(scaled(sums, fade), a, halves_f32(loaded[0][1]))
+        sums = weighed(sums, b, halves_f32(loaded[1][1]))
+        sums = weighed(sums, c, halves_f32(loaded[2][1]))
+        return new, total, weighed(sums, d, halves_f32(loaded[3][1]))
 
-    return add
+    return load, add
 
 
 def _joining(group: int, lanes: int) -> Any:
@@ -101,7 +115,8 @@ def _joining(group: int, lanes: int) -> Any:
 def attend_few(head_dim: int, group: int) -> Launch:
     """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn."""
     lanes, size = key_lanes(head_dim), head_dim + 2
-    add, join = _adding(head_dim, group, lanes), _joining(group, lanes)
+    find, join = _finding(lanes), _joining(group, lanes)
+    load, add = _adding(head_dim, group, lanes)
     load_q, same, same_all = load_heads(group), splat(group), splat(8 * group)
     store_sums, store_one = store_runs(8 * group, 8, 4 * size), store_runs(group, 1, 4 * size)
     finish, at_once = finishing(head_dim, group, 1, WARPS), WARPS * WARP // lanes
@@ -124,11 +139,18 @@ def attend_few(head_dim: int, group: int) -> Launch:
             values = load_q(mine, 4 * head_dim, scale_f * float32(LOG2_E))
             keys = begin, (end - begin) * block, indices, block, low, high
             h = head // heads_per_kv
-            pages = k_pages, v_pages, k_table, v_table, n_head_kv, h, log_weight
+            pages = k_table, v_table, n_head_kv, h, log_weight
+            k_piece, v_piece = k_pages + 16 * piece, v_pages + 16 * piece
             state = same(float32(LOWEST)), same(float32(0)), same_all(float32(0))
             first = warp() * (WARP // lanes) + lane() // lanes
-            for start in range(0, (end - begin) * block, 4 * at_once):
-                state = add(state, values, keys, pages, start + first)
+            # Four keys are taken in while the next four are on their way, and rows of more found.
+            rows, ahead = find(keys, pages, first), find(keys, pages, first + 4 * at_once)
+            loaded = load(k_piece, v_piece, rows)
+            for start in range(first, first + (end - begin) * block, 4 * at_once):
+                coming = load(k_piece, v_piece, ahead)
+                more = find(keys, pages, start + 8 * at_once)
+                state = add(state, values, rows, loaded)
+                rows, ahead, loaded = ahead, more, coming
             top, total, sums = join(state)
             at = shared + 4 * size * group * warp()
             if lane() < lanes and 8 * piece < head_dim:
@@ -140,4 +162,4 @@ def attend_few(head_dim: int, group: int) -> Launch:
             finish(shared, 1, query, n_head, partial, split, out, lse)
             sync_block()  # before the next item's results overwrite what is read here
 
-    return Launch(kernel, blocks=2, shared=4 * WARPS * group * size)
+    return Launch(kernel, shared=4 * WARPS * group * size)

@@ -18,6 +18,7 @@ from numba.cuda import dispatcher
 
 from tamis.jit_kernels.cuda.grid import THREADS, Launch
 from tamis.jit_kernels.cuda.intrinsic import device
+from tamis.jit_kernels.cuda.ptx import let_next_start, wait_for_kernel
 from tamis.jit_kernels.cuda.target import TARGETS, Target
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
@@ -44,9 +45,12 @@ def field_types(op: Op) -> list[Any]:
 
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
     """PTX of one kernel, whose entry is `name` and takes the fields of its op as parameters."""
-    body = device(launch.kernel)
+    body, overlaps = device(launch.kernel), target.overlaps
 
     def entry(fields):
+        if overlaps:
+            wait_for_kernel()
+            let_next_start()
         body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
 
     # Numba asks the current GPU what to compile the functions for that an entry calls.

@@ -142,10 +142,16 @@ class Device:
     def launch(self, function: Function, fields: Sequence[int | float]) -> None:
         """Start a kernel with these parameters."""
         kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in fields)
-        self._call(
-            "cuLaunchKernel", function.handle, function.n_block, 1, 1, function.n_thread, 1, 1,
-            function.shared, self.stream, (tuple(fields), kinds), 0,
-        )  # fmt: skip
+        config = self._d.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
+        config.sharedMemBytes, config.hStream = function.shared, self.stream
+        if self.target.overlaps:
+            attribute, ids = self._d.CUlaunchAttribute(), self._d.CUlaunchAttributeID
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        self._call("cuLaunchKernelEx", config, function.handle, (tuple(fields), kinds), 0)
 
     @contextmanager
     def capture(self) -> "Iterator[list[Graph]]":

@@ -15,7 +15,6 @@ WARPS = THREADS // WARP
 
 
 sync_block: Any = cuda.syncthreads
-sync_warp: Any = cuda.syncwarp
 
 
 class Launch(NamedTuple):
@@ -70,3 +69,19 @@ def block_sum(x):
     for i in range(1, WARPS):
         total += parts[i]
     return total
+
+
+@device
+def block_max(x):
+    """The maximum over a block, in every thread; all threads must call it."""
+    parts = cuda.shared.array(WARPS, float32)
+    for i in range(5):
+        x = max(x, shuffle_xor(x, 16 >> i))
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    top = parts[0]
+    for i in range(1, WARPS):
+        top = max(top, parts[i])
+    return top

@@ -22,39 +22,76 @@ from tamis.jit_kernels.cuda.intrinsic import (
 )
 from tamis.jit_kernels.ops import FEW_ROWS, STEP
 
-ROWS = 2  # of weights that a warp multiplies at a time, so that x is loaded once for both
 
-
-def _products(type: str) -> Any:
+def _pair_of_rows(type: str) -> Any:
     """The function (first, second, x, n) -> x . each of two rows of weights, a lane's share."""
-    if is_quantised(type):
-        quants = quants_of(type)
+    quants = quants_of(type)
 
-        @device
-        def products(first, second, x, n):
-            a, b = float32(0), float32(0)
-            for i in range(8 * lane(), n, 8 * WARP):
-                values = load_f32x8(x + 4 * i)
-                total = sum8(values)
-                q, d, m = quants(first, i)
-                a += d * dot8(q, values, float32(0)) + m * total
-                q, d, m = quants(second, i)
-                b += d * dot8(q, values, float32(0)) + m * total
-            return a, b
+    @device
+    def products(first, second, x, n):
+        a, b = float32(0), float32(0)
+        for i in range(8 * lane(), n, 16 * WARP):
+            # Two units a turn, so that the loads of both go together; at the end, one twice.
+            there = i + 8 * WARP
+            j, share = (there, float32(1)) if there < n else (i, float32(0))
+            qa, da, ma = quants(first, i)
+            qb, db, mb = quants(second, i)
+            qc, dc, mc = quants(first, j)
+            qd, dd, md = quants(second, j)
+            values, others = load_f32x8(x + 4 * i), load_f32x8(x + 4 * j)
+            total, rest = sum8(values), share * sum8(others)
+            a += da * dot8(qa, values, float32(0)) + ma * total
+            b += db * dot8(qb, values, float32(0)) + mb * total
+            a += share * dc * dot8(qc, others, float32(0)) + mc * rest
+            b += share * dd * dot8(qd, others, float32(0)) + md * rest
+        return a, b
 
-        return products
+    return products
+
+
+def _one_row(type: str) -> Any:
+    """The function (row, x, n) -> x . a row of weights, a lane's share, of four units a turn."""
+    quants = quants_of(type)
+
+    @device
+    def unit(row, x, i, n):
+        j, share = (i, float32(1)) if i < n else (0, float32(0))
+        q, d, m = quants(row, j)
+        return q, share * d, share * m, load_f32x8(x + 4 * j)
+
+    @device
+    def product(row, x, n):
+        a = float32(0)
+        for i in range(8 * lane(), n, 32 * WARP):
+            qa, da, ma, xa = unit(row, x, i, n)
+            qb, db, mb, xb = unit(row, x, i + 8 * WARP, n)
+            qc, dc, mc, xc = unit(row, x, i + 16 * WARP, n)
+            qd, dd, md, xd = unit(row, x, i + 24 * WARP, n)
+            a += da * dot8(qa, xa, float32(0)) + ma * sum8(xa)
+            a += db * dot8(qb, xb, float32(0)) + mb * sum8(xb)
+            a += dc * dot8(qc, xc, float32(0)) + mc * sum8(xc)
+            a += dd * dot8(qd, xd, float32(0)) + md * sum8(xd)
+        return a
+
+    return product
+
+
+def _floats(type: str) -> tuple[Any, Any]:
+    """Both functions for a type of floats, whose rows may have any length."""
     element = element_of(type)
 
     @device
-    def products_of_floats(first, second, x, n):
-        a, b = float32(0), float32(0)
+    def product(row, x, n):
+        a = float32(0)
         for i in range(lane(), n, WARP):
-            value = load_f32(x + 4 * i)
-            a += value * element(first, i)
-            b += value * element(second, i)
-        return a, b
+            a += load_f32(x + 4 * i) * element(row, i)
+        return a
 
-    return products_of_floats
+    @device
+    def products(first, second, x, n):
+        return product(first, x, n), product(second, x, n)
+
+    return products, product
 
 
 @device
@@ -66,22 +103,32 @@ def put(y, bias, add, value):
 
 
 def _few(type: str) -> Any:
-    """The kernel for at most FEW_ROWS rows: warps take pairs of rows of weights in turn."""
-    products, row_bytes = _products(type), row_bytes_of(type)
+    """The kernel for at most FEW_ROWS rows: warps take rows of weights in turn.
+
+    They take two at a time where there are enough for all warps, so that x is loaded once for both.
+    """
+    row_bytes = row_bytes_of(type)
+    if is_quantised(type):
+        products, product = _pair_of_rows(type), _one_row(type)
+    else:
+        products, product = _floats(type)
 
     def kernel(
         tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
-        n_pair = (n_out + ROWS - 1) // ROWS
-        for pair in range(tid * WARPS + warp(), n_pair, n_thread * WARPS):
-            r = ROWS * pair
-            second = min(r + 1, n_out - 1)
+        n_warp, first = n_thread * WARPS, tid * WARPS + warp()
+        rows = 2 if n_out >= 2 * n_warp else 1
+        for r in range(rows * first, n_out, rows * n_warp):
             for t in range(n_tok):
-                a, b = products(w + size * r, w + size * second, x + 4 * n_in * t, n_in)
-                a, b = warp_sum(a), warp_sum(b)
-                if lane() < ROWS and r + lane() < n_out:
-                    at = r + lane()
+                values, row = x + 4 * n_in * t, w + size * r
+                if rows == 2:
+                    a, b = products(row, w + size * min(r + 1, n_out - 1), values, n_in)
+                    a, b = warp_sum(a), warp_sum(b)
+                else:
+                    a, b = warp_sum(product(row, values, n_in)), float32(0)
+                at = r + lane()
+                if lane() < rows and at < n_out:
                     to = bias + 4 * at if bias != 0 else 0
                     put(y + 4 * (y_stride * t + at), to, add, a if lane() == 0 else b)
 

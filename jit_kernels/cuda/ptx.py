@@ -209,3 +209,11 @@ shuffle = _ptx(
 # ---- arithmetic ----------------------------------------------------------------------------------
 EXP2 = Text("ex2.approx.ftz.f32 $0, $1;", float32, (float32,))
 exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 below -126.")
+
+# ---- other kernels -------------------------------------------------------------------------------
+wait_for_kernel = _ptx("griddepcontrol.wait;", void, volatile=True)(
+    "Wait until the kernel before this one has ended and its writes are seen (9.7.12.13). sm_90."
+)
+let_next_start = _ptx("griddepcontrol.launch_dependents;", void, volatile=True)(
+    "Let the next kernel be launched, which then waits for the end of this one. sm_90."
+)

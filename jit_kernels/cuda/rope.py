@@ -2,7 +2,7 @@
 
 import math
 
-from numba import float32
+from numba import cuda, float32
 
 from tamis.jit_kernels.cuda.grid import (
     THREADS,
@@ -10,7 +10,6 @@ from tamis.jit_kernels.cuda.grid import (
     WARPS,
     Launch,
     lane,
-    sync_warp,
     thread,
     warp,
     warp_sum,
@@ -82,9 +81,9 @@ def rope_append(head_dim: int, neox: int) -> list[Launch]:
             if h < n_head + n_head_kv:
                 if norm != 0:
                     norm_head(head, norm, head_dim, eps_f)
-                    sync_warp()
+                    cuda.syncwarp()
                 turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
-                sync_warp()
+                cuda.syncwarp()
             if h >= n_head:
                 is_v = h >= n_head + n_head_kv
                 table, pages = (v_table, v_pages) if is_v else (k_table, k_pages)

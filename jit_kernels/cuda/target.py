@@ -13,6 +13,11 @@ class Target(NamedTuple):
     capability: tuple[int, int]
     ptx: str = "8.0"
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel may be launched before the one before it ends, and wait for it."""
+        return self.capability >= (9, 0)
+
 
 TARGETS = {target.name: target for target in (Target("sm_80", (8, 0)), Target("sm_90a", (9, 0)))}
 
