@@ -19,7 +19,7 @@ from numba.cuda import dispatcher
 from tamis.jit_kernels.cuda.grid import THREADS, Launch
 from tamis.jit_kernels.cuda.intrinsic import device
 from tamis.jit_kernels.cuda.ptx import let_next_start, wait_for_kernel
-from tamis.jit_kernels.cuda.target import TARGETS, Target
+from tamis.jit_kernels.cuda.target import TARGETS, Target, use
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.workers import serve
@@ -73,6 +73,7 @@ def _retargeted(ptx: str, name: str, target: Target) -> str:
 
 def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
     """The launches of an op as the kernel library keeps them: ptx_library.py reads them."""
+    use(target)
     found = []
     for i, launch in enumerate(launches(spec)):
         name = f"{spec.symbol}_{i}"

@@ -9,7 +9,7 @@ lie in different banks.
 
 from typing import Any
 
-from numba import cuda, float32, uint8, uint32
+from numba import cuda, float32, int64, uint8, uint32
 
 from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
 from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, thread, warp
@@ -27,12 +27,14 @@ from tamis.jit_kernels.cuda.ptx import (
     copy_async,
     copy_commit,
     copy_wait,
+    fence_async,
     load_matrices,
     load_shared,
     shared_address,
 )
 from tamis.jit_kernels.cuda.scratch import DEPTH, padded
-from tamis.jit_kernels.cuda.tile import multiply_add, store_sums, zero_sums
+from tamis.jit_kernels.cuda.target import current
+from tamis.jit_kernels.cuda.tile import multiply_add, multiply_group, store_sums, zero_sums
 from tamis.jit_kernels.ops import FEW_ROWS, STEP
 
 TILE, STAGES = 128, 3
@@ -44,7 +46,8 @@ SUM_BYTES = 4 * (TILE + 8)  # of a row of sums in shared memory, eight banks aft
 assert TILE * SUM_BYTES <= 2 * STAGES * SLICE
 
 padding = device(padded)
-store_tile = store_sums(SUM_BYTES)
+store_tile, store_group = store_sums(SUM_BYTES, 4, 4), store_sums(SUM_BYTES, 1, 16)
+multiply = multiply_group(DEPTH // 16)
 wait_for_slice = copy_wait(STAGES - 2)
 
 
@@ -112,8 +115,9 @@ def copy_slice(shared, rows, first, n_row, width, k):
 
 
 @device
-def multiply_slice(sums, a, b, row, column):
+def multiply_slice(sums, a, b):
     """Sums + the product of the slices at a and b: a warp's 64 rows and 32 columns."""
+    row, column = (warp() & 1) * 64, (warp() >> 1) * 32
     left, right = row + (lane() & 15), column + (lane() & 7) + ((lane() >> 4) << 3)
     for k in range(DEPTH // 16):
         piece, other = 2 * k + (lane() >> 4), 2 * k + ((lane() >> 3) & 1)
@@ -127,6 +131,32 @@ def multiply_slice(sums, a, b, row, column):
             load_matrices(uint32(b + place(right + 16, other))),
         )
     return sums
+
+
+@device
+def place_sums(sums, shared):
+    """Write a warp's sums to the tile at `shared`."""
+    row, column = (warp() & 1) * 64 + (lane() >> 2), (warp() >> 1) * 32 + 2 * (lane() & 3)
+    store_tile(sums, uint32(shared + row * SUM_BYTES + 4 * column))
+
+
+@device
+def described(address):
+    """What a warpgroup needs to know of a slice: eight rows are 1024 bytes, permuted (mode 1)."""
+    return ((address & 0x3FFFF) >> 4) | (1 << 16) | (64 << 32) | (1 << 62)
+
+
+@device
+def multiply_slice_of_group(sums, a, b):
+    """As multiply_slice, of four warps: 64 rows and all columns."""
+    return multiply(sums, described(a + (warp() >> 2) * 64 * ROW_BYTES), described(b))
+
+
+@device
+def place_sums_of_group(sums, shared):
+    """As place_sums, of four warps."""
+    row = 16 * warp() + (lane() >> 2)
+    store_group(sums, uint32(shared + row * SUM_BYTES + 8 * (lane() & 3)))
 
 
 @device
@@ -145,6 +175,9 @@ def write_tile(shared, origin, size, out):
 
 def gemm() -> Launch:
     """The kernel that multiplies what is in scratch: blocks take tiles in turn."""
+    groups = current().has_warpgroups
+    multiply_tile = multiply_slice_of_group if groups else multiply_slice
+    place_tile = place_sums_of_group if groups else place_sums
 
     def kernel(
         tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
@@ -152,11 +185,10 @@ def gemm() -> Launch:
         n_tok, width = load_i64(step + STEP.n_tok), padding(n_in)
         if n_tok <= FEW_ROWS:
             return
-        shared = shared_address(cuda.shared.array(0, uint8))
+        # Warpgroups see rows by their address: a slice begins at a multiple of 1024.
+        shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
         x16, n_slice = scratch + 2 * width * n_out, width // DEPTH
         n_m, n_n = (n_tok + TILE - 1) // TILE, (n_out + TILE - 1) // TILE
-        row, column = (warp() & 1) * 64, (warp() >> 1) * 32
-        corner = (row + (lane() >> 2)) * SUM_BYTES + 4 * (column + 2 * (lane() & 3))
         for tile in range(tid, n_m * n_n, n_thread):
             m, n = TILE * (tile % n_m), TILE * (tile // n_m)
             sums = zero_sums()
@@ -167,6 +199,8 @@ def gemm() -> Launch:
                 copy_commit()
             for s in range(n_slice):
                 wait_for_slice()
+                if groups:
+                    fence_async()
                 sync_block()
                 ahead = s + STAGES - 1
                 if ahead < n_slice:
@@ -175,11 +209,11 @@ def gemm() -> Launch:
                     copy_slice(to + SLICE, scratch, n, n_out, width, ahead * DEPTH)
                 copy_commit()
                 at = shared + 2 * (s % STAGES) * SLICE
-                sums = multiply_slice(sums, at, at + SLICE, row, column)
+                sums = multiply_tile(sums, at, at + SLICE)
             sync_block()
-            store_tile(sums, uint32(shared + corner))
+            place_tile(sums, shared)
             sync_block()
             write_tile(shared, (m, n), (n_tok, n_out), (y, y_stride, bias, add))
             sync_block()  # before the next tile's copies overwrite what is read here
 
-    return Launch(kernel, blocks=2, shared=2 * STAGES * SLICE, rows="many")
+    return Launch(kernel, blocks=2, shared=2 * STAGES * SLICE + 1024, rows="many")

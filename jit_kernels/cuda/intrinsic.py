@@ -202,10 +202,10 @@ def const_u8(b, p):
     return b.zext(_load(b, p, I8, 1, constant=True), I32)
 
 
-@op(uint32, int64)
+@op(float32, int64)
 def const_i8(b, p):
-    """The int8 at p, sign-extended to 32 bits."""
-    return b.sext(_load(b, p, I8, 1, constant=True), I32)
+    """The int8 at p as float32."""
+    return b.sitofp(_load(b, p, I8, 1, constant=True), FLOAT)
 
 
 @op(U4, int64)

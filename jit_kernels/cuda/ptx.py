@@ -180,6 +180,11 @@ def copy_wait(n: int) -> Any:
     )
 
 
+fence_async = _ptx("fence.proxy.async.shared::cta;", void, volatile=True)(
+    "Show what this thread wrote to shared memory to the units that read it by descriptor. sm_90."
+)
+
+
 def _shared_address(_typing_context, array):
     """The shared address of an array made by cuda.shared.array."""
 

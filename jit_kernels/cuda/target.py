@@ -14,6 +14,11 @@ class Target(NamedTuple):
     ptx: str = "8.0"
 
     @property
+    def has_warpgroups(self) -> bool:
+        """Whether four warps together multiply tiles in shared memory (wgmma)."""
+        return self.name == "sm_90a"
+
+    @property
     def overlaps(self) -> bool:
         """Whether a kernel may be launched before the one before it ends, and wait for it."""
         return self.capability >= (9, 0)
@@ -27,3 +32,17 @@ def target_of(capability: tuple[int, int]) -> Target | None:
     if capability == (9, 0):
         return TARGETS["sm_90a"]
     return TARGETS["sm_80"] if capability >= (8, 0) else None
+
+
+_chosen = TARGETS["sm_80"]
+
+
+def use(target: Target) -> None:
+    """Build kernels for this target from now on."""
+    global _chosen
+    _chosen = target
+
+
+def current() -> Target:
+    """The target that kernels are built for."""
+    return _chosen

@@ -12,6 +12,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     F8,
     FLOAT,
     I32,
+    I64,
     float32,
     floats,
     fma,
@@ -44,25 +45,54 @@ def multiply_add(b, sums, a0, a1, a2, a3, b0, b1):
     return found
 
 
-def store_sums(row_bytes: int) -> Any:
-    """The intrinsic (sums, address): write a tile to shared memory, rows row_bytes apart.
+def store_sums(row_bytes: int, n_row: int, n_column: int) -> Any:
+    """The intrinsic (sums, address): write n_row x n_column parts of 16 x 8 to shared memory.
 
-    address: of the tile's element of row lane / 4 and column 2 (lane % 4).
+    Rows are row_bytes apart; address: of row lane / 4 and column 2 (lane % 4) of the first part.
     """
     two = ir.FunctionType(ir.VoidType(), [I32, FLOAT, FLOAT])
 
     @op(void, SUMS, uint32)
     def store(b: Any, sums: Any, address: Any) -> None:
-        for i in range(ROWS):
-            for j in range(COLUMNS):
-                for half in range(2):
-                    at = (16 * i + 8 * half) * row_bytes + 32 * j
-                    text = f"st.shared.v2.f32 [$0+{at}], {{$1,$2}};"
-                    first = 4 * (COLUMNS * i + j) + 2 * half
-                    put = ir.InlineAsm(two, text, "r,f,f,~{memory}", side_effect=True)
-                    b.call(put, [address, *sums[first : first + 2]])
+        for part in range(2 * n_row * n_column):
+            i, j, half = part // 2 // n_column, part // 2 % n_column, part % 2
+            at = (16 * i + 8 * half) * row_bytes + 32 * j
+            text = f"st.shared.v2.f32 [$0+{at}], {{$1,$2}};"
+            put = ir.InlineAsm(two, text, "r,f,f,~{memory}", side_effect=True)
+            b.call(put, [address, *sums[2 * part : 2 * part + 2]])
 
     return store
+
+
+def multiply_group(n_step: int) -> Any:
+    """The intrinsic (sums, a, b): sums + A [64, 16 n_step] @ B [128, 16 n_step].T of a warpgroup.
+
+    a and b describe tiles in shared memory (9.7.15.5.1) whose rows are 128 bytes, permuted as
+    gemm.place says; a step is 32 bytes further. The multiplication has ended when it returns:
+    its registers are no one else's meanwhile. sm_90a.
+    """
+    n = len(SUMS)
+    registers = ",".join(f"${i}" for i in range(n))
+    lines = ["{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, 1, 0;"]
+    lines += [f"mov.b64 a, ${2 * n}; mov.b64 b, ${2 * n + 1}; wgmma.fence.sync.aligned;"]
+    for step in range(n_step):
+        if step:
+            lines.append("add.s64 a, a, 2; add.s64 b, b, 2;")
+        lines.append(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16"
+            f" {{{registers}}}, a, b, p, 1, 1, 0, 0;"
+        )
+    lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }")
+    tied = ["=f"] * n + [str(i) for i in range(n)] + ["l", "l", "~{memory}"]
+    kind = ir.FunctionType(ir.LiteralStructType([FLOAT] * n), [FLOAT] * n + [I64, I64])
+    asm = ir.InlineAsm(kind, " ".join(lines), ",".join(tied), side_effect=True)
+
+    @op(SUMS, SUMS, int64, int64)
+    def multiply(b: Any, sums: Any, one: Any, other: Any) -> list[Any]:
+        found = b.call(asm, [*sums, one, other])
+        return [b.extract_value(found, i) for i in range(n)]
+
+    return multiply
 
 
 def lanes_of(n: int) -> Any:
