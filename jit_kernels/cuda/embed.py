@@ -4,7 +4,13 @@ from typing import Any
 
 from numba import float32
 
-from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
+from tamis.jit_kernels.cuda.decode import (
+    bytes_of,
+    element_of,
+    is_quantised,
+    quants_of,
+    row_bytes_of,
+)
 from tamis.jit_kernels.cuda.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     affine8,
@@ -20,14 +26,16 @@ from tamis.jit_kernels.ops import STEP
 def _decoding(type: str) -> Any:
     """The function decode(row, n, out, scale) of a block's threads."""
     if is_quantised(type):
-        quants = quants_of(type)
+        quants, bytes_f32 = quants_of(type), bytes_of(type)
 
         @device
         def decode(row, n, out, scale):
-            for i in range(8 * thread(), n, 8 * THREADS):
+            for i in range(16 * thread(), n, 16 * THREADS):
                 q, d, m = quants(row, i)
-                values = affine8(q, d, m)
-                store_f32x8(out + 4 * i, affine8(values, scale, float32(0)))
+                low = affine8(bytes_f32(q[0], q[1]), d, m)
+                high = affine8(bytes_f32(q[2], q[3]), d, m)
+                store_f32x8(out + 4 * i, affine8(low, scale, float32(0)))
+                store_f32x8(out + 4 * i + 32, affine8(high, scale, float32(0)))
 
         return decode
     element = element_of(type)

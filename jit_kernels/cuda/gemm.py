@@ -11,7 +11,13 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint8, uint32
 
-from tamis.jit_kernels.cuda.decode import element_of, is_quantised, quants_of, row_bytes_of
+from tamis.jit_kernels.cuda.decode import (
+    bytes_of,
+    element_of,
+    is_quantised,
+    quants_of,
+    row_bytes_of,
+)
 from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import (
     affine8,
@@ -55,13 +61,14 @@ def narrowing(type: str) -> Any:
     """The kernel that writes scratch: warps take rows of weights, then of activations."""
     row_bytes = row_bytes_of(type)
     if is_quantised(type):
-        quants = quants_of(type)
+        quants, bytes_f32 = quants_of(type), bytes_of(type)
 
         @device
         def narrow(row, n, to):
-            for i in range(8 * lane(), n, 8 * WARP):
+            for i in range(16 * lane(), n, 16 * WARP):
                 q, d, m = quants(row, i)
-                store_f16x8(to + 2 * i, affine8(q, d, m))
+                store_f16x8(to + 2 * i, affine8(bytes_f32(q[0], q[1]), d, m))
+                store_f16x8(to + 2 * i + 16, affine8(bytes_f32(q[2], q[3]), d, m))
     else:
         element = element_of(type)
 

@@ -20,6 +20,7 @@ int64, int32, uint32, void = types.int64, types.int32, types.uint32, types.void
 float32, float64 = types.float32, types.float64
 F8 = types.UniTuple(float32, 8)
 U4 = types.UniTuple(uint32, 4)
+INT8 = types.UniTuple(int32, 8)
 
 device = cuda.jit(device=True)
 
@@ -177,17 +178,23 @@ def const_bf16(b, p):
     return b.bitcast(b.shl(bits, ir.Constant(I32, 16)), FLOAT)
 
 
-@op(uint32, int64)
-def const_u32(b, p):
-    """The uint32 at p."""
-    return _load(b, p, I32, 4, constant=True)
+@op(U4, int64)
+def words(b, p):
+    """Four uint32 from p on, a multiple of 4."""
+    return [
+        _load(b, b.add(p, ir.Constant(I64, at)), I32, 4, constant=True) for at in range(0, 16, 4)
+    ]
 
 
-@op(uint32, int64)
-def const_u32_even(b, p):
-    """The uint32 at p, a multiple of 2."""
-    low, high = (_load(b, b.add(p, ir.Constant(I64, at)), I16, 2, constant=True) for at in (0, 2))
-    return b.or_(b.zext(low, I32), b.shl(b.zext(high, I32), ir.Constant(I32, 16)))
+@op(U4, int64)
+def words_even(b, p):
+    """Four uint32 from p on, a multiple of 2."""
+    parts = [
+        b.zext(_load(b, b.add(p, ir.Constant(I64, at)), I16, 2, constant=True), I32)
+        for at in range(0, 16, 2)
+    ]
+    up = ir.Constant(I32, 16)
+    return [b.or_(parts[i], b.shl(parts[i + 1], up)) for i in range(0, 8, 2)]
 
 
 @op(uint32, int64)
@@ -284,6 +291,53 @@ def signed_bytes_f32(b, low, high):
     return [b.sitofp(b.ashr(b.shl(w, up), down), FLOAT) for w in (low, high) for up in ups]
 
 
+@op(float32, F8)
+def absmax8(b, x):
+    """The largest absolute value."""
+    positive = ir.Constant(I32, 0x7FFFFFFF)
+    top = ir.Constant(FLOAT, 0.0)
+    for value in x:
+        size = b.bitcast(b.and_(b.bitcast(value, I32), positive), FLOAT)
+        top = b.select(b.fcmp_ordered(">", size, top), size, top)
+    return top
+
+
+@op(INT8, F8, float32)
+def rounded8(b, x, scale):
+    """X * scale, rounded to the nearest integers, of at most 2^22 (the sum has no smaller bits)."""
+    magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
+    return [b.sub(b.bitcast(fma(b, value, scale, magic), I32), bits) for value in x]
+
+
+def _bytes(b: Any, values: list[Any]) -> list[Any]:
+    """Words of the low bytes of integers, four a word."""
+    mask, found = ir.Constant(I32, 255), []
+    for i in range(0, len(values), 4):
+        word = b.and_(values[i], mask)
+        for k in range(1, 4):
+            byte = b.and_(values[i + k], mask)
+            word = b.or_(word, b.shl(byte, ir.Constant(I32, 8 * k)))
+        found.append(word)
+    return found
+
+
+def _high(b: Any, value: Any) -> Any:
+    return b.ashr(b.add(value, ir.Constant(I32, 64)), ir.Constant(I32, 7))
+
+
+@op(U4, INT8, INT8)
+def high_bytes(b, x, y):
+    """Of sixteen integers 128 * high + low, low from -64 to 63: the bytes high."""
+    return _bytes(b, [_high(b, value) for value in x + y])
+
+
+@op(U4, INT8, INT8)
+def low_bytes(b, x, y):
+    """Of the same: the bytes low."""
+    seven = ir.Constant(I32, 7)
+    return _bytes(b, [b.sub(value, b.shl(_high(b, value), seven)) for value in x + y])
+
+
 # ---- bits ----------------------------------------------------------------------------------------
 @op(float32, uint32)
 def half_f32(b, bits):
@@ -309,11 +363,27 @@ def join(b, w, other, shift):
     return b.or_(w, b.shl(other, shift))
 
 
-@op(uint32, uint32)
+@op(U4, U4, uint32, uint32)
+def fields(b, w, shift, mask):
+    """W >> shift & mask of each word."""
+    return [b.and_(b.lshr(x, shift), mask) for x in w]
+
+
+@op(U4, U4, U4, uint32)
+def joined(b, w, other, shift):
+    """W | other << shift of each word."""
+    return [b.or_(x, b.shl(y, shift)) for x, y in zip(w, other, strict=True)]
+
+
+@op(U4, uint32)
 def bits_to_bytes(b, w):
-    """The low four bits of w, one a byte: a product that puts bit k at 8k, too, and a mask."""
-    low = b.and_(w, ir.Constant(I32, 15))
-    return b.and_(b.mul(low, ir.Constant(I32, 0x00204081)), ir.Constant(I32, 0x01010101))
+    """The low sixteen bits of w, one a byte: a product that puts bit k at 8k, too, and a mask."""
+    found = []
+    for shift in range(0, 16, 4):
+        four = b.and_(b.lshr(w, ir.Constant(I32, shift)), ir.Constant(I32, 15))
+        spread = b.mul(four, ir.Constant(I32, 0x00204081))
+        found.append(b.and_(spread, ir.Constant(I32, 0x01010101)))
+    return found
 
 
 @op(float32, uint32)

@@ -114,6 +114,13 @@ mma_s8 = _ptx(
     """
 )  # fmt: skip
 
+dot_u8 = _ptx("dp4a.u32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
+    "The sum of $3 and of four products of unsigned bytes of $1 and signed ones of $2 (9.7.1.23)."
+)
+dot_s8 = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
+    "As dot_u8, all bytes signed."
+)
+
 # ---- shared memory -------------------------------------------------------------------------------
 LOAD_MATRICES = Text(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];", U4, (uint32,), volatile=True
@@ -144,6 +151,12 @@ LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
 STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile=True)
+load_shared_u128 = _ptx("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", U4, uint32, volatile=True)(
+    "The 16 bytes at a shared address, a multiple of 16."
+)
+store_shared_u128 = _ptx("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", void, uint32, U4, volatile=True)(
+    "Write 16 bytes at a shared address, a multiple of 16."
+)
 load_shared = _ptx("ld.shared.f32 $0, [$1];", float32, uint32, volatile=True)(
     "The float32 at a shared address."
 )
