@@ -67,7 +67,7 @@ class Forward:
         self._set(np.array([token_id], np.int32), pos)
         self._backend.run(self._phases[phase])
         self._count(self._phases[phase], 1, pos)
-        return self._logits(1)
+        return self._logits(1)[0]
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""

@@ -63,7 +63,7 @@ def quantise(x, n, shared):
     for i in range(UNIT * thread(), n, UNIT * THREADS):
         a, b = load_f32x8(x + 4 * i), load_f32x8(x + 4 * i + 32)
         top = max(absmax8(a), absmax8(b))
-        scale = top / float32(127 * 128)
+        scale = top * float32(1 / (127 * 128))
         inverse = float32(127 * 128) / top if top > float32(1e-30) else float32(0)
         one, other = rounded8(a, inverse), rounded8(b, inverse)
         store_shared_u128(uint32(shared + HIGH + i), high_bytes(one, other))
@@ -126,7 +126,7 @@ def put(y, bias, add, value):
 def _few(type: str) -> Any:
     """The kernel for at most FEW_ROWS rows: warps take rows of weights in turn.
 
-    They take two at a time, or the halves of one where there are too few for all warps.
+    They take two at a time, or the halves of one where that keeps all warps busy for longer.
     """
     row_bytes, product = row_bytes_of(type), _product(type)
 
@@ -136,11 +136,13 @@ def _few(type: str) -> Any:
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         shared = shared_address(cuda.shared.array(0, uint8))
         n_warp, first = n_thread * WARPS, tid * WARPS + warp()
-        rows = 2 if n_out >= 2 * n_warp else 1
+        turns = (n_out + n_warp - 1) // n_warp
+        rows = 2 if (n_out + 2 * n_warp - 1) // (2 * n_warp) * 2 <= turns else 1
         for t in range(n_tok):
             for start in range(0, n_in, SEGMENT):
                 n, last = min(SEGMENT, n_in - start), start + SEGMENT >= n_in
-                sync_block()
+                if t + start > 0:
+                    sync_block()  # all have read what was there
                 quantise(x + 4 * (n_in * t + start), n, shared)
                 sync_block()
                 for r in range(rows * first, n_out, rows * n_warp):
