@@ -34,8 +34,7 @@ class LinkedProgram:
 
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
-        self._counted = np.zeros((len(program), 2), np.int64)  # bytes and operations
-        self._n_counted = 0
+        self._counted = np.zeros((len(program), 3), np.int64)  # calls, bytes and operations
         starts = np.cumsum([0] + [len(call.values) for call in program.calls])
         self._args = np.zeros(max(1, int(starts[-1])), np.int64)
         self.tape = np.zeros((max(1, len(program)), TAPE.size // 8), np.int64)
@@ -50,11 +49,11 @@ class LinkedProgram:
     def __len__(self) -> int:
         return len(self.program)
 
-    def count(self, n_tok: int, pos: int) -> None:
-        """Add what the replay just made, of n_tok rows from position pos on, has moved."""
-        self._n_counted += 1
-        for total, call in zip(self._counted, self.program.calls, strict=True):
-            total += call.cost(n_tok, pos)
+    def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        calls = self.program.calls[first:last]
+        for total, call in zip(self._counted[first:last], calls, strict=True):
+            total += (1, *call.cost(n_tok, pos))
 
     def costs(self) -> list[OpCost]:
         """Cycles since `reset_costs`, and what was counted of each op, in recorded order.
@@ -64,8 +63,8 @@ class LinkedProgram:
         """
         spent = self.tape[:, TAPE.cycles // 8]
         return [
-            OpCost(call.label, call.sync, self._n_counted, int(cycles), int(n_bytes), int(n_flop))
-            for call, cycles, (n_bytes, n_flop) in zip(
+            OpCost(call.label, call.sync, int(n_call), int(cycles), int(n_bytes), int(n_flop))
+            for call, cycles, (n_call, n_bytes, n_flop) in zip(
                 self.program.calls, spent, self._counted, strict=False
             )
         ]
@@ -73,7 +72,7 @@ class LinkedProgram:
     def reset_costs(self) -> None:
         """Start counting anew."""
         self.tape[:, TAPE.cycles // 8] = 0
-        self._counted[...] = self._n_counted = 0
+        self._counted[...] = 0
 
 
 class Backend:

@@ -29,10 +29,12 @@ class _Step(NamedTuple):
     n_tok: int  # rows of this call
     pos: int  # position of the first row
     row: int  # first row of x that the op reads (the output head reads a slice of the chunk)
+    begin: int  # position of the first token of the prompt that the chunk is of
+    end: int  # position after its last token
 
 
-STEP = _Step(0, 8, 16)
-STEP_SIZE = 3
+STEP = _Step(0, 8, 16, 24, 32)
+STEP_SIZE = 5
 
 
 class _CisMeta(NamedTuple):
@@ -85,10 +87,13 @@ def _op(file: str, name: str, constants: str, fields: str) -> Op:
 # y f32 [n_tok, n] = row * scale.
 EMBED = _op("embed", "embed", "type", "step ids table y n scale_f")
 
-# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in]; w: n_out rows of n_in elements in
-# their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in elements;
-# scratch: n_thread * matmul_scratch(n_in) bytes.
-MATMUL = _op("matmul", "matmul", "type", "step x w bias y n_in n_out y_stride add scratch")
+# x f32 [n_tok, n] in the form that MATMUL reads where n_tok > FEW_ROWS (else nothing is done): the
+# backend's own, packed_bytes(n_tok, n) at a cache line. form: packed_form(type of the weights).
+PACK_ROWS = _op("matmul", "pack_rows", "form", "step x packed n")
+# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in], also as PACK_ROWS left it; w: n_out
+# rows of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
+# elements; scratch: n_thread * matmul_scratch(n_in) bytes.
+MATMUL = _op("matmul", "matmul", "type", "step x packed w bias y n_in n_out y_stride add scratch")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
@@ -117,13 +122,14 @@ ROPE_APPEND = _op(
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
 # [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
+# Query t is row step.row + stride * t of q, at position pos + stride * t; out and lse have row t.
 # scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",
     "head_dim group q_block",
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
-    " n_head_kv window n_split partial out lse scratch scale_f",
+    " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
 ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
@@ -351,6 +357,34 @@ TACTIC_SELECT = _op(
     "step extent marks count indptr indices n_row capacity n_sink",
 )
 
+# Delta attention (Willette et al. 2025, arXiv 2505.11254), see select/delta.py. Of a chunk:
+# which rows are also attended densely, as step records int64 [STEP_SIZE] of their own: those gamma
+# apart, counted from the prompt's first row, and the prompt's last gamma, which the former leave
+# out.
+DELTA_ROWS = _op("select_delta", "delta_rows", "", "step apart last gamma")
+# out f32 [n_tok, n_head, head_dim], row i of the prompt, becomes out_i + (dense_g - out_g), with
+# g = floor(i / gamma) * gamma (Eq. 7), and dense_g itself where i is g; the rows of `last` become
+# last_out. apart and last as above, apart_out and last_out f32 [rows, n_head, head_dim]: their
+# dense rows. delta f32 [n_head, head_dim] and delta_pos int64 [n_head]: the last difference and the
+# position of its row, for the next chunk. recompute: 1 leaves the rows between as they are (Eq. 5).
+DELTA_ADD = _op(
+    "select_delta",
+    "delta_add",
+    "head_dim",
+    "step apart last apart_out last_out delta delta_pos out n_head gamma recompute",
+)
+
+# Early token freezing, see select/cpe.py. rows int64 [2]: rows rows[0] .. rows[1] - 1 of
+# source f32 [n_tok, n] go to target.
+COPY_ROWS = _op("freeze", "copy_rows", "", "rows source target n")
+# Keys and values of those rows' positions, from one layer's pages to another's.
+COPY_KV = _op(
+    "freeze",
+    "copy_kv",
+    "head_dim",
+    "step rows k_from v_from k_from_table v_from_table k_to v_to k_to_table v_to_table n_head_kv",
+)
+
 # What bounds every other op; profiles compare with it. Reads n float32 at x once; y f32 [n_thread]:
 # the sum of each thread's share (a rest of less than 128 may be left out).
 READ_RATE = _op("ceiling", "read_rate", "", "x y n")
@@ -364,12 +398,23 @@ TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
-PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights and activations of a thread
+PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
+PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 
 
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
     return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+
+
+def packed_form(type: str) -> str:
+    """Which form of rows weights of a ggml type are multiplied with: "float" or "quantised"."""
+    return "float" if type in ("F32", "F16", "BF16") else "quantised"
+
+
+def packed_bytes(n_tok: int, n: int) -> int:
+    """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
+    return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
 
 
 def tactic_work(capacity: int, n_panel: int) -> int:

@@ -6,9 +6,9 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Cost
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.types import KVView
 from tamis.model import Model
-from tamis.select.base import Recording, SelectorState
+from tamis.select.base import Recording, Rows, SelectorState
 from tamis.workspace import Workspace
 
 PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
@@ -20,7 +20,9 @@ def record_attention(
     """Record the ops from ws.q and the pages to ws.att."""
     choose = state.decode if rec.n_tok == 1 else state.prefill
     selection = choose(rec, layer, ws.q, kv)
-    _record_attend(rec, model, ws, layer, kv, selection)
+    chosen = Rows(rec.step, 1, selection, ws.att)
+    for rows in (chosen, *state.also_dense(rec, layer, selection)):
+        _record_attend(rec, model, ws, layer, kv, rows)
     state.correct(rec, layer, ws.q, kv, selection, ws.att)
     state.observe(rec, layer, ws.q, kv, selection)
 
@@ -31,16 +33,16 @@ def n_split(n_row: int, n_thread: int) -> int:
 
 
 def _record_attend(
-    rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, sel: Selection
+    rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, rows: Rows
 ) -> None:
-    hp = model.hp
+    hp, sel = model.hp, rows.sel
     split = n_split(sel.n_row, ws.partial.shape[1]) if rec.n_tok == 1 else 1
     group = hp.n_head // sel.n_row
     rec.program.add(
         ops.ATTEND,
         (hp.head_dim, group, sel.q_block),
-        cost=attend_cost(sel, group, hp.head_dim),
-        step=rec.step,
+        cost=attend_cost(rows, group, hp.head_dim),
+        step=rows.step,
         q=ws.q,
         k_pages=kv.k,
         v_pages=kv.v,
@@ -55,8 +57,9 @@ def _record_attend(
         n_head_kv=hp.n_head_kv,
         window=model.window(layer),
         n_split=split,
+        stride=rows.stride,
         partial=ws.partial,
-        out=ws.att,
+        out=rows.out,
         lse=None,
         scratch=ws.scratch,
         scale_f=hp.head_dim**-0.5,
@@ -65,18 +68,20 @@ def _record_attend(
         _record_merge(rec, ws, hp.head_dim, hp.n_head, split)
 
 
-def attend_cost(sel: Selection, group: int, head_dim: int) -> Cost:
+def attend_cost(rows: Rows, group: int, head_dim: int) -> Cost:
     """What ATTEND reads, from the Selection as its call has left it.
 
     Each row reads the keys and values of its blocks, float16, once for all of its queries; the
     part of the last block that no query may see is left out.
     """
+    sel, step = rows.sel, rows.step
 
-    def cost(n_tok: int, pos: int) -> tuple[int, int]:
+    def cost(_n_tok: int, _pos: int) -> tuple[int, int]:
+        n_tok, pos = int(step[0]), int(step[1])
         first = np.arange(0, n_tok, sel.q_block)
         n_query = np.minimum(n_tok - first, sel.q_block)
         n_block = np.diff(sel.indptr[: len(first) * sel.n_row + 1]).reshape(len(first), sel.n_row)
-        seen = (pos + first + n_query)[:, None]
+        seen = (pos + rows.stride * (first + n_query - 1) + 1)[:, None]
         keys = np.minimum(n_block * sel.block, seen)
         n_product = int((keys * n_query[:, None]).sum()) * group
         return 2 * 2 * head_dim * int(keys.sum()), 2 * 2 * head_dim * n_product

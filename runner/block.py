@@ -1,5 +1,6 @@
 """One transformer block, recorded: norm, attention, residual, norm, feed-forward, residual."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,16 @@ class Linear(NamedTuple):
 
 def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
     """Record y (+)= x @ w.T + bias for each product; they may run at the same time."""
+    for form, group in itertools.groupby(products, lambda p: ops.packed_form(p.w.type)):
+        _record_products(rec, ws, x, form, list(group))
+
+
+def _record_products(
+    rec: Recording, ws: Workspace, x: np.ndarray, form: str, products: list[Linear]
+) -> None:
     n_in = products[0].w.n_in
+    if rec.n_tok > ops.FEW_ROWS:
+        rec.program.add(ops.PACK_ROWS, (form,), step=rec.step, x=x, packed=ws.packed, n=n_in)
     for i, p in enumerate(products):
         assert p.w.n_in == n_in
         rec.program.add(
@@ -37,6 +47,7 @@ def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[L
             cost=_product_cost(p.w),
             step=rec.step,
             x=x,
+            packed=ws.packed,
             w=p.w.data,
             bias=p.bias,
             y=p.y,
@@ -83,13 +94,17 @@ def record_norm(
     )
 
 
-def record_block(
+def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
+    """Record layer `layer` from ws.x to ws.q and to new keys and values in the pages."""
+    record_norm(rec, model, ws.x, model.weights.blk[layer].attn_norm, ws.xn)
+    _record_qkv(rec, model, ws, layer, kv)
+
+
+def record_update(
     rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
 ) -> None:
-    """Record layer `layer` from ws.x to ws.x."""
+    """Record the rest of layer `layer`, which adds to ws.x."""
     w = model.weights.blk[layer]
-    record_norm(rec, model, ws.x, w.attn_norm, ws.xn)
-    _record_qkv(rec, model, ws, layer, kv)
     record_attention(rec, model, ws, state, layer, kv)
     closed = w.post_attention_norm
     out = Linear(

@@ -24,11 +24,8 @@ class BytePairEncoder:
     def __init__(self, tokens: list[str], merges: list[str], pre: str):
         self._pre = pre
         self._ids = {text: i for i, text in enumerate(tokens)}
-        self._ranks: dict[tuple[str, str], int] = {}
-        for rank, merge in enumerate(merges):
-            cut = merge.find(" ", 1)
-            if cut > 0:
-                self._ranks.setdefault((merge[:cut], merge[cut + 1 :]), rank)
+        # A merge is two parts with a space between, which no part has; the first of equals counts.
+        self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
         self._whole_words = pre in pretokenize.IGNORES_MERGES
         # bytes decoded as Latin-1, then translated, are the letters of the alphabet
         self._letters = dict(enumerate(byte_alphabet()))
@@ -68,9 +65,10 @@ class BytePairEncoder:
         n = len(parts)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))
         heap = []
-        for i, pair in enumerate(pairwise(letters)):
-            if pair in ranks:
-                heap.append((ranks[pair], i, *pair))
+        for i, (left, right) in enumerate(pairwise(letters)):
+            rank = ranks.get(f"{left} {right}")
+            if rank is not None:
+                heap.append((rank, i, left, right))
         heapify(heap)
         while heap:
             _, i, left, right = heappop(heap)
@@ -89,6 +87,6 @@ class BytePairEncoder:
     def _push(
         self, heap: list[tuple[int, int, str, str]], parts: list[str], i: int, j: int
     ) -> None:
-        rank = self._ranks.get((parts[i], parts[j]))
+        rank = self._ranks.get(f"{parts[i]} {parts[j]}")
         if rank is not None:
             heappush(heap, (rank, i, parts[i], parts[j]))

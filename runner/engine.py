@@ -141,19 +141,26 @@ class Engine:
     def session(
         self,
         n_ctx: int | None = None,
-        n_ubatch: int = 256,
+        n_ubatch: int = 512,
         attn: str = "dense",
+        prefill: str = "dense",
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
-        Raises ValueError for sizes out of range, MethodError for `attn`, MemoryError where the plan
-        does not fit, CompileError.
+        attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
+        Raises ValueError for sizes out of range, MethodError for a method, MemoryError where the
+        plan does not fit, CompileError.
         """
         from tamis.session import Session
 
         return Session(
-            self, n_ctx=self.context(n_ctx), n_ubatch=n_ubatch, attn=attn, progress=progress
+            self,
+            n_ctx=self.context(n_ctx),
+            n_ubatch=n_ubatch,
+            attn=attn,
+            prefill=prefill,
+            progress=progress,
         )
 
     def close(self) -> None:

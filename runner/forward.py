@@ -2,20 +2,31 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from tamis.attend import new_recording
-from tamis.block import Linear, record_block, record_linear, record_norm
+from tamis.block import Linear, record_keys, record_linear, record_norm, record_update
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
+from tamis.jit_kernels.types import KVView, zeros
 from tamis.jit_kernels.workers import Progress
 from tamis.kv.cache import KVCache
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
 from tamis.select.base import Recording, SelectorState
 from tamis.workspace import HEAD_ROWS, Workspace
+
+
+class _Layer(NamedTuple):
+    """Where the ops of a layer are in the Program of a chunk."""
+
+    first: int
+    projected: int  # after its own keys and values are in the pages
+    ready: int  # after the frozen ones are what they should be
+    end: int
 
 
 class Forward:
@@ -33,7 +44,9 @@ class Forward:
         self._model, self._backend, self._ws = model, backend, ws
         self._kv, self._state = kv, state
         self._n_ubatch = len(ws.ids)
-        body, self._layer_ends = self._body(self._n_ubatch)
+        self._frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
+        self._held = zeros(ws.x.shape if state.freezing else 0, np.float32)
+        body, self._layers = self._body(self._n_ubatch)
         head = Program()
         self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
         decode = self._decode()
@@ -47,32 +60,43 @@ class Forward:
         """Most tokens of a chunk."""
         return self._n_ubatch
 
-    def prefill(self, ids: np.ndarray, pos: int) -> None:
+    def prefill(self, ids: np.ndarray, pos: int, prompt: range) -> None:
         """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
 
-        Between layers the interpreter looks for signals, so Ctrl-C stops a long chunk.
+        prompt: the positions of all its chunks. Between layers the interpreter looks for signals,
+        so Ctrl-C stops a long chunk.
         """
-        self._set(ids, pos)
-        first = 0
-        for end in self._layer_ends:
-            self._backend.run(self._prefill, first, end)
-            first = end
-        self._count(self._prefill, len(ids), pos)
+        self._set(ids, pos, prompt)
+        for layer, at in enumerate(self._layers):
+            frozen = self._state.frozen(layer, prompt.stop)
+            rows = np.clip((frozen.start - pos, frozen.stop - pos), 0, len(ids))
+            self._frozen[:] = rows
+            if rows[1] - rows[0] < len(ids):
+                self._run(at.first, at.end)
+            else:
+                reuse = self._state.freezing == "reuse" and layer > 0
+                self._run(at.projected if reuse else at.first, at.ready)
+
+    def _run(self, first: int, last: int) -> None:
+        self._backend.run(self._prefill, first, last)
+        if self._counting:
+            n_tok, pos, *_ = self._ws.step.tolist()
+            self._prefill.count(n_tok, pos, first, last)
 
     def decode(self, token_id: int, pos: int, step: int) -> np.ndarray:
         """Run one token; a copy of its logits, f32 [n_vocab]."""
         phase = self._state.phase(step)
         if phase not in self._phases:
             self._phases[phase] = self._backend.link(self._decode())
-        self._set(np.array([token_id], np.int32), pos)
+        self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
         self._backend.run(self._phases[phase])
         self._count(self._phases[phase], 1, pos)
         return self._logits(1)[0]
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
-        self._ws.head_rows[:] = n_row, 0, row
-        self._ws.head_step[:] = n_row, 0, 0
+        self._ws.head_rows[:3] = n_row, 0, row
+        self._ws.head_step[:3] = n_row, 0, 0
         self._backend.send(self._ws.head_rows, self._ws.head_step)
         self._backend.run(self._head)
         self._count(self._head, n_row, 0)
@@ -101,21 +125,53 @@ class Forward:
         if self._counting:
             linked.count(n_tok, pos)
 
-    def _set(self, ids: np.ndarray, pos: int) -> None:
+    def _set(self, ids: np.ndarray, pos: int, prompt: range) -> None:
         self._ws.ids[: len(ids)] = ids
-        self._ws.step[:] = len(ids), pos, 0
+        self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop
         self._backend.send(self._ws.ids, self._ws.step, self._kv.table)
 
-    def _body(self, n_tok: int) -> tuple[Program, list[int]]:
-        """The Program from token ids to ws.x, and the op index at which each layer ends."""
+    def _body(self, n_tok: int) -> tuple[Program, list[_Layer]]:
+        """The Program from token ids to ws.x, and where its layers are; the input is layer 0's."""
         rec = new_recording(Program(), self._ws.step, n_tok)
         self._record_input(rec)
-        ends = []
+        layers, end = [], 0
         for layer in range(self._model.hp.n_layer):
-            kv = self._kv.view(layer)
-            record_block(rec, self._model, self._ws, self._state, layer, kv)
-            ends.append(len(rec.program))
-        return rec.program, ends
+            first, kv = end, self._kv.view(layer)
+            freezes = n_tok > 1 and len(self._state.frozen(layer, self._kv.capacity)) > 0
+            record_keys(rec, self._model, self._ws, layer, kv)
+            projected = len(rec.program)
+            if freezes and layer > 0 and self._state.freezing == "reuse":
+                self._record_reuse(rec, self._kv.view(layer - 1), kv)
+            ready = len(rec.program)
+            if freezes:
+                self._record_copy(rec, self._ws.x, self._held)
+            record_update(rec, self._model, self._ws, self._state, layer, kv)
+            if freezes:
+                self._record_copy(rec, self._held, self._ws.x)
+            end = len(rec.program)
+            layers.append(_Layer(first, projected, ready, end))
+        return rec.program, layers
+
+    def _record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
+        n = self._model.hp.n_embd
+        rec.program.add(ops.COPY_ROWS, rows=self._frozen, source=source, target=target, n=n)
+
+    def _record_reuse(self, rec: Recording, before: KVView, own: KVView) -> None:
+        rec.program.add(
+            ops.COPY_KV,
+            (self._model.hp.head_dim,),
+            step=rec.step,
+            rows=self._frozen,
+            k_from=before.k,
+            v_from=before.v,
+            k_from_table=before.k_table,
+            v_from_table=before.v_table,
+            k_to=own.k,
+            v_to=own.v,
+            k_to_table=own.k_table,
+            v_to_table=own.v_table,
+            n_head_kv=self._model.hp.n_head_kv,
+        )
 
     def _decode(self) -> Program:
         program, _ = self._body(1)

@@ -15,7 +15,7 @@ from tamis.forward import Forward
 from tamis.kv.cache import KVCache
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import SelectorShape
-from tamis.select.notation import parse_method
+from tamis.select.notation import parse_methods
 from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
@@ -54,6 +54,7 @@ class Session:
         n_ctx: int,
         n_ubatch: int,
         attn: str,
+        prefill: str,
         progress: "Progress | None" = None,
     ) -> None:
         hp, model = engine.hp, engine.model
@@ -61,11 +62,11 @@ class Session:
             raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
-        selector = parse_method(attn)
+        selector = parse_methods(attn, prefill)
         _check_memory(engine, n_ctx, n_ubatch)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
-        self._engine, self.n_ctx, self.attn = engine, n_ctx, attn
+        self._engine, self.n_ctx = engine, n_ctx
         self._kv = KVCache(hp, n_ctx)
         self._state = selector.open(
             SelectorShape(
@@ -226,9 +227,10 @@ class Session:
         tokens, n_past = self._checked(ids), self.n_past
         try:
             self._kv.reserve(n_past + len(tokens))
+            prompt = range(n_past, n_past + len(tokens))
             for start in range(0, len(tokens), self._forward.n_ubatch):
                 chunk = tokens[start : start + self._forward.n_ubatch]
-                self._forward.prefill(chunk, n_past + start)
+                self._forward.prefill(chunk, n_past + start, prompt)
                 if progress is not None:
                     progress(start + len(chunk), len(tokens))
                 yield chunk, start + len(chunk) == len(tokens)

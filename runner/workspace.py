@@ -36,6 +36,7 @@ class Workspace:
     cos: np.ndarray  # f32 [2, n_tok, n_rot / 2]: full layers, sliding-window layers
     sin: np.ndarray  # f32 [2, n_tok, n_rot / 2]
     logits: np.ndarray  # f32 [HEAD_ROWS, n_vocab]
+    packed: np.ndarray  # uint8, rows as matrix products read them
     scratch: np.ndarray  # uint8, per thread
 
     @property
@@ -76,6 +77,7 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         cos=f32(2, n_tok, hp.n_rot // 2),
         sin=f32(2, n_tok, hp.n_rot // 2),
         logits=f32(HEAD_ROWS, hp.n_vocab),
+        packed=zeros(ops.packed_bytes(max(n_tok, HEAD_ROWS), widest), np.uint8),
         scratch=zeros(n_thread * scratch, np.uint8),
     )
 

@@ -66,9 +66,11 @@ def _protect(address: int, size: int, mode: int) -> None:
 # --- op calls, in the child ----------------------------------------------------------------------
 
 
-def step_of(n_tok: int, pos: int = 0, row: int = 0) -> np.ndarray:
-    """The step record of a call."""
-    return np.array([n_tok, pos, row], np.int64)
+def step_of(
+    n_tok: int, pos: int = 0, row: int = 0, *, prompt: tuple[int, int] | None = None
+) -> np.ndarray:
+    """The step record of a call; the prompt is the call's own rows unless it is given."""
+    return np.array([n_tok, pos, row, *(prompt or (pos, pos + n_tok))], np.int64)
 
 
 _level: str | None = None

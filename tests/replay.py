@@ -12,7 +12,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import PAGE, KVView
-from tamis.select.base import Recording, SelectorShape
+from tamis.select.base import Recording, Rows, SelectorShape
 
 
 class Replay:
@@ -47,7 +47,7 @@ class Replay:
         )
         self.selections, self.n_done = [], n_prefill
         prefill = self._record(n_prefill)
-        self.out = self._out
+        self.prefilled = self._out  # f32 [n_layer, n_prefill, n_head, head_dim]
         if n_prefill:
             self._set(0, n_prefill)
             self.backend.run(self.backend.link(prefill))
@@ -83,7 +83,8 @@ class Replay:
         return weights / weights.sum()
 
     def _set(self, i, n):
-        self.step[:] = n, self.first + i, 0
+        pos = self.first + i
+        self.step[:] = n, pos, 0, pos, pos + n
         self._q[:, :n] = self.q[:, :, i : i + n].transpose(0, 2, 1, 3)
 
     def _record(self, n_tok):
@@ -96,20 +97,22 @@ class Replay:
             q, out = self._q[layer], self._out[layer]
             sel = choose(rec, layer, q, kv)
             self.selections.append(sel)
-            self._attend(rec, q, kv, sel, out)
+            chosen = Rows(rec.step, 1, sel, out)
+            for rows in (chosen, *self.state.also_dense(rec, layer, sel)):
+                self._attend(rec, q, kv, rows)
             self.state.correct(rec, layer, q, kv, sel, out)
             self.state.observe(rec, layer, q, kv, sel)
         return rec.program
 
-    def _attend(self, rec, q, kv, sel, out):
-        group = self.n_head // sel.n_row
+    def _attend(self, rec, q, kv, rows):
+        sel, group = rows.sel, self.n_head // rows.sel.n_row
         rec.program.add(
-            ops.ATTEND, (self.head_dim, group, sel.q_block), step=rec.step, q=q, k_pages=kv.k,
+            ops.ATTEND, (self.head_dim, group, sel.q_block), step=rows.step, q=q, k_pages=kv.k,
             v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
             indices=sel.indices, log_weight=sel.log_weight, block=sel.block, n_row=sel.n_row,
             heads_per_kv=self.n_head // self.n_head_kv, n_head_kv=self.n_head_kv, window=0,
-            n_split=1, partial=None, out=out, lse=None, scratch=self._scratch,
-            scale_f=self.head_dim**-0.5,
+            n_split=1, stride=rows.stride, partial=None, out=rows.out, lse=None,
+            scratch=self._scratch, scale_f=self.head_dim**-0.5,
         )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class Stage:
         if phase not in self._phases:
             self._phases[phase] = self._record()
         program, sel = self._phases[phase]
-        self._q[0], self._step[:] = q, (1, pos, 0)
+        self._q[0], self._step[:] = q, (1, pos, 0, pos, pos + 1)
         self._backend.run(program)
         kept = np.zeros((self._shape.n_head, pos + 1), bool)
         group = self._shape.n_head // sel.n_row
@@ -76,8 +76,8 @@ class Stage:
             k_pages=self._kv.k, v_pages=self._kv.v, k_table=self._kv.k_table,
             v_table=self._kv.v_table, indptr=sel.indptr, indices=sel.indices, log_weight=None,
             block=sel.block, n_row=sel.n_row, heads_per_kv=shape.group,
-            n_head_kv=shape.n_head_kv, window=0, n_split=1, partial=None, out=self._out, lse=None,
-            scratch=np.zeros(ops.attend_scratch(group, shape.head_dim), np.uint8),
+            n_head_kv=shape.n_head_kv, window=0, n_split=1, stride=1, partial=None, out=self._out,
+            lse=None, scratch=np.zeros(ops.attend_scratch(group, shape.head_dim), np.uint8),
             scale_f=shape.head_dim**-0.5,
         )  # fmt: skip
         return self._backend.link(program), sel

@@ -54,6 +54,7 @@ def tiny_file(folder: Path) -> Path:
         "run -p x -t none",
         "run -p x --top-p 7",
         "run -p x --attn nonsense",
+        "run -p x --prefill quest",
         "run -p x --raw --system y",
         "run -p x -f y",
         "bench -p 0 -n 0",
@@ -318,7 +319,7 @@ def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
     assert len({len(line) for line in lines}) == 1
     assert main(["bench", "-p", "4", "-n", "2", "-r", "1", "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("model,threads,attn,test,tok_s")
+    assert lines[0].startswith("model,threads,attn,prefill,test,tok_s")
     assert len(lines) == 3
 
 
@@ -386,7 +387,8 @@ def test_bench_profiles_prefill_and_decode(tmp_path, capsys):
     with GGUFFile(tmp_path / "tiny.gguf") as file:
         weights = file.tensors["blk.0.ffn_up.weight"].n_bytes
     assert ops["matmul F32 ffn_up"]["bytes"] == 2 * weights
-    assert {op["op"] for op in prefill["profile"]["ops"]} == {*ops} - {"attend_merge"}
+    names = {op["op"] for op in prefill["profile"]["ops"]}
+    assert names == {*ops, "pack_rows"} - {"attend_merge"}
 
 
 def test_a_token_needs_its_experts_and_one_row_of_an_untied_table():
@@ -543,8 +545,10 @@ def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, sta
 def test_methods_are_listed_with_their_defaults(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert "topk:k=512,sink=4,recent=64,rows=group" in text
+    assert "topk:k=512,sink=4,recent=64,rows=group\n    --attn: " in text
     assert main(["methods", "--json"]) == 0
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert listed["window"]["parameters"]["recent"] == 1024
+    assert listed["window"]["roles"] == ["decode", "prefill"]
+    assert listed["quest"]["roles"] == ["decode"]
     assert all(entry["summary"].endswith(".") for entry in listed.values())

@@ -5,8 +5,12 @@ import math
 import numpy as np
 import pytest
 from golden_data import FOLDER
+from oracle import Oracle
 from replay import Replay
+from tiny_models import TinySpec, write_tiny_model
 
+from tamis.engine import Engine
+from tamis.select.base import SelectorShape
 from tamis.select.cpe import CPE, beta_th, g
 
 
@@ -18,8 +22,20 @@ def test_deep_layers_see_ever_less():
     assert starts == [0, 0, 43, 163, 300]
 
 
+def test_deep_layers_update_ever_less_of_a_prompt():
+    """Eq. 16 for a model of 32 layers and a prompt of 1,000 tokens, 16 sinks among them."""
+    method = CPE(psi=0.5, gamma=1)
+    ends = [math.floor(method.frozen(layer - 1, 32) * 1000) for layer in (24, 25, 28, 32)]
+    # 1 - 0.5^(1/8) = 0.0830, 1 - 0.5^(4/8) = 0.2929, 1 - 0.5 = 0.5.
+    assert ends == [0, 82, 292, 500]
+    state = method.open(SelectorShape(32, 2, 1, 16, n_ctx=1024, n_ubatch=64, window=(0,) * 32))
+    assert state.frozen(31, 1000) == range(16, 500)
+    assert len(state.frozen(31, 20)) == len(state.frozen(23, 1000)) == 0
+
+
 def test_numbers_out_of_range_are_refused():
-    for wrong in ({"s": -1}, {"k": 0}, {"phi": 0}, {"phi": 1.1}, {"rows": "token"}, {"tau": 2}):
+    sizes = ({"s": -1}, {"k": 0}, {"phi": 0}, {"phi": 1.1}, {"psi": 0}, {"tau": 2})
+    for wrong in (*sizes, {"rows": "token"}, {"kv": "no"}):
         with pytest.raises(ValueError, match="expected"):
             CPE(**wrong)
 
@@ -72,6 +88,93 @@ def test_a_rows_decision_is_its_groups():
         replay.decode()
         replay.decode()
         assert replay.state.retrievals.tolist() == expected
+
+
+# --- early token freezing, in the engine ---------------------------------------------------------
+
+ETF = "cpe:s=0,phi=1,sink=4,psi=0.3"
+N_PROMPT = 150
+
+
+class FreezingOracle(Oracle):
+    """The float64 forward in which deep layers leave early positions as they are."""
+
+    def block(self, x, layer):
+        y = super().block(x, layer)
+        end = math.floor(CPE(psi=0.3).frozen(layer, self.p.n_layer) * len(x))
+        y[4:end] = x[4:end]
+        return y
+
+
+@pytest.fixture(scope="module", params=["qwen2", "gemma3"])
+def engine(request, tmp_path_factory):
+    """Eight layers, of which the last two freeze, or seven with sliding windows among them."""
+    path = tmp_path_factory.mktemp(request.param) / "m.gguf"
+    write_tiny_model(path, TinySpec(request.param, layers=0 if request.param == "gemma3" else 8))
+    engine = Engine.load(path, n_threads=2)
+    yield engine
+    engine.close()
+
+
+def prompt(engine):
+    return np.random.default_rng(0).integers(0, engine.hp.n_vocab, N_PROMPT).tolist()
+
+
+def logits_of(session, ids):
+    return np.concatenate(list(session.logits(ids)))
+
+
+def test_frozen_tokens_keep_their_state_and_give_the_layers_own_keys_and_values(engine):
+    found = logits_of(engine.session(n_ctx=256, n_ubatch=32, prefill=ETF), prompt(engine))
+    oracle = FreezingOracle.from_gguf(engine.path, kv_f16=True)
+    expected = oracle.logits(prompt(engine))
+    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+    dense = logits_of(engine.session(n_ctx=256, n_ubatch=32), prompt(engine))
+    assert np.abs(found - dense).max() > 1e-2 * np.abs(expected).max()
+
+
+def test_reused_keys_and_values_are_those_of_the_layer_before(engine):
+    session = engine.session(n_ctx=256, n_ubatch=32, prefill=f"{ETF},kv=reuse")
+    session.prefill(prompt(engine))
+    kept = [session._kv.read(layer, N_PROMPT) for layer in range(engine.hp.n_layer)]
+    for layer in range(1, engine.hp.n_layer):
+        frozen = session._state.frozen(layer, N_PROMPT)
+        for own, before in zip(kept[layer], kept[layer - 1], strict=True):
+            rows = slice(frozen.start, frozen.stop)
+            np.testing.assert_array_equal(own[rows], before[rows])
+            assert (own[frozen.stop :] != before[frozen.stop :]).any()
+
+
+@pytest.mark.parametrize("kv", ["project", "reuse"])
+def test_chunks_that_are_left_out_change_nothing(engine, kv):
+    """In one chunk all rows are computed and restored; in chunks of 16 most are never computed."""
+    method = f"{ETF},kv={kv}"
+    whole, pieces = (
+        logits_of(engine.session(n_ctx=256, n_ubatch=n, prefill=method), prompt(engine))
+        for n in (256, 16)
+    )
+    # The same sums; the matrix products of other numbers of rows may round otherwise.
+    np.testing.assert_allclose(whole, pieces, rtol=0, atol=1e-4 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("kv", ["project", "reuse"])
+def test_frozen_chunks_cost_nothing_but_their_keys_and_values(engine, kv):
+    session = engine.session(n_ctx=256, n_ubatch=16, prefill=f"{ETF},kv={kv}")
+    session.forward.start_costs()
+    session.prefill(prompt(engine))
+    calls = {}
+    for cost in session.forward.take_costs():
+        calls[cost.label] = calls.get(cost.label, 0) + cost.n_call
+    n_layer, starts = engine.hp.n_layer, range(0, N_PROMPT, 16)
+    left_out = sum(
+        frozen.start <= pos and min(pos + 16, N_PROMPT) <= frozen.stop
+        for frozen in (session._state.frozen(layer, N_PROMPT) for layer in range(n_layer))
+        for pos in starts
+    )
+    assert left_out >= 5
+    assert calls["attend"] == calls["gate"] == n_layer * len(starts) - left_out
+    own_keys = n_layer * len(starts) - (left_out if kv == "reuse" else 0)
+    assert calls["rope_append"] == own_keys
 
 
 # --- what the paper proves -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The engine on a GPU against llama.cpp's golden numbers and the float64 forward, on real models."""
+"""The engine on a GPU against llama.cpp's golden numbers and the float64 forward."""
 
 import math
 

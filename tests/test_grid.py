@@ -8,7 +8,9 @@ from numba import njit
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.compiler import OPTIONS
 from tamis.jit_kernels.cpu.grid import (
+    add_outer,
     add_products,
+    add_scaled_words,
     addresses,
     broadcast_column,
     load_column,
@@ -16,12 +18,14 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_each,
     load_half_row,
     load_row,
+    load_word_row,
     prefetch_each,
     scale_rows,
     store_grid,
     store_sums,
     transposed,
     zero_grid,
+    zero_word_grid,
 )
 from tamis.jit_kernels.cpu.simd import (
     LANES,
@@ -73,6 +77,55 @@ def check_matrix_product():
 
 def test_a_matrix_product(level):
     run_at(level, check_matrix_product)
+
+
+def check_outer_products():
+    """out [3, 2 * LANES] += x [3, 5] @ y, rows of out six floats further apart than needed."""
+    x, y, start = floats(3, 5), floats(5, 2 * LANES), floats(3, 2 * LANES + 6)
+    out, x_size, y_size = start.copy(), 20, 8 * LANES
+
+    def kernel(x, y, out, out_size):
+        sums = load_grid(out, out_size, 3, 2)
+        for k in range(5):
+            sums = add_outer(sums, x + 4 * k, x_size, load_row(y + y_size * k, 2))
+        store_grid(out, out_size, sums)
+
+    compiled = njit(**OPTIONS)(kernel)
+    compiled(address(x), address(y), address(out), 4 * out.shape[1])
+    want = start.astype(np.float64)
+    want[:, : 2 * LANES] += x.astype(np.float64) @ y
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+
+
+def test_outer_products(level):
+    run_at(level, check_outer_products)
+
+
+def check_words():
+    """out += scales * (x int16 [3, 4] @ y int16 [4, 2 * LANES]), y in pairs of rows."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(-4095, 4096, (3, 4)).astype(np.int16)
+    y = rng.integers(-8191, 8192, (4, 2 * LANES)).astype(np.int16)
+    pairs = np.ascontiguousarray(y.reshape(2, 2, 2 * LANES).transpose(0, 2, 1))
+    x_scales, y_scales, start = floats(3), floats(2 * LANES), floats(3, 2 * LANES)
+    out, row, x_size = start.copy(), 8 * LANES, 8
+
+    def kernel(x, pairs, x_scales, y_scales, out):
+        words = zero_word_grid(3, 2)
+        for k in range(2):
+            words = add_outer(words, x + 4 * k, x_size, load_word_row(pairs + row * k, 2))
+        column, scales = broadcast_column(x_scales, 4, 3), load_row(y_scales, 2)
+        grid = add_scaled_words(load_grid(out, row, 3, 2), words, column, scales)
+        store_grid(out, row, grid)
+
+    run(kernel, x, pairs, x_scales, y_scales, out)
+    products = x.astype(np.int64) @ y.astype(np.int64)
+    want = start + products * x_scales[:, None].astype(np.float64) * y_scales
+    np.testing.assert_allclose(out, want, rtol=1e-6, atol=10)  # products near 1e8
+
+
+def test_products_of_words(level):
+    run_at(level, check_words)
 
 
 def check_dot_products():

@@ -16,7 +16,9 @@ import pytest
 import test_kernels_attention
 import test_kernels_ceiling
 import test_kernels_cpe
+import test_kernels_delta
 import test_kernels_elementwise
+import test_kernels_freeze
 import test_kernels_hip
 import test_kernels_lfps
 import test_kernels_moe
@@ -327,7 +329,9 @@ TESTED = [
         test_kernels_attention,
         test_kernels_ceiling,
         test_kernels_cpe,
+        test_kernels_delta,
         test_kernels_elementwise,
+        test_kernels_freeze,
         test_kernels_hip,
         test_kernels_lfps,
         test_kernels_moe,

@@ -140,13 +140,16 @@ class Case:
     v: np.ndarray
     k_table: np.ndarray
     v_table: np.ndarray
+    row: int = 0  # of q that the first query is
+    stride: int = 1  # rows, and positions, from one query to the next
 
     scale = 0.2  # with normal q and k: scores of a standard deviation of 1 to 3
 
     def fields(self):
         heads, indptr = self.heads, np.cumsum([0, *map(len, self.chosen)])
         return {
-            "step": step_of(self.n_tok, self.pos),
+            "step": step_of(self.n_tok, self.pos, self.row),
+            "stride": self.stride,
             "q": self.q,
             "k_pages": paged(self.k, self.k_table),
             "v_pages": paged(self.v, self.v_table),
@@ -164,11 +167,11 @@ class Case:
         }
 
 
-def choose(rng, case_heads, n_tok, pos, block):
+def choose(rng, case_heads, n_tok, pos, stride, block):
     """Blocks of every row: the second row has none, the third all, the others about half."""
     rows = []
     for first in range(0, n_tok, case_heads.q_block):
-        newest = pos + min(n_tok, first + case_heads.q_block) - 1
+        newest = pos + stride * (min(n_tok, first + case_heads.q_block) - 1)
         every = np.arange(newest // block + 1)
         for _ in range(case_heads.n_row):
             share = {1: 0.0, 2: 1.0}.get(len(rows), 0.5)
@@ -176,28 +179,29 @@ def choose(rng, case_heads, n_tok, pos, block):
     return rows
 
 
-def new_case(heads, n_tok, pos, block, *, window, weighted):
+def new_case(heads, n_tok, pos, block, *, window, weighted, row=0, stride=1):
     rng = np.random.default_rng((heads.head_dim, heads.group, n_tok, pos, block, window))
-    n = pos + n_tok
-    chosen = choose(rng, heads, n_tok, pos, block)
+    n = pos + stride * (n_tok - 1) + 1
+    chosen = choose(rng, heads, n_tok, pos, stride, block)
     k, v = (normal(rng, n, heads.n_head_kv, heads.head_dim).astype(np.float16) for _ in "kv")
     return Case(
         heads, n_tok, pos, block, window, chosen,
         log_weight=normal(rng, sum(map(len, chosen))) if weighted else None,
-        q=normal(rng, n_tok, heads.n_head, heads.head_dim), k=k, v=v,
-        k_table=page_table(rng, n, 4), v_table=page_table(rng, n, 4),
+        q=normal(rng, row + stride * (n_tok - 1) + 1, heads.n_head, heads.head_dim), k=k, v=v,
+        k_table=page_table(rng, n, 4), v_table=page_table(rng, n, 4), row=row, stride=stride,
     )  # fmt: skip
 
 
 def attention(case):
     """out [n_tok, n_head, head_dim] and lse [n_tok, n_head] in float64; 0 and -inf of nothing."""
     heads = case.heads
-    out = np.zeros(case.q.shape)
-    lse = np.full(case.q.shape[:2], -np.inf)
+    out = np.zeros((case.n_tok, *case.q.shape[1:]))
+    lse = np.full(out.shape[:2], -np.inf)
     start = np.cumsum([0, *map(len, case.chosen)])
-    k, v, q = (a.astype(np.float64) for a in (case.k, case.v, case.q))
+    k, v = (a.astype(np.float64) for a in (case.k, case.v))
+    q = case.q[case.row :: case.stride].astype(np.float64)
     for t in range(case.n_tok):
-        p = case.pos + t
+        p = case.pos + case.stride * t
         for head in range(heads.n_head):
             row = t // heads.q_block * heads.n_row + head // heads.group
             blocks = case.chosen[row]
@@ -238,9 +242,9 @@ def unwritten(*shape):
 def check_attend(case, with_lse):
     heads, expected = case.heads, attention(case)
     constants = (heads.head_dim, heads.group, heads.q_block)
-    out = {"out": unwritten(*case.q.shape)}
+    out = {"out": unwritten(*expected[0].shape)}
     if with_lse:
-        out["lse"] = unwritten(*case.q.shape[:2])
+        out["lse"] = unwritten(*expected[1].shape)
     absent = [] if with_lse else ["lse"]
     scratch = ops.attend_scratch(heads.group, heads.head_dim)
     for found in runs(
@@ -281,8 +285,9 @@ def test_attention_to_a_selection(at, n_tok, pos, block):
     # Which options go together differs from case to case; over all of them every pair occurs.
     turn = at + block % 7 + n_tok + pos // 100
     case = new_case(
-        HEADS[at], n_tok, pos, block, window=(0, 21, 70)[turn % 3], weighted=turn % 2 == 0
-    )
+        HEADS[at], n_tok, pos, block, window=(0, 21, 70)[turn % 3], weighted=turn % 2 == 0,
+        row=(0, 2)[turn // 3 % 2], stride=(1, 3)[turn // 3 % 2],
+    )  # fmt: skip
     check_attend(case, with_lse=turn // 2 % 2 == 0)
 
 

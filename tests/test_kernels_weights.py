@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
 from guarded import in_child, is_on_gpu, runs, step_of
 from tiny_models import random_tensor
 
@@ -15,7 +16,9 @@ TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 ]  # fmt: skip
-KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES]
+KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
+    (ops.PACK_ROWS, (form,)) for form in ("float", "quantised")
+]
 
 
 def weights(type_, rng, n_out, n_in):
@@ -58,17 +61,47 @@ def rounding(x, decoded, type_, n_row):
     """The largest error that a right product may have, element by element; n_row: rows of the call.
 
     Float32 sums err by a few units of 1e-7 of the sum of magnitudes. For few rows, quantised
-    weights meet activations of 15 bits: half a step of each block of 32. On a GPU, many rows are
-    products of float16.
+    weights meet activations of 15 bits: half a step of each block of 32. For many, both may be
+    whole numbers: half a step of each 32 elements, of 14 bits. On a GPU, they are float16.
     """
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(decoded).T + 10)
-    if is_on_gpu() and n_row > ops.FEW_ROWS:  # both factors are rounded to float16
+    if is_on_gpu() and n_row > ops.FEW_ROWS:
         return bound + 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
+    if n_row > ops.FEW_ROWS and ops.packed_form(type_) == "quantised":
+        x_step, w_step = step_size(x), step_size(decoded)
+        return bound + 0.5001 * (x_step @ (np.abs(decoded) + w_step).T + np.abs(x) @ w_step.T)
     if n_row <= ops.FEW_ROWS and type_ not in ("F32", "F16", "BF16"):
         blocks = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
         step = np.repeat(blocks.max(-1) / (127 * 128), 32, axis=1)
         bound += 0.5001 * step @ np.abs(decoded).T
     return bound
+
+
+def step_size(rows):
+    """The step of whole numbers up to 8191 for each 32 elements of each row."""
+    n = rows.shape[1]
+    padded = np.pad(np.abs(rows.astype(np.float64)), ((0, 0), (0, -n % 32)))
+    steps = padded.reshape(len(rows), -1, 32).max(-1) / 8191
+    return np.repeat(steps, 32, axis=1)[:, :n]
+
+
+def packed(x, type_):
+    """The rows as PACK_ROWS leaves them for weights of a type, for few rows nothing."""
+    unwritten = np.full(ops.packed_bytes(*x.shape), 0xA5, np.uint8)
+    found = [
+        made["packed"].copy()
+        for made in runs(
+            ops.PACK_ROWS,
+            (ops.packed_form(type_),),
+            out={"packed": unwritten},
+            step=step_of(len(x)),
+            x=x,
+            n=x.shape[1],
+        )
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    return found[0]
 
 
 def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
@@ -83,8 +116,8 @@ def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
     bound = rounding(x, decoded, type_, n_tok)
     for found in runs(
         ops.MATMUL, (type_,), out={"y": flat}, scratch=ops.matmul_scratch(n_in),
-        step=step_of(n_tok, 11), x=x, w=data, bias=bias if with_bias else None, n_in=n_in,
-        n_out=n_out, y_stride=y_stride, add=add,
+        step=step_of(n_tok, 11), x=x, packed=packed(x, type_), w=data,
+        bias=bias if with_bias else None, n_in=n_in, n_out=n_out, y_stride=y_stride, add=add,
     ):  # fmt: skip
         y = np.concatenate([found["y"], before[-1, n_out:]]).reshape(n_tok, y_stride)
         assert (np.abs(y[:, :n_out] - expected) <= bound).all()
@@ -138,6 +171,20 @@ def test_nothing_times_weights_is_zero():
 
 
 @in_child
+def test_each_32_elements_of_each_row_have_a_scale():
+    # A row of weights is about 1 in one place: the product is the row itself, to half a step.
+    rng = np.random.default_rng(5)
+    x = normal(rng, 17, 160) * np.float32(10) ** rng.integers(-20, 21, (17, 160 // 32)).repeat(
+        32, axis=1
+    ).astype(np.float32)
+    x[rng.random(17) < 0.2] = 0
+    data = quantize(np.eye(160, dtype=np.float32), Type.Q8_0).reshape(-1)
+    one = dequantize(data, GGMLType.Q8_0, (160, 160))[0, 0]
+    for y in products("Q8_0", data, x, 160):
+        assert (np.abs(y / one - x) <= 0.51 * step_size(x)).all()
+
+
+@in_child
 def test_a_sum_does_not_depend_on_its_neighbours():
     # Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing.
     n_out, n_in = 7, 512
@@ -156,7 +203,7 @@ def products(type_, data, x, n_out):
     unwritten = np.full((len(x), n_out), np.nan, np.float32)
     for found in runs(
         ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(x.shape[1]),
-        step=step_of(len(x)), x=x, w=data, bias=None, n_in=x.shape[1], n_out=n_out,
-        y_stride=n_out, add=0,
+        step=step_of(len(x)), x=x, packed=packed(x, type_), w=data, bias=None, n_in=x.shape[1],
+        n_out=n_out, y_stride=n_out, add=0,
     ):  # fmt: skip
         yield found["y"]

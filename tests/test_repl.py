@@ -289,7 +289,7 @@ def test_the_recorded_chat_streams_its_answer_and_is_the_picture_in_the_readme(
     said = [line for line in lines if line.startswith("> ")]
     assert said == [f"> {line}" for line in record_chat.LINES]
     answer_lines = lines[lines.index(said[0]) + 1 : lines.index(said[1])]
-    assert [line.split()[0] for line in answer_lines if line] == ["1", "2", "3"]
+    assert [line.split()[0] for line in answer_lines if line] == ["1", "2", "3", "4", "5"]
     # At some time a part of the answer was seen: the first item without the last.
     states = ["\n".join(state) for state in screen.seen]
     first, last = answer_lines[1], answer_lines[-1]

@@ -13,8 +13,15 @@ from tiny_models import TinySpec, write_tiny_model
 import tamis.session
 from tamis.engine import Engine
 from tamis.jit_kernels.program import Program
-from tamis.select.base import Recording, SelectorShape, SelectorState
-from tamis.select.notation import methods, parse_method
+from tamis.jit_kernels.types import KVView
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+)
+from tamis.select.notation import MethodError, methods, parse_method, parse_methods
 
 N_UBATCH = 64
 CHUNKS = [1, 37, 64, 70]  # prompt lengths, one after the other: within a chunk, whole, and beyond
@@ -62,6 +69,14 @@ EXAMPLES = {
         Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
+        Example("cpe:s=0,phi=1,psi=0.2,sink=4", None, 10_000),
+        Example("cpe:s=0,phi=1,psi=0.1,gamma=2,kv=reuse,sink=0", None, 10_000),
+    ],
+    "delta": [
+        Example("delta(window:sink=4,recent=32,block=16)", None, 32),
+        Example("delta(window:sink=4,recent=16,block=1):gamma=8", None, 16),
+        Example("delta(window:sink=0,recent=1,block=1):gamma=7,mode=recompute", None, 1),
+        Example("delta(cpe:local=8,sink=4):gamma=5", None, 8),
     ],
     "lfps": [
         Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
@@ -74,14 +89,26 @@ EXAMPLES = {
 COVERING = {
     "dense": ["dense"],
     "window": ["window:recent=512", "window:sink=512,recent=1"],
-    "cpe": ["cpe:k=512,phi=1", "cpe:local=512", "cpe:s=0,phi=1", "cpe:s=0,sink=512"],
+    "cpe": [
+        "cpe:k=512,phi=1,psi=1",
+        "cpe:local=512,psi=1",
+        "cpe:s=0,phi=1,psi=1",
+        "cpe:s=0,sink=512",
+    ],
+    "delta": [
+        "delta(dense)",
+        "delta(window:recent=512):gamma=7",
+        "delta(window:recent=16):gamma=1",
+        "delta(window:recent=16):gamma=512",
+        "delta(cpe:psi=1):gamma=1,mode=recompute",
+    ],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
     "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
-DEFAULTS = [Example(name, None, 1) for name in methods()]
+DEFAULTS = [Example(name, None, 1) for name in methods() if name != "delta"]  # which needs one
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 
 
@@ -135,16 +162,25 @@ def engine(request, tmp_path_factory):
     engine.close()
 
 
+def in_its_roles(text):
+    """The method wherever it serves, dense attention elsewhere."""
+    roles = methods()[text.partition(":")[0].partition("(")[0]].roles
+    return {
+        "attn": text if DECODE in roles else "dense",
+        "prefill": text if PREFILL in roles else "dense",
+    }
+
+
 @pytest.fixture
 def open_session(engine, monkeypatch):
-    """Gives a session with a method, and the spy on its selector."""
+    """Gives a session with a method in all its roles, and the spy on its selector."""
     spies = []
     monkeypatch.setattr(
-        tamis.session, "parse_method", lambda text: SpyMethod(parse_method(text), spies)
+        tamis.session, "parse_methods", lambda *texts: SpyMethod(parse_methods(*texts), spies)
     )
 
     def opened(text):
-        session = engine.session(n_ctx=256, n_ubatch=N_UBATCH, attn=text)
+        session = engine.session(n_ctx=256, n_ubatch=N_UBATCH, **in_its_roles(text))
         return session, spies[-1]
 
     return opened
@@ -218,7 +254,7 @@ def test_every_method_has_examples_and_covering_numbers():
     assert set(EXAMPLES) == set(COVERING) == set(methods())
     for name in EXAMPLES:
         texts = [example.text for example in EXAMPLES[name]] + COVERING[name]
-        assert {text.partition(":")[0] for text in texts} == {name}
+        assert {text.partition(":")[0].partition("(")[0] for text in texts} == {name}
 
 
 @pytest.mark.parametrize("example", ALL, ids=lambda e: e.text)
@@ -288,6 +324,68 @@ def test_numbers_that_cover_everything_are_dense_attention(engine, open_session,
         seen = {j for j in positions(full, every, p) if not own or j > p - own}
         for row in rows_of(kept, 1)[0]:
             assert seen <= positions(row, kept, p)
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        (("nonsense", "dense"), "'nonsense' is not known; --attn takes cpe, dense"),
+        (("dense", "quest"), "'quest' is no prefill method: it goes with --attn; --prefill takes"),
+        (("window(hip)", "dense"), "window takes no method in parentheses"),
+        (("window(hip", "dense"), "expected name:param=value"),
+        (("window)", "dense"), "expected name:param=value"),
+        (("window:wide=3", "dense"), "'wide=3' in 'window:wide=3': window takes sink="),
+        (("dense", "window:recent=few"), "expected a whole number"),
+        (("dense", "window:recent=0"), "expected sink >= 0, recent >= 1"),
+    ],
+)
+def test_a_method_that_is_not_there_is_an_error_with_its_remedy(texts, complaint):
+    with pytest.raises(MethodError) as error:
+        parse_methods(*texts)
+    assert complaint in str(error.value)
+
+
+def test_equal_methods_of_both_roles_share_a_state_and_others_have_their_own():
+    shape = SelectorShape(1, 2, 1, 16, n_ctx=128, n_ubatch=16, window=(0,))
+    assert parse_methods("cpe:s=4", "cpe:s=4") == parse_method("cpe:s=4")
+    both = parse_methods("quest:dense=0", "window:recent=16,block=16").open(shape)
+    kv = KVView(*(np.zeros((2, 1, 64, 16), np.float16) for _ in "kv"), *np.zeros((2, 2), np.int32))
+    q = np.zeros((16, 2, 16), np.float32)
+    chunk = Recording(Program(), np.zeros(3, np.int64), 16, 16)
+    one = Recording(Program(), np.zeros(3, np.int64), 1, 1)
+    both.prefill(chunk, 0, q, kv)
+    both.decode(one, 0, q, kv)
+    assert {spec.op.name for spec in chunk.program.specs} == {"select_window"}
+    assert "quest_score" in {spec.op.name for spec in one.program.specs}
+
+
+def test_one_method_decodes_what_another_has_read(engine):
+    """The prompt is dense: so is the first token after it, whatever decodes."""
+    ids = tokens(engine, 100)
+    sessions = [
+        engine.session(n_ctx=256, n_ubatch=N_UBATCH, **methods)
+        for methods in (
+            {},
+            {"attn": "window:recent=8,block=1"},
+            {"prefill": "window:recent=8,block=1"},
+        )
+    ]
+    dense, decodes, reads = (session.prefill(ids) for session in sessions)
+    np.testing.assert_array_equal(dense, decodes)
+    assert np.abs(dense - reads).max() > 1e-3
+    dense, decodes, _ = (session.decode(5) for session in sessions)
+    assert np.abs(dense - decodes).max() > 1e-3
+
+
+@pytest.mark.parametrize("prefill", ["dense", "window:recent=8,block=1"])
+def test_a_decode_method_sees_the_queries_of_any_prefill(engine, prefill):
+    """lfps starts its tables from the prompt's last queries: without them it would choose else."""
+    ids = tokens(engine, 100)
+    state = engine.session(n_ctx=256, attn="lfps:s=32", prefill=prefill)
+    state.prefill(ids)
+    past = state._state._for_decode._past_pos
+    full = [i for i in range(engine.hp.n_layer) if not engine.model.window(i)]
+    assert (np.sort(past[full]) == np.arange(68, 100)).all()
 
 
 def test_one_full_selection_serves_layers_of_the_same_blocks_only():

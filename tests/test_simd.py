@@ -253,12 +253,14 @@ def check_conversions(n):
     load_f, store_f = getattr(simd, f"load_f32x{n}"), getattr(simd, f"store_f32x{n}")
     load_i, store_i = getattr(simd, f"load_i32x{n}"), getattr(simd, f"store_i32x{n}")
     low_bytes = getattr(simd, f"store_low_bytes_x{n}")
+    low_words = getattr(simd, f"store_low_words_x{n}")
 
     def kernel(out, x, i):
         rounded = round_i32(load_f(x))
         store_i(out, rounded)
         store_f(out + 4 * n, to_f32(load_i(i)))
         low_bytes(out + 8 * n, rounded)
+        low_words(out + 9 * n, rounded)
         store_i32(out + 12 * n, hsum(rounded))
         store_i32(out + 12 * n + 4, hmax(rounded))
 
@@ -271,6 +273,7 @@ def check_conversions(n):
     np.testing.assert_array_equal(out[0], want)
     np.testing.assert_array_equal(out[1].view(np.float32), i.astype(np.float32))
     np.testing.assert_array_equal(out[2].view(np.int8)[:n], want.astype(np.int8))
+    np.testing.assert_array_equal(out[2].view(np.int8)[n : 3 * n].view(np.int16), want)
     assert list(out[3][:2]) == [want.sum(), want.max()]
 
 

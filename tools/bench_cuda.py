@@ -1,6 +1,6 @@
 """Ops on a GPU beside its ceilings: bytes and operations they must move, time, share of the limit.
 
-Run it as `python -m tamis.tools.bench_cuda`; the shapes are Llama-3.1-8B's. The last lines are JSON.
+Run it as `python -m tamis.tools.bench_cuda`; shapes are Llama-3.1-8B's. The last lines are JSON.
 """
 
 import json
@@ -62,16 +62,18 @@ def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int)
     """MATMUL of n_tok rows, over COPIES matrices."""
     rng = np.random.default_rng(0)
     data = random_blocks(rng, type_, n_in * n_out)
-    step, x = np.array([n_tok, 0, 0]), zeros((n_tok, n_in), np.float32)
+    step, x = np.array([n_tok, 0, 0, 0, n_tok]), zeros((n_tok, n_in), np.float32)
     x[...] = rng.standard_normal(x.shape)
     program = Program()
     matrices = [data.copy() for _ in range(COPIES)]
     y = zeros((n_tok, n_out), np.float32)
+    packed = zeros(ops.packed_bytes(n_tok, n_in), np.uint8)
+    program.add(ops.PACK_ROWS, (ops.packed_form(type_),), step=step, x=x, packed=packed, n=n_in)
     for w in matrices:
         w.flags.writeable = True
         program.add(
-            ops.MATMUL, (type_,), step=step, x=x, w=w, bias=None, y=y, n_in=n_in, n_out=n_out,
-            y_stride=n_out, add=0, scratch=0,
+            ops.MATMUL, (type_,), step=step, x=x, packed=packed, w=w, bias=None, y=y, n_in=n_in,
+            n_out=n_out, y_stride=n_out, add=0, scratch=0,
         )  # fmt: skip
     linked = backend.link(program)
     seconds = timed(backend, lambda: backend.run(linked)) / COPIES
@@ -81,11 +83,11 @@ def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int)
 
 def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int) -> list[Row]:
     """The same product's kernels one by one."""
-    step, x = np.array([n_tok, 0, 0]), zeros((n_tok, n_in), np.float32)
+    step, x = np.array([n_tok, 0, 0, 0, n_tok]), zeros((n_tok, n_in), np.float32)
     x[...] = np.random.default_rng(0).standard_normal(x.shape)
-    program = Program()
+    program, packed = Program(), zeros(ops.packed_bytes(n_tok, n_in), np.uint8)
     program.add(
-        ops.MATMUL, (type_,), step=step, x=x,
+        ops.MATMUL, (type_,), step=step, x=x, packed=packed,
         w=random_blocks(np.random.default_rng(0), type_, n_in * n_out), bias=None,
         y=zeros((n_tok, n_out), np.float32), n_in=n_in, n_out=n_out, y_stride=n_out, add=0,
         scratch=0,
@@ -101,7 +103,7 @@ def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int
 
 
 def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Row:
-    """ATTEND (and ATTEND_MERGE) of the last n_tok of n_kv positions, over 1 / share of the blocks."""
+    """Attention of the last n_tok of n_kv positions, over 1 / share of the blocks."""
     rng = np.random.default_rng(0)
     group, q_block, n_page = N_HEAD // N_HEAD_KV, 1 if n_tok == 1 else 16, n_kv // PAGE
     pages = [zeros((n_page, N_HEAD_KV, PAGE, HEAD_DIM), np.float16) for _ in range(2)]
@@ -120,7 +122,7 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
     )
     q[...] = rng.standard_normal(q.shape)
     step, partial = (
-        np.array([n_tok, n_kv - n_tok, 0]),
+        np.array([n_tok, n_kv - n_tok, 0, 0, n_kv]),
         zeros((N_HEAD, split, HEAD_DIM + 2), np.float32),
     )
     program = Program()
@@ -128,7 +130,7 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
         ops.ATTEND, (HEAD_DIM, group, q_block), step=step, q=q, k_pages=pages[0], v_pages=pages[1],
         k_table=table, v_table=table, indptr=indptr, indices=np.concatenate(rows),
         log_weight=None, block=PAGE, n_row=N_HEAD_KV, heads_per_kv=group, n_head_kv=N_HEAD_KV,
-        window=0, n_split=split, partial=partial, out=out, lse=None, scratch=0,
+        window=0, n_split=split, stride=1, partial=partial, out=out, lse=None, scratch=0,
         scale_f=HEAD_DIM**-0.5,
     )  # fmt: skip
     if split > 1:
@@ -166,10 +168,10 @@ def main() -> None:
     ):
         for row in work():
             rows.append(row)
+            read, done = row.n_bytes / row.seconds, row.n_flop / row.seconds
             sys.stdout.write(
-                f"{row.op:42} {row.seconds * 1e6:10.1f} us {row.n_bytes / row.seconds / 1e9:8.0f} GB/s"
-                f" ({row.n_bytes / row.seconds / ceiling:4.0%}) {row.n_flop / row.seconds / 1e12:7.1f}"
-                " TFLOP/s\n"
+                f"{row.op:42} {row.seconds * 1e6:10.1f} us {read / 1e9:8.0f} GB/s "
+                f"({read / ceiling:4.0%}) {done / 1e12:7.1f} TFLOP/s\n"
             )
             sys.stdout.flush()
     for row in rows:

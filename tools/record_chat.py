@@ -20,7 +20,7 @@ from tamis.jit_kernels import store
 ROWS, COLUMNS = 50, 80
 TIMEOUT = 300  # seconds, for an answer that must wait for the compiler
 FLAGS = ("--temp", "0")
-LINES = ("Give me a Markdown list of three colours.", "/stats", "/save talk", "/exit")
+LINES = ("Give me a Markdown list of five fruits.", "/stats", "/save talk", "/exit")
 BEGIN, END = "<!-- cast: begin -->", "<!-- cast: end -->"
 
 

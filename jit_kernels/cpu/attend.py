@@ -158,13 +158,16 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
 
 def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
-    """The function add(state, batch, ahead, pages, n, n_q, pos, window) of a batch of n keys."""
+    """The function add(state, batch, ahead, pages, n, n_q, at_pos, window) of a batch of n keys.
+
+    at_pos: position of the first query's token, and how far apart the tokens are.
+    """
     weights = softmax(at)
     if q_block == 1:
         score, weigh = few_queries(at, head_dim, group)
 
         @njit(error_model="numpy")
-        def add_few(state, batch, ahead, pages, n, n_q, pos, window):
+        def add_few(state, batch, ahead, pages, n, n_q, at_pos, window):
             score(state, batch, pages, padded(n))
             weights(state, batch, group, padded(n))
             weigh(state, batch, ahead, pages, n)
@@ -175,14 +178,15 @@ def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
     mask = masking(at, group)
 
     @njit(error_model="numpy")
-    def add_many(state, batch, ahead, pages, n, n_q, pos, window):
+    def add_many(state, batch, ahead, pages, n, n_q, at_pos, window):
+        pos, stride = at_pos
         tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
         unpack(state, batch, pages, n, padded(n))
         score_all(state, tiles, padded(n))
         first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
-        too_old = pos + (n_q - 1) // group - window if window != 0 else -1
+        too_old = pos + (n_q - 1) // group * stride - window if window != 0 else -1
         if load_i32(last) > pos or load_i32(first) <= too_old:
-            mask(state, batch, n_q, padded(n), pos, window)
+            mask(state, batch, n_q, padded(n), at_pos, window)
         weights(state, batch, n_q, padded(n))
         weigh_all(state, tiles, n)
 
@@ -200,9 +204,11 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, partial, out, lse, scratch, scale_f,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        row_q = q + 4 * head_dim * n_row * group * load_i64(step + STEP.row)
         n_head, state = n_row * group, (scratch + tid * state_size + 63) // 64 * 64
         n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
         for turn in range(0, n_item, n_thread):
@@ -213,15 +219,17 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
             part, row = item % n_split, item // n_split
             head, first_tok = row % n_row * group, row // n_row * q_block
             n_q = min(n_tok - first_tok, q_block) * group
-            low = max(0, pos + first_tok - window + 1) if window != 0 else 0
-            high = pos + first_tok + n_q // group - 1
+            first = pos + stride * first_tok
+            low = max(0, first - window + 1) if window != 0 else 0
+            high = first + stride * (n_q // group - 1)
             begin, end = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
             begin = first_at_least(indices, begin, end, low // block)
             n_seen = first_at_least(indices, begin, end, high // block + 1) - begin
             cursor = begin + n_seen * part // n_split, 0
             last = begin + n_seen * (part + 1) // n_split
             query = n_head * first_tok + head
-            start(state, q + 4 * head_dim * query, n_q, 4 * head_dim * n_head, scale_f)
+            at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
+            start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
             keys = last, indices, log_weight, block, low, high
             tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
             h = head // heads_per_kv
@@ -229,7 +237,7 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
             n, cursor = gather(batch, cursor, keys, tables, h)
             while n > 0:
                 n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
-                add(state, batch, ahead, pages, n, n_q, pos + first_tok, window)
+                add(state, batch, ahead, pages, n, n_q, (first, stride), window)
                 n, batch, ahead = n_ahead, ahead, batch
             if n_split == 1:
                 finish(state, n_q, query, n_head, out, lse)

@@ -197,16 +197,18 @@ def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
 
 
 def masking(at: Layout, group: int) -> Any:
-    """The function mask(state, batch, n_q, n, pos, window): hide keys that a query must not see.
+    """The function mask(state, batch, n_q, n, at_pos, window): hide keys a query must not see.
 
-    Query r is of the token at pos + r // group; window 0: no lower end.
+    at_pos: pos, stride; query r is of the token at pos + r // group * stride; window 0: no lower
+    end.
     """
 
     @njit(error_model="numpy")
-    def mask(state, batch, n_q, n, pos, window):
+    def mask(state, batch, n_q, n, at_pos, window):
+        pos, stride = at_pos
         hidden = splat_f(MASKED)
         for r in range(n_q):
-            last = pos + r // group
+            last = pos + r // group * stride
             low, high = splat_i(last - window + 1 if window != 0 else 0), splat_i(last)
             for j in range(0, n, LANES):
                 score = state + at.scores + SCORE_ROW * r + 4 * j

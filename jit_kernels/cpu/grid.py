@@ -2,10 +2,10 @@
 
 A Grid has rows and columns of `vf` vectors. A product reads as
 `sums = add_products(sums, broadcast_column(x, ...), load_row(y, ...))`; each cell is unrolled while
-the code is made. Strides are bytes and, like counts, literals. Nothing here is aligned.
+the code is made. Counts are literals; strides are bytes. Nothing here is aligned.
+A grid of words has vectors of as many int32 lanes, or pairs of int16.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +16,7 @@ from tamis.jit_kernels.cpu.intrinsic import FLOAT, I8, I16, I32, I64, call, poin
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     const,
+    dotted_i16,
     fused,
     halves,
     lanes_of,
@@ -26,18 +27,20 @@ from tamis.jit_kernels.cpu.simd import (
     widened_half,
 )
 
+WORDS = lanes_of(I32, vf.ir)
+
 
 class Grid(types.Type):
-    """The Numba type of rows * cols float vectors."""
+    """The Numba type of rows * cols vectors of floats or words."""
 
-    def __init__(self, rows: int, cols: int) -> None:
-        self.rows, self.cols = rows, cols
-        super().__init__(name=f"grid{rows}x{cols}")
+    def __init__(self, rows: int, cols: int, vector: ir.VectorType = vf.ir) -> None:
+        self.rows, self.cols, self.vector = rows, cols, vector
+        super().__init__(name=f"grid{rows}x{cols}_{vector.element}")
 
     @property
     def ir(self) -> ir.ArrayType:
         """The LLVM type."""
-        return ir.ArrayType(ir.ArrayType(vf.ir, self.cols), self.rows)
+        return ir.ArrayType(ir.ArrayType(self.vector, self.cols), self.rows)
 
 
 class Addresses(types.Type):
@@ -84,14 +87,15 @@ def rows_of(b: Any, grid: Any) -> list[list[Any]]:
     return [unpacked(b, row) for row in unpacked(b, grid)]
 
 
-def spaced(b: Any, p: Any, stride: int, n: int) -> list[Any]:
+def spaced(b: Any, p: Any, stride: Any, n: int) -> list[Any]:
     """The addresses p, p + stride, ..."""
-    return [b.add(p, ir.Constant(I64, i * stride)) for i in range(n)]
+    step = ir.Constant(I64, stride) if isinstance(stride, int) else stride
+    return [b.add(p, b.mul(step, ir.Constant(I64, i))) for i in range(n)]
 
 
-def vector_at(b: Any, p: Any) -> Any:
-    """The float vector at p."""
-    return b.load(pointer(b, p, vf.ir), align=1)
+def vector_at(b: Any, p: Any, kind: ir.VectorType = vf.ir) -> Any:
+    """The float vector at p, or one of another kind."""
+    return b.load(pointer(b, p, kind), align=1)
 
 
 def halves_at(b: Any, p: Any) -> Any:
@@ -126,58 +130,75 @@ def _counts(*args: Any) -> list[int]:
     return [a.literal_value for a in args] if fits else []
 
 
-def _made(shape: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
-    """A rule: the Grid of shape(*literals after the address)."""
+def _made(vector: ir.VectorType, rows: int | None = None, cols: int | None = None) -> Any:
+    """A rule: a Grid whose rows and columns, where not given, are the last arguments."""
 
-    def rule(_p: Any, *args: Any) -> Any:
-        counts = _counts(*args)
-        return Grid(*shape(*counts)) if counts else None
+    def rule(*args: Any) -> Any:
+        missing = [rows, cols].count(None)
+        counts = _counts(*args[len(args) - missing :])
+        if not counts:
+            return None
+        first = counts.pop(0) if rows is None else rows
+        return Grid(first, counts.pop(0) if cols is None else cols, vector)
 
     return rule
 
 
-def _written(_p: Any, stride: Any, grid: Any) -> Any:
-    return types.void if _counts(stride) and isinstance(grid, Grid) else None
+def _written(_p: Any, _stride: Any, grid: Any) -> Any:
+    return types.void if isinstance(grid, Grid) else None
 
 
-def _is(grid: Any, rows: int, cols: int) -> bool:
-    return isinstance(grid, Grid) and (grid.rows, grid.cols) == (rows, cols)
+def _is(grid: Any, rows: int, cols: int, vector: ir.VectorType = vf.ir) -> bool:
+    found = isinstance(grid, Grid) and (grid.rows, grid.cols, grid.vector)
+    return found == (rows, cols, vector)
 
 
 # ---- memory --------------------------------------------------------------------------------------
-@vector_op(lambda *counts: Grid(*_counts(*counts)) if _counts(*counts) else None)
+@vector_op(_made(vf.ir))
 def zero_grid(b, rows, cols):
     """Zeros."""
     return grid_of(b, [[const(vf.ir, 0.0)] * cols] * rows)
 
 
-@vector_op(_made(lambda _stride, rows, cols: (rows, cols)))
+@vector_op(_made(WORDS))
+def zero_word_grid(b, rows, cols):
+    """Zeros, of a grid of words."""
+    return grid_of(b, [[const(WORDS, 0)] * cols] * rows)
+
+
+@vector_op(_made(vf.ir))
 def load_grid(b, p, stride, rows, cols):
     """Rows of neighbouring vectors, at p, p + stride, ..."""
     starts = spaced(b, p, stride, rows)
     return grid_of(b, [[vector_at(b, at) for at in spaced(b, p, 4 * LANES, cols)] for p in starts])
 
 
-@vector_op(_made(lambda _stride, rows: (rows, 1)))
+@vector_op(_made(vf.ir, cols=1))
 def load_column(b, p, stride, rows):
     """A column of vectors, at p, p + stride, ..."""
     return grid_of(b, [[vector_at(b, at)] for at in spaced(b, p, stride, rows)])
 
 
-@vector_op(_made(lambda _stride, rows: (rows, 1)))
+@vector_op(_made(vf.ir, cols=1))
 def broadcast_column(b, p, stride, rows):
     """A column of vectors that hold one float32 each, at p, p + stride, ..."""
     numbers = [b.load(pointer(b, at, FLOAT), align=1) for at in spaced(b, p, stride, rows)]
     return grid_of(b, [[splatted(b, number, LANES)] for number in numbers])
 
 
-@vector_op(_made(lambda cols: (1, cols)))
+@vector_op(_made(vf.ir, rows=1))
 def load_row(b, p, cols):
     """A row of neighbouring vectors."""
     return grid_of(b, [[vector_at(b, at) for at in spaced(b, p, 4 * LANES, cols)]])
 
 
-@vector_op(_made(lambda cols: (1, cols)))
+@vector_op(_made(WORDS, rows=1))
+def load_word_row(b, p, cols):
+    """A row of neighbouring vectors of words."""
+    return grid_of(b, [[vector_at(b, at, WORDS) for at in spaced(b, p, 4 * LANES, cols)]])
+
+
+@vector_op(_made(vf.ir, rows=1))
 def load_half_row(b, p, cols):
     """A row of neighbouring vectors of float16."""
     return grid_of(b, [[halves_at(b, at) for at in spaced(b, p, 2 * LANES, cols)]])
@@ -249,6 +270,46 @@ def add_products(b, sums, column, row):
     return grid_of(b, made)
 
 
+def _outer(sums: Any, _p: Any, _stride: Any, row: Any) -> Any:
+    return sums if _is(row, 1, sums.cols, sums.vector) else None
+
+
+@vector_op(_outer)
+def add_outer(b, sums, p, stride, row):
+    """sums[i, j] + x[i] . row[j] with x at p, p + stride, ...: numbers, or pairs of int16 in words.
+
+    Row by row, so that few registers hold an x.
+    """
+    shorts = ir.VectorType(I16, 2 * LANES)
+    (ys,) = rows_of(b, row)
+    words, made = ys[0].type == WORDS, []
+    for zs, at in zip(rows_of(b, sums), spaced(b, p, stride, sums.type.count), strict=True):
+        x = splatted(b, b.load(pointer(b, at, I32 if words else FLOAT), align=4), LANES)
+        if words:
+            pair = b.bitcast(x, shorts)
+            cells = zip(ys, zs, strict=True)
+            made.append([dotted_i16(b, z, pair, b.bitcast(y, shorts)) for y, z in cells])
+        else:
+            made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
+    return grid_of(b, made)
+
+
+def _scaled(grid: Any, words: Any, column: Any, row: Any) -> Any:
+    fits = _is(words, grid.rows, grid.cols, WORDS) and _is(column, grid.rows, 1)
+    return grid if fits and _is(row, 1, grid.cols) else None
+
+
+@vector_op(_scaled)
+def add_scaled_words(b, grid, words, column, row):
+    """grid[i, j] + words[i, j] * column[i] * row[j]."""
+    (ys,) = rows_of(b, row)
+    made = []
+    for zs, ws, (x,) in zip(*(rows_of(b, g) for g in (grid, words, column)), strict=True):
+        cells = zip(ys, ws, zs, strict=True)
+        made.append([fused(b, b.sitofp(w, vf.ir), b.fmul(x, y), z) for y, w, z in cells])
+    return grid_of(b, made)
+
+
 @vector_op(lambda grid, column: grid if _is(column, grid.rows, 1) else None)
 def scale_rows(b, grid, column):
     """grid[i, j] * column[i], lane by lane."""
@@ -256,10 +317,10 @@ def scale_rows(b, grid, column):
     return grid_of(b, [[b.fmul(x, factor) for x in xs] for xs, (factor,) in pairs])
 
 
-@vector_op(lambda row: Grid(LANES, 1) if _is(row, 1, LANES) else None)
-def transposed(b, row):
-    """Column of LANES vectors: lane i of vector j is lane j of the row's vector i."""
-    (xs,) = rows_of(b, row)
+@vector_op(lambda x: Grid(LANES, 1) if _is(x, 1, LANES) or _is(x, LANES, 1) else None)
+def transposed(b, x):
+    """Column of LANES vectors: lane i of vector j is lane j of vector i of a row or column."""
+    xs = [vector for row in rows_of(b, x) for vector in row]
     half = LANES // 2
     for _ in range(half.bit_length()):
         pairs = [interleaved(b, xs[i], xs[half + i]) for i in range(half)]

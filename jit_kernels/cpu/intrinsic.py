@@ -124,6 +124,12 @@ def load_u16(b, p):
     return b.zext(b.load(pointer(b, p, I16), align=1), I64)
 
 
+@op(void, int64, int64)
+def store_i16(b, p, v):
+    """Write the low 16 bits of v at p (any alignment)."""
+    b.store(b.trunc(v, I16), pointer(b, p, I16), align=1)
+
+
 @op(int64, int64)
 def load_u32(b, p):
     """The uint32 at p (any alignment)."""

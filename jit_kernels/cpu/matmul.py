@@ -9,10 +9,13 @@ from typing import Any
 from numba import njit
 
 from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
-from tamis.jit_kernels.cpu.gemm import NR, gemm_of
+from tamis.jit_kernels.cpu.gemm import gemm_of, pack_rows
 from tamis.jit_kernels.cpu.gemv import CHUNK, row_dot_of
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
+from tamis.jit_kernels.cpu.panel import NR
 from tamis.jit_kernels.ops import FEW_ROWS, STEP, matmul_scratch
+
+__all__ = ["matmul", "moe_matmul", "pack_rows"]
 
 scratch_of = njit(matmul_scratch)
 
@@ -77,12 +80,14 @@ def matmul(type: str) -> Any:
     prepare, dot = rows_of(type)
     row_bytes, gemm = row_bytes_of(type), gemm_of(type)
 
-    def kernel(tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch):
+    def kernel(
+        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
         n_tok = load_i64(step + STEP.n_tok)
         mine = scratch + tid * scratch_of(n_in)
         if n_tok > FEW_ROWS:
             first, last = share_of(tid, n_thread, n_out, NR)
-            gemm(w, n_in, first, last, x, n_tok, y, 4 * y_stride, bias, add, mine)
+            gemm(w, n_in, first, last, packed, n_tok, y, 4 * y_stride, bias, add, mine)
             return
         first, last = share_of(tid, n_thread, n_out, 1)
         size, planes = row_bytes(n_in), 4 * n_in

@@ -208,16 +208,17 @@ store_f16x8, store_f16x16 = _each(_store_half, f32x8, f32x16)
 load_bf16x8, load_bf16x16 = _each(_load_brain, f32x8, f32x16)
 
 
-def _store_i8(vec: Vec) -> Any:
+def _store_low(vec: Vec, bits: int, name: str) -> Any:
     def body(b: Any, p: Any, x: Any) -> None:
-        narrow = lanes_of(I8, vec.ir)
+        narrow = lanes_of(ir.IntType(bits), vec.ir)
         b.store(b.trunc(x, narrow), pointer(b, p, narrow), align=1)
 
-    doc = "Write the low bytes of int32s at p."
-    return op(void, int64, vec)(_named(f"store_low_bytes_x{vec.n}", doc, body))
+    doc = f"Write the low {bits} bits of int32s at p."
+    return op(void, int64, vec)(_named(f"store_low_{name}_x{vec.n}", doc, body))
 
 
-store_low_bytes_x8, store_low_bytes_x16 = _each(_store_i8, i32x8, i32x16)
+store_low_bytes_x8, store_low_bytes_x16 = (_store_low(v, 8, "bytes") for v in (i32x8, i32x16))
+store_low_words_x8, store_low_words_x16 = (_store_low(v, 16, "words") for v in (i32x8, i32x16))
 
 
 @op(void, int64)
@@ -290,6 +291,7 @@ splat_f, zero_f = (splat_f32x16, zero_f32x16) if _WIDE else (splat_f32x8, zero_f
 broadcast_f = broadcast_f32_x16 if _WIDE else broadcast_f32_x8
 broadcast_half = broadcast_f16_x16 if _WIDE else broadcast_f16_x8
 store_low_bytes = store_low_bytes_x16 if _WIDE else store_low_bytes_x8
+store_low_words = store_low_words_x16 if _WIDE else store_low_words_x8
 # Its companion of 32-bit integers.
 load_i, store_i = (load_i32x16, store_i32x16) if _WIDE else (load_i32x8, store_i32x8)
 splat_i = splat_i32x16 if _WIDE else splat_i32x8

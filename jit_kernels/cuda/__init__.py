@@ -3,7 +3,7 @@
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(
     [
-        "attend", "attend_merge", "embed", "gate", "matmul", "rms_norm", "rope_append",
-        "rope_table", "select_window",
+        "attend", "attend_merge", "embed", "gate", "matmul", "pack_rows", "rms_norm",
+        "rope_append", "rope_table", "select_window",
     ]
 )  # fmt: skip

@@ -123,19 +123,21 @@ def attend_few(head_dim: int, group: int) -> Launch:
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, partial, out, lse, scratch, scale_f,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
         shared = shared_address(cuda.shared.array(0, uint8))
         n_head, piece = n_row * group, lane() % lanes
         for item in range(tid, n_tok * n_row * n_split, n_thread):
             split, row = (item % n_split, n_split), item // n_split
-            head, high = row % n_row * group, pos + row // n_row
+            head, high = row % n_row * group, pos + stride * (row // n_row)
             low = max(0, high - window + 1) if window != 0 else 0
             blocks = (low // block, high // block + 1)
             begin, end = part_of(indptr + 4 * row, indices, blocks, split)
             query = n_head * (row // n_row) + head
-            mine = q + 4 * (head_dim * query + min(8 * piece, head_dim - 8))
+            at_q = (load_i64(step + STEP.row) + stride * (row // n_row)) * n_head + head
+            mine = q + 4 * (head_dim * at_q + min(8 * piece, head_dim - 8))
             values = load_q(mine, 4 * head_dim, scale_f * float32(LOG2_E))
             keys = begin, (end - begin) * block, indices, block, low, high
             h = head // heads_per_kv

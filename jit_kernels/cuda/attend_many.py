@@ -142,7 +142,8 @@ def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, partial, out, lse, scratch, scale_f,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
         shared, n_head = shared_address(cuda.shared.array(0, uint8)), n_row * group
@@ -152,8 +153,8 @@ def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
             split, row = (item % n_split, n_split), item // n_split
             head, tok = row % n_row * group, row // n_row * q_block
             n_live = min(n_tok - tok, q_block)
-            high = pos + tok + n_live - 1
-            low = max(0, pos + tok - window + 1) if window != 0 else 0
+            high = pos + stride * (tok + n_live - 1)
+            low = max(0, pos + stride * tok - window + 1) if window != 0 else 0
             blocks = (low // block, high // block + 1)
             begin, end = part_of(indptr + 4 * row, indices, blocks, split)
             keys = begin, (end - begin) * block, indices, block, low, high
@@ -162,14 +163,14 @@ def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
             )  # fmt: skip
             share, mine = warp() // group, warp() % group
             # This lane's rows of the tile are tokens lane / 4 and 8 more.
-            early = pos + tok + lane() // 4
-            limits = early, window if window != 0 else FAR
+            early = pos + stride * (tok + lane() // 4)
+            limits = early, window if window != 0 else FAR, 8 * stride
             query = n_head * tok + head
-            at = q + 4 * head_dim * (query + mine) + 8 * (lane() % 4)
-            last_row = n_live - 1
+            at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head + mine
+            at, apart = q + 4 * head_dim * at_q + 8 * (lane() % 4), 4 * head_dim * n_head * stride
             rows = (
-                at + 4 * head_dim * n_head * min(lane() // 4, last_row),
-                at + 4 * head_dim * n_head * min(lane() // 4 + 8, last_row),
+                at + apart * min(lane() // 4, n_live - 1),
+                at + apart * min(lane() // 4 + 8, n_live - 1),
             )
             values = load_q(rows[0], rows[1], scale_f * float32(LOG2_E))
             state = lowest(), none(), zero()

@@ -1,7 +1,7 @@
-"""The product of many rows: weights and activations as float16 in scratch, tiles on matrix units.
+"""The product of many rows: weights and activations as float16, tiles of them on matrix units.
 
-scratch holds w16 f16 [n_out, padded] and then x16 f16 [n_tok, padded], where padded is n_in up to a
-multiple of DEPTH and what is added is zero (`matmul_scratch` gives its size). A block computes TILE
+scratch holds the weights f16 [n_out, padded] and packed the rows f16 [n_tok, padded], where padded
+is n_in up to a multiple of DEPTH and what is added is zero. A block computes TILE
 x TILE products; STAGES slices of DEPTH elements are on their way in shared memory. A row of a slice
 is 128 bytes; its 16-byte pieces are permuted by xor with the row, so that eight rows of one piece
 lie in different banks.
@@ -41,7 +41,7 @@ from tamis.jit_kernels.cuda.ptx import (
 from tamis.jit_kernels.cuda.scratch import DEPTH, padded
 from tamis.jit_kernels.cuda.target import current
 from tamis.jit_kernels.cuda.tile import multiply_add, multiply_group, store_sums, zero_sums
-from tamis.jit_kernels.ops import FEW_ROWS, STEP
+from tamis.jit_kernels.ops import STEP
 
 TILE, STAGES = 128, 3
 ROW_BYTES = 2 * DEPTH
@@ -57,9 +57,18 @@ multiply = multiply_group(DEPTH // 16)
 wait_for_slice = copy_wait(STAGES - 2)
 
 
-def narrowing(type: str) -> Any:
-    """The kernel that writes scratch: warps take rows of weights, then of activations."""
-    row_bytes = row_bytes_of(type)
+@device
+def narrow_floats(row, n, to):
+    """Write n float32 as float16; a warp's work."""
+    whole = n // 8 * 8 if n % 4 == 0 else 0  # rows of 16-byte units
+    for i in range(8 * lane(), whole, 8 * WARP):
+        store_f16x8(to + 2 * i, load_f32x8(row + 4 * i))
+    for i in range(whole + lane(), n, WARP):
+        store_f16(to + 2 * i, load_f32(row + 4 * i))
+
+
+def _narrow(type: str) -> Any:
+    """The function (row, n, to) that decodes a row of weights; a warp's work."""
     if is_quantised(type):
         quants, bytes_f32 = quants_of(type), bytes_of(type)
 
@@ -69,38 +78,50 @@ def narrowing(type: str) -> Any:
                 q, d, m = quants(row, i)
                 store_f16x8(to + 2 * i, affine8(bytes_f32(q[0], q[1]), d, m))
                 store_f16x8(to + 2 * i + 16, affine8(bytes_f32(q[2], q[3]), d, m))
-    else:
-        element = element_of(type)
 
-        @device
-        def narrow(row, n, to):
-            for i in range(lane(), n, WARP):
-                store_f16(to + 2 * i, element(row, i))
+        return narrow
+    element = element_of(type)
 
     @device
-    def narrow_x(row, n, to):
-        whole = n // 8 * 8 if n % 4 == 0 else 0  # rows of 16-byte units
-        for i in range(8 * lane(), whole, 8 * WARP):
-            store_f16x8(to + 2 * i, load_f32x8(row + 4 * i))
-        for i in range(whole + lane(), n, WARP):
-            store_f16(to + 2 * i, load_f32(row + 4 * i))
+    def narrow_elements(row, n, to):
+        for i in range(lane(), n, WARP):
+            store_f16(to + 2 * i, element(row, i))
+
+    return narrow_elements
+
+
+@device
+def fill(row, n, width):
+    """Write zeros from element n to the end of a row of float16."""
+    for i in range(n + lane(), width, WARP):
+        store_f16(row + 2 * i, float32(0))
+
+
+def narrowing(type: str) -> Launch:
+    """The kernel that writes the weights to scratch: warps take rows in turn."""
+    narrow, row_bytes = _narrow(type), row_bytes_of(type)
 
     def kernel(
-        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        n_tok, size, width = load_i64(step + STEP.n_tok), row_bytes(n_in), padding(n_in)
-        if n_tok <= FEW_ROWS:
-            return
-        for r in range(tid * WARPS + warp(), n_out + n_tok, n_thread * WARPS):
-            to = scratch + 2 * width * r
-            if r < n_out:
-                narrow(w + size * r, n_in, to)
-            else:
-                narrow_x(x + 4 * n_in * (r - n_out), n_in, to)
-            for i in range(n_in + lane(), width, WARP):
-                store_f16(to + 2 * i, float32(0))
+        size, width = row_bytes(n_in), padding(n_in)
+        for r in range(tid * WARPS + warp(), n_out, n_thread * WARPS):
+            narrow(w + size * r, n_in, scratch + 2 * width * r)
+            fill(scratch + 2 * width * r, n_in, width)
 
-    return kernel
+    return Launch(kernel, blocks=4, rows="many")
+
+
+def packing() -> Launch:
+    """The kernel of PACK_ROWS: warps take rows in turn."""
+
+    def kernel(tid, n_thread, step, x, packed, n):
+        width = padding(n)
+        for t in range(tid * WARPS + warp(), load_i64(step + STEP.n_tok), n_thread * WARPS):
+            narrow_floats(x + 4 * n * t, n, packed + 2 * width * t)
+            fill(packed + 2 * width * t, n, width)
+
+    return Launch(kernel, blocks=2, rows="many")
 
 
 @device
@@ -181,27 +202,25 @@ def write_tile(shared, origin, size, out):
 
 
 def gemm() -> Launch:
-    """The kernel that multiplies what is in scratch: blocks take tiles in turn."""
+    """The kernel that multiplies packed and scratch: blocks take tiles in turn."""
     groups = current().has_warpgroups
     multiply_tile = multiply_slice_of_group if groups else multiply_slice
     place_tile = place_sums_of_group if groups else place_sums
 
     def kernel(
-        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, width = load_i64(step + STEP.n_tok), padding(n_in)
-        if n_tok <= FEW_ROWS:
-            return
         # Warpgroups see rows by their address: a slice begins at a multiple of 1024.
         shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
-        x16, n_slice = scratch + 2 * width * n_out, width // DEPTH
+        n_slice = width // DEPTH
         n_m, n_n = (n_tok + TILE - 1) // TILE, (n_out + TILE - 1) // TILE
         for tile in range(tid, n_m * n_n, n_thread):
             m, n = TILE * (tile % n_m), TILE * (tile // n_m)
             sums = zero_sums()
             for s in range(STAGES - 1):
                 if s < n_slice:
-                    copy_slice(shared + 2 * s * SLICE, x16, m, n_tok, width, s * DEPTH)
+                    copy_slice(shared + 2 * s * SLICE, packed, m, n_tok, width, s * DEPTH)
                     copy_slice(shared + (2 * s + 1) * SLICE, scratch, n, n_out, width, s * DEPTH)
                 copy_commit()
             for s in range(n_slice):
@@ -212,7 +231,7 @@ def gemm() -> Launch:
                 ahead = s + STAGES - 1
                 if ahead < n_slice:
                     to = shared + 2 * (ahead % STAGES) * SLICE
-                    copy_slice(to, x16, m, n_tok, width, ahead * DEPTH)
+                    copy_slice(to, packed, m, n_tok, width, ahead * DEPTH)
                     copy_slice(to + SLICE, scratch, n, n_out, width, ahead * DEPTH)
                 copy_commit()
                 at = shared + 2 * (s % STAGES) * SLICE

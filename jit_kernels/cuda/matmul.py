@@ -2,8 +2,7 @@
 
 Few rows: each block brings rows of x to shared memory as numbers of 15 bits, two signed bytes each
 and one scale for 16 neighbours; each warp reads rows of weights once and multiplies their bytes.
-Many rows: weights and activations become float16 in scratch, which matrix units then multiply
-(gemm.py).
+Many rows: weights and activations become float16, which matrix units then multiply (gemm.py).
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ from tamis.jit_kernels.cuda.decode import (
     quants_of,
     row_bytes_of,
 )
-from tamis.jit_kernels.cuda.gemm import gemm, narrowing
+from tamis.jit_kernels.cuda.gemm import gemm, narrowing, packing
 from tamis.jit_kernels.cuda.grid import (
     THREADS,
     WARP,
@@ -131,7 +130,7 @@ def _few(type: str) -> Any:
     row_bytes, product = row_bytes_of(type), _product(type)
 
     def kernel(
-        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         shared = shared_address(cuda.shared.array(0, uint8))
@@ -168,7 +167,7 @@ def _few_floats(type: str) -> Any:
     row_bytes, element = row_bytes_of(type), element_of(type)
 
     def kernel(
-        tid, n_thread, step, x, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         for r in range(tid * WARPS + warp(), n_out, n_thread * WARPS):
@@ -183,10 +182,15 @@ def _few_floats(type: str) -> Any:
     return kernel
 
 
+def pack_rows(form: str) -> list[Launch]:
+    """Kernel of PACK_ROWS: float16 in both forms."""
+    return [packing()]
+
+
 def matmul(type: str) -> list[Launch]:
     """Kernels of MATMUL."""
     if is_quantised(type):
         few = Launch(_few(type), blocks=3, shared=SIZE, rows="few")
     else:
         few = Launch(_few_floats(type), blocks=4, rows="few")
-    return [few, Launch(narrowing(type), blocks=4, rows="many"), gemm()]
+    return [few, narrowing(type), gemm()]

@@ -8,6 +8,6 @@ def padded(n_in: int) -> int:
     return (n_in + DEPTH - 1) // DEPTH * DEPTH
 
 
-def matmul_scratch(n_tok: int, n_in: int, n_out: int) -> int:
-    """Bytes of MATMUL's scratch: weights and rows as float16."""
-    return 2 * padded(n_in) * (n_out + n_tok)
+def matmul_scratch(n_in: int, n_out: int) -> int:
+    """Bytes of MATMUL's scratch: the weights as float16."""
+    return 2 * padded(n_in) * n_out

@@ -34,7 +34,7 @@ from tamis.jit_kernels.cuda.ptx import (
 from tamis.jit_kernels.cuda.tile import lanes_of
 
 TWO = types.UniTuple(float32, 2)
-LIMITS = types.UniTuple(int64, 2)
+LIMITS = types.UniTuple(int64, 3)
 
 
 class Tile(NamedTuple):
@@ -42,7 +42,8 @@ class Tile(NamedTuple):
 
     load_q: Any  # (row address, other row's, scale) -> queries, float16
     score: Any  # (queries, address) -> scores: keys at the lane's address of load_matrices
-    mask: Any  # (scores, positions, biases, (first row's position, window)) -> scores
+    mask: Any  # (scores, positions, biases, (first row's position, window, how much
+    # later the second row is)) -> scores
     highest: Any  # (scores, TWO) -> TWO: of the rows of the whole tile
     weights: Any  # (scores, TWO) -> exp2(scores - of the row)
     row_sums: Any  # weights -> TWO, of this lane's columns
@@ -117,12 +118,12 @@ def _softmax(n_keys: int) -> tuple[Any, Any, Any, Any]:
         found = []
         newest = b.trunc(limits[0], I32)
         window = b.trunc(limits[1], I32)
+        rows = [newest, b.add(newest, b.trunc(limits[2], I32))]
         for i in range(n_keys // 8):
             where = emit(b, LOAD_SHARED_PAIR, [_offset(b, positions, 32 * i)])
             bias = emit(b, LOAD_SHARED_PAIR, [_offset(b, biases, 32 * i)])
             for e in range(4):
-                p = _offset(b, newest, 8 * (e // 2))
-                age = b.sub(p, where[e % 2])
+                age = b.sub(rows[e // 2], where[e % 2])
                 seen = b.icmp_unsigned("<", age, window)  # not after p, and not too old
                 value = b.fadd(s[4 * i + e], b.bitcast(bias[e % 2], FLOAT))
                 found.append(b.select(seen, value, ir.Constant(FLOAT, MASKED)))

@@ -20,7 +20,7 @@ COMMANDS = {
     "bench": "measure prefill and decode",
     "perplexity": "perplexity of a text",
     "tokenize": "show the tokens of a text",
-    "methods": "list the attention methods of --attn",
+    "methods": "list the attention methods of --attn and --prefill",
     "warmup": "compile the kernels of a model now",
 }
 

@@ -88,13 +88,18 @@ def _whole(text: str, least: int) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
-    """-m, -c, --attn, --device and, unless the command has its own, -t."""
+    """-m, -c, --attn, --prefill, --device and, unless the command has its own, -t."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
-    parser.add_argument("--attn", default="dense", help="attention method: see `tamis methods`")
+    parser.add_argument(
+        "--attn", default="dense", help="attention method of decoding: see `tamis methods`"
+    )
+    parser.add_argument(
+        "--prefill", default="dense", help="attention method of reading prompts: likewise"
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,12 +120,12 @@ def sampler_params(arguments: argparse.Namespace) -> Any:
         raise UsageError(str(error)) from error
 
 
-def check_attn(text: str) -> None:
+def check_methods(attn: str, prefill: str) -> None:
     """Raise UsageError for an unknown method, before a model is loaded for it."""
-    from tamis.select.notation import MethodError, parse_method
+    from tamis.select.notation import MethodError, parse_methods
 
     try:
-        parse_method(text)
+        parse_methods(attn, prefill)
     except MethodError as error:
         raise UsageError(str(error)) from error
 
@@ -161,10 +166,10 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m, -t and --device; --attn is checked first."""
+    """The engine of -m, -t and --device; --attn and --prefill are checked first."""
     from tamis.engine import Engine
 
-    check_attn(arguments.attn)
+    check_methods(arguments.attn, arguments.prefill)
     path = model_file(arguments.model, progress)
     engine = Engine.load(
         path, n_threads=arguments.threads, device=arguments.device, progress=progress
@@ -174,7 +179,9 @@ def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
 
 
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
-    """A session of --ctx and --attn, compiling kernels where they are missing."""
-    session = engine.session(n_ctx=arguments.ctx, attn=arguments.attn, progress=progress)
+    """A session of --ctx, --attn and --prefill, compiling kernels where they are missing."""
+    session = engine.session(
+        n_ctx=arguments.ctx, attn=arguments.attn, prefill=arguments.prefill, progress=progress
+    )
     progress.clear()
     return session

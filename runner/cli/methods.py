@@ -1,4 +1,4 @@
-"""`tamis methods`: what --attn takes."""
+"""`tamis methods`: what --attn and --prefill take."""
 
 import argparse
 import dataclasses
@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every method with its parameters and their defaults."""
-    from tamis.select.notation import methods
+    """Print every method with its parameters, their defaults and where it serves."""
+    from tamis.select.notation import FLAGS, methods
 
     described = [_described(name, method) for name, method in methods().items()]
     if arguments.json:
@@ -23,15 +23,25 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for entry in described:
         values = ",".join(f"{key}={value}" for key, value in entry["parameters"].items())
-        sys.stdout.write(f"{entry['name']}{':' if values else ''}{values}\n")
-        sys.stdout.write(f"    {entry['summary']}\n")
+        over = "(METHOD)" if entry["over_another"] else ""
+        sys.stdout.write(f"{entry['name']}{over}{':' if values else ''}{values}\n")
+        flags = " and ".join(FLAGS[role] for role in entry["roles"])
+        sys.stdout.write(f"    {flags}: {entry['summary']}\n")
     return 0
 
 
-def _described(name: str, method: type) -> dict[str, Any]:
-    """Name, first line of the method's file, parameters with their defaults."""
+def _described(name: str, method: Any) -> dict[str, Any]:
+    """Name, roles, first line of the method's file, parameters with their defaults."""
+    from tamis.select.notation import INNER
+
     module = inspect.getmodule(method)
     summary = (module.__doc__ or "").strip().splitlines()[0] if module is not None else ""
-    assert dataclasses.is_dataclass(method)
     parameters = {field.name: field.default for field in dataclasses.fields(method)}
-    return {"name": name, "summary": summary, "parameters": parameters}
+    over_another = parameters.pop(INNER, None) is not None
+    return {
+        "name": name,
+        "roles": list(method.roles),
+        "over_another": over_another,
+        "summary": summary,
+        "parameters": parameters,
+    }

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     n_ctx, n = arguments.ctx, len(losses)
     if arguments.json:
         report = {"perplexity": value, "error": error, "n": n, "chunks": len(chunks)}
-        sys.stdout.write(json.dumps(report | {"n_ctx": n_ctx, "attn": arguments.attn}) + "\n")
+        report |= {"n_ctx": n_ctx, "attn": arguments.attn, "prefill": arguments.prefill}
+        sys.stdout.write(json.dumps(report) + "\n")
     else:
         sys.stdout.write(
             f"perplexity {value:.4f} +- {error:.4f} "

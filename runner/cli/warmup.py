@@ -22,7 +22,12 @@ def run(arguments: argparse.Namespace) -> int:
     common.open_session(engine, arguments, progress)
     spent = time.monotonic() - start
     engine.close()
-    report = {"model": engine.path.name, "attn": arguments.attn, "seconds": round(spent, 2)}
+    report = {
+        "model": engine.path.name,
+        "attn": arguments.attn,
+        "prefill": arguments.prefill,
+        "seconds": round(spent, 2),
+    }
     text = json.dumps(report) if arguments.json else f"kernels ready in {spent:.1f} s"
     sys.stdout.write(text + "\n")
     return 0

@@ -6,7 +6,7 @@ never look at values. The defaults here are dense attention.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import KVView, Selection
 
 BLOCK = 64  # tokens a dense index stands for: one page
+DECODE, PREFILL = "decode", "prefill"  # what a method can serve: its roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,19 @@ class Recording:
     q_block: int  # queries a row of a Selection stands for
 
 
+class Rows(NamedTuple):
+    """Queries of a chunk that ATTEND serves in one call, and where their output goes."""
+
+    step: np.ndarray  # int64 [STEP_SIZE]: how many, the first one's position and its row in q
+    stride: int  # rows, and positions, from one to the next
+    sel: Selection
+    out: np.ndarray  # f32 [rows, n_head, head_dim]
+
+
 class Selector(Protocol):
     """A method with its hyperparameters."""
+
+    roles: ClassVar[tuple[str, ...]]  # DECODE, PREFILL or both
 
     def open(self, shape: SelectorShape) -> "SelectorState":
         """The state of one sequence."""
@@ -55,6 +67,10 @@ class Selector(Protocol):
 
 class SelectorState:
     """Hooks in the order a layer calls them; each may record ops. Defaults: dense attention."""
+
+    # Keys and values of frozen positions: the layer's own of the state they keep ("project"), the
+    # layer's before ("reuse"); "" freezes nothing.
+    freezing = ""
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
@@ -69,6 +85,10 @@ class SelectorState:
         """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
+    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
+        """Rows of a chunk that `correct` needs attended to everything, beside `sel`'s."""
+        return []
+
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
@@ -79,12 +99,23 @@ class SelectorState:
     ) -> None:
         """Learn from what was attended."""
 
+    def frozen(self, layer: int, n_prompt: int) -> range:
+        """Positions whose hidden state this layer leaves as it is, for a prompt that ends there.
+
+        Asked before a layer runs, not while it is recorded. What a layer leaves, later ones leave.
+        """
+        return range(0)
+
     def truncate(self, n_tokens: int) -> None:
         """Forget everything about positions from n_tokens on."""
 
     def phase(self, step: int) -> str:
         """Name of the decode Program that step `step` replays; one is recorded a name."""
         return "decode"
+
+    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        """Whether `sel` is the default: dense attention."""
+        return sel is self._full.get((id(rec.program), 0, self.shape.window[layer], BLOCK))
 
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
@@ -110,6 +141,64 @@ class SelectorState:
         return self._full[key]
 
 
+@dataclass(frozen=True, slots=True)
+class PerRole:
+    """One method for prompt chunks, another for decode steps."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+
+    for_prefill: Selector
+    for_decode: Selector
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The states of both for one sequence."""
+        return _PerRoleState(shape, self.for_prefill.open(shape), self.for_decode.open(shape))
+
+
+class _PerRoleState(SelectorState):
+    """Each state chooses and corrects in its own role; both observe all that is attended."""
+
+    def __init__(
+        self, shape: SelectorShape, for_prefill: SelectorState, for_decode: SelectorState
+    ) -> None:
+        super().__init__(shape)
+        self._for_prefill, self._for_decode = for_prefill, for_decode
+        self.freezing = for_prefill.freezing
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_prefill.prefill(rec, layer, q, kv)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_decode.decode(rec, layer, q, kv)
+
+    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
+        return self._serving(rec).also_dense(rec, layer, sel)
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        self._serving(rec).correct(rec, layer, q, kv, sel, out)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        for state in (self._for_prefill, self._for_decode):
+            state.observe(rec, layer, q, kv, sel)
+
+    def truncate(self, n_tokens: int) -> None:
+        for state in (self._for_prefill, self._for_decode):
+            state.truncate(n_tokens)
+
+    def frozen(self, layer: int, n_prompt: int) -> range:
+        return self._for_prefill.frozen(layer, n_prompt)
+
+    def phase(self, step: int) -> str:
+        return self._for_decode.phase(step)
+
+    def _serving(self, rec: Recording) -> SelectorState:
+        return self._for_decode if rec.n_tok == 1 else self._for_prefill
+
+
 def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:
     """Buffers of a Selection that can hold every block for every row."""
     n_rows = -(-rec.n_tok // rec.q_block) * n_row
@@ -120,6 +209,21 @@ def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: in
         block=block,
         q_block=rec.q_block,
         n_row=n_row,
+    )
+
+
+def full_selection(shape: SelectorShape, n_query: int, q_block: int) -> Selection:
+    """A Selection of all blocks of the context for up to n_query queries; no op fills it.
+
+    ATTEND reads as far as a query sees, wherever the query is.
+    """
+    n_rows, n_block = -(-n_query // q_block) * shape.n_head_kv, -(-shape.n_ctx // BLOCK)
+    return Selection(
+        indptr=np.arange(n_rows + 1, dtype=np.int32) * n_block,
+        indices=np.tile(np.arange(n_block, dtype=np.int32), n_rows),
+        block=BLOCK,
+        q_block=q_block,
+        n_row=shape.n_head_kv,
     )
 
 

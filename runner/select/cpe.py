@@ -6,14 +6,20 @@ retrieved has a cosine above `tau` with its own (Eq. 12). Otherwise it reads the
 recent such query, dilated (Eq. 13), and no keys at all. `s=0` turns CIS off.
 PSAW, progressive window (Eq. 15), at prefill and decode: deep layers see only the sinks and a last
 part of the past, down to `phi ** alpha` of it in the last layer. `phi=1` turns PSAW off.
+ETF, early token freezing (Eq. 16), at prefill: deep layers do not update a first part of the prompt
+after its sinks, all but `psi ** gamma` of it in the last layer: no attention, no feed-forward, the
+hidden state is carried over. Its keys and values are the layer's own projections of that state, or
+with `kv="reuse"` those of the layer before (appendix G; far worse, see docs/methods.md). `psi=1`
+turns ETF off.
 
 Decides: the first `sink`, the last `local`, and of what PSAW leaves between them, CIS's sets.
-Layers with a sliding window of their own stay as they are.
+Layers with a sliding window of their own stay as they are, but freeze as all others do.
 
 Departures. Layers count from 1, so that the last one reaches phi ** alpha (as in the appendix).
 In prefill the window is widened to whole blocks of 16 positions and to its oldest query's.
 The last `local` positions are kept whatever PSAW says. A block also ends where decoding does:
-after a prompt, truncate() or load, the next step retrieves. Early token freezing (ETF) is absent.
+after a prompt, truncate() or load, the next step retrieves. ETF counts a later prompt's positions
+from the beginning of the sequence.
 
 `rows="head"` decides for each query head, as the paper does; `rows="group"` makes one decision and
 one set for the heads that share a KV head: all their cosines must pass, scores are their maximum.
@@ -21,13 +27,21 @@ one set for the heads that share a KV head: all their cosines must pass, scores 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection, packed
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    new_selection,
+    packed,
+)
 
 BLOCK = 16  # positions an index of PSAW's Selection stands for
 RUN = 16  # positions a maximum of CIS_SCORE stands for
@@ -37,6 +51,8 @@ RUN = 16  # positions a maximum of CIS_SCORE stands for
 class CPE:
     """The paper's table VI; the budget is section V-C's: 16 + 432 + 64 = 512 tokens."""
 
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+
     s: int = 16  # block size in steps; 0: no CIS
     tau: float = 0.8  # cosine above which a head shares
     r: int = 1  # dilation radius
@@ -45,13 +61,20 @@ class CPE:
     local: int = 64
     phi: float = 0.7  # part of the past that the last layer sees, for alpha = 1; 1: no PSAW
     alpha: float = 1.0
+    psi: float = 0.5  # part of the prompt that the last layer updates, for gamma = 1; 1: no ETF
+    gamma: float = 1.0
+    kv: str = "project"  # of frozen tokens
     rows: str = "head"
 
     def __post_init__(self) -> None:
         if min(self.s, self.r, self.sink) < 0 or self.k < 1 or self.local < 1:
             raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
-        if not 0 < self.phi <= 1 or self.alpha < 0 or not -1 <= self.tau <= 1:
-            raise ValueError(f"{self}: expected 0 < phi <= 1, alpha >= 0 and -1 <= tau <= 1")
+        if not 0 < min(self.phi, self.psi) <= max(self.phi, self.psi) <= 1:
+            raise ValueError(f"{self}: expected 0 < phi <= 1 and 0 < psi <= 1")
+        if min(self.alpha, self.gamma) < 0 or not -1 <= self.tau <= 1:
+            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau <= 1")
+        if self.kv not in ("project", "reuse"):
+            raise ValueError(f"kv is {self.kv!r}, expected 'project' or 'reuse'")
         if self.rows not in ("group", "head"):
             raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
@@ -61,9 +84,17 @@ class CPE:
 
     def dropped(self, layer: int, n_layer: int) -> float:
         """The part of the past that layer `layer` (from 0) does not see: 1 - phi^(...), Eq. 15."""
-        start = 3 * n_layer // 4
-        depth = max(0, layer + 1 - start) / (n_layer - start)
-        return 1.0 - self.phi ** (self.alpha * depth)
+        return 1.0 - self.phi ** (self.alpha * depth(layer, n_layer))
+
+    def frozen(self, layer: int, n_layer: int) -> float:
+        """The part of the prompt that layer `layer` (from 0) does not update, Eq. 16."""
+        return 1.0 - self.psi ** (self.gamma * depth(layer, n_layer))
+
+
+def depth(layer: int, n_layer: int) -> float:
+    """0 up to layer 3 N / 4, from there to 1 in the last one."""
+    start = 3 * n_layer // 4
+    return max(0, layer + 1 - start) / (n_layer - start)
 
 
 def g(delta: float, n: int) -> float:
@@ -82,12 +113,18 @@ def beta_th(tau: float, k_max: float, head_dim: int) -> float:
     return 2 * (2 * k_max / math.sqrt(head_dim)) * math.sqrt(2 - 2 * tau)
 
 
+def _fixed(part: float) -> int:
+    """A part in units of 2^-32, up: a product that is whole stays whole."""
+    return math.ceil(part * 2**32)
+
+
 class _State(SelectorState):
     """What CIS remembers: queries and sets that retrieved in the current block, for each row."""
 
     def __init__(self, params: CPE, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params = params
+        self.freezing = params.kv if params.psi < 1 else ""
         self._n_row = n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
         p, n_ctx = params, -(-shape.n_ctx // RUN) * RUN
         self._n_best = p.k // 3
@@ -127,13 +164,17 @@ class _State(SelectorState):
             return self.prefill(rec, layer, q, kv)
         return self._cis(rec, layer, q, kv)
 
+    def frozen(self, layer: int, n_prompt: int) -> range:
+        drop = _fixed(self._params.frozen(layer, self.shape.n_layer))
+        return range(self._params.sink, max(self._params.sink, drop * n_prompt >> 32))
+
     def truncate(self, n_tokens: int) -> None:
         """End all blocks: their sets were chosen by queries that may be gone."""
         self._meta[:, :, 0] = -1
 
     def _drop(self, layer: int) -> int:
-        """Eq. 15's factor in units of 2^-32, up: a product that is whole stays whole."""
-        return math.ceil(self._params.dropped(layer, self.shape.n_layer) * 2**32)
+        """Eq. 15's factor, fixed."""
+        return _fixed(self._params.dropped(layer, self.shape.n_layer))
 
     def _psaw(self, rec: Recording, layer: int) -> Selection:
         n_row = self.shape.n_head_kv

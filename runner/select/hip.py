@@ -14,12 +14,13 @@ State: the masks; after anything but the next decode step they are estimated ane
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
 
 REFRESH, REUSE = "refresh", "reuse"
 
@@ -27,6 +28,8 @@ REFRESH, REUSE = "refresh", "reuse"
 @dataclass(frozen=True, slots=True)
 class HiP:
     """k: tokens the tree chooses. l_d: first layers that read all. The rest as in the paper."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     k: int = 1024
     b_k: int = 2

@@ -9,8 +9,8 @@ scores positions, the slash table distances to the query. A step
 3. adds the neighbours -1 .. 2 whose score is above a mean (Eq. 9);
 4. reads the keys of the candidates only, and keeps the best;
 5. lets the tables decay by `r` and learn from what was kept (Eq. 10).
-The tables start from the attention of the last `s` queries before decoding (Eq. 4). Prefill is
-dense, and so are the layers that have a sliding window of their own.
+The tables start from the attention of the last `s` queries before decoding (Eq. 4),
+whatever method read the prompt. Layers that have a sliding window of their own stay as they are.
 
 Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
 shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis; blocks
@@ -27,13 +27,13 @@ prompt or truncate() the tables start anew; after load, from the first query, as
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, packed
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, packed
 
 RUN = 64  # entries that a bound stands for
 BYPASSES = ("none", "mix", "mean")
@@ -42,6 +42,8 @@ BYPASSES = ("none", "mix", "mean")
 @dataclass(frozen=True, slots=True)
 class LFPS:
     """The paper's section 5: a 0.2 (0.1 to 0.4 trade keys for quality), r 0.95, budget 2 %."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     a: float = 0.2  # a smaller one proposes more candidates
     r: float = 0.95  # decay of the tables

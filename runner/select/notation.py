@@ -1,12 +1,18 @@
-"""The notation of methods on the command line: `window`, `topk:k=256,rows=head`."""
+"""The notation of methods on the command line: `window`, `topk:k=256,rows=head`.
+
+A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`.
+"""
 
 import dataclasses
 import importlib
 import pkgutil
+import re
 
 import tamis.select
-from tamis.select.base import Selector
+from tamis.select.base import DECODE, PREFILL, PerRole, Selector
 
+INNER = "inner"  # the field of a method that works over another one
+FLAGS = {DECODE: "--attn", PREFILL: "--prefill"}
 _NOT_METHODS = {"base", "notation"}
 
 
@@ -14,31 +20,65 @@ class MethodError(ValueError):
     """The text names no method, or a parameter it does not have; the message lists what exists."""
 
 
-def methods() -> dict[str, type]:
+def methods() -> dict[str, type[Selector]]:
     """All methods by name: every file of this folder that defines METHOD."""
     names = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
     found = sorted(name for name in names if name not in _NOT_METHODS)
     return {name: importlib.import_module(f"tamis.select.{name}").METHOD for name in found}
 
 
-def parse_method(text: str) -> Selector:
-    """The method that `name` or `name:param=value,...` stands for. Raises MethodError."""
-    name, _, rest = text.partition(":")
+def parse_methods(attn: str, prefill: str) -> Selector:
+    """The methods of decode steps and of prompts as one; they share a state where they are equal.
+
+    Raises MethodError.
+    """
+    for_decode, for_prefill = parse_method(attn, DECODE), parse_method(prefill, PREFILL)
+    return for_decode if for_decode == for_prefill else PerRole(for_prefill, for_decode)
+
+
+def parse_method(text: str, role: str = DECODE) -> Selector:
+    """The method that `name`, `name:param=value,...` or `name(inner):...` stands for in a role.
+
+    Raises MethodError.
+    """
+    name, inner, parameters = _parts(text)
     known = methods()
+    serving = ", ".join(n for n, method in known.items() if role in method.roles)
     if name not in known:
-        raise MethodError(f"attention method {name!r} is not known; known: {', '.join(known)}")
-    fields = {f.name: f.type for f in dataclasses.fields(known[name])}
-    values = {}
-    for item in filter(None, rest.split(",")):
+        raise MethodError(f"attention method {name!r} is not known; {FLAGS[role]} takes {serving}")
+    method = known[name]
+    if role not in method.roles:
+        flag = FLAGS[method.roles[0]]
+        raise MethodError(
+            f"{name!r} is no {role} method: it goes with {flag}; {FLAGS[role]} takes {serving}"
+        )
+    fields = {f.name: f.type for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    if fields.pop(INNER, None) is not None:
+        if inner is None:
+            raise MethodError(f"{text!r}: {name} works over another method, as in {name}(window)")
+        values[INNER] = parse_method(inner, role)
+    elif inner is not None:
+        raise MethodError(f"{text!r}: {name} takes no method in parentheses, write {name}:...")
+    for item in filter(None, parameters.split(",")):
         key, equals, value = item.partition("=")
         if key not in fields or not equals:
             wanted = ", ".join(f"{n}=..." for n in fields) or "no parameters"
             raise MethodError(f"{item!r} in {text!r}: {name} takes {wanted}")
         values[key] = _value(text, key, value, fields[key])
     try:
-        return known[name](**values)
+        return method(**values)
     except ValueError as error:
         raise MethodError(f"{text!r}: {error}") from error
+
+
+def _parts(text: str) -> tuple[str, str | None, str]:
+    """Name, what its parentheses hold (None without), and the parameters."""
+    found = re.fullmatch(r"([^():]*)(?:\((.*)\))?(?::([^()]*))?", text)
+    if found is None:
+        raise MethodError(f"{text!r}: expected name:param=value,... or name(method):param=value")
+    name, inner, parameters = found.groups()
+    return name, inner, parameters or ""
 
 
 def _value(text: str, key: str, value: str, type_: object) -> object:

@@ -3,7 +3,7 @@
 Decides: at decode, the pages whose keys could have the largest q . k. Of each page the
 element-wise maximum M and minimum m of the keys are kept (the paper's 3.3, stage 1); whatever the
 keys are, q . k <= sum_i max(q_i M_i, q_i m_i), and the pages with the largest bounds take part.
-Reads 2 vectors a page instead of `page` keys to decide. Prefill is dense.
+Reads 2 vectors a page instead of `page` keys to decide.
 
 Departures: the first `sink` and last `recent` positions always take part (whole pages, counted in
 the budget): all methods here share them. `rows="group"` chooses once for the query heads that share
@@ -12,17 +12,20 @@ State: the bounds, made from the keys at the first decode step after they are mi
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
 
 
 @dataclass(frozen=True, slots=True)
 class Quest:
     """budget: tokens a row keeps. page: tokens of a page. dense: first layers that read all."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
     page: int = 16

@@ -5,7 +5,7 @@ told without scoring all keys. The keys of each KV head are clustered (K-means, 
 the clusters by q . centroid (4.3), computes the weights of the first 2 % of the positions in that
 order, fits y = a / x + b to the others through the means of two windows (4.4), and keeps the least
 number of positions whose weights sum to P of the total (Alg. 1). Attending to weight p errs by at
-most 2 (1 - p) max |v| (Eq. 6). Prefill is dense.
+most 2 (1 - p) max |v| (Eq. 6).
 
 `rows="group"` attends to the union over the heads of a KV head (4.5), `rows="head"` to each one's.
 Departures: the first `sink` and last `local` positions stay out of the clusters and always take
@@ -17,20 +17,23 @@ anew after positions in them were truncated.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
 
-CLUSTER, DECODE = "cluster", "decode"
+CLUSTER, STEP = "cluster", "step"
 PANEL = 32  # clusters whose centroids lie together
 
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
     """P: share of attention. c: tokens a cluster. first: share of tokens weighed exactly."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     P: float = 0.9
     c: int = 32
@@ -95,7 +98,7 @@ class _State(SelectorState):
 
     def phase(self, step: int) -> str:
         due = self._at == 0 or step >= self._at + self._params.period
-        self._phase = CLUSTER if due else DECODE
+        self._phase = CLUSTER if due else STEP
         if due:
             self._at = step
         return self._phase

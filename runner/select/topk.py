@@ -1,25 +1,28 @@
 """Exact top-k: the oracle that every approximate method is measured against.
 
 Decides: at decode, the first `sink` positions, the last `recent` ones, and the `k` positions
-between them with the largest q . k. Reads every key to do so: it bounds quality, not cost. Prefill
-is dense, and so are the layers that have a sliding window of their own.
+between them with the largest q . k. Reads every key to do so: it bounds quality, not cost. Layers
+that have a sliding window of their own stay as they are.
 
 Rows: `rows="group"` makes one set for the query heads that share a KV head, by the maximum of their
 scores; `rows="head"` makes one set a query head.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
     """k: tokens kept between sinks and window. sink, recent: always kept. rows: group or head."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     k: int = 512
     sink: int = 4

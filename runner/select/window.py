@@ -6,16 +6,19 @@ angles (the paper renumbers them inside the window).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import Recording, SelectorShape, SelectorState
+from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """sink: first tokens kept (paper: 4). recent: last tokens kept. block: granularity."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
     sink: int = 4
     recent: int = 1024

@@ -1,0 +1,47 @@
+"""Tiles of float32, for CPUs that multiply pairs of int16 no faster.
+
+A block is f32 [MR, DEPTH], a panel f32 [DEPTH, NR].
+"""
+
+from numba import njit
+
+from tamis.jit_kernels.cpu.grid import (
+    add_outer,
+    load_grid,
+    load_row,
+    store_grid,
+)
+from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
+from tamis.jit_kernels.cpu.panel import DEPTH, MR, NV, WORD_ROW, clear, transpose_words
+from tamis.jit_kernels.cpu.simd import LANES, load_f, store_f
+
+X_ROW = 4 * DEPTH
+BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
+
+
+@njit(error_model="numpy")
+def pack_row(x, n, block, i):
+    """Row i of a block: n <= DEPTH floats, then zeros."""
+    row, whole = block + X_ROW * i, n // LANES * LANES
+    if whole < DEPTH:
+        clear(row, X_ROW)
+    for k in range(0, whole, LANES):
+        store_f(row + 4 * k, load_f(x + 4 * k))
+    for k in range(whole, n):
+        store_f32(row + 4 * k, load_f32(x + 4 * k))
+
+
+@njit(error_model="numpy")
+def pack_panel(rows, panel):
+    """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
+    for k in range(0, DEPTH, LANES):
+        transpose_words(rows + 4 * k, panel + WORD_ROW * k)
+
+
+@njit(error_model="numpy")
+def add_tile(panel, block, y, stride):
+    """Add the products of a block's and a panel's rows to MR rows of NR floats at y."""
+    sums = load_grid(y, stride, MR, NV)
+    for k in range(DEPTH):
+        sums = add_outer(sums, block + 4 * k, X_ROW, load_row(panel + WORD_ROW * k, NV))
+    store_grid(y, stride, sums)

@@ -1,0 +1,134 @@
+"""Delta attention: exact rows correct their sparse neighbours (Willette et al. 2025, 2505.11254).
+
+Decides nothing itself: over any prefill method, every `gamma`-th row of a prompt is also attended
+densely, and what that changes is added to the rows up to the next one:
+
+    out_i = sparse_i + (dense_g - sparse_g),  g = floor(i / gamma) * gamma        (Eq. 6-7, Alg. 1)
+
+The difference stands for what the method dropped: |Delta - sum of dropped a_i v_i| is at most
+H / (H + T) * max |v| of the kept, with H and T the dropped and kept sums of exponentials (Lemma 1),
+and changes slowly from row to row. The last `gamma` rows of a prompt are dense (appendix C), for
+decoding reads them most. `mode="recompute"` (Eq. 5) replaces the exact rows and corrects no other.
+
+Rows are counted from the first of the prompt, however it is cut into chunks; the dense rows of a
+chunk are one pass over the keys. Layers in which the inner method reads everything stay as they
+are, and a layer's own sliding window bounds its dense rows too.
+State: the last difference of each layer, for the next chunk.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import (
+    PREFILL,
+    Recording,
+    Rows,
+    Selector,
+    SelectorShape,
+    SelectorState,
+    full_selection,
+)
+
+MODES = ("delta", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """inner: the method to correct. gamma: rows from one exact row to the next."""
+
+    roles: ClassVar[tuple[str, ...]] = (PREFILL,)
+
+    inner: Selector
+    gamma: int = 64
+    mode: str = "delta"
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1:
+            raise ValueError(f"gamma is {self.gamma}, expected at least 1")
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, params: Delta, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        self._inner = params.inner.open(shape)
+        self.freezing = self._inner.freezing
+        row = (shape.n_head, shape.head_dim)
+        self._delta = np.zeros((shape.n_layer, *row), np.float32)
+        self._delta_pos = np.full((shape.n_layer, shape.n_head), -1, np.int64)
+        # Used within a layer: one for all.
+        self._apart, self._last = np.zeros((2, ops.STEP_SIZE), np.int64)
+        self._apart_out = np.zeros((-(-shape.n_ubatch // params.gamma), *row), np.float32)
+        self._last_out = np.zeros((min(params.gamma, shape.n_ubatch), *row), np.float32)
+        self._program: Program | None = None  # which has the op that finds a chunk's rows
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._inner.prefill(rec, layer, q, kv)
+
+    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
+        if self._inner.reads_all(rec, layer, sel):
+            return []
+        if self._program is not rec.program:
+            self._program = rec.program
+            rec.program.add(
+                ops.DELTA_ROWS,
+                step=rec.step,
+                apart=self._apart,
+                last=self._last,
+                gamma=self._params.gamma,
+            )
+        return [
+            Rows(step, stride, full_selection(self.shape, len(out), rec.q_block), out)
+            for step, stride, out in (
+                (self._apart, self._params.gamma, self._apart_out),
+                (self._last, 1, self._last_out),
+            )
+        ]
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        self._inner.correct(rec, layer, q, kv, sel, out)
+        if self._inner.reads_all(rec, layer, sel):
+            return
+        rec.program.add(
+            ops.DELTA_ADD,
+            (self.shape.head_dim,),
+            step=rec.step,
+            apart=self._apart,
+            last=self._last,
+            apart_out=self._apart_out,
+            last_out=self._last_out,
+            delta=self._delta[layer],
+            delta_pos=self._delta_pos[layer],
+            out=out,
+            n_head=self.shape.n_head,
+            gamma=self._params.gamma,
+            recompute=MODES.index(self._params.mode),
+        )
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        self._inner.observe(rec, layer, q, kv, sel)
+
+    def frozen(self, layer: int, n_prompt: int) -> range:
+        return self._inner.frozen(layer, n_prompt)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._inner.truncate(n_tokens)
+        self._delta_pos[...] = -1
+
+
+METHOD = Delta
