@@ -17,6 +17,8 @@ pytestmark = pytest.mark.gpu
 
 # Types of weights that have CUDA kernels: test_cuda.py says so.
 ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
+# Rows of float16 have no scales: what lies beyond 65504 is infinite.
+CPU_ONLY = {"test_each_32_elements_of_each_row_have_a_scale"}
 TESTS = [
     *(
         getattr(module, name)
@@ -24,7 +26,7 @@ TESTS = [
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
         )
         for name in vars(module)
-        if name.startswith("test_")
+        if name.startswith("test_") and name not in CPU_ONLY
     ),
     test_kernels_select.test_window,
 ]  # fmt: skip

@@ -125,7 +125,7 @@ def put(y, bias, add, value):
 def _few(type: str) -> Any:
     """The kernel for at most FEW_ROWS rows: warps take rows of weights in turn.
 
-    They take two at a time, or the halves of one where that keeps all warps busy for longer.
+    They take two at a time, or the halves of one where there are too few for all warps.
     """
     row_bytes, product = row_bytes_of(type), _product(type)
 
@@ -135,8 +135,7 @@ def _few(type: str) -> Any:
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         shared = shared_address(cuda.shared.array(0, uint8))
         n_warp, first = n_thread * WARPS, tid * WARPS + warp()
-        turns = (n_out + n_warp - 1) // n_warp
-        rows = 2 if (n_out + 2 * n_warp - 1) // (2 * n_warp) * 2 <= turns else 1
+        rows = 2 if n_out >= 2 * n_warp else 1
         for t in range(n_tok):
             for start in range(0, n_in, SEGMENT):
                 n, last = min(SEGMENT, n_in - start), start + SEGMENT >= n_in
