@@ -27,6 +27,7 @@ class OpCost(NamedTuple):
     cycles: int
     n_bytes: int
     n_flop: int
+    part: str = ""
 
 
 class LinkedProgram:
@@ -63,7 +64,15 @@ class LinkedProgram:
         """
         spent = self.tape[:, TAPE.cycles // 8]
         return [
-            OpCost(call.label, call.sync, int(n_call), int(cycles), int(n_bytes), int(n_flop))
+            OpCost(
+                call.label,
+                call.sync,
+                int(n_call),
+                int(cycles),
+                int(n_bytes),
+                int(n_flop),
+                call.part,
+            )
             for call, cycles, (n_call, n_bytes, n_flop) in zip(
                 self.program.calls, spent, self._counted, strict=False
             )

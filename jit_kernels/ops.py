@@ -77,6 +77,25 @@ LFPS_STATS = _LfpsStats(0, 8, 16, 48)
 LFPS_STATS_SIZE = 10
 
 
+class _AuditFields(NamedTuple):
+    """Entries of a head's audit, float64 each."""
+
+    n_seen: int  # positions that dense attention reads
+    n_kept: int  # of these, the Selection's
+    mass: int  # share of dense attention's weights that they hold
+    best_mass: int  # share that as many of the largest weights hold
+    recall: int  # share of those largest that are kept
+    error: int  # |out - dense|, Euclidean
+    norm: int  # |dense|
+    entropy: int  # of dense attention's weights, in nats
+    kept_entropy: int  # of the kept ones, scaled to sum to 1
+    max_k: int  # the longest key, the longest value; 0 but for the first query head of a KV head
+    max_v: int
+
+
+AUDIT = _AuditFields(*range(11))
+
+
 def _op(file: str, name: str, constants: str, fields: str) -> Op:
     return Op(name, file, tuple(constants.split()), tuple(fields.split()))
 
@@ -133,6 +152,20 @@ ATTEND = _op(
 )
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
 ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
+
+# One query token's attention checked against dense attention over every position that the layer's
+# window allows: report f64 [n_head, len(AUDIT)]. given f32 [n_head, head_dim] is the method's
+# output; the Selection and the pages are as for ATTEND; a log-weight changes what the kept weights
+# are in kept_entropy only. Logits and weights are float32 as in ATTEND, their sums float64. Recall
+# counts equal logits in the Selection's favour. capacity: a multiple of 16, above pos. work:
+# scratch, f64 [n_thread, audit_work(capacity, head_dim)].
+AUDIT_HEADS = _op(
+    "audit",
+    "audit_heads",
+    "head_dim",
+    "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
+    " n_head window capacity given report work scale_f",
+)
 
 # y = silu(gate) * up or gelu_tanh(gate) * up, f32 [n_tok, n]; activation: "silu" or "gelu".
 GATE = _op("activation", "gate", "activation", "step gate up y n")
@@ -287,13 +320,62 @@ HIP_ESTIMATE = _op(
     "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
     " n_local",
 )
+# The same search over kept means. means f16 [n_head_kv, 2 * n_unit, head_dim]: of units of `unit`
+# positions, then of two units, of four and so on; level l starts at row 2 * n_unit -
+# 2 * (n_unit >> l). Only of what is whole. filled int64 [n_head_kv]: units that are in the means;
+# those from pos on are made anew.
+HIP_MEANS = _op(
+    "select_hip",
+    "hip_means",
+    "head_dim",
+    "step k_pages k_table means filled n_head_kv n_unit unit",
+)
+# mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
+# units of 4 blocks before the last n_local positions of the mask's first query. Chunks are units,
+# pairs of units and so on; a round keeps the n_chunk that have the best scores of their means, and
+# splits them; the blocks of the last units are scored by their keys 0, stride, 2 * stride, ..
+# A score is the maximum over the row's heads and every q_stride-th query of q . k * scale -
+# log(sum exp(q . k * scale)), the sum over the first n_sink blocks and the positions from the end
+# of the search to the mask's first query. work: scratch, f32 [n_mask * n_row,
+# hip_work(group, capacity, queries a mask)], capacity at least hip_capacity(..).
+HIP_SEARCH = _op(
+    "select_hip",
+    "hip_search",
+    "head_dim group",
+    "step q k_pages k_table means mask work n_row heads_per_kv n_head_kv n_unit n_chunk block"
+    " stride n_sink n_local mask_block q_stride capacity scale_f",
+)
 # The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,
-# and the blocks that hold one of the last n_local positions.
+# and the blocks from the last n_local positions of the mask's first query on. These start at a
+# multiple of align positions (of whole blocks), at which the search ended. mask_block: queries a
+# mask serves, a multiple of q_block, those that a row stands for.
 HIP_SELECT = _op(
     "select_hip",
     "hip_select",
     "",
-    "step mask indptr indices n_row n_chunk block n_sink n_local n_near",
+    "step mask indptr indices n_row n_chunk block n_sink n_local n_near align mask_block q_block",
+)
+
+# Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
+# capacity]: attention weights of the call's last n_last queries, summed over the group's heads by
+# position, and by distance: entry i is the distance n - 1 - i, n positions being held. The first
+# n_sink columns and the last n_local entries of slash become 3e38. columns int32 [n_row,
+# 1 + n_vertical], diagonals int32 [n_row, 1 + n_slash]: how many of the best are kept, and these,
+# ascending. work: scratch, f32 [n_row, slash_work(group, capacity)]; capacity: a multiple of TILE.
+SLASH_LINES = _op(
+    "select_slash",
+    "slash_lines",
+    "head_dim group",
+    "step q k_pages k_table vertical slash columns diagonals work n_row n_last n_vertical n_slash"
+    " n_sink n_local capacity scale_f",
+)
+# The Selection of single positions that lie on a column, or for one of a row's queries on a
+# diagonal; neighbouring queries' diagonals join.
+SLASH_SELECT = _op(
+    "select_slash",
+    "slash_select",
+    "",
+    "step columns diagonals indptr indices n_row n_vertical n_slash q_block",
 )
 
 # Tactic (Zhu et al. 2025, arXiv 2502.12216). Clustered are the positions n_sink .. end - 1 of each
@@ -398,6 +480,7 @@ TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
+TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 
@@ -405,6 +488,21 @@ PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
     return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+
+
+def hip_capacity(n_chunk: int, block: int, stride: int, n_always: int) -> int:
+    """Rows that HIP_SEARCH lists at most; n_always: sinks and window in tokens, whole units."""
+    return -(-max(2 * n_chunk + 1, 4 * n_chunk * -(-block // stride), n_always) // TILE) * TILE
+
+
+def hip_work(group: int, capacity: int, n_query: int) -> int:
+    """Floats of scratch that HIP_SEARCH needs a row: two lists, scores, a tile, offsets."""
+    return 3 * (capacity + LIST_PAD) + group * (TILE + n_query)
+
+
+def slash_work(group: int, capacity: int) -> int:
+    """Floats of scratch that SLASH_LINES needs a row: a list, scores, a tile."""
+    return (group + 1) * capacity + LIST_PAD + group * TILE
 
 
 def packed_form(type: str) -> str:
@@ -423,6 +521,11 @@ def tactic_work(capacity: int, n_panel: int) -> int:
     Logits are those of all positions at most, of two windows of 1 %, and 16 more.
     """
     return capacity + capacity // 50 + 64 + 16 + 3 * 32 * n_panel + 256
+
+
+def audit_work(capacity: int, head_dim: int) -> int:
+    """Float64s of scratch that AUDIT_HEADS needs a thread: two sums, three numbers a position."""
+    return head_dim + (head_dim + 3 * capacity + 1) // 2
 
 
 def attend_scratch(group: int, head_dim: int) -> int:

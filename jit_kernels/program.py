@@ -10,6 +10,9 @@ from tamis.jit_kernels.ops import Op
 # (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
 Cost = Callable[[int, int], tuple[int, int]]
 
+# Parts of a pass that are counted apart: choosing keys, attending to them, checking the result.
+SELECT, ATTEND, AUDIT = "select", "attend", "audit"
+
 
 class KernelSpec(NamedTuple):
     """One kernel to compile: an op and the values of its constants."""
@@ -32,6 +35,7 @@ class Call(NamedTuple):
     sync: bool
     label: str
     cost: Cost
+    part: str  # of the pass that it belongs to: see Program.part
 
 
 class Program:
@@ -39,7 +43,12 @@ class Program:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+<<<<<<< HEAD
         self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
+=======
+        self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
+        self._keep: list[np.ndarray] = []
+>>>>>>> main
 
     def add(
         self,
@@ -60,7 +69,7 @@ class Program:
         assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
         values = tuple(self._value(fields[name]) for name in op.fields)
         spec = KernelSpec(op, tuple(constants))
-        self.calls.append(Call(spec, values, sync, label or op.name, cost))
+        self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
 
     def _value(self, value: Any) -> int | float:
         if value is None:

@@ -1,11 +1,12 @@
-"""Attention of one layer: select, attend, correct, observe."""
+"""Attention of one layer: select, attend, correct, observe, and where asked for, audit."""
 
 import math
 
 import numpy as np
 
+from tamis.audit import Audit
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.program import Cost
+from tamis.jit_kernels.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.types import KVView
 from tamis.model import Model
 from tamis.select.base import Recording, Rows, SelectorState
@@ -15,16 +16,30 @@ PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
 
 
 def record_attention(
-    rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
+    rec: Recording,
+    model: Model,
+    ws: Workspace,
+    state: SelectorState,
+    layer: int,
+    kv: KVView,
+    audit: Audit | None = None,
 ) -> None:
-    """Record the ops from ws.q and the pages to ws.att."""
+    """Record the ops from ws.q and the pages to ws.att; audit, at decode, checks these."""
+    program = rec.program
+    program.part = SELECT
     choose = state.decode if rec.n_tok == 1 else state.prefill
     selection = choose(rec, layer, ws.q, kv)
     chosen = Rows(rec.step, 1, selection, ws.att)
     for rows in (chosen, *state.also_dense(rec, layer, selection)):
+        program.part = ATTEND
         _record_attend(rec, model, ws, layer, kv, rows)
+        program.part = SELECT
     state.correct(rec, layer, ws.q, kv, selection, ws.att)
     state.observe(rec, layer, ws.q, kv, selection)
+    if audit is not None:
+        program.part = AUDIT
+        audit.record(rec, ws, layer, kv, selection)
+    program.part = ""
 
 
 def n_split(n_row: int, n_thread: int) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.attend import record_attention
+from tamis.audit import Audit
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, QTensor
@@ -101,11 +102,17 @@ def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
 
 
 def record_update(
-    rec: Recording, model: Model, ws: Workspace, state: SelectorState, layer: int, kv: KVView
+    rec: Recording,
+    model: Model,
+    ws: Workspace,
+    state: SelectorState,
+    layer: int,
+    kv: KVView,
+    audit: Audit | None = None,
 ) -> None:
     """Record the rest of layer `layer`, which adds to ws.x."""
     w = model.weights.blk[layer]
-    record_attention(rec, model, ws, state, layer, kv)
+    record_attention(rec, model, ws, state, layer, kv, audit)
     closed = w.post_attention_norm
     out = Linear(
         w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None

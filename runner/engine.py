@@ -144,11 +144,13 @@ class Engine:
         n_ubatch: int = 512,
         attn: str = "dense",
         prefill: str = "dense",
+        audit: int = 0,
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
+        audit: every how manyth decode step is checked against dense attention, 0 = none.
         Raises ValueError for sizes out of range, MethodError for a method, MemoryError where the
         plan does not fit, CompileError.
         """
@@ -160,6 +162,7 @@ class Engine:
             n_ubatch=n_ubatch,
             attn=attn,
             prefill=prefill,
+            audit=audit,
             progress=progress,
         )
 

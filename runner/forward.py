@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.attend import new_recording
+from tamis.audit import Audit
 from tamis.block import Linear, record_keys, record_linear, record_norm, record_update
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import LinkedProgram, OpCost
@@ -39,20 +40,22 @@ class Forward:
         ws: Workspace,
         kv: KVCache,
         state: SelectorState,
+        audit: Audit | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._model, self._backend, self._ws = model, backend, ws
-        self._kv, self._state = kv, state
+        self._kv, self._state, self._audit = kv, state, audit
         self._n_ubatch = len(ws.ids)
         self._frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self._held = zeros(ws.x.shape if state.freezing else 0, np.float32)
         body, self._layers = self._body(self._n_ubatch)
         head = Program()
         self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
-        decode = self._decode()
-        backend.load(body.specs | head.specs | decode.specs, progress)
+        phase, decode = state.phase(0), self._decode(None)
+        checked = set() if audit is None else audit.specs
+        backend.load(body.specs | head.specs | decode.specs | checked, progress)
         self._prefill, self._head = backend.link(body), backend.link(head)
-        self._phases = {state.phase(0): backend.link(decode)}
+        self._phases = {(phase, False): backend.link(decode)}
         self._counting = False
 
     @property
@@ -84,14 +87,27 @@ class Forward:
             self._prefill.count(n_tok, pos, first, last)
 
     def decode(self, token_id: int, pos: int, step: int) -> np.ndarray:
-        """Run one token; a copy of its logits, f32 [n_vocab]."""
-        phase = self._state.phase(step)
+        """Run one token; a copy of its logits, f32 [n_vocab].
+
+        Raises AuditError, where a step is audited and a bound does not hold.
+        """
+        audit = self._audit if self._audit is not None and self._audit.due() else None
+        phase = self._state.phase(step), audit is not None
         if phase not in self._phases:
-            self._phases[phase] = self._backend.link(self._decode())
+            self._phases[phase] = self._backend.link(self._decode(audit))
+        linked = self._phases[phase]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
+<<<<<<< HEAD
         self._backend.run(self._phases[phase])
         self._count(self._phases[phase], 1, pos)
         return self._logits(1)[0]
+=======
+        self._backend.run(linked)
+        self._count(linked, 1, pos)
+        if audit is not None:
+            audit.take(linked.program, self._state, step, pos)
+        return self._ws.logits[0].copy()
+>>>>>>> main
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
@@ -130,7 +146,7 @@ class Forward:
         self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop
         self._backend.send(self._ws.ids, self._ws.step, self._kv.table)
 
-    def _body(self, n_tok: int) -> tuple[Program, list[_Layer]]:
+    def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
         """The Program from token ids to ws.x, and where its layers are; the input is layer 0's."""
         rec = new_recording(Program(), self._ws.step, n_tok)
         self._record_input(rec)
@@ -145,7 +161,7 @@ class Forward:
             ready = len(rec.program)
             if freezes:
                 self._record_copy(rec, self._ws.x, self._held)
-            record_update(rec, self._model, self._ws, self._state, layer, kv)
+            record_update(rec, self._model, self._ws, self._state, layer, kv, audit)
             if freezes:
                 self._record_copy(rec, self._held, self._ws.x)
             end = len(rec.program)
@@ -173,8 +189,8 @@ class Forward:
             n_head_kv=self._model.hp.n_head_kv,
         )
 
-    def _decode(self) -> Program:
-        program, _ = self._body(1)
+    def _decode(self, audit: Audit | None) -> Program:
+        program, _ = self._body(1, audit)
         self._record_head(new_recording(program, self._ws.step, 1), self._ws.step)
         return program
 

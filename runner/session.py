@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tamis.audit import Audit
 from tamis.forward import Forward
 from tamis.kv.cache import KVCache
 from tamis.sampler import Sampler, SamplerParams
@@ -55,6 +56,7 @@ class Session:
         n_ubatch: int,
         attn: str,
         prefill: str,
+        audit: int = 0,
         progress: "Progress | None" = None,
     ) -> None:
         hp, model = engine.hp, engine.model
@@ -68,6 +70,7 @@ class Session:
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
         self._kv = KVCache(hp, n_ctx)
+        window = tuple(model.window(layer) for layer in range(hp.n_layer))
         self._state = selector.open(
             SelectorShape(
                 n_layer=hp.n_layer,
@@ -76,12 +79,15 @@ class Session:
                 head_dim=hp.head_dim,
                 n_ctx=self._kv.capacity,
                 n_ubatch=n_tok,
-                window=tuple(model.window(layer) for layer in range(hp.n_layer)),
+                window=window,
             )
         )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         ws = new_workspace(hp, n_tok, engine.n_threads)
-        self._forward = Forward(model, engine.backend, ws, self._kv, self._state, report)
+        self._audit = Audit(audit, hp, window, self._kv.capacity) if audit else None
+        self._forward = Forward(
+            model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
+        )
         self._tokens: list[int] = []
 
     @property
@@ -93,6 +99,11 @@ class Session:
     def n_past(self) -> int:
         """How many tokens are held."""
         return len(self._tokens)
+
+    @property
+    def audit(self) -> Audit | None:
+        """What audited steps have shown; None where none are."""
+        return self._audit
 
     @property
     def forward(self) -> Forward:
@@ -112,7 +123,10 @@ class Session:
         return logits
 
     def decode(self, token_id: int) -> np.ndarray:
-        """Append one token; its logits, f32 [n_vocab]. Raises ContextError, ValueError."""
+        """Append one token; its logits, f32 [n_vocab].
+
+        Raises ContextError, ValueError, AuditError.
+        """
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past + 1)
         logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
@@ -176,6 +190,30 @@ class Session:
             else:
                 yield Piece(text + stream.finish(), token, logprob, "length")
 
+    def copy(self, other: "Session") -> None:
+        """Replace the sequence by another session's of the same engine. Raises ContextError."""
+        self._check_room(f"the other session holds {other.n_past}", other.n_past)
+        self.truncate(0)
+        self._kv.copy_from(other._kv, other.n_past)
+        self._tokens = other.tokens
+        self.recall()
+
+    def recall(self) -> None:
+        """Run the last tokens again for a method that learns from queries; few have any to run.
+
+        Keys and values stay as they are: those of a file may come from another method's prefill.
+        """
+        n = min(self._state.n_recall, self.n_past)
+        first = self.n_past - n
+        pages = self._kv.pages_from(first)
+        try:
+            for start in range(first, self.n_past, self._forward.n_ubatch):
+                chunk = self._tokens[start : start + self._forward.n_ubatch]
+                prompt = range(first, self.n_past)
+                self._forward.prefill(np.array(chunk, np.int32), start, prompt)
+        finally:
+            self._kv.put_back(first, pages)
+
     def save(self, path: str | Path) -> None:
         """Write tokens, keys and values to a file: whole or not at all."""
         path = Path(path)
@@ -210,12 +248,10 @@ class Session:
         if header["model"] != self._fingerprint():
             raise SessionFileError(f"{path} was saved for another model")
         tokens = header["tokens"]
-        if len(tokens) > self.n_ctx:
-            raise ContextError(
-                f"{path} holds {len(tokens)} tokens, n_ctx is {self.n_ctx}: raise --ctx"
-            )
+        self._check_room(f"{path} holds {len(tokens)}", len(tokens))
         self.truncate(0)
         self._restore(body[16 + size :], tokens)
+        self.recall()
 
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
@@ -254,6 +290,10 @@ class Session:
                 f"to at least {self.n_past + len(tokens)} or shorten the prompt"
             )
         return tokens.astype(np.int32)
+
+    def _check_room(self, holds: str, n_tokens: int) -> None:
+        if n_tokens > self.n_ctx:
+            raise ContextError(f"{holds} tokens, n_ctx is {self.n_ctx}: raise --ctx")
 
     def _fingerprint(self) -> str:
         """What a session file must agree with: the model's shapes and tensor table."""

@@ -31,6 +31,7 @@ class FakeSession:
 
     def __init__(self, n_ctx: int, script: list[Any]) -> None:
         self.n_ctx, self.tokens, self.script, self.calls = n_ctx, [], script, []
+        self.audit = None
 
     @property
     def n_past(self) -> int:

@@ -24,6 +24,7 @@ import test_kernels_lfps
 import test_kernels_moe
 import test_kernels_quest
 import test_kernels_select
+import test_kernels_slash
 import test_kernels_tactic
 import test_kernels_weights
 from guarded import fork_and_wait
@@ -337,6 +338,7 @@ TESTED = [
         test_kernels_moe,
         test_kernels_quest,
         test_kernels_select,
+        test_kernels_slash,
         test_kernels_tactic,
         test_kernels_weights,
     )

@@ -43,6 +43,7 @@ LAYERS = {
     "tamis.kv.*": 5,
     "tamis.select.*": 6,
     "tamis.attend": 7,
+    "tamis.audit": 7,
     "tamis.block": 7,
     "tamis.forward": 7,
     "tamis.model": 7,

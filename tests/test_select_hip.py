@@ -23,16 +23,17 @@ def test_the_rounds_of_a_small_tree():
     largest score of all, 9 at position 1, is lost with its branch.
     """
     k = scored([1, 9, 5, 0, 3, 0, 4, 7, 0])
-    stage = Stage("hip:k=2,b_k=1,l_d=0,sink=0,local=1", k, k, n_head=1)
+    stage = Stage("hip:k=2,b_k=1,l_d=0,sink=0,local=1,rep=centre", k, k, n_head=1)
     assert np.flatnonzero(stage.decode(QUERY, 8).kept[0]).tolist() == [2, 7, 8]
 
 
+@pytest.mark.parametrize("rep", ["centre", "mean"])
 @pytest.mark.parametrize("b_k", [1, 4])
 @pytest.mark.parametrize("peak", [20, 333, 512, 777, 990])
-def test_a_maximum_with_falling_scores_round_it_is_found(peak, b_k):
+def test_a_maximum_with_falling_scores_round_it_is_found(peak, b_k, rep):
     """Locality as Theorem 1 assumes it: the nearer a key is to the best, the larger its score."""
     k = scored(-np.abs(np.arange(1024) - peak) / 64)
-    stage = Stage(f"hip:k=8,b_k={b_k},l_d=0,sink=4,local=16", k, k, n_head=1)
+    stage = Stage(f"hip:k=8,b_k={b_k},l_d=0,sink=4,local=16,rep={rep}", k, k, n_head=1)
     assert stage.decode(QUERY, 1023).kept[0, peak]
 
 
@@ -40,7 +41,7 @@ def test_a_mask_serves_r_m_steps_while_the_window_moves_on():
     rng = np.random.default_rng(0)
     k = rng.standard_normal((1, 200, 16)).astype(np.float16)
     q = rng.standard_normal((200, 1, 16)).astype(np.float32)
-    text = "hip:k=8,b_k=1,l_d=0,sink=2,local=4"
+    text = "hip:k=8,b_k=1,l_d=0,sink=2,local=4,rep=centre"
     each, cached = (Stage(f"{text},r_m={r_m}", k, k, n_head=1) for r_m in (1, 4))
 
     def middles(stage, steps):
@@ -62,7 +63,13 @@ def test_a_mask_serves_r_m_steps_while_the_window_moves_on():
 
 @pytest.mark.parametrize(
     ("text", "share"),
-    [("hip:k=512", 0.94), ("hip:k=256,b_k=4", 0.82), ("hip:k=256,b_k=4,span=16", 0.88)],
+    [
+        ("hip:k=512,rows=head,rep=centre", 0.94),
+        ("hip:k=256,b_k=4,rows=head,rep=centre", 0.82),
+        ("hip:k=256,b_k=4,rows=head,rep=centre,span=16", 0.88),
+        ("hip:k=512,rows=head", 0.94),
+        ("hip:k=512", 0.92),
+    ],
 )
 def test_real_attention(text, share):
     """How near the kept weight comes to that of the best positions, as many as are kept.

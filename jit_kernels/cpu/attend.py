@@ -23,7 +23,7 @@ from tamis.jit_kernels.cpu.attend_batch import (
     masking,
     softmax,
 )
-from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
+from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     count_i,
@@ -56,6 +56,14 @@ def first_at_least(indices, begin, end, value):
 def note(batch, n, count, rows, position, bias):
     """List `count` neighbouring keys from rows (of k and v) and position on, as entries n..."""
     k_row, v_row = rows
+    if count < 4:  # a vector would write most of its lanes for nothing, across cache lines
+        for i in range(count):
+            entry = batch + 4 * (n + i)
+            store_i32(entry + BATCH.k_row, k_row + i)
+            store_i32(entry + BATCH.v_row, v_row + i)
+            store_i32(entry + BATCH.position, position + i)
+            store_f32(entry + BATCH.bias, bias)
+        return
     for i in range(0, count, LANES):
         entry, lanes = batch + 4 * (n + i), count_i() + splat_i(i)
         store_i(entry + BATCH.k_row, splat_i(k_row) + lanes)

@@ -15,9 +15,12 @@ from tamis.jit_kernels.cpu.intrinsic import (
 from tamis.jit_kernels.cpu.simd import (
     as_i32,
     count_at_least,
+    hmax,
     load_f32x16,
     shift_right_signed,
     splat_i32x16,
+    vmax,
+    vmin,
 )
 from tamis.jit_kernels.cpu.tile import dot_half
 from tamis.jit_kernels.ops import STEP
@@ -94,28 +97,70 @@ def ordered(score):
 
 
 @njit
+def _in_order(x):
+    """As `ordered`, of a vector."""
+    bits = as_i32(x)
+    sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
+    return ((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign
+
+
+@njit
+def _range_of(scores, low, high):
+    """The smallest and the largest ordered score of entries low .. high - 1."""
+    whole = high - (high - low) % 16
+    least, most = splat_i32x16(0x7FFFFFFF), splat_i32x16(LEAST)
+    for j in range(low, whole, 16):
+        x = _in_order(load_f32x16(scores + 4 * j))
+        least, most = vmin(x, least), vmax(x, most)
+    bottom, top = -hmax(splat_i32x16(-1) - least) - 1, int(hmax(most))
+    for j in range(whole, high):
+        x = ordered(load_f32(scores + 4 * j))
+        bottom, top = min(bottom, x), max(top, x)
+    return bottom, top
+
+
+@njit
 def threshold(scores, low, high, k):
     """An ordered score that k of entries low .. high - 1 reach, by bisection on its bits.
 
     The largest one, the k-th best score; or a smaller one that the same k reach.
     """
-    found = LEAST
     whole = high - (high - low) % 16
-    for bit in range(31, -1, -1):
-        candidate = found + (1 << bit)
+    found, above = _range_of(scores, low, high)
+    while found < above:  # k entries reach found, fewer reach above + 1
+        candidate = (found + above + 1) >> 1
         bar = splat_i32x16(candidate)
         count = 0
         for j in range(low, whole, 16):
-            bits = as_i32(load_f32x16(scores + 4 * j))
-            sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
-            count += count_at_least(((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign, bar)
+            count += count_at_least(_in_order(load_f32x16(scores + 4 * j)), bar)
         for j in range(whole, high):
             count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate
             if count == k:
                 break
+        else:
+            above = candidate - 1
     return found
+
+
+@njit(error_model="numpy")
+def keep_best(scores, items, n, k, out):
+    """Copy the k < n items with the best scores, in order; ties go to earlier ones."""
+    bar = threshold(scores, 0, n, k)
+    ties = k
+    for i in range(n):
+        ties -= ordered(load_f32(scores + 4 * i)) > bar
+    count = 0
+    for i in range(n):
+        # Written always, counted where kept: no branch that a CPU would guess wrong.
+        store_i32(out + 4 * count, load_i32(items + 4 * i))
+        order = ordered(load_f32(scores + 4 * i))
+        tie = order == bar and ties > 0
+        ties -= tie
+        count += order > bar or tie
+        if count == k:
+            break
 
 
 def select_top_k() -> Any:

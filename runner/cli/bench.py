@@ -1,6 +1,7 @@
 """`tamis bench`: speed of prefill and decode, with the bytes that bound it.
 
-Medians after a warm-up; the time to open a session, where kernels get compiled, is apart.
+Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
+several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.cli import UsageError, common, profile
+from tamis.cli import UsageError, common, compare, profile, states, table
 from tamis.jit_kernels import ceiling as ceilings
 
 WARM_UP = 8  # tokens
@@ -35,7 +36,9 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    common.add_model_arguments(parser, threads=False)
+    common.add_model_arguments(parser, threads=False, several=True)
+    states.add_arguments(parser)
+    parser.add_argument("--text", metavar="FILE", help="fill the context with this text")
     lists = (
         ("-p", "--n-prompt", "512", "tokens of a prefill, 0 for none"),
         ("-n", "--n-gen", "64", "tokens of a decode run, 0 for none"),
@@ -63,22 +66,35 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to measure: -p and -n are both 0")
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
+<<<<<<< HEAD
     if arguments.profile and arguments.device != "cpu":
         raise UsageError("--profile counts the CPU's cycles: leave out --device")
     need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP)
+=======
+    methods = arguments.attn or ["dense"]
+    comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
+    if comparing and (arguments.profile or not max(arguments.n_gen)):
+        raise UsageError("comparing methods decodes: it takes no --profile, and -n is at least 1")
+    need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP) + bool(comparing)
+>>>>>>> main
     if arguments.ctx is not None and arguments.ctx < need:
         raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
-    arguments.ctx = arguments.ctx or need
+    if not arguments.session or max(arguments.depth):
+        arguments.ctx = arguments.ctx or need
     rows: list[dict[str, Any]] = []
     for n_threads in arguments.threads or [None]:
         arguments.threads = n_threads
-        for row in measure(arguments, tests):
+        arguments.attn = methods if comparing else methods[0]
+        for row in compare.compare(arguments) if comparing else measure(arguments, tests):
             rows.append(row)
             if arguments.json:
                 sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
-    if not arguments.json:
-        (_write_csv if arguments.csv else _write_table)(rows)
+    columns = compare.COLUMNS if comparing else COLUMNS
+    if arguments.csv:
+        _write_csv(rows, columns)
+    elif not arguments.json:
+        sys.stdout.write("\n".join(table.lines(rows, columns)) + "\n")
         for row in rows:
             if "profile" in row:
                 profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
@@ -176,18 +192,7 @@ def token_weights(tensors: Any, hp: Any) -> float:
     return total
 
 
-def _write_csv(rows: list[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(sys.stdout, list(COLUMNS), restval="", lineterminator="\n")
+def _write_csv(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    writer = csv.DictWriter(sys.stdout, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-
-
-def _write_table(rows: list[dict[str, Any]]) -> None:
-    used = [name for name in COLUMNS if any(name in row for row in rows)]
-    cells = [[COLUMNS[name] for name in used]]
-    cells += [[str(row.get(name, "")) for name in used] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
-    cells.insert(1, ["-" * width for width in widths])
-    for line in cells:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        sys.stdout.write(f"| {' | '.join(padded)} |\n")

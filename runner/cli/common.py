@@ -87,18 +87,39 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
+<<<<<<< HEAD
 def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     """-m, -c, --attn, --prefill, --device and, unless the command has its own, -t."""
+=======
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
+) -> None:
+    """-m, -c, --attn (a list where several are allowed), --prefill and, unless it is own, -t."""
+>>>>>>> main
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
-    parser.add_argument(
-        "--attn", default="dense", help="attention method of decoding: see `tamis methods`"
-    )
+    text = "attention method of decoding: see `tamis methods`"
+    if several:
+        parser.add_argument("--attn", action="append", help=text + "; may be given again")
+    else:
+        parser.add_argument("--attn", default="dense", help=text)
     parser.add_argument(
         "--prefill", default="dense", help="attention method of reading prompts: likewise"
+    )
+
+
+def add_audit_argument(parser: argparse.ArgumentParser) -> None:
+    """--audit."""
+    parser.add_argument(
+        "--audit",
+        type=count,
+        default=0,
+        metavar="N",
+        help="compute dense attention on every N-th decode step too and report what --attn missed; "
+        "an N that divides a method's period sees the same steps of it each time",
     )
 
 
@@ -169,7 +190,9 @@ def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
     """The engine of -m, -t and --device; --attn and --prefill are checked first."""
     from tamis.engine import Engine
 
-    check_methods(arguments.attn, arguments.prefill)
+    attn = arguments.attn
+    for method in [attn] if isinstance(attn, str) else attn:
+        check_methods(method, arguments.prefill)
     path = model_file(arguments.model, progress)
     engine = Engine.load(
         path, n_threads=arguments.threads, device=arguments.device, progress=progress
@@ -181,7 +204,11 @@ def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
     """A session of --ctx, --attn and --prefill, compiling kernels where they are missing."""
     session = engine.session(
-        n_ctx=arguments.ctx, attn=arguments.attn, prefill=arguments.prefill, progress=progress
+        n_ctx=arguments.ctx,
+        attn=arguments.attn,
+        prefill=arguments.prefill,
+        audit=getattr(arguments, "audit", 0),
+        progress=progress,
     )
     progress.clear()
     return session

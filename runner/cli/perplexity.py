@@ -9,21 +9,37 @@ from typing import Any
 
 import numpy as np
 
-from tamis.cli import UsageError, common
+from tamis.cli import UsageError, common, decoded, states, table
 
-MIN_CTX = 8
+MIN_CTX, DEFAULT_CTX = 8, 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    common.add_model_arguments(parser)
-    parser.set_defaults(ctx=512)
+    common.add_model_arguments(parser, several=True)
+    states.add_arguments(parser)
+    parser.add_argument(
+        "-d",
+        "--depth",
+        type=common.count_or_zero,
+        default=0,
+        help="compare methods with dense decoding after so many tokens of the text",
+    )
+    parser.add_argument(
+        "-n", "--n-gen", type=common.count, default=256, help="tokens decoded (default: 256)"
+    )
     parser.add_argument("-f", "--file", required=True, help="the text, UTF-8; - for standard input")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print perplexity and its standard error; the value so far goes to standard error."""
+    methods = arguments.attn or ["dense"]
+    if arguments.depth or arguments.session:
+        return _compare(arguments, methods)
+    if len(methods) > 1 or arguments.audit:
+        raise UsageError("several methods, or --audit, need a context to decode after: give -d")
+    arguments.attn, arguments.ctx = methods[0], arguments.ctx or DEFAULT_CTX
     if arguments.ctx < MIN_CTX:
         raise UsageError(f"--ctx is {arguments.ctx}, expected at least {MIN_CTX}")
     text = common.read_text(arguments.file)
@@ -37,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         losses = np.concatenate([losses, *chunk_losses(session.logits(chunk), chunk)])
         common.note(f"[{i + 1}/{len(chunks)}] {math.exp(losses.mean()):.4f}")
     engine.close()
-    value, error = estimate(losses)
+    value, error = decoded.estimate(losses)
     n_ctx, n = arguments.ctx, len(losses)
     if arguments.json:
         report = {"perplexity": value, "error": error, "n": n, "chunks": len(chunks)}
@@ -48,6 +64,26 @@ def run(arguments: argparse.Namespace) -> int:
             f"perplexity {value:.4f} +- {error:.4f} "
             f"({n} predictions, {len(chunks)} chunks of {n_ctx})\n"
         )
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, methods: list[str]) -> int:
+    """Print a row a method, dense attention's first."""
+    text = common.read_text(arguments.file)
+    arguments.attn = [method for method in methods if method != "dense"]
+    if arguments.depth:
+        arguments.ctx = arguments.ctx or arguments.depth + arguments.n_gen + 1
+    engine = common.load_engine(arguments, common.Progress())
+    ids = np.array(engine.tokenizer.encode(text), np.int64)
+    rows = []
+    for row in decoded.measure(engine, arguments, ids):
+        rows.append(row)
+        if arguments.json:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+    engine.close()
+    if not arguments.json:
+        sys.stdout.write("\n".join(table.lines(rows, decoded.COLUMNS)) + "\n")
     return 0
 
 
@@ -83,9 +119,3 @@ def chunk_losses(slices: Iterable[np.ndarray], chunk: np.ndarray) -> Iterator[np
             log_sum = top + np.log(np.exp(rows - top[:, None]).sum(-1))
             yield log_sum - rows[np.arange(len(rows)), chunk[at + low + 1 : at + high + 1]]
         at += len(logits)
-
-
-def estimate(losses: np.ndarray) -> tuple[float, float]:
-    """Perplexity and its standard error, as llama-perplexity propagates it: e^m * sd(m)."""
-    value = math.exp(float(losses.mean()))
-    return value, value * math.sqrt(float(losses.var()) / max(len(losses) - 1, 1))

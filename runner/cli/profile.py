@@ -41,8 +41,9 @@ def profile(session: Any, ids: np.ndarray, kind: str, ceiling: Ceiling) -> dict[
 def rows(costs: Iterable[OpCost], n_tok: int, ceiling: Ceiling) -> list[dict[str, Any]]:
     """One record a label, the slowest first."""
     totals: dict[str, np.ndarray] = {}
-    for label, _, *numbers in _shared(costs, ceiling):
-        totals[label] = totals.get(label, np.zeros(4)) + numbers
+    for c in _shared(costs, ceiling):
+        numbers = c.n_call, c.cycles, c.n_bytes, c.n_flop
+        totals[c.label] = totals.get(c.label, np.zeros(4)) + numbers
     spent = max(1.0, sum(total[1] for total in totals.values()))
     found = []
     for label, (n_call, cycles, n_bytes, n_flop) in totals.items():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import common, one_line
+from tamis.cli import audit, common, one_line
 from tamis.cli.answer import open_answer
 
 COMMANDS = """\
@@ -137,6 +137,9 @@ class Chat:
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         if said and said[-1].finish == "length":
             common.note("[cut short: the context or --max-tokens is used up]")
+        if self._session.audit is not None:
+            audit.write(self._session.audit)
+            self._session.audit.reset()
 
     def _stream(self, pieces: Iterator[Any]) -> tuple[list[Any], float]:
         """Show the pieces as they come: all of them, and when the first one came."""

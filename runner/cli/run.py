@@ -6,13 +6,14 @@ import sys
 import time
 from typing import Any
 
-from tamis.cli import UsageError, common
+from tamis.cli import UsageError, audit, common
 from tamis.cli.answer import open_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser)
+    common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", help="the prompt, - for standard input")
@@ -48,7 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
             first = first or time.perf_counter()
             pieces.append(piece)
             answer.write("" if arguments.json else piece.text)
-    _report(arguments, ids, pieces, start, first)
+    found = session.audit
+    _report(arguments, ids, pieces, start, first, found)
+    if found is not None and not arguments.json:
+        audit.write(found)
     engine.close()
     return 0
 
@@ -74,7 +78,12 @@ def _ids(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
 
 
 def _report(
-    arguments: argparse.Namespace, ids: list[int], pieces: list[Any], start: float, first: float
+    arguments: argparse.Namespace,
+    ids: list[int],
+    pieces: list[Any],
+    start: float,
+    first: float,
+    found: Any,
 ) -> None:
     """The JSON answer on standard output, or the speeds for the person at the terminal."""
     end = time.perf_counter()
@@ -89,7 +98,8 @@ def _report(
     if arguments.json:
         answer = "".join(piece.text for piece in pieces)
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in pieces]
-        sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens}) + "\n")
+        checked = {} if found is None else {"audit": audit.report(found)}
+        sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens, **checked}) + "\n")
         return
     if sys.stderr.isatty():
         common.note(

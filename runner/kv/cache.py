@@ -68,6 +68,23 @@ class KVCache:
                 part = rows[page * PAGE : (page + 1) * PAGE]
                 pages[self._table[page], :, : len(part)] = part.transpose(1, 0, 2)
 
+    def copy_from(self, other: "KVCache", n_tokens: int) -> None:
+        """Hold what another cache of the same model holds of its first n_tokens positions."""
+        self.truncate(0)
+        for layer in range(len(self._k)):
+            self.write(layer, *other.read(layer, n_tokens))
+
+    def pages_from(self, first: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Copies of every layer's key and value pages that hold positions from `first` on."""
+        slots = self._table[first // PAGE : self._n_held]
+        return [(k[slots], v[slots]) for k, v in zip(self._k, self._v, strict=True)]
+
+    def put_back(self, first: int, pages: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Undo what was written since `pages_from(first)`; the same pages must be held."""
+        slots = self._table[first // PAGE : self._n_held]
+        for layer, (k, v) in enumerate(pages):
+            self._k[layer][slots], self._v[layer][slots] = k, v
+
     def _gather(self, pages: np.ndarray, n_tokens: int) -> np.ndarray:
         n_page = -(-n_tokens // PAGE)
         rows = pages[self._table[:n_page]].transpose(0, 2, 1, 3)

@@ -55,6 +55,16 @@ class Rows(NamedTuple):
     out: np.ndarray  # f32 [rows, n_head, head_dim]
 
 
+class Bound(NamedTuple):
+    """A paper's promise about one decode step of one layer; arrays f64 [n_head]."""
+
+    name: str  # with its equation
+    measured: np.ndarray
+    allowed: np.ndarray
+    rounding: np.ndarray | float = 0.0  # what float32 arithmetic may add to what is measured
+    holds_always: bool = True  # False: the paper's assumptions are not met here; shown only
+
+
 class Selector(Protocol):
     """A method with its hyperparameters."""
 
@@ -116,6 +126,18 @@ class SelectorState:
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether `sel` is the default: dense attention."""
         return sel is self._full.get((id(rec.program), 0, self.shape.window[layer], BLOCK))
+
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        """What the method's paper promises of a step that was audited; nothing by default.
+
+        report: of one layer, f64 [n_head, len(ops.AUDIT)], see ops.AUDIT_HEADS.
+        """
+        return []
+
+    @property
+    def n_recall(self) -> int:
+        """Last tokens whose queries must have been observed before a decode step; 0: none."""
+        return 0
 
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
@@ -197,6 +219,13 @@ class _PerRoleState(SelectorState):
 
     def _serving(self, rec: Recording) -> SelectorState:
         return self._for_decode if rec.n_tok == 1 else self._for_prefill
+
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        return self._for_decode.bounds(report)
+
+    @property
+    def n_recall(self) -> int:
+        return max(self._for_prefill.n_recall, self._for_decode.n_recall)
 
 
 def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:

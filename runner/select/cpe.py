@@ -32,10 +32,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.ops import AUDIT
+from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
     PREFILL,
+    Bound,
     Recording,
     SelectorShape,
     SelectorState,
@@ -134,8 +137,8 @@ class _State(SelectorState):
         self._refs = np.zeros((shape.n_layer, n_row, p.s, n_q), np.float32)
         self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
+        self._chosen = np.zeros((shape.n_layer, n_row), np.int32)
         # Used within a layer: one for all.
-        self._chosen = np.zeros(n_row, np.int32)
         self._scores = np.zeros((n_row, n_ctx), np.float32)
         self._maxima = np.zeros((n_row, n_ctx // RUN), np.float32)
         self._order = np.zeros((n_row, n_ctx), np.int32)
@@ -172,6 +175,20 @@ class _State(SelectorState):
         """End all blocks: their sets were chosen by queries that may be gone."""
         self._meta[:, :, 0] = -1
 
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        mass, seen = report[:, AUDIT.mass], report[:, AUDIT.n_seen]
+        lost = np.maximum(0.0, 1 - mass)
+        allowed = np.array([g(delta, n) for delta, n in zip(lost, seen, strict=True)]) / 2
+        entropy = np.abs(report[:, AUDIT.entropy] - report[:, AUDIT.kept_entropy])
+        found = [Bound("entropy lost, g(delta) / 2 (Eq. 24)", entropy, allowed, rounding=1e-6)]
+        if self._params.s > 0:
+            tau, head_dim = self._params.tau, self.shape.head_dim
+            beta = np.array([beta_th(tau, k_max, head_dim) for k_max in report[:, AUDIT.max_k]])
+            gap = report[:, AUDIT.best_mass] - mass
+            # Eq. 14 is about queries of unit length, which the model's are not.
+            found.append(Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False))
+        return found
+
     def _drop(self, layer: int) -> int:
         """Eq. 15's factor, fixed."""
         return _fixed(self._params.dropped(layer, self.shape.n_layer))
@@ -204,7 +221,7 @@ class _State(SelectorState):
             q=q,
             refs=self._refs[layer],
             meta=self._meta[layer],
-            chosen=self._chosen,
+            chosen=self._chosen[layer],
             n_row=n_row,
             n_block=p.s,
             n_top=p.k,
@@ -214,11 +231,12 @@ class _State(SelectorState):
         rec.program.add(
             ops.CIS_SCORE,
             heads,
+            cost=self._score_cost(layer),
             step=rec.step,
             q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
-            chosen=self._chosen,
+            chosen=self._chosen[layer],
             scores=self._scores,
             maxima=self._maxima,
             n_row=n_row,
@@ -231,12 +249,25 @@ class _State(SelectorState):
         self._add_sets(rec, layer, middle)
         return packed(rec, self._sets, self._counts)
 
+    def _score_cost(self, layer: int) -> Cost:
+        """The keys between sinks and window, for each row that retrieves."""
+        p, head_dim = self._params, self.shape.head_dim
+        heads = self.shape.n_head // self._n_row
+
+        def cost(n_tok: int, pos: int) -> tuple[int, int]:
+            start = max(p.sink, math.floor(p.dropped(layer, self.shape.n_layer) * pos))
+            n_row = int((self._chosen[layer] == -1).sum())
+            n = n_row * max(0, pos + 1 - p.local - start) * head_dim
+            return 2 * n, 2 * n * heads
+
+        return cost
+
     def _add_sets(self, rec: Recording, layer: int, middle: dict[str, Any]) -> None:
         p = self._params
         rec.program.add(
             ops.CIS_SETS,
             step=rec.step,
-            chosen=self._chosen,
+            chosen=self._chosen[layer],
             meta=self._meta[layer],
             scores=self._scores,
             maxima=self._maxima,

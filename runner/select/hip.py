@@ -1,26 +1,36 @@
 """HiP: a tree search for the best keys (Lee et al. 2024, arXiv 2406.09827).
 
-Decides: at decode, about `k` positions, found by O(log T) rounds over one representative a chunk.
-The keys between sinks and window are cut into k / b_k chunks of whole blocks; each round splits
-every chunk in two branches, scores a branch by its centre block, and keeps the best k / b_k (3.1,
-Eq. 4), until a branch is one block. A block's score is the best q . k over every b_sk-th of its
-keys (3.2). A mask serves r_m steps; sinks and the local window move on without it. Prefill is
-dense, so b_q and b_sq, which cut queries, have no part here.
+Decides: about `k` positions for a step or for b_q queries of a prompt, found by O(log T) rounds
+over one representative a chunk. Each round splits every chunk in two branches, scores them by their
+representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys. A
+block's score is the best q . k over every b_sk-th of its keys and every b_sq-th of the queries
+(3.2). A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d
+layers read all.
 
-Options: `span` takes that many positions round each chosen block as well (App. A.3's patch; off,
-as in the paper). `rows="group"` searches once for the query heads that share a KV head, by the best
-of their scores; the paper searches for each head.
-State: the masks; after anything but the next decode step they are estimated anew.
+`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, a branch's
+centre block stands for it, each query head has its own tree. The defaults depart from it, because
+with grouped heads its sets, one a head, read more bytes than they save:
+- `rep="mean"`: the mean of a chunk's keys stands for it. Chunks are units of 4 blocks, pairs of
+  units and so on; their means are kept, 1 / (2 b_k) of the keys' bytes. One product a
+  chunk instead of b_k / b_sk, and better sets. Prefill always searches means.
+- `rows="group"`: one set for the query heads that share a KV head, by the best of q . k - log sum
+  exp, the sum over sinks and window: without it the head with the longest queries chooses for all.
+- the search and the window meet at a whole unit.
+Prompts are cut in blocks of b_q queries from each chunk's first token on, so n_ubatch should be a
+multiple of b_q. Option `span` takes that many positions round each chosen block as well (App.
+A.3's patch; off, as in the paper).
+State: the masks, estimated anew after anything but the next decode step; the means.
 """
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
 
 REFRESH, REUSE = "refresh", "reuse"
 
@@ -29,23 +39,30 @@ REFRESH, REUSE = "refresh", "reuse"
 class HiP:
     """k: tokens the tree chooses. l_d: first layers that read all. The rest as in the paper."""
 
-    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
-    k: int = 1024
+    k: int = 2048
     b_k: int = 2
     b_sk: int = 1
+    b_q: int = 64
+    b_sq: int = 8
     r_m: int = 1
     l_d: int = 3
     sink: int = 16
     local: int = 256
     span: int = 0
-    rows: str = "head"
+    rows: str = "group"
+    rep: str = "mean"
 
     def __post_init__(self) -> None:
         if not 1 <= self.b_sk <= self.b_k <= self.k:
             raise ValueError(f"{self}: expected 1 <= b_sk <= b_k <= k")
         if self.r_m < 1 or self.l_d < 0 or self.sink < 0 or self.local < 1 or self.span < 0:
             raise ValueError(f"{self}: expected r_m, local >= 1 and l_d, sink, span >= 0")
+        if self.b_q < 16 or self.b_q % 16 or not 1 <= self.b_sq <= self.b_q:
+            raise ValueError(f"{self}: expected b_q a multiple of 16 and 1 <= b_sq <= b_q")
+        if self.rep not in ("centre", "mean"):
+            raise ValueError(f"rep is {self.rep!r}, expected 'centre' or 'mean'")
         if self.rows not in ("group", "head"):
             raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
@@ -53,6 +70,11 @@ class HiP:
     def n_chunk(self) -> int:
         """Chunks that a round keeps: blocks of the mask."""
         return self.k // self.b_k
+
+    @property
+    def unit(self) -> int:
+        """Positions that the smallest mean stands for."""
+        return 4 * self.b_k
 
     @property
     def n_sink(self) -> int:
@@ -74,33 +96,33 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
-        n_chunk = params.n_chunk
-        self._masks = np.zeros((shape.n_layer, self._n_row, 1 + n_chunk), np.int32)
-        self._tree = np.zeros((self._n_row, 8, n_chunk), np.int32)
+        self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
+        self._tree = np.zeros((self._n_row, 8, params.n_chunk), np.int32)
+        self._n_unit = -(-shape.n_ctx // params.unit)
+        self._means: dict[int, np.ndarray] = {}  # by layer, made when first recorded
+        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # units in the means
         self._phase = REFRESH
         self._made = self._last = 0  # steps: of the masks, and before the next; 0 = no masks
+
+    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, shape = self._params, self.shape
+        if shape.window[layer] or layer < p.l_d:
+            return super().prefill(rec, layer, q, kv)
+        n_mask = -(-rec.n_tok // p.b_q)
+        mask = np.zeros((n_mask * self._n_row, 1 + p.n_chunk), np.int32)
+        self._record_search(rec, layer, q, kv, mask=mask, mask_block=p.b_q)
+        return self._record_selection(rec, mask, mask_block=p.b_q)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.l_d:
             return super().decode(rec, layer, q, kv)
-        if self._phase == REFRESH:
+        mask = self._masks[layer]
+        if self._phase == REFRESH and p.rep == "mean":
+            self._record_search(rec, layer, q, kv, mask=mask, mask_block=1)
+        elif self._phase == REFRESH:
             self._record_estimate(rec, layer, q, kv)
-        sel = new_selection(shape, rec, n_row=self._n_row, block=p.b_k)
-        rec.program.add(
-            ops.HIP_SELECT,
-            step=rec.step,
-            mask=self._masks[layer],
-            indptr=sel.indptr,
-            indices=sel.indices,
-            n_row=self._n_row,
-            n_chunk=p.n_chunk,
-            block=p.b_k,
-            n_sink=p.n_sink,
-            n_local=p.local,
-            n_near=p.n_near,
-        )
-        return sel
+        return self._record_selection(rec, mask, mask_block=1)
 
     def phase(self, step: int) -> str:
         # Step 0 makes no masks that count: a Program is recorded under its name before any runs.
@@ -113,12 +135,98 @@ class _State(SelectorState):
 
     def truncate(self, n_tokens: int) -> None:
         self._made = 0
+        np.minimum(self._filled, n_tokens // self._params.unit, out=self._filled)
+
+    def _record_selection(self, rec: Recording, mask: np.ndarray, *, mask_block: int) -> Selection:
+        p, shape = self._params, self.shape
+        align = p.unit if p.rep == "mean" else p.b_k
+        n_rows = -(-rec.n_tok // rec.q_block) * self._n_row
+        n_last = (p.local + align + mask_block) // p.b_k + 2
+        most = p.n_sink + p.n_chunk * (1 + 2 * p.n_near) + n_last
+        sel = Selection(
+            indptr=np.zeros(n_rows + 1, np.int32),
+            indices=np.zeros(n_rows * min(most, -(-shape.n_ctx // p.b_k)), np.int32),
+            block=p.b_k,
+            q_block=rec.q_block,
+            n_row=self._n_row,
+        )
+        rec.program.add(
+            ops.HIP_SELECT,
+            step=rec.step,
+            mask=mask,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=self._n_row,
+            n_chunk=p.n_chunk,
+            block=p.b_k,
+            n_sink=p.n_sink,
+            n_local=p.local,
+            n_near=p.n_near,
+            align=align,
+            mask_block=mask_block,
+            q_block=rec.q_block,
+        )
+        return sel
+
+    def _record_search(
+        self,
+        rec: Recording,
+        layer: int,
+        q: np.ndarray,
+        kv: KVView,
+        *,
+        mask: np.ndarray,
+        mask_block: int,
+    ) -> None:
+        p, shape = self._params, self.shape
+        group, q_stride = shape.n_head // self._n_row, min(p.b_sq, mask_block)
+        if layer not in self._means:
+            size = (shape.n_head_kv, 2 * self._n_unit, shape.head_dim)
+            self._means[layer] = np.zeros(size, np.float16)
+        n_always = p.b_k * p.n_sink + p.local + p.unit
+        capacity = ops.hip_capacity(p.n_chunk, p.b_k, p.b_sk, n_always)
+        work = ops.hip_work(group, capacity, -(-mask_block // q_stride))
+        pages: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
+        means: dict[str, Any] = {
+            "means": self._means[layer],
+            "n_head_kv": shape.n_head_kv,
+            "n_unit": self._n_unit,
+        }
+        rec.program.add(
+            ops.HIP_MEANS,
+            (shape.head_dim,),
+            filled=self._filled[layer],
+            unit=p.unit,
+            **pages,
+            **means,
+        )
+        rec.program.add(
+            ops.HIP_SEARCH,
+            (shape.head_dim, group),
+            q=q,
+            mask=mask,
+            work=np.zeros((len(mask), work), np.float32),
+            n_row=self._n_row,
+            heads_per_kv=shape.group,
+            n_chunk=p.n_chunk,
+            block=p.b_k,
+            stride=p.b_sk,
+            n_sink=p.n_sink,
+            n_local=p.local,
+            mask_block=mask_block,
+            q_stride=q_stride,
+            capacity=capacity,
+            scale_f=shape.head_dim**-0.5,
+            **pages,
+            **means,
+        )
 
     def _record_estimate(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p, shape = self._params, self.shape
         rec.program.add(
             ops.HIP_ESTIMATE,
             (shape.head_dim, shape.n_head // self._n_row),
+            cost=self._estimate_cost,
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -134,6 +242,15 @@ class _State(SelectorState):
             n_sink=p.n_sink,
             n_local=p.local,
         )
+
+    def _estimate_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+        """Two branches a chunk and round, of each the strided keys of one block."""
+        p = self._params
+        n_block = max(0, (pos + 1 - p.local) // p.b_k - p.n_sink)
+        n_chunk = max(1, min(n_block, p.n_chunk))
+        n_round = math.ceil(math.log2(max(1, n_block / n_chunk)))
+        n = 2 * n_chunk * n_round * -(-p.b_k // p.b_sk) * self.shape.head_dim
+        return 2 * n * self._n_row, 2 * n * self.shape.n_head
 
 
 METHOD = HiP

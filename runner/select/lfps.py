@@ -23,7 +23,7 @@ weights are normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15
 is read at the distance to the current query. `bypass="mix"` (the paper's third finding) joins the
 sinks, the local window and the mean value by their weights; "mean" is the algorithm box's mean
 value alone; "none" never bypasses. Mean key and value are those of the start of decoding. After a
-prompt or truncate() the tables start anew; after load, from the first query, as no other is known.
+prompt or truncate() the tables start anew; load runs the last tokens again for their queries.
 """
 
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, Selection
 from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, packed
 
@@ -156,6 +157,11 @@ class _State(SelectorState):
         self._meta[:, :, 0] = -1
         self._past_pos[self._past_pos >= n_tokens] = -1
 
+    @property
+    def n_recall(self) -> int:
+        """As many as the tables start from; more than the few rows that are multiplied apart."""
+        return max(self._params.s, ops.FEW_ROWS + 1)
+
     def _heads(self) -> dict[str, Any]:
         shape = self.shape
         return {
@@ -202,6 +208,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.LFPS_SETS,
             (self.shape.head_dim,),
+            cost=self._sets_cost(layer),
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -218,6 +225,20 @@ class _State(SelectorState):
             **self._tables(layer),
             **self._heads(),
         )
+
+    def _sets_cost(self, layer: int) -> Cost:
+        """The keys scanned a step, as a mean since it was last asked, and the tables' bounds."""
+        meta, seen, at = self._meta[layer], np.zeros(2, np.int64), ops.LFPS_META
+
+        def cost(n_tok: int, pos: int) -> tuple[int, int]:
+            now = np.array([meta[:, at.n_scanned // 8].sum(), meta[0, at.n_step // 8]])
+            n_key, n_step = now - seen
+            seen[:] = now
+            n = int(n_key / max(1, n_step)) * self.shape.head_dim
+            n_bound = 2 * (pos // RUN + 1) * self.shape.n_head
+            return 2 * n + 4 * n_bound, 2 * n
+
+        return cost
 
 
 METHOD = LFPS

@@ -117,6 +117,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.QUEST_SCORE,
             (self.shape.head_dim, self.shape.n_head // self._n_row),
+            cost=self._score_cost,
             step=rec.step,
             q=q,
             bounds=self._bounds[layer],
@@ -127,6 +128,11 @@ class _State(SelectorState):
             n_page=self._n_page,
             page=self._params.page,
         )
+
+    def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+        """Two vectors of each page; an element is multiplied with both."""
+        n = (pos // self._params.page + 1) * self.shape.head_dim
+        return 4 * n * self._n_row, 4 * n * self.shape.n_head
 
 
 METHOD = Quest

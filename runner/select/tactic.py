@@ -22,10 +22,12 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.ops import AUDIT
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import DECODE, Bound, Recording, SelectorShape, SelectorState, new_selection
 
 CLUSTER, STEP = "cluster", "step"
+ROUNDING = 1e-3  # of the longest value: float16 keys and values, float32 sums
 PANEL = 32  # clusters whose centroids lie together
 
 
@@ -108,6 +110,11 @@ class _State(SelectorState):
             self._at = 0
             self._extent[:] = 0
 
+    def bounds(self, report: np.ndarray) -> list[Bound]:
+        mass, max_v = report[:, AUDIT.mass], report[:, AUDIT.max_v]
+        name, allowed = "2 (1 - p) max|v| (Eq. 6)", 2 * (1 - mass) * max_v
+        return [Bound(name, report[:, AUDIT.error], allowed, rounding=ROUNDING * max_v)]
+
     def _record_clusters(self, rec: Recording, layer: int, kv: KVView) -> None:
         p, shape, add = self._params, self.shape, rec.program.add
         of_all = {
@@ -147,6 +154,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.TACTIC_BUDGET,
             (shape.head_dim,),
+            cost=self._budget_cost,
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -169,6 +177,19 @@ class _State(SelectorState):
             first_share_f=p.first,
             scale_f=shape.head_dim**-0.5,
         )
+
+    def _budget_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+        """A head reads all centroids, the keys that are weighed first and in two windows of 1 %.
+
+        Where they count, the keys outside of the clusters as well.
+        """
+        p, shape = self._params, self.shape
+        end, n_cluster = (int(x) for x in self._extent)
+        n_in = max(0, end - p.sink)
+        n_key = (p.first + 0.02) * n_in + (pos + 1 - n_in) * (p.outside == "counted")
+        n = int((n_cluster + n_key) * shape.head_dim)
+        n_bytes = int((4 * n_cluster + 2 * n_key) * shape.head_dim)
+        return shape.n_head * n_bytes, 2 * shape.n_head * n
 
     def _record_selection(self, rec: Recording, layer: int) -> Selection:
         shape = self.shape

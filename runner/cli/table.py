@@ -1,0 +1,15 @@
+"""Tables of records, as text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """One line a row below the titles; columns: key -> title, left out where no row has the key."""
+    used = [key for key in columns if any(key in row for row in rows)]
+    cells = [[columns[key] for key in used]]
+    cells += [[str(row.get(key, "")) for key in used] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
+    cells.insert(1, ["-" * width for width in widths])
+    padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in cells)
+    return [f"| {' | '.join(line)} |" for line in padded]
