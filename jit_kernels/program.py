@@ -43,12 +43,8 @@ class Program:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-<<<<<<< HEAD
         self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
-=======
         self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
-        self._keep: list[np.ndarray] = []
->>>>>>> main
 
     def add(
         self,

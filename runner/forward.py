@@ -97,17 +97,11 @@ class Forward:
             self._phases[phase] = self._backend.link(self._decode(audit))
         linked = self._phases[phase]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
-<<<<<<< HEAD
-        self._backend.run(self._phases[phase])
-        self._count(self._phases[phase], 1, pos)
-        return self._logits(1)[0]
-=======
         self._backend.run(linked)
         self._count(linked, 1, pos)
         if audit is not None:
             audit.take(linked.program, self._state, step, pos)
-        return self._ws.logits[0].copy()
->>>>>>> main
+        return self._logits(1)[0]
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""

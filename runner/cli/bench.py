@@ -66,17 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to measure: -p and -n are both 0")
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
-<<<<<<< HEAD
     if arguments.profile and arguments.device != "cpu":
         raise UsageError("--profile counts the CPU's cycles: leave out --device")
-    need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP)
-=======
     methods = arguments.attn or ["dense"]
     comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
     if comparing and (arguments.profile or not max(arguments.n_gen)):
         raise UsageError("comparing methods decodes: it takes no --profile, and -n is at least 1")
     need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP) + bool(comparing)
->>>>>>> main
     if arguments.ctx is not None and arguments.ctx < need:
         raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
     if not arguments.session or max(arguments.depth):

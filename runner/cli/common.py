@@ -87,15 +87,10 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
-<<<<<<< HEAD
-def add_model_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
-    """-m, -c, --attn, --prefill, --device and, unless the command has its own, -t."""
-=======
 def add_model_arguments(
     parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
 ) -> None:
-    """-m, -c, --attn (a list where several are allowed), --prefill and, unless it is own, -t."""
->>>>>>> main
+    """-m, -c, --device, --attn (a list where several are allowed), --prefill and perhaps -t."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
