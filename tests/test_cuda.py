@@ -126,6 +126,7 @@ def test_ptx_is_kept_in_the_kernel_library(tmp_path):
 
 
 def test_an_op_without_a_kernel_is_named(tmp_path):
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
     with pytest.raises(CompileError, match="no kernel yet for moe_route, score_keys"):
         PtxLibrary(StandIn(), tmp_path).load(
             [KernelSpec(ops.SCORE_KEYS, (64, 2)), KernelSpec(ops.MOE_ROUTE, ())]
@@ -133,6 +134,7 @@ def test_an_op_without_a_kernel_is_named(tmp_path):
 
 
 def test_targets_have_folders_of_their_own():
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
     names = [fingerprint(target) for target in TARGETS.values()]
     assert len({*names, fingerprint()}) == len(names) + 1
 

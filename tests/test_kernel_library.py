@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_audit
 import test_kernels_ceiling
 import test_kernels_cpe
 import test_kernels_delta
@@ -328,6 +329,7 @@ TESTED = [
     KernelSpec(op, tuple(constants))
     for module in (
         test_kernels_attention,
+        test_kernels_audit,
         test_kernels_ceiling,
         test_kernels_cpe,
         test_kernels_delta,
