@@ -142,6 +142,14 @@ def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
     check_product(type_, data, decoded, normal(rng, n_tok, n_in), with_bias=with_bias, add=add)
 
 
+@in_child
+def test_threads_share_rows_of_x_where_units_of_weights_are_uneven():
+    # Four units of 32 rows: three threads take eight of a half each.
+    rng = np.random.default_rng(9)
+    data, decoded = weights("Q8_0", rng, 115, 64)
+    check_product("Q8_0", data, decoded, normal(rng, 131, 64), with_bias=1, add=1)
+
+
 @pytest.mark.parametrize("n_in", [5, 16, 45, 300])
 @pytest.mark.parametrize("type_", ["F32", "F16", "BF16"])
 @in_child
