@@ -379,57 +379,68 @@ SLASH_SELECT = _op(
 )
 
 # Tactic (Zhu et al. 2025, arXiv 2502.12216). Clustered are the positions n_sink .. end - 1 of each
-# KV head; extent int64 [2] is end and the number of clusters (0, 0: none). starts int32
-# [n_head_kv, 32 * n_panel + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
-# order[starts[i]: starts[i + 1]], ascending. centroids f32 [n_head_kv, n_panel, head_dim, 32]:
-# panels of 32 clusters. norms f32 [n_head_kv, 32 * n_panel]: half the squared lengths of centroids,
-# 1e30 where there is none (the centroid is finite there). moving int64 [n_head_kv]: 0 once an
-# iteration changed no centroid.
-# Start anew with the positions before the last n_local: extent, and per_cluster times fewer
-# centroids, keys that are drawn without replacement (4.2).
+# KV head, `segment` positions at a time (the last segment may be shorter), each segment into
+# per_cluster times fewer clusters. extent int64 [3]: the first position whose segment is to be
+# made, end, and the number of clusters; a segment's clusters follow the one before's. starts int32
+# [n_head_kv, n_slot + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
+# order[starts[i]: starts[i + 1]], ascending. means f16 [n_head_kv, n_slot, head_dim]:
+# centroids, for queries. While they are made: centroids f32 as means; norms f32
+# [n_head_kv, n_slot]: minus half their squared lengths; moving int64 [n_head_kv, n_segment]: 0 once
+# an iteration changed no centroid of a segment.
+# Start the segments anew with keys that are drawn without replacement (4.2).
 TACTIC_SEED = _op(
     "select_tactic",
     "tactic_seed",
     "head_dim",
-    "step k_pages k_table extent centroids norms moving n_head_kv n_panel per_cluster n_sink"
-    " n_local seed",
+    "k_pages k_table extent centroids means norms moving n_head_kv n_slot n_segment segment"
+    " per_cluster n_sink seed",
 )
-# labels int32 [n_head_kv, capacity], from position n_sink on: the nearest centroid, the lowest of
-# equally near ones. best: scratch, f32 like labels.
+# labels int32 [n_head_kv, capacity]: the nearest centroid of the position's segment, the lowest of
+# equally near ones. panels: scratch, f32 [TACTIC_WORKERS, (head_dim + 3) * 32].
 TACTIC_ASSIGN = _op(
     "select_tactic",
     "tactic_assign",
     "head_dim",
-    "k_pages k_table extent centroids norms moving labels best n_head_kv n_panel capacity n_sink",
+    "k_pages k_table extent centroids norms moving labels panels n_head_kv n_slot n_segment"
+    " segment per_cluster capacity n_sink",
 )
-# starts and order by labels; centroids that have members become their means. sums: scratch, f32
-# [n_head_kv, head_dim].
+# starts and order by labels; centroids that have members become their means. cursor: scratch, int32
+# as norms.
 TACTIC_MEAN = _op(
     "select_tactic",
     "tactic_mean",
     "head_dim",
-    "k_pages k_table extent centroids norms moving labels starts order sums n_head_kv n_panel"
-    " capacity n_sink",
+    "k_pages k_table extent centroids means norms moving labels starts order cursor n_head_kv"
+    " n_slot n_segment segment per_cluster capacity n_sink",
 )
-# For one query token, a head at a time: rank int32 [n_head, 32 * n_panel], the clusters by falling
-# q . centroid, and keep int32 [n_head], how many of the positions in that order make up the share
-# of all weight (Alg. 1; fit by the windows at first_share, at 10 % and at 60 %). counted: 1 counts
-# the weight of the positions outside of the clusters towards the share. work: scratch, f32
-# [n_head, tactic_work(capacity, n_panel)].
+# scores f32 [n_head, n_slot]: q . centroid, for one query token; n_slot is a multiple of 16.
+TACTIC_SCORE = _op(
+    "select_tactic",
+    "tactic_score",
+    "head_dim group",
+    "q extent means scores n_head_kv n_slot",
+)
+# For one query token, a head at a time: rank int32 [n_head, n_slot], the clusters by falling score
+# (scores within a 65535th of their range are equal), and keep int32 [n_head], how many of the
+# positions in that order make up the share of all weight. n_sample 0: as Alg. 1 has it, fit by the
+# windows at first_share, at 10 % and at 60 %. n_sample up to TACTIC_SAMPLES: whole clusters, the
+# weight of those after the first ones estimated from as many of their positions, times
+# 1 + margin. counted: 1 counts the weight of the positions outside of the clusters towards the
+# share. work: scratch, f32 [n_head, tactic_work(capacity, n_slot)].
 TACTIC_BUDGET = _op(
     "select_tactic",
     "tactic_budget",
     "head_dim",
-    "step q k_pages k_table extent centroids starts order rank keep work n_head heads_per_kv"
-    " n_head_kv n_panel capacity n_sink counted share_f first_share_f scale_f",
+    "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
+    " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
 )
-# marks uint8 [n_row, capacity]: 1 at the positions that a head of the row's group keeps; count
-# int32 [n_row]: how many are marked. capacity is a multiple of 8.
+# marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the
+# row's group keeps it; count int32 [n_row]: how many are.
 TACTIC_MARK = _op(
     "select_tactic",
     "tactic_mark",
     "group",
-    "extent starts order rank keep marks count n_row heads_per_kv n_panel capacity",
+    "extent starts order rank keep marks count n_row heads_per_kv n_slot capacity",
 )
 # The Selection of the marked positions and of all outside of the clusters.
 TACTIC_SELECT = _op(
@@ -480,6 +491,8 @@ TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
+TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
+TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
@@ -515,12 +528,13 @@ def packed_bytes(n_tok: int, n: int) -> int:
     return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
 
 
-def tactic_work(capacity: int, n_panel: int) -> int:
-    """Floats of scratch that TACTIC_BUDGET needs a head: logits, scores, sort keys, ranks, counts.
+def tactic_work(capacity: int, n_slot: int) -> int:
+    """Floats of scratch that TACTIC_BUDGET needs a head: rows and logits, clusters, samples.
 
-    Logits are those of all positions at most, of two windows of 1 %, and 16 more.
+    Logits are those of all positions at most, of two windows of 1 % or of samples, and padding.
     """
-    return capacity + capacity // 50 + 64 + 16 + 3 * 32 * n_panel + 256
+    n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 64
+    return 2 * n_list + 4 * n_slot + 256 + TACTIC_SAMPLES
 
 
 def audit_work(capacity: int, head_dim: int) -> int:

@@ -96,20 +96,52 @@ def test_clusters_are_made_anew_every_period_and_after_truncation():
     steps = [*range(100, 201), 300]
     assert [s for s in steps if state.phase(s) == "cluster"] == [100, 150, 200, 300]
     state.truncate(300)  # the clusters hold no position from 300 on
-    assert state.phase(300) == "decode"
+    assert state.phase(300) == "step"
     state.truncate(299)
     assert state.phase(299) == "cluster"
 
 
+def test_whole_segments_keep_their_clusters():
+    """64 positions a segment: what is clustered anew is what follows the last whole one."""
+    rng = np.random.default_rng(3)
+    k = rng.standard_normal((1, 400, 16)).astype(np.float16)
+    q = rng.standard_normal((1, 16)).astype(np.float32)
+    text = "tactic:P=0.5,period=50,c=4,local=8,sink=4,segment=64,first=0.1"
+    stage, fresh = Stage(text, k, k, n_head=1), Stage(text, k, k, n_head=1)
+    stage.decode(q, 150)
+    assert stage.state._extent.tolist() == [4, 143, 34]  # 150 + 1 - 8; 2 * 16 + 2
+    fresh.decode(q, 300)
+    kept = stage.decode(q, 300).kept
+    assert stage.state._extent.tolist() == [132, 293, 72]  # a rest of 33
+    assert kept.tolist() == fresh.decode(q, 300).kept.tolist()
+    stage.state.truncate(140)
+    stage.decode(q, 142)
+    assert stage.state._extent.tolist() == [132, 132, 32]  # a rest of 3 is less than a cluster
+
+
 def test_real_attention_comes_near_the_share():
-    """Measured when written: 0.876 of the weight for P = 0.9, reached in 54 %, by 22 % of keys."""
+    """Measured when written: 0.872 of the weight for P = 0.9, reached in 54 %, by 21 % of keys."""
     k, q, at = real_attention()
-    stage = Stage("tactic:P=0.9,local=64,rows=head", k, k, n_head=14)
+    mass, sizes = kept_of_real_attention("tactic:P=0.9,local=64,rows=head")
+    assert np.mean(mass) > 0.86
+    assert np.mean(mass >= 0.9) > 0.5
+    assert np.mean(sizes) < 0.25
+
+
+def test_samples_reach_the_share_more_often():
+    """Measured when written: 0.910 of the weight for P = 0.9, reached in 77 %, by 24 % of keys."""
+    mass, sizes = kept_of_real_attention("tactic:P=0.9,local=64,rows=head,sample=256,margin=0.75")
+    assert np.mean(mass >= 0.9) > 0.7
+    assert np.mean(sizes) < 0.25
+
+
+def kept_of_real_attention(text):
+    """Mass and share of positions, of each query and head."""
+    k, q, at = real_attention()
+    stage = Stage(text, k, k, n_head=14)
     mass, sizes = [], []
     for queries, pos in zip(q, at.tolist(), strict=True):
         kept, weights = stage.decode(queries, pos).kept, weights_of(queries, k[:, : pos + 1])
         mass.append((weights * kept).sum(axis=1))
         sizes.append(kept.mean(axis=1))
-    assert np.mean(mass) > 0.86
-    assert np.mean(np.array(mass) >= 0.9) > 0.5
-    assert np.mean(sizes) < 0.25
+    return np.array(mass), np.array(sizes)

@@ -218,6 +218,12 @@ def load_half_each(b, starts, offset):
     return grid_of(b, [[halves_at(b, b.add(p, offset)) for p in unpacked(b, starts)]])
 
 
+@vector_op(_made(vf.ir, rows=1))
+def load_half_spaced(b, p, stride, n):
+    """A row of vectors of float16, at p, p + stride, ..."""
+    return grid_of(b, [[halves_at(b, at) for at in spaced(b, p, stride, n)]])
+
+
 @vector_op(lambda starts, _n: types.void if _counts(_n) else None)
 def prefetch_each(b, starts, n_bytes):
     """Ask for the cache lines of n_bytes after each address."""
@@ -292,6 +298,25 @@ def add_outer(b, sums, p, stride, row):
         else:
             made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
     return grid_of(b, made)
+
+
+@vector_op(lambda _p, sums, _first: types.void if isinstance(sums, Grid) else None)
+def keep_largest(b, p, sums, first):
+    """Where row i of sums exceeds the floats at p: put it there, and first + i in the int32s after.
+
+    Both are one row of sums long; an earlier row wins where two are equal.
+    """
+    rows = rows_of(b, sums)
+    cols = len(rows[0])
+    starts = spaced(b, p, 4 * LANES, 2 * cols)
+    for j in range(cols):
+        best, number = vector_at(b, starts[j]), vector_at(b, starts[cols + j], WORDS)
+        for i, row in enumerate(rows):
+            more = b.fcmp_ordered(">", row[j], best)
+            this = splatted(b, b.trunc(b.add(first, ir.Constant(I64, i)), I32), LANES)
+            best, number = b.select(more, row[j], best), b.select(more, this, number)
+        b.store(best, pointer(b, starts[j], vf.ir), align=1)
+        b.store(number, pointer(b, starts[cols + j], WORDS), align=1)
 
 
 def _scaled(grid: Any, words: Any, column: Any, row: Any) -> Any:

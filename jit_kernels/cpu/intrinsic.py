@@ -172,6 +172,12 @@ def store_f64(b, p, v):
     b.store(v, pointer(b, p, DOUBLE), align=8)
 
 
+@op(int64, int64)
+def lowest_bit(b, x):
+    """The number of the lowest bit that is set in x, which is not 0."""
+    return call(b, "llvm.cttz.i64", I64, [x, ir.Constant(I1, 1)])
+
+
 # ---- other threads -------------------------------------------------------------------------------
 @op(int64, int64, int64)
 def atomic_add(b, p, v):

@@ -1,4 +1,4 @@
-"""Tactic's ops: K-means over keys, the token budget by a fitted curve, the Selection."""
+"""Tactic's ops: K-means over keys, the token budget, the Selection."""
 
 import math
 from typing import Any
@@ -6,241 +6,261 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from tamis.jit_kernels.cpu.attend import first_at_least
+from tamis.jit_kernels.cpu.grid import (
+    add_outer,
+    add_products,
+    addresses,
+    keep_largest,
+    load_column,
+    load_half_each,
+    load_half_spaced,
+    load_row,
+    prefetch_each,
+    store_grid,
+    store_sums,
+    transposed,
+    zero_grid,
+)
 from tamis.jit_kernels.cpu.intrinsic import (
     load_f32,
     load_i32,
     load_i64,
-    load_u8,
-    load_u32,
+    lowest_bit,
     store_f32,
     store_i32,
     store_i64,
-    store_u8,
 )
-from tamis.jit_kernels.cpu.select import key_at, ordered
+from tamis.jit_kernels.cpu.panel import MR, NR, NV
+from tamis.jit_kernels.cpu.select import key_at
 from tamis.jit_kernels.cpu.simd import (
     LANES,
-    broadcast_f,
-    broadcast_half,
-    fma,
     hmax,
-    lane,
+    hsum,
     load_f,
     load_f16x16,
     load_f32x16,
+    round_i32,
+    splat_f,
+    splat_f32x16,
     store_f,
+    store_f16x16,
     store_f32x16,
+    store_i,
+    vabs,
     vexp,
     vmax,
+    vmin,
     zero_f,
     zero_f32x16,
 )
-from tamis.jit_kernels.cpu.tile import dot_half
-from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, TACTIC_WORKERS
+from tamis.jit_kernels.types import PAGE
 
-PANEL = 32  # clusters whose centroids lie together
-FAR = np.float32(1e30)  # half the squared length of a centroid that is not there
 LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
-TILE = 64  # keys that a thread compares with all centroids at once
-
-
-@njit(error_model="numpy")
-def centroid_at(centroids, n_panel, head_dim, h, cluster):
-    """Address of the first element of a centroid; the next ones are 4 * PANEL bytes apart."""
-    panel = n_panel * h + cluster // PANEL
-    return centroids + 4 * (PANEL * head_dim * panel + cluster % PANEL)
+KEYS = 8  # keys whose products with a query are made together
+AHEAD = 16  # keys that are asked for before they are needed
+FINEST = np.float32(65535)  # steps between the lowest and the highest score that are told apart
+LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
 
 
 # --- clusters ------------------------------------------------------------------------------------
 
 
+@njit(error_model="numpy")
+def segment_at(extent, s, segment, per_cluster, n_sink):
+    """First position, end, first cluster and number of clusters of segment s; 0 clusters: none."""
+    first = n_sink + s * segment
+    n = max(0, min(load_i64(extent + 8), first + segment) - first)
+    return first, first + n, s * (segment // per_cluster), n // per_cluster
+
+
+@njit(error_model="numpy")
+def first_segment(extent, segment, n_sink):
+    """The first segment that is to be made."""
+    return (load_i64(extent) - n_sink) // segment
+
+
 def tactic_seed(head_dim: int) -> Any:
-    """Kernel of TACTIC_SEED: threads take KV heads in turn."""
+    """Kernel of TACTIC_SEED: threads take segments of KV heads in turn."""
 
     @njit(error_model="numpy")
-    def place(centroids, norm_at, key):
-        """Make a key the centroid at `centroids`."""
-        total = ZERO
+    def place(centroid, mean, norm, key):
+        """Make a key the centroid."""
+        total = zero_f32x16()
         for i in range(0, head_dim, 16):
             x = load_f16x16(key + 2 * i)
-            for n in range(16):
-                value = lane(x, n)
-                store_f32(centroids + 4 * PANEL * (i + n), value)
-                total += value * value
-        store_f32(norm_at, total / 2)
+            store_f32x16(centroid + 4 * i, x)
+            store_f16x16(mean + 2 * i, x)
+            total += x * x
+        store_f32(norm, -hsum(total) / 2)
 
     def kernel(
-        tid, n_thread, step, k_pages, k_table, extent, centroids, norms, moving, n_head_kv,
-        n_panel, per_cluster, n_sink, n_local, seed,
+        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, n_head_kv, n_slot,
+        n_segment, segment, per_cluster, n_sink, seed,
     ):  # fmt: skip
-        n = max(0, load_i64(step + STEP.pos) + 1 - n_local - n_sink)
-        n_cluster = n // per_cluster
-        if tid == 0:
-            store_i64(extent, n_sink + n if n_cluster > 0 else 0)
-            store_i64(extent + 8, n_cluster)
-        for h in range(tid, n_head_kv, n_thread):
-            store_i64(moving + 8 * h, 1)
-            head_norms = norms + 4 * PANEL * n_panel * h
-            for i in range(PANEL * n_panel):
-                store_f32(head_norms + 4 * i, FAR)
+        begin = first_segment(extent, segment, n_sink)
+        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
+            h, s = item % n_head_kv, item // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            store_i64(moving + 8 * (n_segment * h + s), 1)
             # Knuth's Algorithm S: each set of n_cluster positions is equally likely.
-            state, taken = seed * n_head_kv + h, 0
-            for i in range(n):
+            state, taken = (seed * n_head_kv + h) * 1000003 + s, 0
+            for j in range(first, end):
                 state = state * 6364136223846793005 + 1442695040888963407
-                if ((state >> 33) & 0x7FFFFFFF) * (n - i) >> 31 < n_cluster - taken:
-                    key = key_at(k_pages, k_table, n_head_kv, h, n_sink + i, head_dim)
-                    at = centroid_at(centroids, n_panel, head_dim, h, taken)
-                    place(at, head_norms + 4 * taken, key)
+                if ((state >> 33) & 0x7FFFFFFF) * (end - j) >> 31 < n_cluster - taken:
+                    at = n_slot * h + cluster + taken
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    mean = means + 2 * head_dim * at
+                    place(centroids + 4 * head_dim * at, mean, norms + 4 * at, key)
                     taken += 1
 
     return kernel
 
 
-@njit(error_model="numpy")
-def improve(best, label, cluster, low, high):
-    """Where a lane of low, then high, exceeds the value at best: store it and its cluster."""
-    top = hmax(vmax(low, high))
-    if top > load_f32(best):
-        store_f32(best, top)
-        for n in range(2 * LANES):
-            if (lane(low, n) if n < LANES else lane(high, n - LANES)) == top:
-                store_i32(label, cluster + n)
-                break
-
-
 def tactic_assign(head_dim: int) -> Any:
-    """Kernel of TACTIC_ASSIGN: threads take tiles of keys in turn.
+    """Kernel of TACTIC_ASSIGN: threads take tiles of NR keys of a segment in turn.
 
-    The nearest centroid is the one with the largest k . c - |c|^2 / 2.
+    The nearest centroid is the one with the largest k . c - |c|^2 / 2. Lanes are keys, so that no
+    lane is compared with another; the keys' panel ends in a row of ones, then the largest products
+    and their centroids.
     """
+    many, one, cols, lanes, four = MR, 1, NV, LANES, 4
+    row, key_row, panel_row = 4 * head_dim, 2 * head_dim, 4 * NR
+    ones, nearest = panel_row * head_dim, panel_row * (head_dim + 1)
+    labels_at = nearest + panel_row
 
     @njit(error_model="numpy")
-    def compare(keys, panel, norms, low, high):
-        """Four keys with 2 * LANES centroids, whose lanes are in `low` and `high` norms."""
-        a, b, c, d = keys
-        a0, a1 = zero_f() - low, zero_f() - high
-        b0, b1, c0, c1, d0, d1 = a0, a1, a0, a1, a0, a1
-        for i in range(head_dim):
-            x, y = load_f(panel + 4 * PANEL * i), load_f(panel + 4 * (PANEL * i + LANES))
-            k = broadcast_half(a + 2 * i)
-            a0, a1 = fma(k, x, a0), fma(k, y, a1)
-            k = broadcast_half(b + 2 * i)
-            b0, b1 = fma(k, x, b0), fma(k, y, b1)
-            k = broadcast_half(c + 2 * i)
-            c0, c1 = fma(k, x, c0), fma(k, y, c1)
-            k = broadcast_half(d + 2 * i)
-            d0, d1 = fma(k, x, d0), fma(k, y, d1)
-        return a0, a1, b0, b1, c0, c1, d0, d1
+    def unpack(keys, panel):
+        for first in range(0, NR, LANES):
+            for k in range(0, head_dim, LANES):
+                part = load_half_spaced(keys + key_row * first + 2 * k, key_row, lanes)
+                store_grid(panel + panel_row * k + 4 * first, panel_row, transposed(part))
+            store_f(panel + ones + 4 * first, splat_f(np.float32(1)))
+            store_f(panel + nearest + 4 * first, splat_f(LOWEST))
 
     @njit(error_model="numpy")
-    def assign_four(keys, panel, norms, best, labels, last, cluster):
-        """The keys of four positions; those after number `last` repeat it."""
-        low, high = load_f(norms), load_f(norms + 4 * LANES)
-        a0, a1, b0, b1, c0, c1, d0, d1 = compare(keys, panel, norms, low, high)
-        improve(best, labels, cluster, a0, a1)
-        if last >= 1:
-            improve(best + 4, labels + 4, cluster, b0, b1)
-        if last >= 2:
-            improve(best + 8, labels + 8, cluster, c0, c1)
-        if last >= 3:
-            improve(best + 12, labels + 12, cluster, d0, d1)
+    def compare(panel, centroids, norms, cluster):
+        sums = add_outer(zero_grid(many, cols), norms, four, load_row(panel + ones, cols))
+        for k in range(head_dim):
+            keys = load_row(panel + panel_row * k, cols)
+            sums = add_outer(sums, centroids + 4 * k, row, keys)
+        keep_largest(panel + nearest, sums, cluster)
+
+    @njit(error_model="numpy")
+    def compare_one(panel, centroids, norms, cluster):
+        sums = add_outer(zero_grid(one, cols), norms, four, load_row(panel + ones, cols))
+        for k in range(head_dim):
+            keys = load_row(panel + panel_row * k, cols)
+            sums = add_outer(sums, centroids + 4 * k, row, keys)
+        keep_largest(panel + nearest, sums, cluster)
+
+    @njit(error_model="numpy")
+    def find_nearest(panel, centroids, norms, first, n):
+        """Compare the panel with n centroids, the first of which is number `first`."""
+        for i in range(0, n if n >= MR else 0, MR):
+            c = min(i, n - MR)  # the last ones once more rather than fewer
+            compare(panel, centroids + row * c, norms + 4 * c, first + c)
+        for c in range(0 if n >= MR else n):
+            compare_one(panel, centroids + row * c, norms + 4 * c, first + c)
 
     def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, best, n_head_kv,
-        n_panel, capacity, n_sink,
+        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, panels,
+        n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
     ):  # fmt: skip
-        end, n_cluster = load_i64(extent), load_i64(extent + 8)
-        n_tile = (max(0, end - n_sink) + TILE - 1) // TILE
-        for item in range(tid, n_tile * n_head_kv, n_thread):
-            h, first = item % n_head_kv, n_sink + item // n_head_kv * TILE
-            stop = min(end, first + TILE)
-            if load_i64(moving + 8 * h) == 0:
+        n_worker = min(n_thread, TACTIC_WORKERS)
+        begin, n_tile = first_segment(extent, segment, n_sink), segment // NR + 2
+        panel = panels + panel_row * (head_dim + 3) * tid
+        n_item = (n_segment - begin) * n_head_kv * n_tile if tid < n_worker else 0
+        for item in range(tid, n_item, n_worker):
+            h, s = item // n_tile % n_head_kv, begin + item // n_tile // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            tile = (first // NR + item % n_tile) * NR  # of keys that lie together in a page
+            if tile >= end or load_i64(moving + 8 * (n_segment * h + s)) == 0:
                 continue
-            for j in range(first, stop):
-                store_f32(best + 4 * (capacity * h + j), LOWEST)
-            for cluster in range(0, n_cluster, 2 * LANES):
-                panel = centroid_at(centroids, n_panel, head_dim, h, cluster)
-                norm_at = norms + 4 * (PANEL * n_panel * h + cluster)
-                for j in range(first, stop, 4):
-                    last = min(3, stop - 1 - j)
-                    keys = (
-                        key_at(k_pages, k_table, n_head_kv, h, j, head_dim),
-                        key_at(k_pages, k_table, n_head_kv, h, j + min(1, last), head_dim),
-                        key_at(k_pages, k_table, n_head_kv, h, j + min(2, last), head_dim),
-                        key_at(k_pages, k_table, n_head_kv, h, j + last, head_dim),
-                    )
-                    at = 4 * (capacity * h + j)
-                    assign_four(keys, panel, norm_at, best + at, labels + at, last, cluster)
+            unpack(key_at(k_pages, k_table, n_head_kv, h, tile, head_dim), panel)
+            at = n_slot * h + cluster
+            find_nearest(panel, centroids + row * at, norms + 4 * at, cluster, n_cluster)
+            for j in range(max(first, tile), min(end, tile + NR)):
+                label = load_i32(panel + labels_at + 4 * (j - tile))
+                store_i32(labels + 4 * (capacity * h + j), label)
 
     return kernel
 
 
 @njit(error_model="numpy")
-def sort_by_label(labels, starts, order, first, end, n_cluster):
-    """Counting sort of positions first .. end - 1 (see TACTIC_MEAN)."""
-    for i in range(n_cluster + 1):
-        store_i32(starts + 4 * i, 0)
+def sort_by_label(labels, starts, order, cursor, span, clusters, n_sink):
+    """Counting sort of the positions of one segment (see TACTIC_MEAN)."""
+    first, end = span
+    low, high = clusters
+    for c in range(low, high):
+        store_i32(cursor + 4 * c, 0)
     for j in range(first, end):
-        at = starts + 4 * (load_i32(labels + 4 * j) + 1)
+        at = cursor + 4 * load_i32(labels + 4 * j)
         store_i32(at, load_i32(at) + 1)
-    for i in range(n_cluster):
-        store_i32(starts + 4 * (i + 1), load_i32(starts + 4 * (i + 1)) + load_i32(starts + 4 * i))
+    before = first - n_sink
+    for c in range(low, high):
+        size = load_i32(cursor + 4 * c)
+        store_i32(starts + 4 * c, before)
+        store_i32(cursor + 4 * c, before)
+        before += size
     for j in range(first, end):
-        at = starts + 4 * load_i32(labels + 4 * j)
+        at = cursor + 4 * load_i32(labels + 4 * j)
         store_i32(order + 4 * load_i32(at), j)
         store_i32(at, load_i32(at) + 1)
-    for i in range(n_cluster, 0, -1):  # each start has become the next one
-        store_i32(starts + 4 * i, load_i32(starts + 4 * (i - 1)))
-    store_i32(starts, 0)
 
 
 def tactic_mean(head_dim: int) -> Any:
-    """Kernel of TACTIC_MEAN: threads take KV heads in turn."""
+    """Kernel of TACTIC_MEAN: threads take segments of KV heads in turn."""
 
     @njit(error_model="numpy")
-    def replace(centroid, norm_at, sums, count):
-        """Make sums / count the centroid; whether that changed it."""
-        changed, total = 0, ZERO
-        for i in range(head_dim):
-            value = load_f32(sums + 4 * i) / np.float32(count)
-            at = centroid + 4 * PANEL * i
-            changed |= value != load_f32(at)
-            store_f32(at, value)
-            total += value * value
-        store_f32(norm_at, total / 2)
-        return changed
+    def replace(centroid, mean, norm, members, pages):
+        """Make the mean of the members (order, low, high) the centroid; whether it moved."""
+        order, low, high = members
+        k_pages, k_table, n_head_kv, h = pages
+        part, total, moved = splat_f32x16(np.float32(high - low)), zero_f32x16(), zero_f32x16()
+        for i in range(0, head_dim, 16):
+            x = zero_f32x16()
+            for s in range(low, high):
+                j = load_i32(order + 4 * s)
+                x += load_f16x16(key_at(k_pages, k_table, n_head_kv, h, j, head_dim) + 2 * i)
+            x /= part
+            moved = vmax(moved, vabs(x - load_f32x16(centroid + 4 * i)))
+            store_f32x16(centroid + 4 * i, x)
+            store_f16x16(mean + 2 * i, x)
+            total += x * x
+        store_f32(norm, -hsum(total) / 2)
+        return hmax(moved) > ZERO
 
     def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, starts, order,
-        sums, n_head_kv, n_panel, capacity, n_sink,
+        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, labels, starts,
+        order, cursor, n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
     ):  # fmt: skip
-        end, n_cluster = load_i64(extent), load_i64(extent + 8)
-        for h in range(tid, n_head_kv, n_thread):
-            if load_i64(moving + 8 * h) == 0:
+        begin = first_segment(extent, segment, n_sink)
+        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
+            h, s = item % n_head_kv, item // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            moves = moving + 8 * (n_segment * h + s)
+            if n_cluster == 0 or load_i64(moves) == 0:
                 continue
-            head_starts = starts + 4 * (PANEL * n_panel + 1) * h
-            head_order, total = order + 4 * capacity * h, sums + 4 * head_dim * h
+            last, head_order = cluster + n_cluster, order + 4 * capacity * h
+            head_starts, ends = starts + 4 * (n_slot + 1) * h, cursor + 4 * n_slot * h
             sort_by_label(
-                labels + 4 * capacity * h, head_starts, head_order, n_sink, end, n_cluster
-            )
-            changed = 0
-            for c in range(n_cluster):
-                low, high = load_i32(head_starts + 4 * c), load_i32(head_starts + 4 * c + 4)
-                if low == high:
-                    continue
-                for i in range(0, head_dim, 16):
-                    store_f32x16(total + 4 * i, zero_f32x16())
-                for s in range(low, high):
-                    j = load_i32(head_order + 4 * s)
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                    for i in range(0, head_dim, 16):
-                        at = total + 4 * i
-                        store_f32x16(at, load_f32x16(at) + load_f16x16(key + 2 * i))
-                centroid = centroid_at(centroids, n_panel, head_dim, h, c)
-                norm_at = norms + 4 * (PANEL * n_panel * h + c)
-                changed |= replace(centroid, norm_at, total, high - low)
-            store_i64(moving + 8 * h, changed)
+                labels + 4 * capacity * h, head_starts, head_order, ends, (first, end),
+                (cluster, last), n_sink,
+            )  # fmt: skip
+            if last == load_i64(extent + 16):
+                store_i32(head_starts + 4 * last, end - n_sink)
+            changed, pages = 0, (k_pages, k_table, n_head_kv, h)
+            for c in range(cluster, last):
+                low, high = load_i32(head_starts + 4 * c), load_i32(ends + 4 * c)
+                at = n_slot * h + c
+                centroid, mean = centroids + 4 * head_dim * at, means + 2 * head_dim * at
+                if low < high:
+                    members = head_order, low, high
+                    changed |= replace(centroid, mean, norms + 4 * at, members, pages)
+            store_i64(moves, changed)
 
     return kernel
 
@@ -248,30 +268,103 @@ def tactic_mean(head_dim: int) -> Any:
 # --- the budget ----------------------------------------------------------------------------------
 
 
+def tactic_score(head_dim: int, group: int) -> Any:
+    """Kernel of TACTIC_SCORE: threads share the clusters of each KV head, for all of its heads."""
+    keys, row = KEYS if group <= 3 else 4 if group <= 6 else 2, 4 * head_dim
+
+    def kernel(tid, n_thread, q, extent, means, scores, n_head_kv, n_slot):
+        n = (load_i64(extent + 16) + 15) // 16
+        for h in range(n_head_kv):
+            heads, first = q + row * group * h, 2 * head_dim * n_slot * h
+            for c in range(n * tid // n_thread * 16, n * (tid + 1) // n_thread * 16, keys):
+                at = means + first + 2 * head_dim * c
+                sums = zero_grid(group, keys)
+                for d in range(0, head_dim, LANES):
+                    query = load_column(heads + 4 * d, row, group)
+                    part = load_half_spaced(at + 2 * d, 2 * head_dim, keys)
+                    sums = add_products(sums, query, part)
+                store_sums(scores + 4 * (n_slot * group * h + c), 4 * n_slot, sums)
+
+    return kernel
+
+
+@njit(error_model="numpy")
+def spread_of(scores, n):
+    """The lowest and the highest of n scores; those up to the next multiple of LANES are there."""
+    low = high = load_f32(scores)
+    whole = n // LANES * LANES
+    if whole > 0:
+        least = most = load_f(scores)
+        for i in range(LANES, whole, LANES):
+            x = load_f(scores + 4 * i)
+            least, most = vmin(x, least), vmax(x, most)
+        low, high = -hmax(zero_f() - least), hmax(most)
+    for i in range(whole, n):
+        x = load_f32(scores + 4 * i)
+        low, high = min(low, x), max(high, x)
+    return low, high
+
+
 @njit(error_model="numpy")
 def sort_clusters(scores, keys, other, counts, rank, n):
-    """Cluster numbers by falling score, ties by number, to rank: radix sort, a byte a pass."""
+    """Cluster numbers by falling score in FINEST steps, ties by number, to rank: two passes."""
+    low, high = spread_of(scores, n)
+    factor, top = splat_f(FINEST / (high - low) if high > low else ZERO), splat_f(high)
+    for i in range(0, n, LANES):
+        store_i(keys + 4 * i, round_i32((top - load_f(scores + 4 * i)) * factor))
+    for i in range(256):
+        store_i32(counts + 4 * i, 0)
     for i in range(n):
-        store_i32(keys + 4 * i, 0x7FFFFFFF - ordered(load_f32(scores + 4 * i)))
-        store_i32(rank + 4 * i, i)
-    source, target = rank, other
-    for shift in range(0, 32, 8):
-        for i in range(256):
-            store_i32(counts + 4 * i, 0)
-        for i in range(n):
-            at = counts + 4 * ((load_u32(keys + 4 * i) >> shift) & 255)
-            store_i32(at, load_i32(at) + 1)
-        before = 0
-        for i in range(256):
-            size = load_i32(counts + 4 * i)
-            store_i32(counts + 4 * i, before)
-            before += size
-        for i in range(n):
-            c = load_i32(source + 4 * i)
-            at = counts + 4 * ((load_u32(keys + 4 * c) >> shift) & 255)
-            store_i32(target + 4 * load_i32(at), c)
-            store_i32(at, load_i32(at) + 1)
-        source, target = target, source  # after four passes the result is in rank again
+        at = counts + 4 * (load_i32(keys + 4 * i) & 255)
+        store_i32(at, load_i32(at) + 1)
+    before_each(counts)
+    for i in range(n):
+        at = counts + 4 * (load_i32(keys + 4 * i) & 255)
+        store_i32(other + 4 * load_i32(at), i)
+        store_i32(at, load_i32(at) + 1)
+    for i in range(256):
+        store_i32(counts + 4 * i, 0)
+    for i in range(n):
+        at = counts + 4 * (load_i32(keys + 4 * i) >> 8)
+        store_i32(at, load_i32(at) + 1)
+    before_each(counts)
+    for i in range(n):
+        c = load_i32(other + 4 * i)
+        at = counts + 4 * (load_i32(keys + 4 * c) >> 8)
+        store_i32(rank + 4 * load_i32(at), c)
+        store_i32(at, load_i32(at) + 1)
+
+
+@njit(error_model="numpy")
+def before_each(counts):
+    """Turn 256 counts into how many there are before each."""
+    before = 0
+    for i in range(256):
+        size = load_i32(counts + 4 * i)
+        store_i32(counts + 4 * i, before)
+        before += size
+
+
+@njit(error_model="numpy")
+def weight_sum(weights, n):
+    """The sum of n weights."""
+    total = zero_f()
+    for i in range(0, n // LANES * LANES, LANES):
+        total += load_f(weights + 4 * i)
+    rest = hsum(total)
+    for i in range(n // LANES * LANES, n):
+        rest += load_f32(weights + 4 * i)
+    return float(rest)
+
+
+@njit(error_model="numpy")
+def least_count(weights, n, need):
+    """How many of the first weights sum to `need`, n where all do not, and their sum."""
+    reached, k = 0.0, 0
+    while k < n and reached < need:
+        reached += load_f32(weights + 4 * k)
+        k += 1
+    return k, reached
 
 
 @njit(error_model="numpy")
@@ -291,15 +384,6 @@ def curve_sum(a, b, first, last):
 
 
 @njit(error_model="numpy")
-def weight_sum(weights, n):
-    """The sum of n weights."""
-    total = 0.0
-    for i in range(n):
-        total += load_f32(weights + 4 * i)
-    return total
-
-
-@njit(error_model="numpy")
 def budget(weights, n_first, n, fit, outside, share):
     """Least k whose first k weights reach the share (Alg. 1, line 11).
 
@@ -308,10 +392,7 @@ def budget(weights, n_first, n, fit, outside, share):
     a, b = fit
     total = outside + weight_sum(weights, n_first) + curve_sum(a, b, n_first, n)
     need = share * total - outside
-    reached, k = 0.0, 0
-    while k < n_first and reached < need:
-        reached += load_f32(weights + 4 * k)
-        k += 1
+    k, reached = least_count(weights, n_first, need)
     if reached >= need:
         return k
     low, high = n_first, n  # the curve's sum never falls: bisect
@@ -331,108 +412,216 @@ def fitted(mu_1, mu_2, x_1, x_2):
     return a, mu_2 - a / x_2
 
 
+@njit(error_model="numpy")
+def exponentiate(logits, n, top):
+    """Logits to weights relative to `top`; up to LANES - 1 floats after them change too."""
+    for i in range(0, n, LANES):
+        store_f(logits + 4 * i, vexp(load_f(logits + 4 * i) - splat_f(top)))
+
+
+@njit(error_model="numpy")
+def highest(logits, n):
+    """The largest of n logits."""
+    return spread_of(logits, n)[1] if n > 0 else LOWEST
+
+
+@njit(error_model="numpy")
+def list_ranked(rows, tables, clusters, ends, low, high):
+    """List the rows of the positions number low .. high - 1 in the order of clusters."""
+    k_table, n_head_kv, h = tables
+    order, starts, rank, n_cluster = clusters
+    i = first_at_least(ends, 0, n_cluster, low + 1)
+    while low < high:
+        cluster, end = load_i32(rank + 4 * i), load_i32(ends + 4 * i)
+        after, n = load_i32(starts + 4 * cluster + 4), min(end, high) - low
+        for s in range(after - (end - low), after - (end - low) + n):
+            j = load_i32(order + 4 * s)
+            store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
+            rows += 4
+        i, low = i + 1, low + n
+    return rows
+
+
+@njit(error_model="numpy")
+def list_span(rows, tables, low, high):
+    """List the rows of positions low .. high - 1."""
+    k_table, n_head_kv, h = tables
+    for j in range(low, high):
+        store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
+        rows += 4
+    return rows
+
+
 def tactic_budget(head_dim: int) -> Any:
     """Kernel of TACTIC_BUDGET: threads take query heads in turn."""
+    one, keys_at_once, lanes_row, size = 1, KEYS, 4 * head_dim, 2 * head_dim
 
     @njit(error_model="numpy")
-    def score_clusters(head, panels, scores, n_cluster):
-        for c in range(0, n_cluster, LANES):
-            panel = panels + 4 * (PANEL * head_dim * (c // PANEL) + c % PANEL)
-            total = zero_f()
-            for i in range(head_dim):
-                total = fma(broadcast_f(head + 4 * i), load_f(panel + 4 * PANEL * i), total)
-            store_f(scores + 4 * c, total)
+    def weigh(head, k_pages, rows, end, logits, scale):
+        """The scaled products of a query with the keys of the rows listed up to `end`."""
+        last = load_i32(end - 4) if end > rows else 0
+        for i in range(KEYS + AHEAD):
+            store_i32(end + 4 * i, last)
+        for i in range(0, (end - rows) // 4, KEYS):
+            keys = addresses(rows + 4 * i, k_pages, size, keys_at_once)
+            prefetch_each(addresses(rows + 4 * (i + AHEAD), k_pages, size, keys_at_once), size)
+            sums = zero_grid(one, keys_at_once)
+            for d in range(0, head_dim, LANES):
+                query = load_column(head + 4 * d, lanes_row, one)
+                sums = add_products(sums, query, load_half_each(keys, 2 * d))
+            store_sums(logits + 4 * i, lanes_row, sums)
+        for i in range(0, (end - rows) // 4, LANES):
+            store_f(logits + 4 * i, load_f(logits + 4 * i) * splat_f(scale))
 
     @njit(error_model="numpy")
-    def logits_of(head, keys, order, starts, rank, low, high, out, scale):
-        """Scaled scores of the positions number low .. high - 1 in the order of clusters."""
-        k_pages, k_table, n_head_kv, h = keys
-        i, seen = 0, 0
-        while seen < high:
-            cluster = load_i32(rank + 4 * i)
-            first, end = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
-            for s in range(max(0, low - seen), min(end - first, high - seen)):
-                j = load_i32(order + 4 * (first + s))
-                key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                store_f32(out + 4 * (seen + s - low), dot_half(head, key, head_dim) * scale)
-            i, seen = i + 1, seen + end - first
-        return out + 4 * (high - low)
-
-    @njit(error_model="numpy")
-    def logits_outside(head, keys, low, high, out, scale):
-        k_pages, k_table, n_head_kv, h = keys
-        for j in range(low, high):
-            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-            store_f32(out + 4 * (j - low), dot_half(head, key, head_dim) * scale)
-        return out + 4 * max(0, high - low)
-
-    @njit(error_model="numpy")
-    def exponentiate(logits, end):
-        """Logits to weights, relative to the largest; up to 15 floats after the end change too."""
-        top, n = LOWEST, (end - logits) // 4
-        for i in range(n):
-            top = max(top, load_f32(logits + 4 * i))
-        for i in range(n):
-            store_f32(logits + 4 * i, load_f32(logits + 4 * i) - top)
-        for at in range(logits, end, 4 * LANES):
-            store_f(at, vexp(load_f(at)))
-
-    @njit(error_model="numpy")
-    def choose(head, keys, clusters, room, span, counted, share, first_share, scale):
-        """The number of positions to keep of one head, with its clusters ranked."""
-        order, starts, rank = clusters
+    def fit_budget(head, k_pages, tables, clusters, ends, room, span, counted, share, first, scale):
+        """Alg. 1; see 4.4."""
+        rows, logits = room
         n_sink, end, n_kv = span
         n = end - n_sink
-        n_first = min(n, max(20, int(first_share * n)))
+        n_first = min(n, max(20, int(first * n)))
         half = max(16, n // 200)
         x_1, x_2 = n // 10, n * 6 // 10
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
-        at_1 = logits_of(head, keys, order, starts, rank, 0, n_first, room, scale)
-        at_2 = logits_of(head, keys, order, starts, rank, low_1, high_1, at_1, scale)
-        at_3 = logits_of(head, keys, order, starts, rank, low_2, high_2, at_2, scale)
-        stop = at_3
+        at = list_ranked(rows, tables, clusters, ends, 0, n_first)
+        at = list_ranked(at, tables, clusters, ends, low_1, high_1)
+        at = list_ranked(at, tables, clusters, ends, low_2, high_2)
         if counted != 0:
-            stop = logits_outside(head, keys, 0, n_sink, stop, scale)
-            stop = logits_outside(head, keys, end, n_kv, stop, scale)
-        exponentiate(room, stop)
-        mu_1 = weight_sum(at_1, high_1 - low_1) / (high_1 - low_1)
-        mu_2 = weight_sum(at_2, high_2 - low_2) / (high_2 - low_2)
+            at = list_span(list_span(at, tables, 0, n_sink), tables, end, n_kv)
+        weigh(head, k_pages, rows, at, logits, scale)
+        n_all = (at - rows) // 4
+        exponentiate(logits, n_all, highest(logits, n_all))
+        n_1, n_2 = high_1 - low_1, high_2 - low_2
+        at_1 = logits + 4 * n_first
+        at_2, at_3 = at_1 + 4 * n_1, at_1 + 4 * (n_1 + n_2)
+        mu_1, mu_2 = weight_sum(at_1, n_1) / n_1, weight_sum(at_2, n_2) / n_2
         fit = fitted(mu_1, mu_2, max(1, x_1), max(2, x_2))
-        outside = weight_sum(at_3, (stop - at_3) // 4)
-        return budget(room, n_first, n, fit, outside, share)
+        outside = weight_sum(at_3, n_all - n_first - n_1 - n_2)
+        return budget(logits, n_first, n, fit, outside, share)
+
+    @njit(error_model="numpy")
+    def estimate(scores, clusters, ends, weights, first, top, scale):
+        """Weights of the clusters from number `first` in rank on, as if all members were alike."""
+        _, _, rank, n_cluster = clusters
+        for i in range(first, n_cluster):
+            store_f32(weights + 4 * i, load_f32(scores + 4 * load_i32(rank + 4 * i)) * scale)
+        exponentiate(weights + 4 * first, n_cluster - first, top)
+        total = 0.0
+        for i in range(first, n_cluster):
+            before = load_i32(ends + 4 * (i - 1)) if i > 0 else 0
+            size = load_i32(ends + 4 * i) - before
+            weight = load_f32(weights + 4 * i) * np.float32(size)
+            store_f32(weights + 4 * i, weight)
+            total += weight
+        return total
+
+    @njit(error_model="numpy")
+    def draw(rows, tables, clusters, ends, weights, first, tail, n_sample, scores, guesses, scale):
+        """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+        k_table, n_head_kv, h = tables
+        order, starts, rank, n_cluster = clusters
+        i, before = first, 0.0
+        for n in range(n_sample):
+            point = (n + 0.5) / n_sample * tail
+            while i < n_cluster - 1 and before + load_f32(weights + 4 * i) <= point:
+                before += load_f32(weights + 4 * i)
+                i += 1
+            cluster, weight = load_i32(rank + 4 * i), load_f32(weights + 4 * i)
+            low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
+            within = int((point - before) / weight * (high - low)) if weight > ZERO else 0
+            j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
+            store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
+            store_f32(guesses + 4 * n, load_f32(scores + 4 * cluster) * scale)
+            rows += 4
+        return rows
+
+    @njit(error_model="numpy")
+    def mean_ratio(logits, guesses, n):
+        """How much samples weigh beside their guesses; logits are used up."""
+        for i in range(0, n, LANES):
+            ratio = load_f(logits + 4 * i) - load_f(guesses + 4 * i)
+            store_f(logits + 4 * i, vexp(vmin(ratio, splat_f(LARGEST_RATIO))))
+        return weight_sum(logits, n) / n
+
+    @njit(error_model="numpy")
+    def sample_budget(
+        head, k_pages, tables, clusters, ends, room, span, counted, share, first, scale, scores,
+        weights, n_sample, margin, guesses,
+    ):  # fmt: skip
+        """Whole clusters whose weight reaches the share, the rest estimated from samples."""
+        rows, logits = room
+        n_sink, end, n_kv = span
+        n_cluster = clusters[3]
+        last = first_at_least(ends, 0, n_cluster - 1, max(20, int(first * (end - n_sink))))
+        n_first = load_i32(ends + 4 * last)
+        at = list_ranked(rows, tables, clusters, ends, 0, n_first)
+        if counted != 0:
+            at = list_span(list_span(at, tables, 0, n_sink), tables, end, n_kv)
+        n_exact = (at - rows) // 4
+        weigh(head, k_pages, rows, at, logits, scale)
+        top = max(highest(logits, n_exact), load_f32(scores + 4 * load_i32(clusters[2])) * scale)
+        exponentiate(logits, n_exact, top)
+        outside = weight_sum(logits + 4 * n_first, n_exact - n_first)
+        exact = weight_sum(logits, n_first)
+        tail = estimate(scores, clusters, ends, weights, last + 1, top, scale)
+        factor = 0.0
+        if tail > 0.0:
+            to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
+            at = draw(
+                drawn, tables, clusters, ends, weights, last + 1, tail, n_sample, scores, guesses,
+                scale,
+            )  # fmt: skip
+            weigh(head, k_pages, drawn, at, to, scale)
+            factor = mean_ratio(to, guesses, n_sample) * (1.0 + margin)
+        need = share * (outside + exact + factor * tail) - outside
+        k, reached = least_count(logits, n_first, need)
+        i = first_at_least(ends, 0, n_cluster - 1, k) if k > 0 else -1
+        while reached < need and i < n_cluster - 1:
+            i += 1
+            reached += factor * load_f32(weights + 4 * i)
+        return load_i32(ends + 4 * i) if i >= 0 else 0
 
     def kernel(
-        tid, n_thread, step, q, k_pages, k_table, extent, centroids, starts, order, rank, keep,
-        work, n_head, heads_per_kv, n_head_kv, n_panel, capacity, n_sink, counted, share_f,
-        first_share_f, scale_f,
+        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,
+        n_head, heads_per_kv, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, share_f,
+        first_share_f, margin_f, scale_f,
     ):  # fmt: skip
         n_kv = load_i64(step + STEP.pos) + 1
-        end, n_cluster = load_i64(extent), load_i64(extent + 8)
-        n_slot = PANEL * n_panel
-        n_room = capacity + capacity // 50 + 64 + 16
-        work_size = n_room + 3 * n_slot + 256
+        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
+        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 64
+        work_size = 2 * n_list + 4 * n_slot + 256 + TACTIC_SAMPLES
         for r in range(tid, n_head, n_thread):
             store_i32(keep + 4 * r, 0)
             if n_cluster == 0:
                 continue
             h, head, room = r // heads_per_kv, q + 4 * head_dim * r, work + 4 * work_size * r
-            scores = room + 4 * n_room
-            sort_keys, other = scores + 4 * n_slot, scores + 8 * n_slot
-            ranked = rank + 4 * n_slot * r
-            score_clusters(head, centroid_at(centroids, n_panel, head_dim, h, 0), scores, n_cluster)
-            sort_clusters(scores, sort_keys, other, scores + 12 * n_slot, ranked, n_cluster)
+            own, ranked = scores + 4 * n_slot * r, rank + 4 * n_slot * r
+            spare = room + 8 * n_list
+            ends, weights = spare + 8 * n_slot, spare + 12 * n_slot
+            counts = spare + 16 * n_slot
+            sort_clusters(own, spare, spare + 4 * n_slot, counts, ranked, n_cluster)
             if share_f >= 1:
                 store_i32(keep + 4 * r, end - n_sink)
                 continue
-            keys = (k_pages, k_table, n_head_kv, h)
-            clusters = (
-                order + 4 * capacity * h, starts + 4 * (n_slot + 1) * h, ranked,
-            )  # fmt: skip
-            n_kept = choose(
-                head, keys, clusters, room, (n_sink, end, n_kv), counted, share_f, first_share_f,
-                scale_f,
-            )  # fmt: skip
+            head_starts, n = starts + 4 * (n_slot + 1) * h, 0
+            for i in range(n_cluster):
+                at = head_starts + 4 * load_i32(ranked + 4 * i)
+                n += load_i32(at + 4) - load_i32(at)
+                store_i32(ends + 4 * i, n)
+            tables = k_table, n_head_kv, h
+            clusters = order + 4 * capacity * h, head_starts, ranked, n_cluster
+            lists, span = (room, room + 4 * n_list), (n_sink, end, n_kv)
+            if n_sample == 0:
+                n_kept = fit_budget(
+                    head, k_pages, tables, clusters, ends, lists, span, counted, share_f,
+                    first_share_f, scale_f,
+                )  # fmt: skip
+            else:
+                n_kept = sample_budget(
+                    head, k_pages, tables, clusters, ends, lists, span, counted, share_f,
+                    first_share_f, scale_f, own, weights, n_sample, margin_f, counts + 1024,
+                )  # fmt: skip
             store_i32(keep + 4 * r, n_kept)
 
     return kernel
@@ -445,14 +634,13 @@ def tactic_mark(group: int) -> Any:
     """Kernel of TACTIC_MARK: threads take rows in turn."""
 
     def kernel(
-        tid, n_thread, extent, starts, order, rank, keep, marks, count, n_row, heads_per_kv,
-        n_panel, capacity,
+        tid, n_thread, extent, starts, order, rank, keep, marks, count, n_row, heads_per_kv, n_slot,
+        capacity,
     ):  # fmt: skip
-        n_slot = PANEL * n_panel
         for r in range(tid, n_row, n_thread):
-            row, h, found = marks + capacity * r, r * group // heads_per_kv, 0
-            for at in range(row, row + (load_i64(extent) + 7) // 8 * 8, 8):
-                store_i64(at, 0)
+            row, h, found = marks + capacity // 8 * r, r * group // heads_per_kv, 0
+            for word in range((load_i64(extent + 8) + 63) // 64):
+                store_i64(row + 8 * word, 0)
             for head in range(r * group, (r + 1) * group):
                 left, i = load_i32(keep + 4 * head), 0
                 while left > 0:
@@ -461,9 +649,11 @@ def tactic_mark(group: int) -> Any:
                     first = load_i32(at)
                     n = min(left, load_i32(at + 4) - first)
                     for s in range(first, first + n):
-                        mark = row + load_i32(order + 4 * (capacity * h + s))
-                        found += 1 - load_u8(mark)
-                        store_u8(mark, 1)
+                        j = load_i32(order + 4 * (capacity * h + s))
+                        before = load_i64(row + 8 * (j >> 6))
+                        after = before | (1 << (j & 63))
+                        found += before != after
+                        store_i64(row + 8 * (j >> 6), after)
                     left, i = left - n, i + 1
             store_i32(count + 4 * r, found)
 
@@ -476,24 +666,23 @@ def tactic_select() -> Any:
     def kernel(tid, n_thread, step, extent, marks, count, indptr, indices, n_row, capacity, n_sink):
         n_kv = load_i64(step + STEP.pos) + 1
         first = min(n_sink, n_kv)
-        end = max(first, load_i64(extent))
+        end = min(n_kv, max(first, load_i64(extent + 8)))
         n_outside = first + n_kv - end
         store_i32(indptr, 0)
         for r in range(tid, n_row, n_thread):
             begin = n_outside * r
             for i in range(r):
                 begin += load_i32(count + 4 * i)
-            at, row = indices + 4 * begin, marks + capacity * r
+            at, row = indices + 4 * begin, marks + capacity // 8 * r
             for j in range(first):
                 store_i32(at, j)
                 at += 4
-            for word in range(first // 8 * 8, end, 8):
-                if load_i64(row + word) == 0:
-                    continue
-                for j in range(max(first, word), min(end, word + 8)):
-                    if load_u8(row + j) != 0:
-                        store_i32(at, j)
-                        at += 4
+            for word in range((load_i64(extent + 8) + 63) // 64):
+                left = load_i64(row + 8 * word)
+                while left != 0:
+                    store_i32(at, 64 * word + lowest_bit(left))
+                    left &= left - 1
+                    at += 4
             for j in range(end, n_kv):
                 store_i32(at, j)
                 at += 4

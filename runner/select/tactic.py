@@ -12,8 +12,15 @@ Departures: the first `sink` and last `local` positions stay out of the clusters
 part, as do the tokens since the last clustering; their weight counts towards P, so that only the
 rest is asked of the clusters: on real attention that keeps half the tokens for more weight.
 `outside="apart"` asks P of the clusters alone. P = 1 keeps everything.
-State: the clusters, made from the keys at the first decode step, then every `period` tokens, and
-anew after positions in them were truncated.
+Keys are clustered `segment` at a time, each segment into its share of the T / c clusters: the work
+grows with T, not with its square, and whole segments stay as they are when new tokens are
+clustered. `segment=0` clusters everything at once, as the paper does.
+`sample` tokens replace the curve where it is not 0: whole clusters are kept in order of their
+centroids until they reach P, those after the first 2 % weighing size * exp(q . centroid / sqrt(d)),
+times one factor: how much of that `sample` of their tokens, drawn in proportion to it, really
+weigh, times 1 + `margin`. The curve misses P more often, and in both directions.
+State: the clusters, made from the keys at the first decode step; those of the last segment and of
+what came after are made anew every `period` tokens, and after positions in them were truncated.
 """
 
 from dataclasses import dataclass
@@ -28,7 +35,7 @@ from tamis.select.base import DECODE, Bound, Recording, SelectorShape, SelectorS
 
 CLUSTER, STEP = "cluster", "step"
 ROUNDING = 1e-3  # of the longest value: float16 keys and values, float32 sums
-PANEL = 32  # clusters whose centroids lie together
+LANES = 16  # clusters that are scored together
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,9 @@ class Tactic:
     period: int = 2048
     sink: int = 4
     local: int = 256
+    segment: int = 8192
+    sample: int = 0
+    margin: float = 0.5
     outside: str = "counted"
     rows: str = "group"
     seed: int = 0
@@ -53,6 +63,12 @@ class Tactic:
             raise ValueError(f"{self}: expected 0 < P <= 1 and 0 <= first <= 1")
         if min(self.c, self.n_iter, self.period, self.local) < 1 or self.sink < 0:
             raise ValueError(f"{self}: expected c, n_iter, period and local >= 1, sink >= 0")
+        if self.segment < 0 or self.segment % self.c:
+            raise ValueError(f"{self}: expected segment, a multiple of c, or 0")
+        if not 0 <= self.sample <= ops.TACTIC_SAMPLES or self.margin < 0:
+            raise ValueError(
+                f"{self}: expected sample of 0 to {ops.TACTIC_SAMPLES} and margin >= 0"
+            )
         if self.outside not in ("counted", "apart"):
             raise ValueError(f"outside is {self.outside!r}, expected 'counted' or 'apart'")
         if self.rows not in ("group", "head"):
@@ -68,26 +84,31 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
-        self._n_panel = -(-(shape.n_ctx // params.c) // PANEL)
+        # Where everything is clustered at once, the one segment has room for the whole context.
+        self._segment = params.segment or -(-shape.n_ctx // params.c) * params.c
+        self._n_segment = -(-shape.n_ctx // self._segment)
+        self._n_slot = n_slot = -(-(shape.n_ctx // params.c) // LANES) * LANES
         self._phase = CLUSTER
         self._at = 0  # step of the last clustering, 0 = none
-        self._extent = np.zeros(2, np.int64)  # all layers are clustered at the same steps
-        n_kv, n_slot = shape.n_head_kv, PANEL * self._n_panel
-        per_head = (shape.n_layer, n_kv)
-        self._centroids = np.zeros((*per_head, self._n_panel, shape.head_dim, PANEL), np.float32)
+        # All layers are clustered at the same steps: see ops.TACTIC_SEED.
+        self._extent = np.full(3, params.sink, np.int64)
+        self._extent[2] = 0
+        n_kv, per_head = shape.n_head_kv, (shape.n_layer, shape.n_head_kv)
+        self._means = np.zeros((*per_head, n_slot, shape.head_dim), np.float16)
         self._starts = np.zeros((*per_head, n_slot + 1), np.int32)
         self._order = np.zeros((*per_head, shape.n_ctx), np.int32)
         # Scratch, which the layers share.
+        self._centroids = np.zeros((n_kv, n_slot, shape.head_dim), np.float32)
         self._norms = np.zeros((n_kv, n_slot), np.float32)
-        self._moving = np.zeros(n_kv, np.int64)
+        self._moving = np.zeros((n_kv, self._n_segment), np.int64)
         self._labels = np.zeros((n_kv, shape.n_ctx), np.int32)
-        self._best = np.zeros((n_kv, shape.n_ctx), np.float32)
-        self._sums = np.zeros((n_kv, shape.head_dim), np.float32)
+        self._cursor = np.zeros((n_kv, n_slot), np.int32)
+        self._panels = np.zeros((ops.TACTIC_WORKERS, (shape.head_dim + 3) * 32), np.float32)
+        self._scores = np.zeros((shape.n_head, n_slot), np.float32)
         self._rank = np.zeros((shape.n_head, n_slot), np.int32)
         self._keep = np.zeros(shape.n_head, np.int32)
-        n_work = ops.tactic_work(shape.n_ctx, self._n_panel)
-        self._work = np.zeros((shape.n_head, n_work), np.float32)
-        self._marks = np.zeros((self._n_row, shape.n_ctx), np.uint8)
+        self._work = np.zeros((shape.n_head, ops.tactic_work(shape.n_ctx, n_slot)), np.float32)
+        self._marks = np.zeros((self._n_row, shape.n_ctx // 64), np.int64)
         self._count = np.zeros(self._n_row, np.int32)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -103,12 +124,27 @@ class _State(SelectorState):
         self._phase = CLUSTER if due else STEP
         if due:
             self._at = step
+            self._extent[:] = self._planned(step)
         return self._phase
+
+    def _planned(self, pos: int) -> tuple[int, int, int]:
+        """The extent of a clustering at position pos: what is whole already stays as it is."""
+        p, segment = self._params, self._segment
+        n = max(0, pos + 1 - p.local - p.sink)
+        n_whole, n_rest = n // segment, n % segment
+        n -= n_rest if n_rest < p.c else 0
+        begin = min(self._whole(int(self._extent[1])), p.sink + n_whole * segment)
+        return begin, p.sink + n, n_whole * (segment // p.c) + n_rest // p.c
+
+    def _whole(self, end: int) -> int:
+        """Where the last whole segment before `end` ends."""
+        sink = self._params.sink
+        return sink + max(0, end - sink) // self._segment * self._segment
 
     def truncate(self, n_tokens: int) -> None:
         if n_tokens < self._at:
             self._at = 0
-            self._extent[:] = 0
+            self._extent[1] = self._whole(min(n_tokens, int(self._extent[1])))
 
     def bounds(self, report: np.ndarray) -> list[Bound]:
         mass, max_v = report[:, AUDIT.mass], report[:, AUDIT.max_v]
@@ -121,36 +157,45 @@ class _State(SelectorState):
             "k_pages": kv.k,
             "k_table": kv.k_table,
             "extent": self._extent,
-            "centroids": self._centroids[layer],
+            "centroids": self._centroids,
             "norms": self._norms,
             "moving": self._moving,
             "n_head_kv": shape.n_head_kv,
-            "n_panel": self._n_panel,
+            "n_slot": self._n_slot,
+            "n_segment": self._n_segment,
+            "segment": self._segment,
+            "per_cluster": p.c,
             "n_sink": p.sink,
         }
-        add(
-            ops.TACTIC_SEED,
-            (shape.head_dim,),
-            step=rec.step,
-            per_cluster=p.c,
-            n_local=p.local,
-            seed=p.seed * shape.n_layer + layer,
-            **of_all,
-        )
+        means = self._means[layer]
+        seed = p.seed * shape.n_layer + layer
+        add(ops.TACTIC_SEED, (shape.head_dim,), means=means, seed=seed, **of_all)
         of_all |= {"labels": self._labels, "capacity": shape.n_ctx}
         for _ in range(p.n_iter):
-            add(ops.TACTIC_ASSIGN, (shape.head_dim,), best=self._best, **of_all)
+            add(ops.TACTIC_ASSIGN, (shape.head_dim,), panels=self._panels, **of_all)
             add(
                 ops.TACTIC_MEAN,
                 (shape.head_dim,),
+                means=means,
                 starts=self._starts[layer],
                 order=self._order[layer],
-                sums=self._sums,
+                cursor=self._cursor,
                 **of_all,
             )
 
     def _record_budget(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p, shape = self._params, self.shape
+        rec.program.add(
+            ops.TACTIC_SCORE,
+            (shape.head_dim, shape.group),
+            cost=self._score_cost,
+            q=q,
+            extent=self._extent,
+            means=self._means[layer],
+            scores=self._scores,
+            n_head_kv=shape.n_head_kv,
+            n_slot=self._n_slot,
+        )
         rec.program.add(
             ops.TACTIC_BUDGET,
             (shape.head_dim,),
@@ -160,7 +205,7 @@ class _State(SelectorState):
             k_pages=kv.k,
             k_table=kv.k_table,
             extent=self._extent,
-            centroids=self._centroids[layer],
+            scores=self._scores,
             starts=self._starts[layer],
             order=self._order[layer],
             rank=self._rank,
@@ -169,27 +214,33 @@ class _State(SelectorState):
             n_head=shape.n_head,
             heads_per_kv=shape.group,
             n_head_kv=shape.n_head_kv,
-            n_panel=self._n_panel,
+            n_slot=self._n_slot,
             capacity=shape.n_ctx,
             n_sink=p.sink,
             counted=int(p.outside == "counted"),
+            n_sample=p.sample,
             share_f=p.P,
             first_share_f=p.first,
+            margin_f=p.margin,
             scale_f=shape.head_dim**-0.5,
         )
 
-    def _budget_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
-        """A head reads all centroids, the keys that are weighed first and in two windows of 1 %.
+    def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:
+        """Each centroid is read once, for all heads of its KV head."""
+        shape, n = self.shape, int(self._extent[2]) * self.shape.head_dim
+        return 2 * shape.n_head_kv * n, 2 * shape.n_head * n
+
+    def _budget_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
+        """A head reads the keys that are weighed first and two windows of 1 %, or the samples.
 
         Where they count, the keys outside of the clusters as well.
         """
         p, shape = self._params, self.shape
-        end, n_cluster = (int(x) for x in self._extent)
-        n_in = max(0, end - p.sink)
-        n_key = (p.first + 0.02) * n_in + (pos + 1 - n_in) * (p.outside == "counted")
-        n = int((n_cluster + n_key) * shape.head_dim)
-        n_bytes = int((4 * n_cluster + 2 * n_key) * shape.head_dim)
-        return shape.n_head * n_bytes, 2 * shape.n_head * n
+        n_in = max(0, int(self._extent[1]) - p.sink)
+        n_key = p.first * n_in + (p.sample or 0.02 * n_in)
+        n_key += (pos + 1 - n_in) * (p.outside == "counted")
+        n = int(n_key * shape.head_dim)
+        return 2 * shape.n_head * n, 2 * shape.n_head * n
 
     def _record_selection(self, rec: Recording, layer: int) -> Selection:
         shape = self.shape
@@ -205,7 +256,7 @@ class _State(SelectorState):
             count=self._count,
             n_row=self._n_row,
             heads_per_kv=shape.group,
-            n_panel=self._n_panel,
+            n_slot=self._n_slot,
             capacity=shape.n_ctx,
         )
         sel = new_selection(shape, rec, n_row=self._n_row, block=1)
