@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +121,19 @@ class Backend:
             if self._team is None:
                 self._team = _Team(self.n_thread, self.library)
             self._team.run(linked.tape[first:stop])
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays: here they read the same memory."""
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays: here they write the same memory."""
+
+    def free_bytes(self) -> int:
+        """Bytes that can be taken without swapping, as Linux estimates them."""
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def close(self) -> None:
         """End the team's threads. A later run starts them again."""

@@ -3,17 +3,11 @@
 Numba is imported only by the compile workers, never here.
 """
 
-import contextlib
 import ctypes
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +16,10 @@ import llvmlite.binding as llvm
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.features import LEVELS, Features
 from tamis.jit_kernels.program import KernelSpec
-from tamis.jit_kernels.store import open_folder, read_object, remove_unfinished, user_folder
+from tamis.jit_kernels.store import open_folder, read_object, user_folder
+from tamis.jit_kernels.workers import Command, CompileError, Progress, compile_specs
 
-Progress = Callable[[int, int], None]
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-
-
-class CompileError(RuntimeError):
-    """A kernel could not be compiled; the message ends with the compiler's last lines."""
 
 
 class KernelLibrary:
@@ -69,7 +59,7 @@ class KernelLibrary:
             code = {symbol: read_object(self._folder, symbol) for symbol in wanted}
             missing = [wanted[symbol] for symbol, data in code.items() if data is None]
             if missing:
-                self._compile(missing, progress or (lambda done, total: None))
+                compile_specs(self._command(), missing, self._n_worker, progress)
                 for spec in missing:
                     code[spec.symbol] = read_object(self._folder, spec.symbol)
             for symbol, data in code.items():
@@ -77,6 +67,12 @@ class KernelLibrary:
                     raise CompileError(f"the compiler wrote no usable object code for {symbol}")
             with _llvm:
                 self._map({symbol: data for symbol, data in code.items() if data})
+
+    def _command(self) -> Command:
+        """The compiler of this library."""
+        # NUMBA_OPT: see compile_kernel.
+        module = "tamis.jit_kernels.cpu.compiler"
+        return Command(self._folder, module, self.level.name, {"NUMBA_OPT": "0"})
 
     def _map(self, code: dict[str, bytes]) -> None:
         """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
@@ -106,25 +102,6 @@ class KernelLibrary:
         """A loaded kernel as a ctypes function of three int64; a call holds no interpreter lock."""
         return ENTRY(self._addresses[spec.symbol])
 
-    def _compile(self, specs: list[KernelSpec], progress: Progress) -> None:
-        """Share the specs among worker processes and wait for all of them."""
-        n_worker = min(self._n_worker, len(specs))
-        shares = [specs[i::n_worker] for i in range(n_worker)]
-        workers = [_Worker(self._folder, self.level, share) for share in shares]
-        try:
-            done = -1
-            while any(worker.running for worker in workers):
-                time.sleep(0.05)
-                finished = sum(len(worker.finished) for worker in workers)
-                if finished != done:
-                    done = finished
-                    progress(done, len(specs))
-            for worker in workers:
-                worker.check()
-        finally:
-            for worker in workers:
-                worker.stop()
-
 
 def _checked(name: str | None) -> Features:
     """The level of that name. Raises ValueError where there is none or this CPU cannot run it."""
@@ -138,57 +115,6 @@ def _checked(name: str | None) -> Features:
             f"its highest level is {features.host().name}"
         )
     return LEVELS[name]
-
-
-class _Worker:
-    """One compile process; `finished` grows by a symbol a kernel."""
-
-    def __init__(self, folder: Path, level: Features, specs: list[KernelSpec]) -> None:
-        self.finished: list[str] = []
-        self._folder = folder
-        self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
-        program = [sys.executable, "-m", "tamis.jit_kernels.cpu.compiler"]
-        self._process = subprocess.Popen(
-            [*program, str(folder), level.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "NUMBA_OPT": "0"},  # see compile_kernel
-            # Ctrl-C in the terminal is for the parent, which stops its workers itself.
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(specs,), daemon=True)
-        self._reader.start()
-
-    def _read(self, specs: list[KernelSpec]) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        # A worker that died early closes the pipe: check() tells why it died.
-        with contextlib.suppress(BrokenPipeError):
-            for spec in specs:
-                self._process.stdin.write(json.dumps([spec.op.name, spec.constants]) + "\n")
-            self._process.stdin.write("\n")
-            self._process.stdin.close()
-        for line in self._process.stdout:
-            self.finished.append(line.strip())
-
-    @property
-    def running(self) -> bool:
-        return self._reader.is_alive()
-
-    def check(self) -> None:
-        """Raise CompileError with the worker's last lines where it failed."""
-        if self._process.wait() != 0:
-            self._errors.seek(0)
-            last = "\n".join(self._errors.read().strip().splitlines()[-12:])
-            raise CompileError(f"compiling kernels failed:\n{last}")
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._errors.close()
-        remove_unfinished(self._folder, self._process.pid)
 
 
 _shared: KernelLibrary | None = None

@@ -1,7 +1,7 @@
 """Programs: a forward pass recorded once as op calls over fixed buffers, replayed every step."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class Program:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
         self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
-        self._keep: list[np.ndarray] = []
 
     def add(
         self,
@@ -72,7 +72,7 @@ class Program:
             return 0
         if isinstance(value, np.ndarray):
             assert value.flags.c_contiguous, "kernels read contiguous arrays"
-            self._keep.append(value)
+            self.arrays[value.ctypes.data] = value
             return value.ctypes.data
         assert isinstance(value, int | float | np.integer | np.floating), type(value)
         return value.item() if isinstance(value, np.generic) else value
@@ -84,3 +84,35 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.calls)
+
+
+class Runner(Protocol):
+    """What the engine asks of a backend: see `Backend` and `CudaBackend`.
+
+    `link` gives what `run` replays; between them lies only the backend's own kind of Program.
+    """
+
+    n_thread: int  # parts that work may be cut into
+
+    def load(
+        self, specs: Iterable[KernelSpec], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Make kernels ready ahead of `link`. Raises CompileError."""
+
+    def link(self, program: Program) -> Any:
+        """What `run` replays, with all that the Program needs."""
+
+    def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
+        """Replay ops first..last (all by default); they may still run when this returns."""
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays."""
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays."""
+
+    def free_bytes(self) -> int:
+        """Bytes of memory that can be taken."""
+
+    def close(self) -> None:
+        """Give back what it holds."""

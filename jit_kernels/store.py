@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.features import Features
+from tamis.jit_kernels.cuda.target import Target
 
 SOURCES = Path(__file__).parent
 
@@ -17,18 +18,24 @@ class KernelStoreError(RuntimeError):
     """The folder of compiled kernels cannot be used; the message says why and what to do."""
 
 
-def fingerprint(level: Features | None = None) -> str:
+def fingerprint(level: Features | Target | None = None) -> str:
     """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
 
-    level: of the kernels, the host's by default.
+    level: of the kernels, the host's by default; or the target of CUDA kernels.
     """
     level = level or features.host()
+    packages, words = ["numba", "llvmlite"], [level.name]
+    if isinstance(level, Target):
+        packages.append("numba-cuda")
+        words.append(level.ptx)
+    else:
+        words.extend(features.target(level))
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.py")):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
-    for package in ("numba", "llvmlite"):
+    for package in packages:
         digest.update(f"{package} {version(package)}\0".encode())
-    digest.update(" ".join([level.name, *features.target(level)]).encode())
+    digest.update(" ".join(words).encode())
     return digest.hexdigest()[:32]
 
 
@@ -39,7 +46,7 @@ def user_folder() -> Path:
     return root / "tamis" / "kernels"
 
 
-def open_folder(root: Path, level: Features | None = None) -> Path:
+def open_folder(root: Path, level: Features | Target | None = None) -> Path:
     """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
 
     A folder that others may write to is refused: its files would be run as code.

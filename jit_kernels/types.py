@@ -29,10 +29,11 @@ class QTensor(NamedTuple):
 class KVView(NamedTuple):
     """What a kernel sees of one layer's keys and values."""
 
-    # float16 [n_slot, n_head_kv, PAGE, head_dim]: one head's keys of a page lie together.
+    # float16 [n, n_head_kv, PAGE, head_dim]: one head's keys of a page lie together. Not all of the
+    # n pages need be this layer's.
     k: np.ndarray
     v: np.ndarray
-    k_table: np.ndarray  # int32 [n_page]: slot of a logical page, -1 = not resident
+    k_table: np.ndarray  # int32 [n_page]: where in k a logical page is, -1 = not resident
     v_table: np.ndarray  # int32 [n_page]
 
 

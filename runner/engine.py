@@ -9,7 +9,9 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams
 from tamis.jit_kernels.backend import Backend
+from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
+from tamis.jit_kernels.program import Runner
 from tamis.kv.cache import kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tamis.session import Session
 
 Progress = Callable[[str, int, int | None], None]
+DEVICES = ("cpu", "cuda")
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 
 
@@ -35,7 +38,7 @@ class MemoryPlan(NamedTuple):
 class Engine:
     """A loaded model. Immutable; sessions share its weights and its thread team."""
 
-    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, backend: Backend) -> None:
+    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, backend: Runner) -> None:
         self._file, self.model, self._vocab = file, model, vocab
         self.n_threads = backend.n_thread
         self.backend = backend
@@ -48,18 +51,23 @@ class Engine:
         *,
         n_threads: int | None = None,
         library: KernelLibrary | None = None,
+        device: str = "cpu",
         progress: Progress | None = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
         n_threads: None = one a core this process may use. library: of kernels, the process's own by
-        default; KernelLibrary(level="avx2") forces a level. progress(stage, done, total).
-        Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError.
+        default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda", for which
+        n_threads and library say nothing. progress(stage, done, total).
+        Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
         n_threads = n_threads if n_threads is not None else len(os.sched_getaffinity(0))
         if not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
+        if device not in DEVICES:
+            raise ValueError(f"device is {device!r}, expected one of {', '.join(DEVICES)}")
+        backend: Runner = CudaBackend() if device == "cuda" else Backend(n_threads, library)
         report("load", 0, 3)
         file = GGUFFile(path)
         model = load_model(file)
@@ -71,7 +79,7 @@ class Engine:
                 key="tokenizer.ggml.tokens",
             )
         report("load", 2, 3)
-        engine = Engine(file, model, vocab, Backend(n_threads, library))
+        engine = Engine(file, model, vocab, backend)
         report("load", 3, 3)
         return engine
 
@@ -123,7 +131,7 @@ class Engine:
             weights=self.model.weights.n_bytes,
             kv=kv_bytes(hp, self.context(n_ctx)),
             workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
-            available=available_memory(),
+            available=self.backend.free_bytes(),
         )
 
     def context(self, n_ctx: int | None) -> int:
@@ -159,13 +167,5 @@ class Engine:
         )
 
     def close(self) -> None:
-        """End the threads. Sessions must not be used afterwards."""
+        """End the threads, or free the device. Sessions must not be used afterwards."""
         self.backend.close()
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, as Linux estimates them."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -10,10 +10,10 @@ from tamis.attend import new_recording
 from tamis.audit import Audit
 from tamis.block import Linear, record_keys, record_linear, record_norm, record_update
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.backend import Backend, LinkedProgram, OpCost
-from tamis.jit_kernels.library import Progress
-from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.backend import LinkedProgram, OpCost
+from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import KVView, zeros
+from tamis.jit_kernels.workers import Progress
 from tamis.kv.cache import KVCache
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
@@ -36,7 +36,7 @@ class Forward:
     def __init__(
         self,
         model: Model,
-        backend: Backend,
+        backend: Runner,
         ws: Workspace,
         kv: KVCache,
         state: SelectorState,
@@ -101,15 +101,21 @@ class Forward:
         self._count(linked, 1, pos)
         if audit is not None:
             audit.take(linked.program, self._state, step, pos)
-        return self._ws.logits[0].copy()
+        return self._logits(1)[0]
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
         self._ws.head_rows[:3] = n_row, 0, row
         self._ws.head_step[:3] = n_row, 0, 0
+        self._backend.send(self._ws.head_rows, self._ws.head_step)
         self._backend.run(self._head)
         self._count(self._head, n_row, 0)
-        return self._ws.logits[:n_row].copy()
+        return self._logits(n_row)
+
+    def _logits(self, n_row: int) -> np.ndarray:
+        found = self._ws.logits[:n_row]
+        self._backend.fetch(found)
+        return found.copy()
 
     def start_costs(self) -> None:
         """Count from now on what each op costs; every call then takes a little longer."""
@@ -132,6 +138,7 @@ class Forward:
     def _set(self, ids: np.ndarray, pos: int, prompt: range) -> None:
         self._ws.ids[: len(ids)] = ids
         self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop
+        self._backend.send(self._ws.ids, self._ws.step, self._kv.table)
 
     def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
         """The Program from token ids to ws.x, and where its layers are; the input is layer 0's."""

@@ -304,6 +304,8 @@ class Session:
     def _parts(self, header: bytes) -> Iterator[bytes]:
         yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
         for layer in range(self._engine.hp.n_layer):
+            view = self._kv.view(layer)
+            self._engine.backend.fetch(view.k, view.v)
             for array in self._kv.read(layer, self.n_past):
                 yield array.tobytes()
 
@@ -313,6 +315,8 @@ class Session:
         arrays = np.frombuffer(data, np.float16).reshape(shape)
         for layer in range(hp.n_layer):
             self._kv.write(layer, arrays[layer, 0], arrays[layer, 1])
+            view = self._kv.view(layer)
+            self._engine.backend.send(view.k, view.v)
         self._tokens = list(tokens)
 
 

@@ -116,6 +116,9 @@ def runs(
     out: initial contents of what it writes; fields: what it reads, and numbers. scratch: bytes a
     thread for an op that has the field. absent: fields that are 0.
     """
+    if _on_gpu is not None:
+        yield _run_on_gpu(op, constants, out=out, absent=absent, fields=fields)
+        return
     for place in PLACES:
         for n_thread in THREADS:
             _tell(
@@ -136,6 +139,67 @@ def runs(
             runner = backend(n_thread)
             runner.run(runner.link(program))
             yield written
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+_on_gpu: Any = None
+GUARD, CANARY = 256, 0xA5  # bytes on both sides of a buffer, and what they hold
+
+
+@contextlib.contextmanager
+def on_gpu(cuda_backend: Any) -> Iterator[None]:
+    """Within it, ops run once, on a GPU; a write beyond a buffer is found by its canaries."""
+    global _on_gpu
+    _on_gpu = cuda_backend
+    try:
+        yield
+    finally:
+        _on_gpu = None
+
+
+def is_on_gpu() -> bool:
+    """Whether ops run on a GPU: its matrix units read float16."""
+    return _on_gpu is not None
+
+
+def _between_canaries(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A copy of an array, at a multiple of 64, and the memory that it lies in."""
+    memory = np.full(array.nbytes + 2 * GUARD + 64, CANARY, np.uint8)
+    start = GUARD + -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy, memory
+
+
+def _run_on_gpu(
+    op: ops.Op,
+    constants: tuple[int | str, ...],
+    *,
+    out: dict[str, np.ndarray],
+    absent: Sequence[str],
+    fields: dict[str, Any],
+) -> dict[str, np.ndarray]:
+    both = {
+        name: _between_canaries(np.ascontiguousarray(value))
+        for name, value in (fields | out).items()
+        if isinstance(value, np.ndarray)
+    }
+    given = fields | {name: copy for name, (copy, _) in both.items()} | dict.fromkeys(absent, 0)
+    if "scratch" in op.fields:
+        given["scratch"] = 0
+    program = Program()
+    program.add(op, constants, **given)
+    linked = _on_gpu.link(program)  # holds the device memory
+    _on_gpu.run(linked)
+    for name, (copy, memory) in both.items():
+        before = memory.copy()
+        _on_gpu.fetch(memory)
+        if name in out:
+            start = copy.ctypes.data - memory.ctypes.data
+            before[start : start + copy.nbytes] = memory[start : start + copy.nbytes]
+        np.testing.assert_array_equal(memory, before, f"{op.name} wrote where it may not: {name}")
+    return {name: both[name][0] for name in out}
 
 
 # --- fork ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_audit
 import test_kernels_ceiling
 import test_kernels_cpe
 import test_kernels_delta
@@ -212,14 +213,14 @@ def test_a_compiler_that_cannot_start_is_an_error_too(own, monkeypatch):
 
 STUCK = """#!{python}
 import pathlib, sys, time
-from tamis.jit_kernels import store
+from tamis.jit_kernels import store, workers
 from tamis.jit_kernels.cpu import compiler
 
 def begun(folder, symbol, code):
     store.os.replace = lambda *names: (pathlib.Path({mark!r}).write_text("now"), time.sleep(60))
     store.write_object(folder, symbol, code)
 
-compiler.write_object = begun
+workers.write_object = begun
 compiler.main(*sys.argv[3:])
 """
 
@@ -328,6 +329,7 @@ TESTED = [
     KernelSpec(op, tuple(constants))
     for module in (
         test_kernels_attention,
+        test_kernels_audit,
         test_kernels_ceiling,
         test_kernels_cpe,
         test_kernels_delta,

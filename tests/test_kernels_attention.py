@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from guarded import in_child, runs, step_of
+from guarded import in_child, is_on_gpu, runs, step_of
 from oracle import RopeParams, rms_norm, rope
 
 from tamis.jit_kernels import ops
@@ -220,13 +220,18 @@ def attention(case):
     return out, lse
 
 
-def check(found, expected):
-    """Float32 sums of up to 256 products, and exponentials of scores below about 10."""
+def check(found, expected, heads):
+    """Float32 sums of up to 256 products, and exponentials of scores below about 10.
+
+    On a GPU, rows of several tokens are products of float16: half a step of each of a score's.
+    """
     out, lse = expected
-    np.testing.assert_allclose(found["out"], out, rtol=0, atol=2e-5)
+    halves = is_on_gpu() and heads.q_block > 1
+    bound = 2**-11 * heads.head_dim * Case.scale if halves else 2e-5
+    np.testing.assert_allclose(found["out"], out, rtol=0, atol=bound)
     if "lse" in found:
         some = np.isfinite(lse)
-        np.testing.assert_allclose(found["lse"][some], lse[some], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(found["lse"][some], lse[some], rtol=0, atol=bound)
         assert (found["lse"][~some] < -1e29).all()  # so that a merge gives it no weight
 
 
@@ -246,19 +251,19 @@ def check_attend(case, with_lse):
         ops.ATTEND, constants, out=out, scratch=scratch, n_split=1,
         absent=["partial", *absent], **case.fields(),
     ):  # fmt: skip
-        check(found, expected)
+        check(found, expected, heads)
     for n_split in (2, 3):
         shape = (case.n_tok, heads.n_head, n_split, heads.head_dim + 2)
         for found in runs(
             ops.ATTEND, constants, out={"partial": unwritten(*shape)}, scratch=scratch,
             n_split=n_split, absent=["out", "lse"], **case.fields(),
         ):  # fmt: skip
-            check(merged(found["partial"]), expected)
+            check(merged(found["partial"]), expected, heads)
         for joined in runs(
             ops.ATTEND_MERGE, (heads.head_dim,), out=out, step=step_of(case.n_tok, case.pos),
             partial=found["partial"], n_head=heads.n_head, n_split=n_split, absent=absent,
         ):  # fmt: skip
-            check(joined, expected)
+            check(joined, expected, heads)
 
 
 def merged(partial):

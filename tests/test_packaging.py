@@ -21,7 +21,7 @@ FOLDERS = {
 }
 # The modules that may read the environment, each in one documented function.
 MAY_READ_ENVIRONMENT = {
-    "jit_kernels/library.py": "handed to the compile workers, with NUMBA_OPT",
+    "jit_kernels/workers.py": "handed to the compile workers, with NUMBA_OPT",
     "jit_kernels/store.py": "XDG_CACHE_HOME: the folder of compiled kernels",
     "runner/fetch/base.py": "TAMIS_MODELS, XDG_CACHE_HOME: the folder of models; handed to pip",
 }

@@ -1,12 +1,11 @@
 """Compile kernels to object code: Numba down to LLVM IR, one C entry, everything else private.
 
 Run as a module, with a folder and a level of CPU features, it is a worker of the kernel library:
-symbols come in as JSON lines, object files go to the folder, each finished symbol is printed.
+see jit_kernels/workers.py.
 """
 
 import importlib
 import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from numba import njit, types
 from numba._dynfunc import make_function
 from numba.core import codegen, config, cpu
 
-from tamis.jit_kernels import ops
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
-from tamis.jit_kernels.store import write_object
+from tamis.jit_kernels.workers import serve
 
 ENTRY = types.void(types.int64, types.int64, types.int64)
 # Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
@@ -140,21 +138,10 @@ def take_only_ir() -> None:
 
 
 def main(folder: str, level: str) -> None:
-    """Compile the kernels named on standard input, [op, constants] a line; print each symbol.
-
-    An empty line ends the list: the pipe itself may stay open in a fork of the parent.
-    """
+    """Serve as a worker whose kernels are of a level of CPU features."""
     features.use(level)
     take_only_ir()
-    by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-    for line in iter(sys.stdin.readline, "\n"):
-        if not line:
-            return
-        name, constants = json.loads(line)
-        spec = KernelSpec(by_name[name], tuple(constants))
-        write_object(Path(folder), spec.symbol, compile_kernel(spec))
-        sys.stdout.write(spec.symbol + "\n")
-        sys.stdout.flush()
+    serve(Path(folder), compile_kernel)
 
 
 if __name__ == "__main__":

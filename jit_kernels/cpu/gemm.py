@@ -96,10 +96,11 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
 
 
 def gemm_of(type: str) -> Any:
-    """The function that multiplies a range of weight rows with all rows of x, for one ggml type.
+    """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
-    gemm(w, n_in, first, last, packed, n_tok, y, y_stride, bias, add, scratch): y's columns
-    first..last; w and bias start at row 0; y_stride in bytes; scratch: PANEL_SCRATCH bytes.
+    gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch): y's columns
+    first..last, its rows `rows_of_x`, a pair whose first is a multiple of MR; w, bias and y start
+    at row 0; y_stride in bytes; scratch: PANEL_SCRATCH bytes.
     """
     tiles = tiles_of(packed_form(type))
     decode_panels, add_tile = panels_of(type, tiles), tiles.add_tile
@@ -123,25 +124,26 @@ def gemm_of(type: str) -> Any:
             copy_part(spare, row, y, stride, n_row, n_col)
 
     @njit(error_model="numpy")
-    def gemm(w, n_in, first, last, packed, n_tok, y, y_stride, bias, add, scratch):
+    def gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch):
         groups = (scratch + 63) // 64 * 64
         rows = groups + GROUP * group_size
         spare = rows + NR * ROW
-        n_block = (n_in + DEPTH - 1) // DEPTH
+        n_block, (first_row, last_row) = (n_in + DEPTH - 1) // DEPTH, rows_of_x
         for r in range(first, last, GROUP * NR):
-            n_col = min(last - r, GROUP * NR)
-            start_rows(y + 4 * r, y_stride, n_tok, n_col, bias + 4 * r if bias != 0 else 0, add)
+            n_col, bias_at = min(last - r, GROUP * NR), bias + 4 * r if bias != 0 else 0
+            start_at = y + y_stride * first_row + 4 * r
+            start_rows(start_at, y_stride, last_row - first_row, n_col, bias_at, add)
             for k in range(0, n_in, K_BLOCK):
                 n, n_panel = min(K_BLOCK, n_in - k), 0
                 for c in range(0, n_col, NR):
                     panels = groups + group_size * (c // NR)
                     n_row = min(NR, n_col - c)
                     n_panel = decode_panels(w, n_in, r + c, n_row, k, n, rows, panels)
-                for t in range(0, n_tok, MR):
+                for t in range(first_row, last_row, MR):
                     block = packed + block_size * (n_block * (t // MR) + k // DEPTH)
                     for c in range(0, n_col, NR):
                         panels = groups + group_size * (c // NR)
-                        at, n_row = y + y_stride * t + 4 * (r + c), min(MR, n_tok - t)
+                        at, n_row = y + y_stride * t + 4 * (r + c), min(MR, last_row - t)
                         add_panels(
                             panels, block, n_panel, at, y_stride, n_row, min(NR, n_col - c), spare
                         )

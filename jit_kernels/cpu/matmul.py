@@ -12,7 +12,7 @@ from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
 from tamis.jit_kernels.cpu.gemm import gemm_of, pack_rows
 from tamis.jit_kernels.cpu.gemv import CHUNK, row_dot_of
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
-from tamis.jit_kernels.cpu.panel import NR
+from tamis.jit_kernels.cpu.panel import MR, NR
 from tamis.jit_kernels.ops import FEW_ROWS, STEP, matmul_scratch
 
 __all__ = ["matmul", "moe_matmul", "pack_rows"]
@@ -25,6 +25,20 @@ def share_of(tid, n_thread, n_out, unit):
     """The range of rows of a thread: whole units, as even as possible."""
     n_unit = (n_out + unit - 1) // unit
     return unit * (n_unit * tid // n_thread), min(n_out, unit * (n_unit * (tid + 1) // n_thread))
+
+
+@njit(error_model="numpy")
+def parts_of(n_unit, n_thread, n_tok):
+    """In how many parts of rows of x to cut a product, so that threads get even shares.
+
+    Weights are decoded for each part anew, a tenth of the work of a few hundred rows.
+    """
+    best, least = 1, n_unit * n_thread * 16
+    for n in (1, 2, 4):
+        cost = (n_unit * n + n_thread - 1) // n_thread * (10 + n) * (4 // n)
+        if cost < least and n_tok >= 64 * n:
+            best, least = n, cost
+    return best
 
 
 @njit(error_model="numpy")
@@ -86,8 +100,15 @@ def matmul(type: str) -> Any:
         n_tok = load_i64(step + STEP.n_tok)
         mine = scratch + tid * scratch_of(n_in)
         if n_tok > FEW_ROWS:
-            first, last = share_of(tid, n_thread, n_out, NR)
-            gemm(w, n_in, first, last, packed, n_tok, y, 4 * y_stride, bias, add, mine)
+            # Threads share (part of the rows of x, unit of NR weights), in this order.
+            n_unit = (n_out + NR - 1) // NR
+            n_part = parts_of(n_unit, n_thread, n_tok)
+            begin, end = share_of(tid, n_thread, n_unit * n_part, 1)
+            for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
+                rows = share_of(part, n_part, n_tok, MR)
+                first = NR * max(0, begin - n_unit * part)
+                last = min(n_out, NR * (end - n_unit * part))
+                gemm(w, n_in, first, last, packed, rows, y, 4 * y_stride, bias, add, mine)
             return
         first, last = share_of(tid, n_thread, n_out, 1)
         size, planes = row_bytes(n_in), 4 * n_in

@@ -90,10 +90,11 @@ def _whole(text: str, least: int) -> int:
 def add_model_arguments(
     parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
 ) -> None:
-    """-m, -c, --attn (a list where several are allowed), --prefill and, unless it is own, -t."""
+    """-m, -c, --device, --attn (a list where several are allowed), --prefill and perhaps -t."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     text = "attention method of decoding: see `tamis methods`"
     if several:
@@ -181,14 +182,16 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m and -t; --attn and --prefill are checked first."""
+    """The engine of -m, -t and --device; --attn and --prefill are checked first."""
     from tamis.engine import Engine
 
     attn = arguments.attn
     for method in [attn] if isinstance(attn, str) else attn:
         check_methods(method, arguments.prefill)
     path = model_file(arguments.model, progress)
-    engine = Engine.load(path, n_threads=arguments.threads, progress=progress)
+    engine = Engine.load(
+        path, n_threads=arguments.threads, device=arguments.device, progress=progress
+    )
     progress.clear()
     return engine
 

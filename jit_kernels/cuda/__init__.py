@@ -1,0 +1,9 @@
+"""CUDA kernels: the ops of jit_kernels/ops.py, in files of the same names as jit_kernels/cpu."""
+
+# The ops that have kernels here: what is asked of a GPU before anything is compiled.
+OPS = frozenset(
+    [
+        "attend", "attend_merge", "embed", "gate", "matmul", "pack_rows", "rms_norm",
+        "rope_append", "rope_table", "select_window",
+    ]
+)  # fmt: skip

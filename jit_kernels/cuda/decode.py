@@ -1,0 +1,177 @@
+"""Sixteen neighbouring elements of a row of ggml blocks: what products and the embedding read.
+
+For a quantised type, `quants(row, i)` gives elements i .. i + 15 (i a multiple of 16): four words
+of bytes q, a scale and an offset; they are q * scale + offset. For a type of floats, `element(row,
+i)` gives one. Layouts are those of the NumPy decoders in tamis.formats.dequant, the oracle.
+"""
+
+from typing import Any
+
+from numba import float32
+
+from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.cuda.intrinsic import (
+    bits_to_bytes,
+    bytes_f32,
+    const_bf16,
+    const_f16,
+    const_f32,
+    const_i8,
+    const_u8,
+    const_u16,
+    const_u128,
+    device,
+    field,
+    fields,
+    join,
+    joined,
+    signed_bytes_f32,
+    words,
+    words_even,
+)
+
+NIBBLES, PAIRS, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
+
+
+def quants_q4_0(p, i):
+    """Blocks of 32: d, 16 bytes of nibbles (low nibbles first); d * (q - 8)."""
+    b = p + 18 * (i >> 5)
+    d = const_f16(b)
+    return fields(words_even(b + 2), (i >> 2) & 4, NIBBLES), d, float32(-8) * d
+
+
+def quants_q4_1(p, i):
+    """Blocks of 32: d, m, nibbles; d * q + m."""
+    b = p + 20 * (i >> 5)
+    q = fields(words(b + 4), (i >> 2) & 4, NIBBLES)
+    return q, const_f16(b), const_f16(b + 2)
+
+
+def quants_q5_0(p, i):
+    """Blocks of 32: d, 32 high bits, nibbles; d * (q - 16)."""
+    b = p + 22 * (i >> 5)
+    d, high = const_f16(b), const_u16(b + 2 + ((i >> 3) & 2))
+    q = joined(fields(words_even(b + 6), (i >> 2) & 4, NIBBLES), bits_to_bytes(high), 4)
+    return q, d, float32(-16) * d
+
+
+def quants_q5_1(p, i):
+    """Blocks of 32: d, m, 32 high bits, nibbles; d * q + m."""
+    b = p + 24 * (i >> 5)
+    high = const_u16(b + 4 + ((i >> 3) & 2))
+    q = joined(fields(words(b + 8), (i >> 2) & 4, NIBBLES), bits_to_bytes(high), 4)
+    return q, const_f16(b), const_f16(b + 2)
+
+
+def quants_q8_0(p, i):
+    """Blocks of 32: d, 32 int8."""
+    b = p + 34 * (i >> 5)
+    return words_even(b + 2 + (i & 16)), const_f16(b), float32(0)
+
+
+def quants_q2_k(p, i):
+    """Blocks of 256: 16 bytes of 4-bit scale and minimum, 64 bytes of 2-bit values, d, dmin."""
+    b, part = p + 84 * (i >> 8), (i & 255) >> 4
+    scale, shift = const_u8(b + part), part & 6
+    q = fields(words(b + 16 + 32 * (part >> 3) + 16 * (part & 1)), shift, PAIRS)
+    offset = -const_f16(b + 82) * float32(field(scale, 4, 15))
+    return q, const_f16(b + 80) * float32(field(scale, 0, 15)), offset
+
+
+def quants_q3_k(p, i):
+    """Blocks of 256: 32 bytes of inverted high bits, 64 of 2-bit values, 12 of scales, d.
+
+    A scale has 4 low bits in bytes 0-7 and 2 high bits in bytes 8-11, and is less 32.
+    """
+    b, part = p + 110 * (i >> 8), (i & 255) >> 4
+    scale = field(const_u8(b + 96 + (part & 7)), 4 * (part >> 3), 15)
+    scale = join(scale, field(const_u8(b + 104 + (part & 3)), 2 * (part >> 2), 3), 4)
+    dl = const_f16(b + 108) * (float32(scale) - float32(32))
+    side = 16 * (part & 1)
+    q = fields(words_even(b + 32 + 32 * (part >> 3) + side), part & 6, PAIRS)
+    return joined(q, fields(words_even(b + side), part >> 1, ONES), 2), dl, float32(-4) * dl
+
+
+@device
+def scale_and_minimum(p, i):
+    """6-bit scale and minimum i of the 12 bytes that Q4_K and Q5_K share."""
+    j, late = i & 3, i >> 2  # without a branch, so that loads of several blocks go together
+    one, two, three = const_u8(p + j), const_u8(p + 4 + j), const_u8(p + 8 + j)
+    scale = join(field(three, 0, 15), field(one, 6, 3), 4)
+    minimum = join(field(three, 4, 15), field(two, 6, 3), 4)
+    return (
+        float32(scale if late else field(one, 0, 63)),
+        float32(minimum if late else field(two, 0, 63)),
+    )
+
+
+def quants_q4_k(p, i):
+    """Blocks of 256: d, dmin, 12 bytes of 6-bit scales and minima, 128 of nibbles."""
+    b, part = p + 144 * (i >> 8), (i & 255) >> 5
+    scale, minimum = scale_and_minimum(b + 4, part)
+    q = fields(const_u128(b + 16 + 32 * (part >> 1) + (i & 16)), 4 * (part & 1), NIBBLES)
+    return q, const_f16(b) * scale, -const_f16(b + 2) * minimum
+
+
+def quants_q5_k(p, i):
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles."""
+    b, part = p + 176 * (i >> 8), (i & 255) >> 5
+    scale, minimum = scale_and_minimum(b + 4, part)
+    q = fields(const_u128(b + 48 + 32 * (part >> 1) + (i & 16)), 4 * (part & 1), NIBBLES)
+    q = joined(q, fields(const_u128(b + 16 + (i & 16)), part, ONES), 4)
+    return q, const_f16(b) * scale, -const_f16(b + 2) * minimum
+
+
+def quants_q6_k(p, i):
+    """Blocks of 256: 128 bytes of low nibbles, 64 of 2 high bits, 16 int8 scales, d."""
+    b, part = p + 210 * (i >> 8), (i & 255) >> 4
+    half, side = part >> 3, 16 * (part & 1)
+    q = fields(words_even(b + 64 * half + 32 * ((part >> 1) & 1) + side), part & 4, NIBBLES)
+    q = joined(q, fields(words_even(b + 128 + 32 * half + side), part & 6, PAIRS), 4)
+    dl = const_f16(b + 208) * const_i8(b + 192 + part)
+    return q, dl, float32(-32) * dl
+
+
+ELEMENTS = {"F32": (const_f32, 4), "F16": (const_f16, 2), "BF16": (const_bf16, 2)}
+
+
+def is_quantised(type: str) -> bool:
+    """Whether a type has blocks: its rows then have a multiple of 32 elements."""
+    return type not in ELEMENTS
+
+
+def bytes_of(type: str) -> Any:
+    """The intrinsic (low, high) -> the eight bytes of two words as float32."""
+    return signed_bytes_f32 if is_signed(type) else bytes_f32
+
+
+def is_signed(type: str) -> bool:
+    """Whether the bytes of quants are signed."""
+    return type == "Q8_0"
+
+
+def quants_of(type: str) -> Any:
+    """The function quants of a quantised ggml type's name; KeyError for a type without one."""
+    return device(globals()[f"quants_{type.lower()}"])
+
+
+def element_of(type: str) -> Any:
+    """The function element of a type of floats."""
+    load, size = ELEMENTS[type]
+
+    @device
+    def element(row, i):
+        return load(row + size * i)
+
+    return element
+
+
+def row_bytes_of(type: str) -> Any:
+    """The function n -> bytes of a row of n elements of a ggml type."""
+    block, size = GGMLType[type].block_size, GGMLType[type].type_size
+
+    @device
+    def row_bytes(n):
+        return n // block * size
+
+    return row_bytes

@@ -1,0 +1,87 @@
+"""Where a thread stands, what warps and blocks compute together, and how a kernel is launched.
+
+A kernel's tid and n_thread are its block and the number of blocks; a block has THREADS threads.
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, float32
+
+from tamis.jit_kernels.cuda.intrinsic import device
+from tamis.jit_kernels.cuda.ptx import shuffle_xor
+
+THREADS, WARP = 256, 32
+WARPS = THREADS // WARP
+
+
+sync_block: Any = cuda.syncthreads
+
+
+class Launch(NamedTuple):
+    """One kernel of an op. An op is a list of them, launched in order.
+
+    blocks: a multiprocessor's. rows: the kernel is for calls of "few" rows (at most FEW_ROWS),
+    "many", or "any".
+    """
+
+    kernel: Any
+    blocks: int = 1
+    shared: int = 0  # bytes of dynamic shared memory
+    rows: str = "any"
+
+
+@device
+def thread():
+    """Number of the thread in its block."""
+    return cuda.threadIdx.x
+
+
+@device
+def lane():
+    """Number of the thread in its warp."""
+    return thread() % WARP
+
+
+@device
+def warp():
+    """Number of the warp in its block."""
+    return thread() // WARP
+
+
+@device
+def warp_sum(x):
+    """The sum over a warp, in every lane."""
+    for i in range(5):
+        x += shuffle_xor(x, 16 >> i)
+    return x
+
+
+@device
+def block_sum(x):
+    """The sum over a block, in every thread; all threads must call it."""
+    parts = cuda.shared.array(WARPS, float32)
+    x = warp_sum(x)
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    total = parts[0]
+    for i in range(1, WARPS):
+        total += parts[i]
+    return total
+
+
+@device
+def block_max(x):
+    """The maximum over a block, in every thread; all threads must call it."""
+    parts = cuda.shared.array(WARPS, float32)
+    for i in range(5):
+        x = max(x, shuffle_xor(x, 16 >> i))
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    top = parts[0]
+    for i in range(1, WARPS):
+        top = max(top, parts[i])
+    return top

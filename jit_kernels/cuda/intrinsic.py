@@ -1,0 +1,398 @@
+"""How a CUDA kernel touches memory: typed loads and stores at addresses, registers in tuples.
+
+Addresses are int64 byte addresses of device memory. Nothing here checks bounds: callers validate
+every index before a kernel sees it. The instructions that LLVM has no name for are in ptx.py.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda.extending import intrinsic
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+GLOBAL = 1  # LLVM's address space of device memory
+
+int64, int32, uint32, void = types.int64, types.int32, types.uint32, types.void
+float32, float64 = types.float32, types.float64
+F8 = types.UniTuple(float32, 8)
+U4 = types.UniTuple(uint32, 4)
+INT8 = types.UniTuple(int32, 8)
+
+device = cuda.jit(device=True)
+
+
+def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any]:
+    """Turn `body(builder, *llvm_values) -> llvm value or list` into an intrinsic of fixed types.
+
+    The types are Numba's; arguments are cast to them at the call. A body whose type is a tuple
+    takes and returns its elements as a list; one of type void returns None.
+    """
+    signature = ret(*args)
+
+    def decorate(body: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, _sig: Any, values: Any) -> Any:
+            split = [
+                [builder.extract_value(v, i) for i in range(len(t))]
+                if isinstance(t, types.UniTuple)
+                else v
+                for t, v in zip(args, values, strict=True)
+            ]
+            result = body(builder, *split)
+            if isinstance(ret, types.UniTuple):
+                return context.make_tuple(builder, ret, result)
+            return context.get_dummy_value() if result is None else result
+
+        def typed(_typing_context: Any, *_args: Any) -> Any:
+            return signature, codegen
+
+        # Numba reads the number of parameters from the function's signature.
+        names = ["context", *(f"a{i}" for i in range(len(args)))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in names]
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        typed.__name__ = typed.__qualname__ = body.__name__
+        typed.__module__, typed.__doc__ = body.__module__, body.__doc__
+        return intrinsic(typed)
+
+    return decorate
+
+
+def _load(b: Any, address: Any, pointee: ir.Type, align: int, *, constant: bool = False) -> Any:
+    value = b.load(b.inttoptr(address, pointee.as_pointer(GLOBAL)), align=align)
+    if constant:  # no store of this kernel reaches it: it may go through the read-only cache
+        value.set_metadata("invariant.load", b.module.add_metadata([]))
+    return value
+
+
+def _store(b: Any, address: Any, value: Any, align: int) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer(GLOBAL)), align=align)
+
+
+def _elements(b: Any, vector: Any, n: int) -> list[Any]:
+    return [b.extract_element(vector, ir.Constant(I32, i)) for i in range(n)]
+
+
+def _vector(b: Any, values: list[Any]) -> Any:
+    vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+    for i, value in enumerate(values):
+        vector = b.insert_element(vector, value, ir.Constant(I32, i))
+    return vector
+
+
+def floats(b: Any, address: Any, n: int) -> list[Any]:
+    """LLVM's n float32 at an address that is a multiple of 16; n is a multiple of 4."""
+    found = []
+    for i in range(0, n, 4):
+        at = b.add(address, ir.Constant(I64, 4 * i))
+        found += _elements(b, _load(b, at, ir.VectorType(FLOAT, 4), 16), 4)
+    return found
+
+
+def pair(b: Any, address: Any, offset: int) -> list[Any]:
+    """LLVM's two float32 at address + offset, a multiple of 8."""
+    at = b.add(address, ir.Constant(I64, offset))
+    return _elements(b, _load(b, at, ir.VectorType(FLOAT, 2), 8), 2)
+
+
+def packed(b: Any, low: Any, high: Any) -> Any:
+    """LLVM's 32 bits of two float32 as float16."""
+    return b.bitcast(_vector(b, [b.fptrunc(low, HALF), b.fptrunc(high, HALF)]), I32)
+
+
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """LLVM's x * y + z, rounded once."""
+    three = ir.FunctionType(FLOAT, [FLOAT] * 3)
+    return b.call(b.module.declare_intrinsic("llvm.fma", [FLOAT], three), [x, y, z])
+
+
+# ---- scalars -------------------------------------------------------------------------------------
+@op(int64, int64)
+def load_i64(b, p):
+    """The int64 at p."""
+    return _load(b, p, I64, 8)
+
+
+@op(void, int64, int64)
+def store_i64(b, p, v):
+    """Write the int64 v at p."""
+    _store(b, p, v, 8)
+
+
+@op(int64, int64)
+def load_i32(b, p):
+    """The int32 at p, sign-extended."""
+    return b.sext(_load(b, p, I32, 4), I64)
+
+
+@op(void, int64, int64)
+def store_i32(b, p, v):
+    """Write the low 32 bits of v at p."""
+    _store(b, p, b.trunc(v, I32), 4)
+
+
+@op(float32, int64)
+def load_f32(b, p):
+    """The float32 at p."""
+    return _load(b, p, FLOAT, 4)
+
+
+@op(void, int64, float32)
+def store_f32(b, p, v):
+    """Write the float32 v at p."""
+    _store(b, p, v, 4)
+
+
+@op(float64, int64)
+def load_f64(b, p):
+    """The float64 at p."""
+    return _load(b, p, DOUBLE, 8)
+
+
+@op(void, int64, float32)
+def store_f16(b, p, v):
+    """Write v at p as float16, rounded to nearest even."""
+    _store(b, p, b.fptrunc(v, HALF), 2)
+
+
+# ---- constants: what no kernel of the same launch writes -----------------------------------------
+@op(float32, int64)
+def const_f32(b, p):
+    """The float32 at p."""
+    return _load(b, p, FLOAT, 4, constant=True)
+
+
+@op(float32, int64)
+def const_f16(b, p):
+    """The float16 at p as float32."""
+    return b.fpext(_load(b, p, HALF, 2, constant=True), FLOAT)
+
+
+@op(float32, int64)
+def const_bf16(b, p):
+    """The bfloat16 at p as float32."""
+    bits = b.zext(_load(b, p, I16, 2, constant=True), I32)
+    return b.bitcast(b.shl(bits, ir.Constant(I32, 16)), FLOAT)
+
+
+@op(U4, int64)
+def words(b, p):
+    """Four uint32 from p on, a multiple of 4."""
+    return [
+        _load(b, b.add(p, ir.Constant(I64, at)), I32, 4, constant=True) for at in range(0, 16, 4)
+    ]
+
+
+@op(U4, int64)
+def words_even(b, p):
+    """Four uint32 from p on, a multiple of 2."""
+    parts = [
+        b.zext(_load(b, b.add(p, ir.Constant(I64, at)), I16, 2, constant=True), I32)
+        for at in range(0, 16, 2)
+    ]
+    up = ir.Constant(I32, 16)
+    return [b.or_(parts[i], b.shl(parts[i + 1], up)) for i in range(0, 8, 2)]
+
+
+@op(uint32, int64)
+def const_u16(b, p):
+    """The uint16 at p."""
+    return b.zext(_load(b, p, I16, 2, constant=True), I32)
+
+
+@op(uint32, int64)
+def const_u8(b, p):
+    """The byte at p."""
+    return b.zext(_load(b, p, I8, 1, constant=True), I32)
+
+
+@op(float32, int64)
+def const_i8(b, p):
+    """The int8 at p as float32."""
+    return b.sitofp(_load(b, p, I8, 1, constant=True), FLOAT)
+
+
+@op(U4, int64)
+def const_u128(b, p):
+    """The 16 bytes at p, a multiple of 16."""
+    return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16, constant=True), 4)
+
+
+@op(uint32, uint32, uint32)
+def quotient(b, x, y):
+    """X / y, rounded down: much faster than Python's // of int64."""
+    return b.udiv(x, y)
+
+
+# ---- eight floats --------------------------------------------------------------------------------
+@op(F8, int64)
+def load_f32x8(b, p):
+    """Eight float32 at p, a multiple of 16."""
+    return floats(b, p, 8)
+
+
+@op(void, int64, F8)
+def store_f32x8(b, p, v):
+    """Write eight float32 at p, a multiple of 16."""
+    for at in (0, 4):
+        _store(b, b.add(p, ir.Constant(I64, 4 * at)), _vector(b, v[at : at + 4]), 16)
+
+
+@op(void, int64, F8)
+def store_f16x8(b, p, v):
+    """Write eight values at p, a multiple of 16, as float16 rounded to nearest even."""
+    halves = _vector(b, [b.fptrunc(x, HALF) for x in v])
+    _store(b, p, b.bitcast(halves, ir.VectorType(I32, 4)), 16)
+
+
+@op(F8, U4)
+def halves_f32(b, words):
+    """The eight float16 of four words."""
+    halves = b.bitcast(_vector(b, words), ir.VectorType(HALF, 8))
+    return [b.fpext(x, FLOAT) for x in _elements(b, halves, 8)]
+
+
+@op(float32, F8, F8, float32)
+def dot8(b, x, y, start):
+    """Start + x . y."""
+    for one, other in zip(x, y, strict=True):
+        start = fma(b, one, other, start)
+    return start
+
+
+@op(float32, F8)
+def sum8(b, x):
+    """The sum of the elements."""
+    a = [b.fadd(x[i], x[i + 4]) for i in range(4)]
+    return b.fadd(b.fadd(a[0], a[1]), b.fadd(a[2], a[3]))
+
+
+@op(F8, F8, float32, float32)
+def affine8(b, x, scale, offset):
+    """X * scale + offset."""
+    return [fma(b, one, scale, offset) for one in x]
+
+
+@op(F8, uint32, uint32)
+def bytes_f32(b, low, high):
+    """The four bytes of low, then those of high, as unsigned numbers."""
+    shifts = [ir.Constant(I32, 8 * i) for i in range(4)]
+    mask = ir.Constant(I32, 255)
+    return [b.uitofp(b.and_(b.lshr(w, s), mask), FLOAT) for w in (low, high) for s in shifts]
+
+
+@op(F8, uint32, uint32)
+def signed_bytes_f32(b, low, high):
+    """The four bytes of low, then those of high, as signed numbers."""
+    ups, down = [ir.Constant(I32, 24 - 8 * i) for i in range(4)], ir.Constant(I32, 24)
+    return [b.sitofp(b.ashr(b.shl(w, up), down), FLOAT) for w in (low, high) for up in ups]
+
+
+@op(float32, F8)
+def absmax8(b, x):
+    """The largest absolute value."""
+    positive = ir.Constant(I32, 0x7FFFFFFF)
+    top = ir.Constant(FLOAT, 0.0)
+    for value in x:
+        size = b.bitcast(b.and_(b.bitcast(value, I32), positive), FLOAT)
+        top = b.select(b.fcmp_ordered(">", size, top), size, top)
+    return top
+
+
+@op(INT8, F8, float32)
+def rounded8(b, x, scale):
+    """X * scale, rounded to the nearest integers, of at most 2^22 (the sum has no smaller bits)."""
+    magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
+    return [b.sub(b.bitcast(fma(b, value, scale, magic), I32), bits) for value in x]
+
+
+def _bytes(b: Any, values: list[Any]) -> list[Any]:
+    """Words of the low bytes of integers, four a word."""
+    mask, found = ir.Constant(I32, 255), []
+    for i in range(0, len(values), 4):
+        word = b.and_(values[i], mask)
+        for k in range(1, 4):
+            byte = b.and_(values[i + k], mask)
+            word = b.or_(word, b.shl(byte, ir.Constant(I32, 8 * k)))
+        found.append(word)
+    return found
+
+
+def _high(b: Any, value: Any) -> Any:
+    return b.ashr(b.add(value, ir.Constant(I32, 64)), ir.Constant(I32, 7))
+
+
+@op(U4, INT8, INT8)
+def high_bytes(b, x, y):
+    """Of sixteen integers 128 * high + low, low from -64 to 63: the bytes high."""
+    return _bytes(b, [_high(b, value) for value in x + y])
+
+
+@op(U4, INT8, INT8)
+def low_bytes(b, x, y):
+    """Of the same: the bytes low."""
+    seven = ir.Constant(I32, 7)
+    return _bytes(b, [b.sub(value, b.shl(_high(b, value), seven)) for value in x + y])
+
+
+# ---- bits ----------------------------------------------------------------------------------------
+@op(float32, uint32)
+def half_f32(b, bits):
+    """The float16 of the low 16 bits, as float32."""
+    return b.fpext(b.bitcast(b.trunc(bits, I16), HALF), FLOAT)
+
+
+@op(uint32, float32, float32)
+def pack_f16(b, low, high):
+    """Two values as float16, low in the low 16 bits."""
+    return packed(b, low, high)
+
+
+@op(uint32, uint32, uint32, uint32)
+def field(b, w, shift, mask):
+    """W >> shift & mask."""
+    return b.and_(b.lshr(w, shift), mask)
+
+
+@op(uint32, uint32, uint32, uint32)
+def join(b, w, other, shift):
+    """W | other << shift."""
+    return b.or_(w, b.shl(other, shift))
+
+
+@op(U4, U4, uint32, uint32)
+def fields(b, w, shift, mask):
+    """W >> shift & mask of each word."""
+    return [b.and_(b.lshr(x, shift), mask) for x in w]
+
+
+@op(U4, U4, U4, uint32)
+def joined(b, w, other, shift):
+    """W | other << shift of each word."""
+    return [b.or_(x, b.shl(y, shift)) for x, y in zip(w, other, strict=True)]
+
+
+@op(U4, uint32)
+def bits_to_bytes(b, w):
+    """The low sixteen bits of w, one a byte: a product that puts bit k at 8k, too, and a mask."""
+    found = []
+    for shift in range(0, 16, 4):
+        four = b.and_(b.lshr(w, ir.Constant(I32, shift)), ir.Constant(I32, 15))
+        spread = b.mul(four, ir.Constant(I32, 0x00204081))
+        found.append(b.and_(spread, ir.Constant(I32, 0x01010101)))
+    return found
+
+
+@op(float32, uint32)
+def bits_f32(b, v):
+    """The float32 of these bits."""
+    return b.bitcast(v, FLOAT)
+
+
+@op(uint32, float32)
+def f32_bits(b, v):
+    """The bits of a float32."""
+    return b.bitcast(v, I32)

@@ -1,0 +1,211 @@
+"""The CUDA backend: Programs over host arrays, replayed as CUDA graphs over their device copies.
+
+Recorded Programs name arrays of this process. Here each of them has a copy in device memory, which
+kernels read and write; `send` and `fetch` copy what Python wrote or wants to read. The host arrays
+of activations, keys and values are never touched, so they take address space only.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import numpy as np
+
+from tamis.jit_kernels.cuda.driver import Buffer, Device, Graph
+from tamis.jit_kernels.cuda.scratch import matmul_scratch
+from tamis.jit_kernels.ops import FEW_ROWS, MATMUL
+from tamis.jit_kernels.program import Call, KernelSpec, Program
+from tamis.jit_kernels.ptx_library import PtxLibrary
+from tamis.jit_kernels.workers import Progress
+
+ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
+PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
+CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
+
+
+class Mirror:
+    """The device copy of an array that owns its memory, which it keeps alive."""
+
+    def __init__(self, device: Device, array: np.ndarray) -> None:
+        self._device, self._array = device, array
+        self._host = array.ctypes.data
+        self._buffer = device.allocate(array.nbytes + ALIGNMENT)
+        self.address = self._buffer.address + self._host % ALIGNMENT
+        data = array.reshape(-1).view(np.uint8)
+        for start in range(0, len(data), CHUNK):
+            part = data[start : start + CHUNK]
+            if not array.flags.writeable or part.any():  # the buffer is zero, as most arrays are
+                device.upload(self.address + start, part.ctypes.data, len(part))
+
+    def at(self, host: int) -> int:
+        """Device address of a host address within the array."""
+        return self.address + host - self._host
+
+
+class CudaProgram:
+    """A Program with device addresses: what `CudaBackend.run` replays. Keeps its memory alive."""
+
+    def __init__(self, program: Program, backend: "CudaBackend") -> None:
+        self.program = program
+        self._mirrors = {at: backend.mirror(array) for at, array in program.arrays.items()}
+        self._scratch = backend.scratch(max(map(self._scratch_bytes, program.calls), default=0))
+        self._fields = [self._device_fields(call) for call in program.calls]
+        steps = (
+            value
+            for call in program.calls
+            for name, value in zip(call.spec.op.fields, call.values, strict=True)
+            if name == "step"
+        )
+        self._step = program.arrays[int(next(steps))]
+        self._graphs: dict[tuple[int, int, str], Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    @property
+    def rows(self) -> str:
+        """Which kernels the next replay needs: those for "few" rows, or for "many"."""
+        return "few" if int(self._step[0]) <= FEW_ROWS else "many"
+
+    def launches(self, backend: "CudaBackend") -> list[Graph]:
+        """Each launch of a replay as a graph of its own, for measurements."""
+        found = []
+        for call, fields in zip(self.program.calls, self._fields, strict=True):
+            for function in backend.library.functions(call.spec):
+                if function.rows in ("any", self.rows):
+                    with backend.device.capture() as captured:
+                        backend.device.launch(function, fields)
+                    found += captured
+        return found
+
+    def graph(self, backend: "CudaBackend", first: int, last: int) -> Graph:
+        """The launches of ops first .. last, for as many rows as the step record says."""
+        key = (first, last, self.rows)
+        if key not in self._graphs:
+            device = backend.device
+            with device.capture() as captured:
+                for call, fields in zip(
+                    self.program.calls[first:last], self._fields[first:last], strict=True
+                ):
+                    for function in backend.library.functions(call.spec):
+                        if function.rows in ("any", self.rows):
+                            device.launch(function, fields)
+            self._graphs[key] = captured[0]
+        return self._graphs[key]
+
+    @staticmethod
+    def _scratch_bytes(call: Call) -> int:
+        if call.spec.op is not MATMUL:
+            return 0
+        field = dict(zip(call.spec.op.fields, call.values, strict=True))
+        return matmul_scratch(int(field["n_in"]), int(field["n_out"]))
+
+    def _device_fields(self, call: Call) -> list[int | float]:
+        fields: list[int | float] = []
+        for name, value in zip(call.spec.op.fields, call.values, strict=True):
+            if name.endswith("_f"):
+                fields.append(float(value))
+            elif name == "scratch":
+                fields.append(self._scratch.address if self._scratch else 0)
+            else:
+                mirror = self._mirrors.get(int(value))
+                fields.append(int(value) if mirror is None else mirror.at(int(value)))
+        return fields
+
+
+class CudaBackend:
+    """Runs Programs on a GPU; they start in the order of the calls, `fetch` waits for them.
+
+    Raises CudaError where there is no usable GPU, KernelStoreError.
+    """
+
+    def __init__(self) -> None:
+        self.device = Device()
+        self.library = PtxLibrary(self.device)
+        self.n_thread = PARTS * self.device.n_multiprocessor
+        self._lock = threading.RLock()
+        self._mirrors: weakref.WeakValueDictionary[tuple[int, int], Mirror]
+        self._mirrors = weakref.WeakValueDictionary()
+        self._weights: list[Mirror] = []  # read-only arrays stay: all sessions share them
+        self._scratch: Buffer | None = None
+
+    def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
+        """Load (or compile) kernels ahead of `link`. Raises CompileError."""
+        with self._lock:
+            self.device.use()
+            self.library.load(specs, progress)
+
+    def link(self, program: Program) -> CudaProgram:
+        """Copy a recorded Program's arrays, loading the kernels that are not loaded yet.
+
+        Raises MemoryError with numbers.
+        """
+        self.load(program.specs)
+        with self._lock:
+            return CudaProgram(program, self)
+
+    def run(self, linked: CudaProgram, first: int = 0, last: int | None = None) -> None:
+        """Start a replay of ops first..last of a Program (all by default)."""
+        stop = len(linked) if last is None else last
+        if stop <= first:
+            return
+        with self._lock:
+            self.device.use()
+            self.device.start(linked.graph(self, first, stop))
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays, which a linked Program names."""
+        with self._lock:
+            self.device.use()
+            for array in arrays:
+                host = array.ctypes.data
+                self.device.upload(self._mirror(array).at(host), host, array.nbytes)
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays; waits for all that was started."""
+        with self._lock:
+            self.device.use()
+            for array in arrays:
+                host = array.ctypes.data
+                self.device.download(host, self._mirror(array).at(host), array.nbytes)
+            self.device.wait()
+
+    def mirror(self, array: np.ndarray) -> Mirror:
+        """The device copy of the memory that an array lies in, made where there is none."""
+        root = _root(array)
+        found = self._mirrors.get((root.ctypes.data, root.nbytes))
+        if found is None:
+            found = Mirror(self.device, root)
+            self._mirrors[root.ctypes.data, root.nbytes] = found
+            if not array.flags.writeable:
+                self._weights.append(found)
+        return found
+
+    def _mirror(self, array: np.ndarray) -> Mirror:
+        """The device copy that a linked Program has."""
+        root = _root(array)
+        return self._mirrors[root.ctypes.data, root.nbytes]
+
+    def scratch(self, n_bytes: int) -> Buffer | None:
+        """Memory that any kernel may use while it runs: kernels run one after another."""
+        if n_bytes and (self._scratch is None or self._scratch.n_bytes < n_bytes):
+            self._scratch = self.device.allocate(n_bytes)
+        return self._scratch
+
+    def free_bytes(self) -> int:
+        """Bytes of device memory that can be taken."""
+        self.device.use()
+        return self.device.memory()[0]
+
+    def close(self) -> None:
+        """Give back the weights. Programs must not be run afterwards."""
+        self.device.wait()
+        self._weights.clear()
+        self._scratch = None
+
+
+def _root(array: np.ndarray) -> np.ndarray:
+    """The array that owns an array's memory; of weights, which are read-only, each is its own."""
+    while array.flags.writeable and isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

@@ -1,0 +1,127 @@
+"""Compile processes of a kernel library: ops to compile go in, files of the store come out.
+
+Numba is imported only by these processes, never in the one that starts them.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.ops import Op
+from tamis.jit_kernels.program import KernelSpec
+from tamis.jit_kernels.store import remove_unfinished, write_object
+
+Progress = Callable[[int, int], None]
+
+
+class CompileError(RuntimeError):
+    """A kernel could not be compiled; the message ends with the compiler's last lines."""
+
+
+class Command(NamedTuple):
+    """A compiler: a module that is run with a folder and a target and calls `serve`."""
+
+    folder: Path
+    module: str
+    target: str
+    env: dict[str, str]
+
+
+def compile_specs(
+    command: Command, specs: list[KernelSpec], n_worker: int, progress: Progress | None = None
+) -> None:
+    """Share the specs among worker processes and wait for all of them; progress(done, total).
+
+    Raises CompileError; what was compiled before stays in the folder.
+    """
+    n_worker = min(n_worker, len(specs))
+    shares = [specs[i::n_worker] for i in range(n_worker)]
+    workers = [_Worker(command, share) for share in shares]
+    try:
+        done = -1
+        while any(worker.running for worker in workers):
+            time.sleep(0.05)
+            finished = sum(len(worker.finished) for worker in workers)
+            if finished != done and progress is not None:
+                progress(finished, len(specs))
+            done = finished
+        for worker in workers:
+            worker.check()
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
+    """In a worker: compile what standard input names, [op, constants] a line; print each symbol.
+
+    An empty line ends the list: the pipe itself may stay open in a fork of the parent.
+    """
+    by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+    for line in iter(sys.stdin.readline, "\n"):
+        if not line:
+            return
+        name, constants = json.loads(line)
+        spec = KernelSpec(by_name[name], tuple(constants))
+        write_object(folder, spec.symbol, compile_kernel(spec))
+        sys.stdout.write(spec.symbol + "\n")
+        sys.stdout.flush()
+
+
+class _Worker:
+    """One compile process; `finished` grows by a symbol a kernel."""
+
+    def __init__(self, command: Command, specs: list[KernelSpec]) -> None:
+        self.finished: list[str] = []
+        self._folder = command.folder
+        self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", command.module, str(command.folder), command.target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **command.env},
+            # Ctrl-C in the terminal is for the parent, which stops its workers itself.
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(specs,), daemon=True)
+        self._reader.start()
+
+    def _read(self, specs: list[KernelSpec]) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # A worker that died early closes the pipe: check() tells why it died.
+        with contextlib.suppress(BrokenPipeError):
+            for spec in specs:
+                self._process.stdin.write(json.dumps([spec.op.name, spec.constants]) + "\n")
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
+        for line in self._process.stdout:
+            self.finished.append(line.strip())
+
+    @property
+    def running(self) -> bool:
+        return self._reader.is_alive()
+
+    def check(self) -> None:
+        """Raise CompileError with the worker's last lines where it failed."""
+        if self._process.wait() != 0:
+            self._errors.seek(0)
+            last = "\n".join(self._errors.read().strip().splitlines()[-12:])
+            raise CompileError(f"compiling kernels failed:\n{last}")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+        remove_unfinished(self._folder, self._process.pid)

@@ -1,0 +1,179 @@
+"""CUDA without a GPU: kernels compile to the PTX that is meant, and what is missing is said."""
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tamis.engine import Engine
+from tamis.jit_kernels import cuda as cuda_kernels
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.cuda.driver import CudaError, Device
+from tamis.jit_kernels.cuda.target import TARGETS, target_of
+from tamis.jit_kernels.ops import Op
+from tamis.jit_kernels.program import KernelSpec
+from tamis.jit_kernels.ptx_library import PtxLibrary
+from tamis.jit_kernels.store import fingerprint
+from tamis.jit_kernels.workers import CompileError
+
+BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+# One kernel of every op, and what its PTX must contain: the instructions it is written for.
+MEANT = {
+    KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
+    KernelSpec(ops.MATMUL, ("Q4_1",)): ["mma.sync", "ldmatrix", "cp.async", "dp4a"],
+    KernelSpec(ops.PACK_ROWS, ("quantised",)): ["st.global.v4.u32"],
+    KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
+    KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
+    KernelSpec(ops.ROPE_APPEND, (64, 0)): ["st.global.u16|st.global.b16"],
+    KernelSpec(ops.ATTEND, (64, 3, 1)): ["ld.global.nc.v4.u32", "ex2.approx", "shfl.sync.bfly"],
+    KernelSpec(ops.ATTEND, (64, 3, 16)): ["mma.sync", "ldmatrix", r"x4.trans", "cp.async"],
+    KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],
+    KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
+    KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
+}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def compiled(request):
+    """compiled(spec): the target and the launches of an op, made once."""
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+    compiler = importlib.import_module("tamis.jit_kernels.cuda.compiler")
+    target, known = TARGETS[request.param], {}
+
+    def launches(spec):
+        if spec not in known:
+            known[spec] = json.loads(compiler.compile_kernel(spec, target))
+        return target, known[spec]
+
+    return launches
+
+
+def test_every_op_that_is_offered_is_tested_here():
+    assert {spec.op.name for spec in MEANT} == cuda_kernels.OPS <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("spec", MEANT, ids=lambda spec: spec.symbol)
+def test_an_op_compiles_to_the_ptx_that_is_meant(compiled, spec):
+    target, launches = compiled(spec)
+    text = "\n".join(launch["ptx"] for launch in launches)
+    for what in MEANT[spec]:
+        assert re.search(what, text), what
+    for launch in launches:
+        head = launch["ptx"].split(".visible .entry ")
+        assert len(head) == 2
+        assert head[1].startswith(f"{launch['name']}(")
+        assert f".target {target.name}\n" in head[0]
+        assert f".version {target.ptx}\n" in head[0]
+        assert head[1].split(")")[0].count(".param .") == len(spec.op.fields)
+        assert "NumbaEnv" not in launch["ptx"]
+
+
+@pytest.mark.parametrize("spec", MEANT, ids=lambda spec: spec.symbol)
+def test_ptxas_takes_it_and_almost_nothing_spills(compiled, spec, tmp_path):
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("needs ptxas of the CUDA toolkit")
+    target, launches = compiled(spec)
+    for launch in launches:
+        file = tmp_path / "kernel.ptx"
+        file.write_text(launch["ptx"])
+        command = [ptxas, "-v", "-arch", target.name, str(file), "-o", str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr)) <= 128
+        assert launch["shared"] <= 160 << 10
+
+
+def test_a_kernel_must_take_the_fields_of_its_op(compiled, monkeypatch):
+    compiler = importlib.import_module("tamis.jit_kernels.cuda.compiler")
+    activation = importlib.import_module("tamis.jit_kernels.cuda.activation")
+    other = compiler.Launch(lambda tid, n_thread, step, gate, up, n, y: None)
+    monkeypatch.setattr(activation, "gate", lambda activation: [other])
+    with pytest.raises(TypeError, match="the contract says"):
+        compiler.launches(KernelSpec(ops.GATE, ("silu",)))
+
+
+# --- the library ---------------------------------------------------------------------------------
+
+
+class StandIn:
+    """A device that keeps what it is given to load."""
+
+    target, loaded = TARGETS["sm_80"], []
+
+    def load(self, ptx):
+        self.loaded.append(ptx)
+
+    def function(self, module, launch):
+        return launch["name"]
+
+
+def test_ptx_is_kept_in_the_kernel_library(tmp_path):
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+    spec = KernelSpec(ops.GATE, ("silu",))
+    seen = []
+    library = PtxLibrary(StandIn(), tmp_path)
+    library.load([spec], lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (1, 1)
+    assert library.functions(spec) == [f"{spec.symbol}_0"]
+    again = PtxLibrary(StandIn(), tmp_path)
+    again.load([spec], lambda done, total: pytest.fail("nothing is missing"))
+    assert again.functions(spec) == library.functions(spec)
+
+
+def test_an_op_without_a_kernel_is_named(tmp_path):
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+    with pytest.raises(CompileError, match="no kernel yet for moe_route, score_keys"):
+        PtxLibrary(StandIn(), tmp_path).load(
+            [KernelSpec(ops.SCORE_KEYS, (64, 2)), KernelSpec(ops.MOE_ROUTE, ())]
+        )
+
+
+def test_targets_have_folders_of_their_own():
+    pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+    names = [fingerprint(target) for target in TARGETS.values()]
+    assert len({*names, fingerprint()}) == len(names) + 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((7, 5), None), ((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_80")],
+)
+def test_a_gpu_gets_the_best_code_that_it_runs(capability, name):
+    assert target_of(capability) == (TARGETS[name] if name else None)
+
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+def test_without_the_package_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(CudaError, match=r"pip install 'tamis\[cuda\]'"):
+        Device()
+
+
+def test_without_a_gpu_it_is_said_what_is_missing():
+    try:
+        Device()
+    except CudaError as error:
+        assert re.search(r"pip install|driver", str(error))  # noqa: PT017 - a GPU may be there
+    else:
+        pytest.skip("there is a GPU")
+
+
+def test_a_device_of_another_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="device is 'tpu', expected one of cpu, cuda"):
+        Engine.load(tmp_path / "none.gguf", device="tpu")
+
+
+def test_nothing_of_cuda_is_imported_unless_it_is_asked_for():
+    program = "import sys, tamis.engine, tamis.session; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = {name for name in done.stdout.split() if re.match(r"(cuda|numba|nvidia)(\.|$)", name)}
+    assert not loaded

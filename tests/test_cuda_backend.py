@@ -1,0 +1,179 @@
+"""The CUDA backend's bookkeeping, on a device that is host memory and kernels that only count."""
+
+import contextlib
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+
+from tamis.jit_kernels import cuda_backend, ops
+from tamis.jit_kernels.cuda.driver import Function
+from tamis.jit_kernels.cuda.scratch import matmul_scratch
+from tamis.jit_kernels.cuda_backend import CudaBackend
+from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.types import zeros
+
+
+class Memory:
+    """A device buffer: zeros of the host, given back when nothing holds it."""
+
+    def __init__(self, device, n_bytes):
+        self._array, self._device, self.n_bytes = np.zeros(n_bytes + 256, np.uint8), device, n_bytes
+        self.address = (self._array.ctypes.data + 255) // 256 * 256  # as the driver aligns them
+        device.held += n_bytes
+
+    def __del__(self):
+        self._device.held -= self.n_bytes
+
+
+class StandIn:
+    """What CudaBackend asks of a Device; launches are noted with their fields."""
+
+    n_multiprocessor = 4
+
+    def __init__(self):
+        self.held, self.copied, self.started, self._capturing = 0, 0, [], None
+
+    def use(self): ...
+
+    def wait(self): ...
+
+    def memory(self):
+        return 1 << 30, 1 << 30
+
+    def allocate(self, n_bytes):
+        return Memory(self, n_bytes)
+
+    def upload(self, address, host, n_bytes):
+        self.copied += n_bytes
+        ctypes.memmove(address, host, n_bytes)
+
+    def download(self, host, address, n_bytes):
+        ctypes.memmove(host, address, n_bytes)
+
+    def launch(self, function, fields):
+        self._capturing.append((function.handle, fields))
+
+    @contextlib.contextmanager
+    def capture(self):
+        self._capturing, found = [], []
+        yield found
+        found.append(self._capturing)
+
+    def start(self, graph):
+        self.started = graph
+
+
+class Library:
+    """Two kernels of MATMUL, one of every other op."""
+
+    def __init__(self, device): ...
+
+    def load(self, specs, progress=None): ...
+
+    def functions(self, spec):
+        if spec.op is ops.MATMUL:
+            return [Function(f"matmul {rows}", 1, 1, 0, rows) for rows in ("few", "many")]
+        return [Function(spec.op.name, 1, 1, 0, "any")]
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    monkeypatch.setattr(cuda_backend, "Device", StandIn)
+    monkeypatch.setattr(cuda_backend, "PtxLibrary", Library)
+    return CudaBackend()
+
+
+def gate(program, step, x, y):
+    program.add(ops.GATE, ("silu",), step=step, gate=x, up=x, y=y, n=x.size)
+
+
+def fields(backend, op):
+    """The fields of each launch that the last replay made, by name."""
+    return [dict(zip(op.fields, values, strict=True)) for _, values in backend.device.started]
+
+
+def at(address, like):
+    """The device's array at an address."""
+    kind = ctypes.c_byte * like.nbytes
+    return np.frombuffer(kind.from_address(address), like.dtype).reshape(like.shape)
+
+
+def test_a_kernel_sees_what_was_there_at_link_and_what_was_sent(backend):
+    step, x, y = np.array([1, 0, 0]), zeros(8, np.float32), zeros(8, np.float32)
+    x[:] = 1
+    program = Program()
+    gate(program, step, x, y)
+    linked = backend.link(program)
+    x[:] = 2
+    backend.run(linked)
+    (seen,) = fields(backend, ops.GATE)
+    np.testing.assert_array_equal(at(seen["gate"], x), 1)
+    backend.send(x)
+    np.testing.assert_array_equal(at(seen["gate"], x), 2)
+    at(seen["y"], y)[:] = 7
+    np.testing.assert_array_equal(y, 0)
+    backend.fetch(y[2:4])
+    np.testing.assert_array_equal(y, [0, 0, 7, 7, 0, 0, 0, 0])
+    assert seen["n"] == 8
+
+
+def test_views_of_an_array_and_programs_share_one_copy(backend):
+    step, x, y = np.array([1, 0, 0]), zeros((2, 64), np.float32), zeros(64, np.float32)
+    first, second = Program(), Program()
+    gate(first, step, x[0], y)
+    gate(second, step, x[1], y)
+    linked = backend.link(first), backend.link(second)
+    addresses = []
+    for each in linked:
+        backend.run(each)
+        addresses.append(fields(backend, ops.GATE)[0]["gate"])
+    assert addresses[1] - addresses[0] == 256
+    assert addresses[0] % 64 == x.ctypes.data % 64
+
+
+def test_memory_goes_with_the_program_and_weights_stay(backend):
+    step, x = np.array([1, 0, 0]), zeros((1, 64), np.float32)
+    w = np.arange(64 * 64, dtype=np.float32).view(np.uint8)
+    w.flags.writeable = False
+    for _ in range(2):
+        program, before = Program(), backend.device.copied
+        program.add(
+            ops.MATMUL, ("F32",), step=step, x=x, packed=0, w=w, bias=None,
+            y=zeros((1, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
+        )  # fmt: skip
+        linked = backend.link(program)
+        copied = backend.device.copied - before
+        del linked, program
+        gc.collect()
+    assert copied < w.nbytes  # the second time they were there
+    kept = w.nbytes + cuda_backend.ALIGNMENT + matmul_scratch(64, 64)
+    assert backend.device.held == kept
+    backend.close()
+    gc.collect()
+    assert backend.device.held == 0
+
+
+@pytest.mark.parametrize(
+    ("n_tok", "kernel"), [(1, "matmul few"), (4, "matmul few"), (5, "matmul many")]
+)
+def test_the_step_record_says_which_kernels_run(backend, n_tok, kernel):
+    step, x = np.array([1, 0, 0]), zeros((8, 64), np.float32)
+    program = Program()
+    program.add(
+        ops.MATMUL, ("F32",), step=step, x=x, packed=0, w=zeros(64 * 64, np.float32), bias=None,
+        y=zeros((8, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
+    )  # fmt: skip
+    gate(program, step, x[0], x[1])
+    linked = backend.link(program)
+    step[0] = n_tok
+    backend.run(linked)
+    assert [name for name, _ in backend.device.started] == [kernel, "gate"]
+    backend.run(linked, 1, 2)
+    assert [name for name, _ in backend.device.started] == ["gate"]
+
+
+def test_what_no_program_names_cannot_be_sent(backend):
+    with pytest.raises(KeyError):
+        backend.send(np.zeros(3))

@@ -1,0 +1,32 @@
+"""Architectures on a GPU against the NumPy float64 forward, on tiny random models made here."""
+
+import numpy as np
+import pytest
+from oracle import Oracle
+from test_forward_oracle import relative_error
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.engine import Engine
+from tamis.jit_kernels.cuda.driver import CudaError
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("type_", ["F32", "Q8_0"])
+@pytest.mark.parametrize("arch", ["gemma3", "llama", "qwen2", "qwen3"])
+def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec(arch, type_))
+    ids = np.random.default_rng(0).integers(0, 256, 100)
+    expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
+    try:
+        engine = Engine.load(path, device="cuda")
+    except CudaError as error:
+        pytest.skip(str(error))
+    prompt = np.concatenate(list(engine.session(n_ctx=256).logits(ids)))
+    session = engine.session(n_ctx=256)
+    single = np.array([session.decode(int(i)) for i in ids])
+    engine.close()
+    # Prompts are products of float16; single tokens have float32 sums, as on the CPU.
+    assert relative_error(prompt, expected) < 1e-2
+    assert relative_error(single, expected) < 1e-3
