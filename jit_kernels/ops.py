@@ -528,13 +528,14 @@ def packed_bytes(n_tok: int, n: int) -> int:
     return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
 
 
-def tactic_work(capacity: int, n_slot: int) -> int:
-    """Floats of scratch that TACTIC_BUDGET needs a head: rows and logits, clusters, samples.
+def tactic_list(capacity: int) -> int:
+    """Most positions that TACTIC_BUDGET weighs: all, two windows of 1 % or samples, and padding."""
+    return capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32
 
-    Logits are those of all positions at most, of two windows of 1 % or of samples, and padding.
-    """
-    n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 64
-    return 2 * n_list + 4 * n_slot + 256 + TACTIC_SAMPLES
+
+def tactic_work(capacity: int, n_slot: int) -> int:
+    """Floats of scratch that TACTIC_BUDGET needs a head: of clusters, counts, samples and lists."""
+    return 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * tactic_list(capacity)
 
 
 def audit_work(capacity: int, head_dim: int) -> int:

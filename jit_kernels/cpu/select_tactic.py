@@ -16,7 +16,6 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_each,
     load_half_spaced,
     load_row,
-    prefetch_each,
     store_grid,
     store_sums,
     transposed,
@@ -26,6 +25,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     load_f32,
     load_i32,
     load_i64,
+    load_u32,
     lowest_bit,
     store_f32,
     store_i32,
@@ -40,6 +40,7 @@ from tamis.jit_kernels.cpu.simd import (
     load_f,
     load_f16x16,
     load_f32x16,
+    prefetch,
     round_i32,
     splat_f,
     splat_f32x16,
@@ -55,12 +56,12 @@ from tamis.jit_kernels.cpu.simd import (
     zero_f32x16,
 )
 from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, TACTIC_WORKERS
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import LINE, PAGE
 
 LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
 KEYS = 8  # keys whose products with a query are made together
-AHEAD = 16  # keys that are asked for before they are needed
+SOON = 4  # clusters whose lists of positions are asked for before they are needed
 FINEST = np.float32(65535)  # steps between the lowest and the highest score that are told apart
 LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
 
@@ -312,25 +313,21 @@ def sort_clusters(scores, keys, other, counts, rank, n):
     factor, top = splat_f(FINEST / (high - low) if high > low else ZERO), splat_f(high)
     for i in range(0, n, LANES):
         store_i(keys + 4 * i, round_i32((top - load_f(scores + 4 * i)) * factor))
-    for i in range(256):
-        store_i32(counts + 4 * i, 0)
+    for i in range(0, 512, 16):
+        store_f32x16(counts + 4 * i, zero_f32x16())
     for i in range(n):
-        at = counts + 4 * (load_i32(keys + 4 * i) & 255)
-        store_i32(at, load_i32(at) + 1)
+        key = load_u32(keys + 4 * i)
+        for at in (counts + 4 * (key & 255), counts + 1024 + 4 * (key >> 8)):
+            store_i32(at, load_i32(at) + 1)
     before_each(counts)
+    before_each(counts + 1024)
     for i in range(n):
-        at = counts + 4 * (load_i32(keys + 4 * i) & 255)
+        at = counts + 4 * (load_u32(keys + 4 * i) & 255)
         store_i32(other + 4 * load_i32(at), i)
         store_i32(at, load_i32(at) + 1)
-    for i in range(256):
-        store_i32(counts + 4 * i, 0)
-    for i in range(n):
-        at = counts + 4 * (load_i32(keys + 4 * i) >> 8)
-        store_i32(at, load_i32(at) + 1)
-    before_each(counts)
     for i in range(n):
         c = load_i32(other + 4 * i)
-        at = counts + 4 * (load_i32(keys + 4 * c) >> 8)
+        at = counts + 1024 + 4 * (load_u32(keys + 4 * c) >> 8)
         store_i32(rank + 4 * load_i32(at), c)
         store_i32(at, load_i32(at) + 1)
 
@@ -426,29 +423,38 @@ def highest(logits, n):
 
 
 @njit(error_model="numpy")
-def list_ranked(rows, tables, clusters, ends, low, high):
-    """List the rows of the positions number low .. high - 1 in the order of clusters."""
-    k_table, n_head_kv, h = tables
-    order, starts, rank, n_cluster = clusters
+def note_row(rows, pages, j):
+    """List the row of position j, and ask for its key: it is read once all are listed."""
+    k_pages, k_table, n_head_kv, h, size = pages
+    row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
+    store_i32(rows, row)
+    for line in range(0, size, LINE):
+        prefetch(k_pages + size * row + line)
+    return rows + 4
+
+
+@njit(error_model="numpy")
+def list_ranked(rows, pages, clusters, low, high):
+    """List the positions number low .. high - 1 in the order of clusters."""
+    order, starts, rank, ends, n_cluster = clusters
     i = first_at_least(ends, 0, n_cluster, low + 1)
     while low < high:
         cluster, end = load_i32(rank + 4 * i), load_i32(ends + 4 * i)
+        later = load_i32(rank + 4 * min(i + SOON, n_cluster - 1))
+        prefetch(order + 4 * load_i32(starts + 4 * later))
+        prefetch(order + 4 * load_i32(starts + 4 * later) + LINE)
         after, n = load_i32(starts + 4 * cluster + 4), min(end, high) - low
         for s in range(after - (end - low), after - (end - low) + n):
-            j = load_i32(order + 4 * s)
-            store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
-            rows += 4
+            rows = note_row(rows, pages, load_i32(order + 4 * s))
         i, low = i + 1, low + n
     return rows
 
 
 @njit(error_model="numpy")
-def list_span(rows, tables, low, high):
-    """List the rows of positions low .. high - 1."""
-    k_table, n_head_kv, h = tables
+def list_span(rows, pages, low, high):
+    """List positions low .. high - 1."""
     for j in range(low, high):
-        store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
-        rows += 4
+        rows = note_row(rows, pages, j)
     return rows
 
 
@@ -460,11 +466,10 @@ def tactic_budget(head_dim: int) -> Any:
     def weigh(head, k_pages, rows, end, logits, scale):
         """The scaled products of a query with the keys of the rows listed up to `end`."""
         last = load_i32(end - 4) if end > rows else 0
-        for i in range(KEYS + AHEAD):
+        for i in range(KEYS):
             store_i32(end + 4 * i, last)
         for i in range(0, (end - rows) // 4, KEYS):
             keys = addresses(rows + 4 * i, k_pages, size, keys_at_once)
-            prefetch_each(addresses(rows + 4 * (i + AHEAD), k_pages, size, keys_at_once), size)
             sums = zero_grid(one, keys_at_once)
             for d in range(0, head_dim, LANES):
                 query = load_column(head + 4 * d, lanes_row, one)
@@ -474,7 +479,7 @@ def tactic_budget(head_dim: int) -> Any:
             store_f(logits + 4 * i, load_f(logits + 4 * i) * splat_f(scale))
 
     @njit(error_model="numpy")
-    def fit_budget(head, k_pages, tables, clusters, ends, room, span, counted, share, first, scale):
+    def fit_budget(head, pages, clusters, room, span, counted, share, first, scale):
         """Alg. 1; see 4.4."""
         rows, logits = room
         n_sink, end, n_kv = span
@@ -484,12 +489,12 @@ def tactic_budget(head_dim: int) -> Any:
         x_1, x_2 = n // 10, n * 6 // 10
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
-        at = list_ranked(rows, tables, clusters, ends, 0, n_first)
-        at = list_ranked(at, tables, clusters, ends, low_1, high_1)
-        at = list_ranked(at, tables, clusters, ends, low_2, high_2)
+        at = list_ranked(rows, pages, clusters, 0, n_first)
+        at = list_ranked(at, pages, clusters, low_1, high_1)
+        at = list_ranked(at, pages, clusters, low_2, high_2)
         if counted != 0:
-            at = list_span(list_span(at, tables, 0, n_sink), tables, end, n_kv)
-        weigh(head, k_pages, rows, at, logits, scale)
+            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+        weigh(head, pages[0], rows, at, logits, scale)
         n_all = (at - rows) // 4
         exponentiate(logits, n_all, highest(logits, n_all))
         n_1, n_2 = high_1 - low_1, high_2 - low_2
@@ -501,26 +506,19 @@ def tactic_budget(head_dim: int) -> Any:
         return budget(logits, n_first, n, fit, outside, share)
 
     @njit(error_model="numpy")
-    def estimate(scores, clusters, ends, weights, first, top, scale):
+    def estimate(guesses, sizes, weights, first, n, top):
         """Weights of the clusters from number `first` in rank on, as if all members were alike."""
-        _, _, rank, n_cluster = clusters
-        for i in range(first, n_cluster):
-            store_f32(weights + 4 * i, load_f32(scores + 4 * load_i32(rank + 4 * i)) * scale)
-        exponentiate(weights + 4 * first, n_cluster - first, top)
-        total = 0.0
-        for i in range(first, n_cluster):
-            before = load_i32(ends + 4 * (i - 1)) if i > 0 else 0
-            size = load_i32(ends + 4 * i) - before
-            weight = load_f32(weights + 4 * i) * np.float32(size)
-            store_f32(weights + 4 * i, weight)
-            total += weight
-        return total
+        total = zero_f()
+        for i in range(first, n, LANES):
+            x = vexp(load_f(guesses + 4 * i) - splat_f(top)) * load_f(sizes + 4 * i)
+            store_f(weights + 4 * i, x)
+            total += x
+        return float(hsum(total))
 
     @njit(error_model="numpy")
-    def draw(rows, tables, clusters, ends, weights, first, tail, n_sample, scores, guesses, scale):
+    def draw(rows, pages, clusters, weights, guesses, first, tail, n_sample, at_guesses):
         """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
-        k_table, n_head_kv, h = tables
-        order, starts, rank, n_cluster = clusters
+        order, starts, rank, _, n_cluster = clusters
         i, before = first, 0.0
         for n in range(n_sample):
             point = (n + 0.5) / n_sample * tail
@@ -530,10 +528,12 @@ def tactic_budget(head_dim: int) -> Any:
             cluster, weight = load_i32(rank + 4 * i), load_f32(weights + 4 * i)
             low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
             within = int((point - before) / weight * (high - low)) if weight > ZERO else 0
-            j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
-            store_i32(rows, (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE)
-            store_f32(guesses + 4 * n, load_f32(scores + 4 * cluster) * scale)
-            rows += 4
+            at = order + 4 * min(high - 1, low + max(0, within))
+            prefetch(at)
+            store_i32(rows + 4 * n, at - order)
+            store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
+        for _ in range(n_sample):
+            rows = note_row(rows, pages, load_i32(order + load_i32(rows)))
         return rows
 
     @njit(error_model="numpy")
@@ -546,34 +546,32 @@ def tactic_budget(head_dim: int) -> Any:
 
     @njit(error_model="numpy")
     def sample_budget(
-        head, k_pages, tables, clusters, ends, room, span, counted, share, first, scale, scores,
-        weights, n_sample, margin, guesses,
-    ):  # fmt: skip
+        head, pages, clusters, room, span, counted, share, first, scale, estimates, n_sample, margin
+    ):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
         rows, logits = room
         n_sink, end, n_kv = span
-        n_cluster = clusters[3]
+        guesses, sizes, weights, at_samples = estimates
+        ends, n_cluster = clusters[3], clusters[4]
         last = first_at_least(ends, 0, n_cluster - 1, max(20, int(first * (end - n_sink))))
         n_first = load_i32(ends + 4 * last)
-        at = list_ranked(rows, tables, clusters, ends, 0, n_first)
+        at = list_ranked(rows, pages, clusters, 0, n_first)
         if counted != 0:
-            at = list_span(list_span(at, tables, 0, n_sink), tables, end, n_kv)
+            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
         n_exact = (at - rows) // 4
-        weigh(head, k_pages, rows, at, logits, scale)
-        top = max(highest(logits, n_exact), load_f32(scores + 4 * load_i32(clusters[2])) * scale)
+        weigh(head, pages[0], rows, at, logits, scale)
+        top = max(highest(logits, n_exact), load_f32(guesses))
         exponentiate(logits, n_exact, top)
         outside = weight_sum(logits + 4 * n_first, n_exact - n_first)
         exact = weight_sum(logits, n_first)
-        tail = estimate(scores, clusters, ends, weights, last + 1, top, scale)
-        factor = 0.0
+        tail, factor = estimate(guesses, sizes, weights, last + 1, n_cluster, top), 0.0
         if tail > 0.0:
             to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
             at = draw(
-                drawn, tables, clusters, ends, weights, last + 1, tail, n_sample, scores, guesses,
-                scale,
-            )  # fmt: skip
-            weigh(head, k_pages, drawn, at, to, scale)
-            factor = mean_ratio(to, guesses, n_sample) * (1.0 + margin)
+                drawn, pages, clusters, weights, guesses, last + 1, tail, n_sample, at_samples
+            )
+            weigh(head, pages[0], drawn, at, to, scale)
+            factor = mean_ratio(to, at_samples, n_sample) * (1.0 + margin)
         need = share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need)
         i = first_at_least(ends, 0, n_cluster - 1, k) if k > 0 else -1
@@ -582,6 +580,23 @@ def tactic_budget(head_dim: int) -> Any:
             reached += factor * load_f32(weights + 4 * i)
         return load_i32(ends + 4 * i) if i >= 0 else 0
 
+    @njit(error_model="numpy")
+    def follow(scores, starts, rank, ends, guesses, sizes, n_cluster, scale):
+        """In the order of rank: positions up to a cluster's end, its scaled score and size.
+
+        Up to LANES - 1 clusters follow that are empty.
+        """
+        total = 0
+        for i in range(n_cluster):
+            c = load_i32(rank + 4 * i)
+            size = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
+            total += size
+            store_i32(ends + 4 * i, total)
+            store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
+            store_f32(sizes + 4 * i, np.float32(size))
+        store_f(guesses + 4 * n_cluster, splat_f(LOWEST))
+        store_f(sizes + 4 * n_cluster, zero_f())
+
     def kernel(
         tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,
         n_head, heads_per_kv, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, share_f,
@@ -589,38 +604,38 @@ def tactic_budget(head_dim: int) -> Any:
     ):  # fmt: skip
         n_kv = load_i64(step + STEP.pos) + 1
         end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
-        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 64
-        work_size = 2 * n_list + 4 * n_slot + 256 + TACTIC_SAMPLES
+        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
+        work_size = 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * n_list
+        # A thread has one head's room, so that it stays in the cache.
+        room, row = work + 4 * work_size * tid, 4 * (n_slot + 16)
+        ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
+        counts = room + 4 * row
+        at_samples = counts + 4 * 512
+        rows = at_samples + 4 * TACTIC_SAMPLES
+        logits = rows + 4 * n_list
         for r in range(tid, n_head, n_thread):
             store_i32(keep + 4 * r, 0)
             if n_cluster == 0:
                 continue
-            h, head, room = r // heads_per_kv, q + 4 * head_dim * r, work + 4 * work_size * r
+            h, head = r // heads_per_kv, q + 4 * head_dim * r
             own, ranked = scores + 4 * n_slot * r, rank + 4 * n_slot * r
-            spare = room + 8 * n_list
-            ends, weights = spare + 8 * n_slot, spare + 12 * n_slot
-            counts = spare + 16 * n_slot
-            sort_clusters(own, spare, spare + 4 * n_slot, counts, ranked, n_cluster)
+            sort_clusters(own, guesses, sizes, counts, ranked, n_cluster)
             if share_f >= 1:
                 store_i32(keep + 4 * r, end - n_sink)
                 continue
-            head_starts, n = starts + 4 * (n_slot + 1) * h, 0
-            for i in range(n_cluster):
-                at = head_starts + 4 * load_i32(ranked + 4 * i)
-                n += load_i32(at + 4) - load_i32(at)
-                store_i32(ends + 4 * i, n)
-            tables = k_table, n_head_kv, h
-            clusters = order + 4 * capacity * h, head_starts, ranked, n_cluster
-            lists, span = (room, room + 4 * n_list), (n_sink, end, n_kv)
+            head_starts = starts + 4 * (n_slot + 1) * h
+            follow(own, head_starts, ranked, ends, guesses, sizes, n_cluster, scale_f)
+            pages = k_pages, k_table, n_head_kv, h, size
+            clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
+            lists, span = (rows, logits), (n_sink, end, n_kv)
             if n_sample == 0:
                 n_kept = fit_budget(
-                    head, k_pages, tables, clusters, ends, lists, span, counted, share_f,
-                    first_share_f, scale_f,
-                )  # fmt: skip
+                    head, pages, clusters, lists, span, counted, share_f, first_share_f, scale_f
+                )
             else:
                 n_kept = sample_budget(
-                    head, k_pages, tables, clusters, ends, lists, span, counted, share_f,
-                    first_share_f, scale_f, own, weights, n_sample, margin_f, counts + 1024,
+                    head, pages, clusters, lists, span, counted, share_f, first_share_f, scale_f,
+                    (guesses, sizes, weights, at_samples), n_sample, margin_f,
                 )  # fmt: skip
             store_i32(keep + 4 * r, n_kept)
 
@@ -639,17 +654,23 @@ def tactic_mark(group: int) -> Any:
     ):  # fmt: skip
         for r in range(tid, n_row, n_thread):
             row, h, found = marks + capacity // 8 * r, r * group // heads_per_kv, 0
+            n_cluster = load_i64(extent + 16)
+            head_starts, head_order = starts + 4 * (n_slot + 1) * h, order + 4 * capacity * h
             for word in range((load_i64(extent + 8) + 63) // 64):
                 store_i64(row + 8 * word, 0)
             for head in range(r * group, (r + 1) * group):
                 left, i = load_i32(keep + 4 * head), 0
                 while left > 0:
                     cluster = load_i32(rank + 4 * (n_slot * head + i))
-                    at = starts + 4 * ((n_slot + 1) * h + cluster)
+                    later = load_i32(rank + 4 * (n_slot * head + min(i + SOON, n_cluster - 1)))
+                    soon = load_i32(head_starts + 4 * later)
+                    prefetch(head_order + 4 * soon)
+                    prefetch(head_order + 4 * soon + LINE)
+                    at = head_starts + 4 * cluster
                     first = load_i32(at)
                     n = min(left, load_i32(at + 4) - first)
                     for s in range(first, first + n):
-                        j = load_i32(order + 4 * (capacity * h + s))
+                        j = load_i32(head_order + 4 * s)
                         before = load_i64(row + 8 * (j >> 6))
                         after = before | (1 << (j & 63))
                         found += before != after
