@@ -458,6 +458,66 @@ def list_span(rows, pages, low, high):
     return rows
 
 
+@njit(error_model="numpy")
+def estimate(guesses, sizes, weights, first, n, top):
+    """Weights of the clusters from number `first` in rank on, as if all members were alike."""
+    total = zero_f()
+    for i in range(first, n, LANES):
+        x = vexp(load_f(guesses + 4 * i) - splat_f(top)) * load_f(sizes + 4 * i)
+        store_f(weights + 4 * i, x)
+        total += x
+    return float(hsum(total))
+
+
+@njit(error_model="numpy")
+def draw(rows, pages, clusters, weights, guesses, first, tail, n_sample, at_guesses):
+    """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+    order, starts, rank, _, n_cluster = clusters
+    i, before = first, 0.0
+    for n in range(n_sample):
+        point = (n + 0.5) / n_sample * tail
+        while i < n_cluster - 1 and before + load_f32(weights + 4 * i) <= point:
+            before += load_f32(weights + 4 * i)
+            i += 1
+        cluster, weight = load_i32(rank + 4 * i), load_f32(weights + 4 * i)
+        low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
+        within = int((point - before) / weight * (high - low)) if weight > ZERO else 0
+        at = order + 4 * min(high - 1, low + max(0, within))
+        prefetch(at)
+        store_i32(rows + 4 * n, at - order)
+        store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
+    for _ in range(n_sample):
+        rows = note_row(rows, pages, load_i32(order + load_i32(rows)))
+    return rows
+
+
+@njit(error_model="numpy")
+def mean_ratio(logits, guesses, n):
+    """How much samples weigh beside their guesses; logits are used up."""
+    for i in range(0, n, LANES):
+        ratio = load_f(logits + 4 * i) - load_f(guesses + 4 * i)
+        store_f(logits + 4 * i, vexp(vmin(ratio, splat_f(LARGEST_RATIO))))
+    return weight_sum(logits, n) / n
+
+
+@njit(error_model="numpy")
+def follow(scores, starts, rank, ends, guesses, sizes, n_cluster, scale):
+    """In the order of rank: positions up to a cluster's end, its scaled score and size.
+
+    Up to LANES - 1 clusters follow that are empty.
+    """
+    total = 0
+    for i in range(n_cluster):
+        c = load_i32(rank + 4 * i)
+        size = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
+        total += size
+        store_i32(ends + 4 * i, total)
+        store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
+        store_f32(sizes + 4 * i, np.float32(size))
+    store_f(guesses + 4 * n_cluster, splat_f(LOWEST))
+    store_f(sizes + 4 * n_cluster, zero_f())
+
+
 def tactic_budget(head_dim: int) -> Any:
     """Kernel of TACTIC_BUDGET: threads take query heads in turn."""
     one, keys_at_once, lanes_row, size = 1, KEYS, 4 * head_dim, 2 * head_dim
@@ -506,45 +566,6 @@ def tactic_budget(head_dim: int) -> Any:
         return budget(logits, n_first, n, fit, outside, share)
 
     @njit(error_model="numpy")
-    def estimate(guesses, sizes, weights, first, n, top):
-        """Weights of the clusters from number `first` in rank on, as if all members were alike."""
-        total = zero_f()
-        for i in range(first, n, LANES):
-            x = vexp(load_f(guesses + 4 * i) - splat_f(top)) * load_f(sizes + 4 * i)
-            store_f(weights + 4 * i, x)
-            total += x
-        return float(hsum(total))
-
-    @njit(error_model="numpy")
-    def draw(rows, pages, clusters, weights, guesses, first, tail, n_sample, at_guesses):
-        """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
-        order, starts, rank, _, n_cluster = clusters
-        i, before = first, 0.0
-        for n in range(n_sample):
-            point = (n + 0.5) / n_sample * tail
-            while i < n_cluster - 1 and before + load_f32(weights + 4 * i) <= point:
-                before += load_f32(weights + 4 * i)
-                i += 1
-            cluster, weight = load_i32(rank + 4 * i), load_f32(weights + 4 * i)
-            low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
-            within = int((point - before) / weight * (high - low)) if weight > ZERO else 0
-            at = order + 4 * min(high - 1, low + max(0, within))
-            prefetch(at)
-            store_i32(rows + 4 * n, at - order)
-            store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
-        for _ in range(n_sample):
-            rows = note_row(rows, pages, load_i32(order + load_i32(rows)))
-        return rows
-
-    @njit(error_model="numpy")
-    def mean_ratio(logits, guesses, n):
-        """How much samples weigh beside their guesses; logits are used up."""
-        for i in range(0, n, LANES):
-            ratio = load_f(logits + 4 * i) - load_f(guesses + 4 * i)
-            store_f(logits + 4 * i, vexp(vmin(ratio, splat_f(LARGEST_RATIO))))
-        return weight_sum(logits, n) / n
-
-    @njit(error_model="numpy")
     def sample_budget(
         head, pages, clusters, room, span, counted, share, first, scale, estimates, n_sample, margin
     ):
@@ -579,23 +600,6 @@ def tactic_budget(head_dim: int) -> Any:
             i += 1
             reached += factor * load_f32(weights + 4 * i)
         return load_i32(ends + 4 * i) if i >= 0 else 0
-
-    @njit(error_model="numpy")
-    def follow(scores, starts, rank, ends, guesses, sizes, n_cluster, scale):
-        """In the order of rank: positions up to a cluster's end, its scaled score and size.
-
-        Up to LANES - 1 clusters follow that are empty.
-        """
-        total = 0
-        for i in range(n_cluster):
-            c = load_i32(rank + 4 * i)
-            size = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
-            total += size
-            store_i32(ends + 4 * i, total)
-            store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
-            store_f32(sizes + 4 * i, np.float32(size))
-        store_f(guesses + 4 * n_cluster, splat_f(LOWEST))
-        store_f(sizes + 4 * n_cluster, zero_f())
 
     def kernel(
         tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,

@@ -24,7 +24,7 @@ what came after are made anew every `period` tokens, and after positions in them
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class _State(SelectorState):
 
     def _record_clusters(self, rec: Recording, layer: int, kv: KVView) -> None:
         p, shape, add = self._params, self.shape, rec.program.add
-        of_all = {
+        of_all: dict[str, Any] = {
             "k_pages": kv.k,
             "k_table": kv.k_table,
             "extent": self._extent,
