@@ -435,6 +435,18 @@ TACTIC_BUDGET = _op(
     "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
     " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
 )
+# The same for all heads of a KV head, in one order: rank int32 [n_head_kv, n_slot], the clusters by
+# falling sum over the heads of exp(scaled score) / their total, and keep int32 [n_head_kv], with
+# how many of the positions n_reach of the heads reach the share. n_sample (at least 1) positions
+# after the first ones, drawn in proportion to that sum. scores are used up. Scratch: sizes, density
+# f32 [n_head_kv, n_slot], work f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)].
+TACTIC_JOINT = _op(
+    "select_tactic_joint",
+    "tactic_joint",
+    "head_dim group",
+    "step q k_pages k_table extent scores starts order sizes density rank keep work n_head_kv"
+    " n_slot capacity n_sink counted n_sample n_reach share_f first_share_f margin_f scale_f",
+)
 # marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the
 # row's group keeps it; count int32 [n_row]: how many are.
 TACTIC_MARK = _op(
@@ -537,6 +549,11 @@ def tactic_list(capacity: int) -> int:
 def tactic_work(capacity: int, n_slot: int) -> int:
     """Floats of scratch that TACTIC_BUDGET needs a head: of clusters, counts, samples and lists."""
     return 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * tactic_list(capacity)
+
+
+def tactic_joint_work(group: int, capacity: int, n_slot: int) -> int:
+    """Floats of scratch that TACTIC_JOINT needs a KV head."""
+    return 4 * (n_slot + 16 + group) + 512 + TACTIC_SAMPLES + (group + 1) * tactic_list(capacity)
 
 
 def audit_work(capacity: int, head_dim: int) -> int:
