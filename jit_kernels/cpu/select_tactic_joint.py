@@ -88,6 +88,43 @@ def nth_smallest(counts, n, k):
     return 0
 
 
+@njit(error_model="numpy")
+def make_order(scores, score_row, sizes, density, facts, group, n_cluster, scale):
+    """The clusters' density: the sum over heads of a member's estimated share of all weight."""
+    for i in range(0, n_cluster, LANES):
+        store_f(density + 4 * i, zero_f())
+    for g in range(group):
+        own, top = scores + score_row * g, load_f32(facts + 4 * g)
+        inside = estimate_all(own, sizes, n_cluster, scale, top)
+        factor = np.float32(1 / (inside + load_f32(facts + 4 * (group + g))))
+        add_share(density, own, n_cluster, factor)
+
+
+@njit(error_model="numpy")
+def least(scores, sizes, logits, first, ends, rank, n_cluster, need, factor):
+    """How many positions in order have the weight `need`, from cluster `first` on estimated."""
+    reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
+    for k in range(n_first):
+        if reached >= need:
+            return k
+        reached += load_f32(logits + 4 * k)
+    for i in range(first, n_cluster):
+        if reached >= need:
+            return load_i32(ends + 4 * (i - 1))
+        weight = load_f32(scores + 4 * load_i32(rank + 4 * i))
+        reached += factor * weight * load_f32(sizes + 4 * i)
+    return load_i32(ends + 4 * (n_cluster - 1))
+
+
+@njit(error_model="numpy")
+def sampled(logits, densities, n_sample, tail):
+    """The weight of the clusters that were sampled by density; weights are used up."""
+    for i in range(0, n_sample, LANES):
+        density = vmax(load_f(densities + 4 * i), splat_f(TINY))
+        store_f(logits + 4 * i, load_f(logits + 4 * i) / density)
+    return weight_sum(logits, n_sample) / n_sample * tail
+
+
 def tactic_joint(head_dim: int, group: int) -> Any:
     """Kernel of TACTIC_JOINT: threads take KV heads in turn."""
     weigh, row = weighing(head_dim, group), 4 * head_dim
@@ -105,40 +142,6 @@ def tactic_joint(head_dim: int, group: int) -> Any:
             exponentiate(logits + stride * g, n, top)
             store_f32(facts + 4 * g, top)
             store_f32(facts + 4 * (group + g), weight_sum(logits + stride * g, n))
-
-    @njit(error_model="numpy")
-    def make_order(scores, score_row, sizes, density, facts, n_cluster, scale):
-        """The clusters' density: the sum over heads of a member's estimated share of all weight."""
-        for i in range(0, n_cluster, LANES):
-            store_f(density + 4 * i, zero_f())
-        for g in range(group):
-            own, top = scores + score_row * g, load_f32(facts + 4 * g)
-            inside = estimate_all(own, sizes, n_cluster, scale, top)
-            factor = np.float32(1 / (inside + load_f32(facts + 4 * (group + g))))
-            add_share(density, own, n_cluster, factor)
-
-    @njit(error_model="numpy")
-    def least(scores, sizes, logits, first, ends, rank, n_cluster, need, factor):
-        """How many positions in order have the weight `need`, from cluster `first` on estimated."""
-        reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
-        for k in range(n_first):
-            if reached >= need:
-                return k
-            reached += load_f32(logits + 4 * k)
-        for i in range(first, n_cluster):
-            if reached >= need:
-                return load_i32(ends + 4 * (i - 1))
-            weight = load_f32(scores + 4 * load_i32(rank + 4 * i))
-            reached += factor * weight * load_f32(sizes + 4 * i)
-        return load_i32(ends + 4 * (n_cluster - 1))
-
-    @njit(error_model="numpy")
-    def sampled(logits, densities, n_sample, tail):
-        """The weight of the clusters that were sampled by density; weights are used up."""
-        for i in range(0, n_sample, LANES):
-            density = vmax(load_f(densities + 4 * i), splat_f(TINY))
-            store_f(logits + 4 * i, load_f(logits + 4 * i) / density)
-        return weight_sum(logits, n_sample) / n_sample * tail
 
     @njit(error_model="numpy")
     def choose(
@@ -213,7 +216,7 @@ def tactic_joint(head_dim: int, group: int) -> Any:
                     lower = np.exp(outside - top) * load_f32(facts + 4 * (group + g))
                     store_f32(facts + 4 * (group + g), lower)
                     store_f32(facts + 4 * g, top)
-            make_order(own, 4 * n_slot, own_sizes, own_density, facts, n_cluster, scale_f)
+            make_order(own, 4 * n_slot, own_sizes, own_density, facts, group, n_cluster, scale_f)
             order_by(own_density, densities, n_cluster)
             sort_by_keys(densities, by_rank, counts, ranked, n_cluster)
             if share_f >= 1:
