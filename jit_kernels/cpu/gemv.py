@@ -333,23 +333,6 @@ BLOCKS_OF_32 = {
 
 
 # ---- types with blocks of 256: four steps --------------------------------------------------------
-def dot_iq4_xs(row, n, planes):
-    """Blocks of 32 with d * (scale - 32) * table[q]."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // 256):
-        d, highs, lows = load_f16(row), load_u16(row + 2), load_u32(row + 4)
-        for j in range(4):
-            first = (lows >> (8 * j)) & 15 | ((highs >> (4 * j)) & 3) << 4
-            second = (lows >> (8 * j + 4)) & 15 | ((highs >> (4 * j + 2)) & 3) << 4
-            scales = doubled(d * f32(first - 32), d * f32(second - 32)) * load_f32x4(pairs)
-            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
-            total = fma(two_eights(scales, 0), signed_product(weights, planes), total)
-            rest += scales
-            planes, pairs = planes + PLANES, pairs + 16
-        row += 136
-    return hsum(total) - OFFSET * (lane(rest, 1) + lane(rest, 3))
-
-
 @njit
 def words(x):
     """Unsigned bytes as 32-bit lanes."""
@@ -409,6 +392,35 @@ def four_lanes(x, i):
     """Lanes i to i + 3 of x, each 4 times."""
     low, high = doubled(lane(x, i), lane(x, i + 1)), doubled(lane(x, i + 2), lane(x, i + 3))
     return join(repeat(low, 0, 2, 8), repeat(high, 0, 2, 8))
+
+
+@njit
+def scales_iq4_xs(highs, lows):
+    """Eight scales of 6 bits less 32: of each 4 bits in lows, 2 in highs, the first ones lowest."""
+    low = (lows | lows << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = (highs | highs << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    return bytes_to_f32(low | high << 4) - splat_f32x8(f32(32))
+
+
+def dot_iq4_xs(row, n, planes):
+    """Blocks of 32 with d * (scale - 32) * table[q]."""
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
+    for _ in range(n // 256):
+        both = load_f32x16(pairs)
+        scales = scales_iq4_xs(load_u16(row + 2), load_u32(row + 4)) * broadcast_f16_x8(row)
+        rest = fma(scales, odd_lanes(both), rest)
+        scales = scales * even_lanes(both)
+        for j in range(4):
+            prefetch(row + 34 * j + AHEAD)
+            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
+            total = fma(two_lanes(scales, 2 * j), signed_product(weights, planes), total)
+            planes += PLANES
+        row, pairs = row + 136, pairs + 64
+    return hsum(total) - OFFSET * hsum(rest)
 
 
 def dot_q4_k(row, n, planes):
