@@ -106,17 +106,19 @@ def _op(file: str, name: str, constants: str, fields: str) -> Op:
 # y f32 [n_tok, n] = row * scale.
 EMBED = _op("embed", "embed", "type", "step ids table y n scale_f")
 
-# x f32 [n_tok, n] in the form that MATMUL reads where n_tok > FEW_ROWS (else nothing is done): the
-# backend's own, packed_bytes(n_tok, n) at a cache line. form: packed_form(type of the weights).
-PACK_ROWS = _op("matmul", "pack_rows", "form", "step x packed n")
-# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in], also as PACK_ROWS left it; w: n_out
-# rows of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
+# Rows for MATMUL. source: what a row is made of, of x f32 [n_tok, n] from row step.row on: "rows",
+# x itself; "norm", x / sqrt(mean(x^2) + eps) * other f32 [n] (Zhang and Sennrich 2019, arXiv
+# 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or gelu_tanh(x) * other, f32 [n_tok, n].
+# packed: packed_bytes(n_tok, n) at a cache line, in a form of the backend's own; form:
+# packed_form(type of the weights). scratch as for MATMUL.
+PACK_ROWS = _op("pack", "pack_rows", "form source", "step x other packed n scratch eps_f")
+# y [n_tok, n_out] (+)= x @ w.T + bias. packed: x [n_tok, n_in] as PACK_ROWS left it; w: n_out rows
+# of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
 # elements; scratch: n_thread * matmul_scratch(n_in) bytes.
-MATMUL = _op("matmul", "matmul", "type", "step x packed w bias y n_in n_out y_stride add scratch")
+MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stride add scratch")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
-# Zhang and Sennrich 2019 (arXiv 1910.07467), Eq. 4.
 RMS_NORM = _op("norm", "rms_norm", "add", "step x w y n rows_per_tok eps_f")
 
 # Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 34). inv_freq f64 [n_half];
@@ -513,7 +515,7 @@ PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
-    return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+    return PANEL_SCRATCH + 8 * n_in + 256
 
 
 def hip_capacity(n_chunk: int, block: int, stride: int, n_always: int) -> int:

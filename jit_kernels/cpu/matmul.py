@@ -9,22 +9,12 @@ from typing import Any
 from numba import njit
 
 from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
-from tamis.jit_kernels.cpu.gemm import gemm_of, pack_rows
-from tamis.jit_kernels.cpu.gemv import CHUNK, row_dot_of
+from tamis.jit_kernels.cpu.gemm import gemm_of
+from tamis.jit_kernels.cpu.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
-from tamis.jit_kernels.cpu.panel import MR, NR
-from tamis.jit_kernels.ops import FEW_ROWS, STEP, matmul_scratch
-
-__all__ = ["matmul", "moe_matmul", "pack_rows"]
-
-scratch_of = njit(matmul_scratch)
-
-
-@njit(error_model="numpy")
-def share_of(tid, n_thread, n_out, unit):
-    """The range of rows of a thread: whole units, as even as possible."""
-    n_unit = (n_out + unit - 1) // unit
-    return unit * (n_unit * tid // n_thread), min(n_out, unit * (n_unit * (tid + 1) // n_thread))
+from tamis.jit_kernels.cpu.pack import pack_row, scratch_of
+from tamis.jit_kernels.cpu.panel import MR, NR, share_of
+from tamis.jit_kernels.ops import FEW_ROWS, STEP, packed_form
 
 
 @njit(error_model="numpy")
@@ -42,9 +32,9 @@ def parts_of(n_unit, n_thread, n_tok):
 
 
 @njit(error_model="numpy")
-def store_sum(at, value, bias_at, add):
+def store_sum(at, value, bias_at, bias, add):
     """Write one sum, with its bias where there is one, over or onto what is there."""
-    if bias_at != 0:
+    if bias != 0:
         value += load_f32(bias_at)
     if add != 0:
         value += load_f32(at)
@@ -52,50 +42,40 @@ def store_sum(at, value, bias_at, add):
 
 
 def rows_of(type: str) -> Any:
-    """The pair of functions (prepare, dot) of a ggml type, for any n that the type allows.
+    """The function pair(row, other, n, x, spare) of a ggml type: the products of two rows with x.
 
-    prepare(x, n, out) writes 4 * n bytes that dot(row, n, out, x, spare) reads;
-    spare: 128 bytes.
+    n is any that the type allows; x is a row as pack.pack_row writes it; spare: 128 bytes.
     """
-    row = row_dot_of(type)
-    if row.prepare is None:
-        floats = row.dot
+    pair = pair_of_type(type)
+    if packed_form(type) == "float":
 
         @njit(error_model="numpy")
-        def no_prepare(x, n, out):
-            pass
+        def pair_of_floats(row, other, n, x, spare):
+            return pair(row, other, n, x)
 
-        @njit(error_model="numpy")
-        def dot_x(weights, n, prepared, x, spare):
-            return floats(weights, n, x)
-
-        return no_prepare, dot_x
-    decode, row_bytes, planes, quantised = decode_of(type), row_bytes_of(type), *row
-    floats = row_dot_of("F32").dot
+        return pair_of_floats
+    decode, row_bytes, floats = decode_of(type), row_bytes_of(type), pair_of_type("F32")
 
     @njit(error_model="numpy")
-    def prepare(x, n, out):
-        planes(x, n // CHUNK * CHUNK, out)
-
-    @njit(error_model="numpy")
-    def dot(weights, n, prepared, x, spare):
+    def pair_of_quants(row, other, n, x, spare):
         whole = n // CHUNK * CHUNK
-        total = quantised(weights, whole, prepared)
+        a, b = pair(row, other, whole, x + 4 * n)
         if whole < n:  # one block of 32 is left
-            decode(weights + row_bytes(whole), n - whole, spare)
-            total += floats(spare, n - whole, x + 4 * whole)
-        return total
+            for rest in (row, other):
+                decode(rest + row_bytes(whole), n - whole, spare)
+                sum, _ = floats(spare, spare, n - whole, x + 4 * whole)
+                a, b = b, a + sum
+        return a, b
 
-    return prepare, dot
+    return pair_of_quants
 
 
 def matmul(type: str) -> Any:
     """Kernel of MATMUL: each thread takes a range of weight rows for all rows of x."""
-    prepare, dot = rows_of(type)
-    row_bytes, gemm = row_bytes_of(type), gemm_of(type)
+    pair, row_bytes, gemm = rows_of(type), row_bytes_of(type), gemm_of(type)
 
     def kernel(
-        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok = load_i64(step + STEP.n_tok)
         mine = scratch + tid * scratch_of(n_in)
@@ -110,24 +90,22 @@ def matmul(type: str) -> Any:
                 last = min(n_out, NR * (end - n_unit * part))
                 gemm(w, n_in, first, last, packed, rows, y, 4 * y_stride, bias, add, mine)
             return
-        first, last = share_of(tid, n_thread, n_out, 1)
-        size, planes = row_bytes(n_in), 4 * n_in
-        for t in range(n_tok):
-            prepare(x + planes * t, n_in, mine + planes * t)
-        for r in range(first, last):
-            bias_at = bias + 4 * r if bias != 0 else 0
+        (first, last), size = share_of(tid, n_thread, n_out, 1), row_bytes(n_in)
+        for r in range(first, last, 2):
+            row, next = w + size * r, min(r + 1, last - 1)  # the last may have no other row
             for t in range(n_tok):
-                row, at = x + planes * t, mine + planes * t
-                total = dot(w + size * r, n_in, at, row, mine + planes * FEW_ROWS)
-                store_sum(y + 4 * (y_stride * t + r), total, bias_at, add)
+                to = y + 4 * y_stride * t
+                sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, mine)
+                store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
+                if next > r:
+                    store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
 
     return kernel
 
 
 def moe_matmul(type: str) -> Any:
     """Kernel of MOE_MATMUL: a token's row with the rows of each expert it was sent to."""
-    prepare, dot = rows_of(type)
-    row_bytes = row_bytes_of(type)
+    pair, row_bytes, pack = rows_of(type), row_bytes_of(type), pack_row(packed_form(type))
 
     def kernel(
         tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, x_per_slot, scratch,
@@ -136,10 +114,11 @@ def moe_matmul(type: str) -> Any:
         first, last = share_of(tid, n_thread, n_out, 1)
         for slot in range(load_i64(step + STEP.n_tok) * n_used):
             expert = w + size * n_out * load_i32(ids + 4 * slot)
-            source = x + 4 * n_in * (slot if x_per_slot != 0 else slot // n_used)
-            prepare(source, n_in, mine)
-            for r in range(first, last):
-                total = dot(expert + size * r, n_in, mine, source, mine + 4 * n_in)
-                store_f32(y + 4 * (n_out * slot + r), total)
+            pack(x + 4 * n_in * (slot if x_per_slot != 0 else slot // n_used), n_in, mine)
+            for r in range(first, last, 2):
+                row, next, to = expert + size * r, min(r + 1, last - 1), y + 4 * n_out * slot
+                sums = pair(row, expert + size * next, n_in, mine, mine + 8 * n_in)
+                store_f32(to + 4 * r, sums[0])
+                store_f32(to + 4 * next, sums[1])
 
     return kernel
