@@ -185,13 +185,37 @@ MOE_SUM = _op("moe", "moe_sum", "", "step x weights y n n_used")
 SELECT_WINDOW = _op(
     "select", "select_window", "", "step indptr indices n_row q_block block n_sink n_recent"
 )
-# scores f32 [n_row, capacity]: q . k * scale of one query token, the maximum over a row's group
-# of query heads; positions 0 .. pos.
+# The middle: positions from the first n_sink, or from floor(drop * pos / 2^32), up to the last
+# n_local, which are never in it. scores f32 [n_head_kv, heads, capacity], capacity a multiple of
+# 256: q . k of the middle's positions for the first counts int32 [n_head_kv] of the `heads` query
+# heads of a KV head (counts 0: of all), q f32 [n_head_kv, heads, head_dim]; the first of `group`
+# heads has their maximum; the others of its pages of 64 get -3e38, and rows after counts may be
+# written. maxima f32 [n_head_kv, heads, capacity / 16]: entry 16 i + l is the largest of positions
+# l, l + 16, ... of the 256 from 256 i on, as far as they are in pages of the middle.
 SCORE_KEYS = _op(
     "select",
     "score_keys",
-    "head_dim group",
-    "step q k_pages k_table scores n_row heads_per_kv n_head_kv capacity scale_f",
+    "head_dim heads group",
+    "step q counts k_pages k_table scores maxima n_head_kv capacity n_sink n_local drop",
+)
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the last
+# n_local, and the n_top best scores between them, from scores and maxima as SCORE_KEYS left them
+# (rows of `group` heads); ties go to the lower position. scores is used up; order int32
+# [n_row, capacity] is scratch.
+SELECT_BEST = _op(
+    "select",
+    "select_best",
+    "",
+    "step scores maxima order sets counts n_row group capacity set_capacity n_sink n_local n_top",
+)
+# joined int32 [n_head_kv, joined_capacity], n_joined int32 [n_head_kv]: the positions up to pos
+# that are in any set of a KV head's rows_per_kv rows, ascending; sets int32 [rows, capacity] and
+# counts int32 [rows]. bits int64 [n_head_kv, n_word >= pos / 64 + 1] is scratch.
+SELECT_UNION = _op(
+    "select",
+    "select_union",
+    "",
+    "step sets counts bits joined n_joined rows_per_kv n_head_kv capacity joined_capacity n_word",
 )
 # A Selection of blocks of `block` positions, scores f32 [n_row, capacity], one a block that holds a
 # position up to pos: the first n_sink blocks, the last n_recent, and the n_top best scores between
@@ -219,33 +243,27 @@ SELECT_PSAW = _op(
 # chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
 # block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
 # row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
-# [n_row, 5], see CIS_META; a block ends after n_block steps.
+# [n_row, 5], see CIS_META; a block ends after n_block steps. asking f32 [n_head_kv, heads,
+# head_dim]: the queries of a KV head's rows that retrieve, one after the other, and n_asking int32
+# [n_head_kv] their number: what SCORE_KEYS reads. No other row reads a key.
 CIS_GATE = _op(
     "select_cpe",
     "cis_gate",
-    "head_dim group",
-    "step q refs meta chosen n_row n_block n_sink n_local n_top drop tau_f",
-)
-# For rows with chosen -1: scores f32 [n_row, capacity] as SCORE_KEYS gives them, of the middle
-# only, and maxima f32 [n_row, capacity / 16] of 16 neighbours each. No other row reads a key.
-CIS_SCORE = _op(
-    "select_cpe",
-    "cis_score",
-    "head_dim group",
-    "step q k_pages k_table chosen scores maxima n_row heads_per_kv n_head_kv capacity n_sink"
-    " n_local drop scale_f",
+    "head_dim heads group",
+    "step q refs meta chosen asking n_asking n_head_kv n_block n_sink n_local n_top drop tau_f",
 )
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
 # all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
+# scores and maxima are SCORE_KEYS's, rows in the order of the rows that retrieve, and used up.
 # A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
-# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]. scores is
-# used up; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
+# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]; order
+# int32 [n_row, capacity] is scratch. Positions are below 2^29.
 CIS_SETS = _op(
     "select_cpe",
     "cis_sets",
     "",
-    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row n_block capacity"
-    " set_capacity n_sink n_local n_top n_best radius drop",
+    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row rows_per_kv group"
+    " n_block capacity set_capacity n_sink n_local n_top n_best radius drop",
 )
 
 # The method `lfps` (Yao and Wang 2025). Positions are sinks (the first n_sink), the last n_local,
