@@ -205,6 +205,12 @@ def threshold(scores, low, high, k):
 
     The largest one, the k-th best score; or a smaller one that the same k reach.
     """
+    return bound_of(scores, low, high, k, k)
+
+
+@njit
+def bound_of(scores, low, high, k, most):
+    """An ordered score that k to `most` of entries low .. high - 1 reach; more only where tied."""
     whole = high - (high - low) % 16
     found, above = _range_of(scores, low, high)
     while found < above:  # k entries reach found, fewer reach above + 1
@@ -217,7 +223,7 @@ def threshold(scores, low, high, k):
             count += ordered(load_f32(scores + 4 * j)) >= candidate
         if count >= k:
             found = candidate
-            if count == k:
+            if count <= most:
                 break
         else:
             above = candidate - 1
@@ -254,7 +260,7 @@ def survivors(scores, maxima, low, high, k, order):
     least, most = first // SPAN * 16, (last + SPAN - 1) // SPAN * 16
     bound = ordered(LOWEST) + 1
     if most - least > k:
-        bound = max(bound, threshold(maxima, least, most, k))
+        bound = max(bound, bound_of(maxima, least, most, k, k + k // 8))
     bar, count = splat_i32x16(bound), 0
     for j in range(first, last, 16):
         x = load_f32x16(scores + 4 * j)
@@ -267,10 +273,10 @@ def survivors(scores, maxima, low, high, k, order):
 
 
 @njit(error_model="numpy")
-def copy_best(scores, items, n, k, out):
-    """Write the k <= n items with the best scores, in order; ties go to earlier ones.
+def keep_top(scores, items, n, k):
+    """Move the k <= n best scores and their items to the front, in order; ties go to earlier ones.
 
-    Both rows are whole vectors, as is what is written to `out`, which may be `items`.
+    Both are rows of whole vectors, of which the last may hold more than n.
     """
     bar, above = threshold(scores, 0, n, k), 0
     for i in range(0, n, 16):
@@ -280,14 +286,16 @@ def copy_best(scores, items, n, k, out):
     count, ties = 0, k - above
     for i in range(0, n, 16):
         live = (1 << min(16, n - i)) - 1
-        x = _in_order(load_f32x16(scores + 4 * i))
+        score, item = load_f32x16(scores + 4 * i), load_i32x16(items + 4 * i)
+        x = _in_order(score)
         bits = bits_at_least(x, splat_i32x16(bar + 1)) & live
         tied = (bits_at_least(x, splat_i32x16(bar)) & live) ^ bits
         while tied != 0 and ties > 0:
-            bits |= 1 << lowest_bit(tied)
+            bits |= tied & -tied
             tied &= tied - 1
             ties -= 1
-        store_chosen(out + 4 * count, load_i32x16(items + 4 * i), bits)
+        store_chosen(scores + 4 * count, score, bits)
+        store_chosen(items + 4 * count, item, bits)
         count += count_bits(bits)
 
 
@@ -336,7 +344,7 @@ def select_best() -> Any:
                 n = write_ends(out, n, 0, low, high)
             elif n_top > 0:
                 count = survivors(row, tops, low, high, n_top, found)
-                copy_best(row, found, count, n_top, found)
+                keep_top(row, found, count, n_top)
                 copy_row(found, out + 4 * n, n_top)
                 n += n_top
             store_i32(counts + 4 * r, write_ends(out, n, 0, high, pos + 1))

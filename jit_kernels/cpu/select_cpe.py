@@ -14,6 +14,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
 )
 from tamis.jit_kernels.cpu.select import (
     copy_row,
+    keep_top,
     middle,
     ordered,
     survivors,
@@ -106,9 +107,12 @@ def cis_gate(head_dim: int, heads: int, group: int) -> Any:
     return kernel
 
 
-@njit
-def _mark_best(row, order, count, n_best, mark):
-    """Set bit `mark` above the position of the n_best best; ties go to the lower position."""
+BEST, POSITION = 1 << 30, (1 << 29) - 1
+
+
+@njit(error_model="numpy")
+def _mark_best(row, order, count, n_best):
+    """Set BEST above the position of the n_best best scores; ties go to the lower position."""
     if n_best <= 0:
         return
     bar = threshold(row, 0, count, n_best)
@@ -116,24 +120,18 @@ def _mark_best(row, order, count, n_best, mark):
     for i in range(count):
         ties -= ordered(load_f32(row + 4 * i)) > bar
     for i in range(count):
-        order_i = ordered(load_f32(row + 4 * i))
-        if order_i > bar or (order_i == bar and ties > 0):
-            store_i32(order + 4 * i, load_i32(order + 4 * i) | mark)
-        if order_i == bar:
-            ties -= 1
+        score = ordered(load_f32(row + 4 * i))
+        tie = score == bar and ties > 0
+        ties -= tie
+        store_i32(order + 4 * i, load_i32(order + 4 * i) | BEST * (score > bar or tie))
 
 
-KEPT, BEST, POSITION = 1 << 29, 1 << 30, (1 << 29) - 1
-
-
-@njit
+@njit(error_model="numpy")
 def _dilated(order, count, radius, low, high, out):
-    """Eq. 13: the kept positions and the neighbours of the best, clipped; how many there are."""
+    """Eq. 13: the positions and the neighbours of the best, clipped; how many there are."""
     n, last = 0, low - 1
     for i in range(count):
         word = load_i32(order + 4 * i)
-        if word & KEPT == 0:
-            continue
         at = word & POSITION
         start, stop = at, at + radius if word & BEST else at
         # A best position just after this one reaches back before it.
@@ -150,14 +148,6 @@ def _dilated(order, count, radius, low, high, out):
 
 def cis_sets() -> Any:
     """Kernel of CIS_SETS: threads take rows in turn."""
-
-    @njit
-    def retrieve(row, maxima, order, low, high, n_top, n_best):
-        """How many survivors there are in `order`, with KEPT and BEST set on the chosen ones."""
-        count = survivors(row, maxima, low, high, n_top, order)
-        _mark_best(row, order, count, n_top, KEPT)
-        _mark_best(row, order, count, n_best, BEST)
-        return count
 
     def kernel(
         tid, n_thread, step, chosen, meta, scores, maxima, order, ref_sets, ref_counts, sets,
@@ -179,15 +169,14 @@ def cis_sets() -> Any:
                 found = order + 4 * capacity * r
                 row = scores + 4 * capacity * group * scored
                 tops = maxima + capacity // 4 * group * scored
-                count = retrieve(row, tops, found, low, high, n_top, n_best)
-                for i in range(count):
-                    word = load_i32(found + 4 * i)
-                    if word & KEPT:
-                        store_i32(out + 4 * n, word & POSITION)
-                        n += 1
+                count = survivors(row, tops, low, high, n_top, found)
+                keep_top(row, found, count, n_top)
+                copy_row(found, out + 4 * n, n_top)
+                n += n_top
+                _mark_best(row, found, n_top, n_best)
                 slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
                 to = ref_sets + 4 * set_capacity * slot
-                size = _dilated(found, count, radius, low, pos, to)
+                size = _dilated(found, n_top, radius, low, pos, to)
                 store_i32(ref_counts + 4 * slot, size)
             else:
                 slot = n_block * r + decision
