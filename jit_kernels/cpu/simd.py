@@ -490,6 +490,19 @@ def bits_at_least(b, x, y):
     return b.zext(mask, I64)
 
 
+@vector_op(lambda x, y: int64 if _is(x, "f") and x == y else None)
+def bits_above(b, x, y):
+    """A word with bit i set where lane i of x is above that of y."""
+    mask = b.bitcast(b.fcmp_ordered(">", x, y), ir.IntType(x.type.count))
+    return b.zext(mask, I64)
+
+
+@op(int64, int64, int64, int64)
+def bits_from(b, low, high, first):
+    """64 of the 128 bits of two words, from bit `first` (0 to 63) of the lower one on."""
+    return call(b, "llvm.fshr.i64", I64, [high, low, first])
+
+
 @op(int64, int64)
 def count_bits(b, word):
     """How many bits are set."""
