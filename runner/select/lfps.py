@@ -1,9 +1,9 @@
 """LFPS: what past steps attended to predicts where this one looks (Yao and Wang, 2025).
 
-Decides, at decode and for each query head: the first `sink` positions, the last `local`, and of the
-middle between them the best `budget` of those that two score tables propose. The vertical table
-scores positions, the slash table distances to the query. A step
-1. bypasses the head where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
+Decides, at decode and for each row of query heads: the first `sink` positions, the last `local`,
+and of the middle between them the best `budget` of those that two score tables propose. The
+vertical table scores positions, the slash table distances to the query. A step
+1. bypasses the row where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
    is represented by its mean value, and the tables stay as they are;
 2. takes the entries above a * mean / kurtosis of their table as candidates (Eq. 7-8);
 3. adds the neighbours -1 .. 2 whose score is above a mean (Eq. 9);
@@ -12,18 +12,25 @@ scores positions, the slash table distances to the query. A step
 The tables start from the attention of the last `s` queries before decoding (Eq. 4),
 whatever method read the prompt. Layers that have a sliding window of their own stay as they are.
 
-Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
-shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis; blocks
-of 64 entries have an upper bound, so that only blocks with a candidate are read. What is left that
-grows with the context is a pass over those bounds, 1/64 of it. The tables take 8 bytes a query head
-and position. Starting the tables costs as much as `s` dense steps, once after each prompt.
+Rows: `rows="head"` has tables and a set for each query head, as in the paper. `rows="group"`, the
+default, has them for the query heads that share a KV head: scores are the mean of their weights, a
+row is bypassed where all its heads would be, and each candidate's key is read once for all.
 
-Departures. The local window is kept whole and is in no table, nor are the sinks (footnote 1);
-weights are normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table
-is read at the distance to the current query. `bypass="mix"` (the paper's third finding) joins the
-sinks, the local window and the mean value by their weights; "mean" is the algorithm box's mean
-value alone; "none" never bypasses. Mean key and value are those of the start of decoding. After a
-prompt or truncate() the tables start anew; load runs the last tokens again for their queries.
+Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
+shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis;
+bitmaps of the entries above the threshold and above the mean are combined 64 positions at a time.
+What is left that grows with the context is these bitmaps, four bits a row and position, and one of
+`renew` parts of the tables a step. The tables take 8 bytes a row and
+position. Starting the tables costs as much as scoring all keys `s` times, once after each prompt.
+
+Departures. A bit is compared with threshold and mean when its entry changes and every `renew`
+steps: between, an entry that nothing was learned about stays a candidate (`renew=1` is the paper).
+The local window is kept whole and is in no table, nor are the sinks (footnote 1); weights are
+normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table is read at
+the distance to the current query. `bypass="mix"` (the paper's third finding) joins the sinks, the
+local window and the mean value by their weights; "mean" is the algorithm box's mean value alone;
+"none" never bypasses. Mean key and value are those of the start of decoding. After a prompt or
+truncate() the tables start anew; load runs the last tokens again for their queries.
 """
 
 from dataclasses import dataclass
@@ -55,7 +62,7 @@ class LFPS:
     sink: int = 4
     local: int = 64
     bypass: str = "mix"
-    rows: str = "head"
+    rows: str = "group"
     renew: int = 8  # steps in which each bit is compared anew
 
     def __post_init__(self) -> None:
@@ -76,7 +83,7 @@ class LFPS:
 
 
 class _State(SelectorState):
-    """Tables of every query head; see ops.py for their layout."""
+    """Tables of every row; see ops.py for their layout."""
 
     def __init__(self, params: LFPS, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -109,7 +116,7 @@ class _State(SelectorState):
 
     @property
     def bypass_ratio(self) -> float:
-        """Heads bypassed, over heads and steps so far."""
+        """Rows bypassed, over rows and steps so far."""
         return float(self._meta[..., 2].sum() / max(1, self._meta[..., 3].sum()))
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
