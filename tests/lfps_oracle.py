@@ -46,7 +46,6 @@ class Tables:
     mean_key: np.ndarray
     mean_value: np.ndarray
     spread: list
-    n_step: int = 0
 
     @staticmethod
     def mean_and_bar(x, a):
@@ -82,7 +81,7 @@ class Tables:
         """Renew this step's part: words of 64 entries, of the slash table from its far end on."""
         for table, shift in ((0, 0), (1, capacity - 65 - pos)):
             first, last = (low + shift) // 64, -(-(high + shift) // 64)
-            at, n = self.n_step % period, last - first
+            at, n = pos % period, last - first
             begin, end = first + n * at // period, first + n * (at + 1) // period
             entries = np.arange(64 * begin, 64 * end)
             entries = entries if table == 0 else capacity - 65 - entries
@@ -93,7 +92,6 @@ class Tables:
         p, n_kv = self.p, len(k)
         low, high = p.sink, n_kv - p.local
         always = [*range(low), *range(high, n_kv)]
-        self.n_step += 1
         if bypass and self.sparse(q, k):
             return always, None
         middle = np.arange(low, high)

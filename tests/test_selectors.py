@@ -69,7 +69,7 @@ EXAMPLES = {
         Example("cpe:k=24,sink=4,local=8,s=4,rows=head", 4 + 8 + 24 + 2 * 8, 8),
         Example("cpe:k=24,sink=4,local=8,s=4", None, 8),
         Example("cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group", 4 + 8 + 24 + 6 * 8, 8),
-        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
+        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1,rows=head", 2, 1),
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
         Example("cpe:s=0,phi=1,psi=0.2,sink=4", None, 10_000),

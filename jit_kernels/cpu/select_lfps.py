@@ -485,7 +485,7 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
                     found, n_mid = order + 2 * stride * r, high - low
                     for_ver = _mean_and_bar(state + LFPS_STATS.ver, n_mid, np.float64(a_f))
                     for_sla = _mean_and_bar(state + LFPS_STATS.sla, n_mid, np.float64(a_f))
-                    turn = load_i64(own + LFPS_META.n_step) % period, period
+                    turn = pos % period, period
                     renew(
                         by_pos, by_dist, words, n_word, (for_ver, for_sla), (low, high), shift,
                         turn,
