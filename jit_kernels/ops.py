@@ -241,15 +241,17 @@ SELECT_PSAW = _op(
 )
 # chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
 # block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
-# row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
-# [n_row, 5], see CIS_META; a block ends after n_block steps. asking f32 [n_head_kv, heads,
+# row's queries become a reference. Where a KV head has a row with -1, its other rows get it too
+# unless some reference's cosines are above join. refs f32 [n_row, n_block, group, head_dim]; meta
+# int64 [n_row, 5], see CIS_META; a block ends after n_block steps. asking f32 [n_head_kv, heads,
 # head_dim]: the queries of a KV head's rows that retrieve, one after the other, and n_asking int32
 # [n_head_kv] their number: what SCORE_KEYS reads. No other row reads a key.
 CIS_GATE = _op(
     "select_cpe",
     "cis_gate",
     "head_dim heads group",
-    "step q refs meta chosen asking n_asking n_head_kv n_block n_sink n_local n_top drop tau_f",
+    "step q refs meta chosen asking n_asking n_head_kv n_block n_sink n_local n_top drop tau_f"
+    " join_f",
 )
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
 # all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.

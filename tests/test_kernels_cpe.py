@@ -57,24 +57,31 @@ def test_a_layer_sees_sinks_and_its_part_of_the_past(
 
 
 def gate(q, refs, meta, pos, *, n_block, tau, n_mid, n_top):
-    """One row: (decision, refs, meta) by Eq. 12."""
+    """One row: (decision, refs, meta) by Eq. 12, and the best cosine of its worst head."""
     refs, (following, begin, n_ref, n_retrieval, n_step) = refs.copy(), meta.tolist()
     if n_mid <= n_top:
-        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1]
+        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1], 1
     if following != pos or pos - begin >= n_block:
         begin, n_ref = pos, 0
-    for j in reversed(range(n_ref)):
-        norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs[j], axis=-1)
-        if ((q * refs[j]).sum(axis=-1) > tau * norms).all():
-            return j, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1]
-    refs[n_ref] = q
-    return -1, refs, [pos + 1, begin, n_ref + 1, n_retrieval + 1, n_step + 1]
+    norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs, axis=-1)
+    cosines = ((q * refs).sum(axis=-1) / norms).min(axis=-1)[:n_ref]
+    alike = np.flatnonzero(cosines > tau)
+    decision = alike[-1] if len(alike) else -1
+    return decision, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1], max([-1, *cosines])
+
+
+def asks(q, refs, meta):
+    """What retrieving adds to a row."""
+    refs[meta[2]] = q
+    meta[2:4] = meta[2] + 1, meta[3] + 1
 
 
 @pytest.mark.parametrize(("head_dim", "heads", "group"), SHAPES)
-@pytest.mark.parametrize("n_top", [10, 400])
+@pytest.mark.parametrize(("n_top", "join"), [(10, 0), (10, 0.97), (10, 1), (400, 1)])
 @in_child
-def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, heads, group, n_top):
+def test_the_most_recent_like_query_of_the_block_shares_its_set(
+    head_dim, heads, group, n_top, join
+):
     rng = np.random.default_rng((head_dim, n_top))
     n_row, n_block, pos = 8, 5, 200
     base = normal(rng, n_row, 1, group, head_dim)
@@ -82,6 +89,7 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, heads,
     q = (base[:, 0] + 0.1 * normal(rng, n_row, group, head_dim)).reshape(1, -1, head_dim)
     refs[4] = -refs[4]  # unlike
     refs[5, :, -1] *= -1  # one head of the row is unlike
+    refs[1, 0] = 1.01 * q.reshape(n_row, group, head_dim)[1]  # the same direction
     meta = np.array(
         [[pos, 197, 3, 7, 9], [pos, 199, 1, 0, 0], [pos, 195, 5, 1, 5], [50, 198, 2, 1, 1],
          [pos, 197, 3, 2, 2], [pos, 198, 2, 2, 2], [-1, 0, 0, 0, 0], [pos, 196, 4, 0, 0]], np.int64
@@ -94,7 +102,15 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, heads,
     if n_top == 10:
         assert [e[0] for e in expected] == [2, 0, -1, -1, -1, -1, -1, 3]
     n_head_kv, of_kv = n_row * group // heads, q.reshape(-1, heads, head_dim)
-    retrieve = np.repeat([e[0] == -1 for e in expected], group).reshape(n_head_kv, heads)
+    chosen = np.array([e[0] for e in expected]).reshape(n_head_kv, -1)
+    near = np.array([e[3] for e in expected]).reshape(n_head_kv, -1) > join
+    chosen[(chosen == -1).any(axis=1, keepdims=True) & ~near] = -1
+    if (n_top, join) == (10, 0.97) and heads > group:
+        assert (chosen != -1).any()
+        assert (chosen.ravel() != [e[0] for e in expected]).any()
+    retrieve = np.repeat(chosen.ravel() == -1, group).reshape(n_head_kv, heads)
+    for r in np.flatnonzero(chosen.ravel() == -1):
+        asks(of_row[r], *expected[r][1:3])
     out = {
         "refs": refs, "meta": meta, "chosen": np.full(n_row, -7, np.int32),
         "asking": np.zeros((n_head_kv, heads, head_dim), np.float32),
@@ -103,8 +119,9 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, heads,
     for found in runs(
         ops.CIS_GATE, (head_dim, heads, group), out=out, step=step_of(1, pos), q=q,
         n_head_kv=n_head_kv, n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau_f=0.8,
+        join_f=join,
     ):  # fmt: skip
-        assert found["chosen"].tolist() == [e[0] for e in expected]
+        assert found["chosen"].tolist() == chosen.ravel().tolist()
         np.testing.assert_array_equal(found["refs"], [e[1] for e in expected])
         assert found["meta"].tolist() == [e[2] for e in expected]
         assert found["n_asking"].tolist() == retrieve.sum(axis=1).tolist()

@@ -52,57 +52,72 @@ def select_psaw() -> Any:
 
 def cis_gate(head_dim: int, heads: int, group: int) -> Any:
     """Kernel of CIS_GATE: threads take KV heads in turn."""
-    size = 4 * head_dim
+    size, rows_per_kv = 4 * head_dim, heads // group
 
     @njit
-    def alike(heads, reference, tau):
-        """Whether every head of the row is closer to its reference than the cosine tau (Eq. 12)."""
+    def alike(heads, reference, cosine):
+        """Whether every head of the row is closer to its reference than the cosine (Eq. 12)."""
         for g in range(group):
             x, y = heads + size * g, reference + size * g
             norms = (dot_float(x, x, head_dim) * dot_float(y, y, head_dim)) ** 0.5
-            if not dot_float(x, y, head_dim) > tau * norms:
+            if not dot_float(x, y, head_dim) > cosine * norms:
                 return False
         return True
 
+    @njit
+    def latest(queries, own, n_ref, cosine):
+        """The most recent reference that is closer than the cosine, or RETRIEVE."""
+        for j in range(n_ref - 1, -1, -1):
+            if alike(queries, own + size * group * j, cosine):
+                return j
+        return RETRIEVE
+
+    @njit
+    def references(at, pos, n_block):
+        """Begin a block where the last one ends; how many references this one has."""
+        ended = pos - load_i64(at + CIS_META.begin) >= n_block
+        if load_i64(at + CIS_META.next) != pos or ended:
+            store_i64(at + CIS_META.begin, pos)
+            store_i64(at + CIS_META.n_ref, 0)
+        return load_i64(at + CIS_META.n_ref)
+
+    @njit
+    def retrieve(at, queries, own, asking, n_asking):
+        """List the row's queries for SCORE_KEYS; they are a reference from now on."""
+        n, n_ref = load_i32(n_asking), load_i64(at + CIS_META.n_ref)
+        copy_row(queries, own + size * group * n_ref, head_dim * group)
+        copy_row(queries, asking + size * n, head_dim * group)
+        store_i32(n_asking, n + group)
+        store_i64(at + CIS_META.n_ref, n_ref + 1)
+        store_i64(at + CIS_META.n_retrieval, load_i64(at + CIS_META.n_retrieval) + 1)
+
     def kernel(
         tid, n_thread, step, q, refs, meta, chosen, asking, n_asking, n_head_kv, n_block, n_sink,
-        n_local, n_top, drop, tau_f,
+        n_local, n_top, drop, tau_f, join_f,
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
         low, high = middle(pos, n_sink, n_local, drop)
-        for r in range(heads // group * n_head_kv):
-            h = r // (heads // group)
-            if h % n_thread != tid:
+        for h in range(tid, n_head_kv, n_thread):
+            rows, reading = range(rows_per_kv * h, rows_per_kv * (h + 1)), False
+            store_i32(n_asking + 4 * h, 0)
+            for r in rows:
+                at, decision = meta + META * r, EVERYTHING
+                store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
+                if high - low > n_top:
+                    n_ref, own = references(at, pos, n_block), refs + size * group * n_block * r
+                    decision = latest(q + size * group * r, own, n_ref, tau_f)
+                store_i64(at + CIS_META.next, -1 if decision == EVERYTHING else pos + 1)
+                store_i32(chosen + 4 * r, decision)
+                reading |= decision == RETRIEVE
+            if not reading:
                 continue
-            at, queries = meta + META * r, q + size * group * r
-            if r % (heads // group) == 0:
-                store_i32(n_asking + 4 * h, 0)
-            store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
-            if high - low <= n_top:
-                store_i32(chosen + 4 * r, EVERYTHING)
-                store_i64(at + CIS_META.next, -1)
-                continue
-            begin, n_ref = load_i64(at + CIS_META.begin), load_i64(at + CIS_META.n_ref)
-            if load_i64(at + CIS_META.next) != pos or pos - begin >= n_block:
-                begin, n_ref = pos, 0
-            decision, j = RETRIEVE, n_ref - 1
-            own = refs + size * group * n_block * r
-            while j >= 0 and decision == RETRIEVE:
-                if alike(queries, own + size * group * j, tau_f):
-                    decision = j
-                j -= 1
-            if decision == RETRIEVE:
-                n = load_i32(n_asking + 4 * h)
-                copy_row(queries, own + size * group * n_ref, head_dim * group)
-                copy_row(queries, asking + size * (heads * h + n), head_dim * group)
-                store_i32(n_asking + 4 * h, n + group)
-                n_ref += 1
-                n_before = load_i64(at + CIS_META.n_retrieval)
-                store_i64(at + CIS_META.n_retrieval, n_before + 1)
-            store_i32(chosen + 4 * r, decision)
-            store_i64(at + CIS_META.next, pos + 1)
-            store_i64(at + CIS_META.begin, begin)
-            store_i64(at + CIS_META.n_ref, n_ref)
+            for r in rows:
+                at, queries = meta + META * r, q + size * group * r
+                own, n_ref = refs + size * group * n_block * r, load_i64(at + CIS_META.n_ref)
+                # The keys are read anyway: rows whose best reference is not so near ask as well.
+                if latest(queries, own, n_ref, max(tau_f, join_f)) == RETRIEVE:
+                    store_i32(chosen + 4 * r, RETRIEVE)
+                    retrieve(at, queries, own, asking + size * heads * h, n_asking + 4 * h)
 
     return kernel
 

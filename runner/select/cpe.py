@@ -63,6 +63,7 @@ class CPE:
 
     s: int = 16  # block size in steps; 0: no CIS
     tau: float = 0.8  # cosine above which a head shares
+    join: float = 0.8  # cosine below which it retrieves with others; up to tau: as if alone
     r: int = 1  # dilation radius
     k: int = 432  # tokens retrieved; floor(k / 3) of them are dilated
     sink: int = 16
@@ -79,8 +80,9 @@ class CPE:
             raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
         if not 0 < min(self.phi, self.psi) <= max(self.phi, self.psi) <= 1:
             raise ValueError(f"{self}: expected 0 < phi <= 1 and 0 < psi <= 1")
-        if min(self.alpha, self.gamma) < 0 or not -1 <= self.tau <= 1:
-            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau <= 1")
+        cosines = self.tau, self.join
+        if min(self.alpha, self.gamma) < 0 or not -1 <= min(cosines) <= max(cosines) <= 1:
+            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau, join <= 1")
         if self.kv not in ("project", "reuse"):
             raise ValueError(f"kv is {self.kv!r}, expected 'project' or 'reuse'")
         if self.rows not in ROWS:
@@ -235,6 +237,7 @@ class _State(SelectorState):
             n_block=p.s,
             n_top=p.k,
             tau_f=p.tau,
+            join_f=p.join,
             **middle,
         )
         rec.program.add(
