@@ -25,7 +25,8 @@ from the beginning of the sequence.
 too, and attends to the union of the sets of the heads that share a KV head: each key is read once,
 and every head sees more. `rows="group"` makes one decision and one set for these heads: all their
 cosines must pass, scores are their maximum. A KV head's keys are scored in one pass, for those of
-its heads that retrieve.
+its heads that retrieve. As one such head is enough for a pass, `join` above `tau` lets others
+retrieve with it: those that no query of this block resembles above `join`.
 """
 
 import math
