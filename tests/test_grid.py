@@ -8,6 +8,7 @@ from numba import njit
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.compiler import OPTIONS
 from tamis.jit_kernels.cpu.grid import (
+    add_bytes,
     add_outer,
     add_products,
     add_scaled_words,
@@ -126,6 +127,29 @@ def check_words():
 
 def test_products_of_words(level):
     run_at(level, check_words)
+
+
+def check_bytes():
+    """Dot products of 3 rows of signed bytes with 4 rows of bytes up to 128."""
+    rng, n = np.random.default_rng(2), 8 * LANES
+    x = rng.integers(-127, 128, (3, n)).astype(np.int8)
+    y = rng.integers(0, 129, (4, n)).astype(np.uint8)
+    x[0], y[0] = 127, 128
+    out = np.zeros((3, 4), np.int32)
+    size = 4 * LANES
+
+    def kernel(x, y, out):
+        sums = zero_word_grid(3, 4)
+        for d in range(0, 2 * size, size):
+            sums = add_bytes(sums, x + d, y + d, 2 * size)
+        store_sums(out, 16, sums)
+
+    run(kernel, x, y, out)
+    np.testing.assert_array_equal(out, x.astype(int) @ y.astype(int).T)
+
+
+def test_products_of_bytes(level):
+    run_at(level, check_bytes)
 
 
 def check_dot_products():

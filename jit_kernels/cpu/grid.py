@@ -17,6 +17,7 @@ from tamis.jit_kernels.cpu.simd import (
     LANES,
     const,
     dotted_i16,
+    dotted_u8,
     fused,
     halves,
     lanes_of,
@@ -28,6 +29,7 @@ from tamis.jit_kernels.cpu.simd import (
 )
 
 WORDS = lanes_of(I32, vf.ir)
+BYTES = ir.VectorType(I8, 4 * LANES)
 
 
 class Grid(types.Type):
@@ -112,14 +114,14 @@ def interleaved(b: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def summed_lanes(b: Any, vectors: list[Any]) -> Any:
     """Lane i is the sum of the lanes of vectors[i]; their number is a power of 2 up to LANES."""
-    n = len(vectors)
+    n, add = len(vectors), b.fadd if vectors[0].type.element == FLOAT else b.add
     while len(vectors) > 1:
         half = len(vectors) // 2
         pairs = [interleaved(b, vectors[i], vectors[half + i]) for i in range(half)]
-        vectors = [b.fadd(low, high) for low, high in pairs]
+        vectors = [add(low, high) for low, high in pairs]
     (total,) = vectors  # lane i belongs to vector i % n
     while total.type.count > n:
-        total = b.fadd(*halves(b, total))
+        total = add(*halves(b, total))
     return total
 
 
@@ -244,7 +246,7 @@ def store_grid(b, p, stride, grid):
 
 @vector_op(_written)
 def store_sums(b, p, stride, grid):
-    """Write float32s at p, p + stride, ...: the sums of the lanes of each row's vectors.
+    """Write numbers at p, p + stride, ...: the sums of the lanes of each row's vectors.
 
     The number of columns is a power of 2, at most LANES.
     """
@@ -297,6 +299,17 @@ def add_outer(b, sums, p, stride, row):
             made.append([dotted_i16(b, z, pair, b.bitcast(y, shorts)) for y, z in cells])
         else:
             made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
+    return grid_of(b, made)
+
+
+@vector_op(lambda sums, _x, _y, _stride: sums if _is(sums, sums.rows, sums.cols, WORDS) else None)
+def add_bytes(b, sums, x, y, stride):
+    """sums[i, j] + x[i] . y[j], four bytes a word: x at x, x + stride, ..; y there, 0 to 128."""
+    ys = [vector_at(b, at, BYTES) for at in spaced(b, y, stride, sums.type.element.count)]
+    made = []
+    for zs, at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
+        bytes_ = vector_at(b, at, BYTES)
+        made.append([dotted_u8(b, z, y, bytes_) for y, z in zip(ys, zs, strict=True)])
     return grid_of(b, made)
 
 
