@@ -322,11 +322,11 @@ HIP_ESTIMATE = _op(
 )
 # A search over kept means: of blocks of `block` positions, of four blocks, of 16 and so on up to
 # level `top`; level l starts at row level_start = 4 / 3 (room - (room >> 2 l)). Only of what is
-# whole. A mean is mean_bytes(head_dim) bytes u and two floats: element i is low + width * u[i].
-# means uint8 [n_head_kv, n_mean, mean_bytes(head_dim)]; extents f32 [n_head_kv, n_mean / 4, 2, 4]:
-# width and low of four neighbours; room: a multiple of 4^(top + 1), at least the blocks of the
-# context. filled int64 [n_head_kv]: blocks that are in the means; those from pos on are made anew.
-# sums: scratch, f32 [n_head_kv, head_dim].
+# whole. A mean is head_dim bytes u from 0 to 127 and two floats: element i is low + width * u[i].
+# Four neighbours lie together: means uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4], four bytes
+# of each in turn; extents f32 [n_head_kv, n_mean / 4, 2, 4]: their widths and lows. room: a
+# multiple of 4^(top + 1), at least the blocks of the context. filled int64 [n_head_kv]: blocks that
+# are in the means; those from pos on are made anew. sums: scratch, f32 [n_head_kv, head_dim].
 HIP_MEANS = _op(
     "select_hip_means",
     "hip_means",
@@ -341,7 +341,7 @@ HIP_MEANS = _op(
 # straight lines between whole x, x = (q . mean * scale - log(sum exp(q . k * scale))) / log 2, the
 # sum over the first n_sink blocks and the positions from the end of the search to the mask's first
 # query; the heads' elements are rounded to 127ths of their largest. work: scratch, f32 [n_mask *
-# n_row, hip_work(head_dim, heads and queries of a mask, n_chunk, n_near)]; n_near: most positions
+# n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)]; n_near: most positions
 # of that sum.
 HIP_SEARCH = _op(
     "select_hip_means",
@@ -508,11 +508,6 @@ def matmul_scratch(n_in: int) -> int:
     return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
 
 
-def mean_bytes(head_dim: int) -> int:
-    """Bytes of a mean of HIP_MEANS: whole vectors."""
-    return -(-head_dim // 64) * 64
-
-
 def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
     """Blocks that HIP_MEANS has room for, at least n_block, and its last level."""
     top = 0
@@ -522,11 +517,10 @@ def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
     return -(-n_block // whole) * whole, top
 
 
-def hip_work(head_dim: int, n_head: int, n_chunk: int, n_near: int) -> int:
-    """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, n_head heads."""
+def hip_work(head_dim: int, group: int, n_query: int, n_chunk: int, n_near: int) -> int:
+    """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
     lists = n_chunk + 1 + n_near + 2 * LIST_PAD + 2 * SIBLINGS * (n_chunk + TILE)
-    a_head = TILE + -(-head_dim // 64) * 16  # products with a tile, bytes
-    return lists + 2 * TILE + (n_head + 8) * a_head + 3 * n_head
+    return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query
 
 
 def slash_work(group: int, capacity: int) -> int:

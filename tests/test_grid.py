@@ -22,6 +22,7 @@ from tamis.jit_kernels.cpu.grid import (
     load_word_row,
     prefetch_each,
     scale_rows,
+    store_folded,
     store_grid,
     store_sums,
     transposed,
@@ -130,21 +131,22 @@ def test_products_of_words(level):
 
 
 def check_bytes():
-    """Dot products of 3 rows of signed bytes with 4 rows of bytes up to 128."""
-    rng, n = np.random.default_rng(2), 8 * LANES
+    """Dot products of 3 rows of signed bytes with 4 rows of up to 128 that lie four by four."""
+    rng, n = np.random.default_rng(2), 2 * LANES
     x = rng.integers(-127, 128, (3, n)).astype(np.int8)
     y = rng.integers(0, 129, (4, n)).astype(np.uint8)
     x[0], y[0] = 127, 128
-    out = np.zeros((3, 4), np.int32)
-    size = 4 * LANES
+    each = np.repeat(x.reshape(3, -1, 1, 4), 4, axis=2).copy()
+    woven, out = y.reshape(4, -1, 4).swapaxes(0, 1).copy(), np.zeros((3, 4), np.int32)
+    row = 4 * n
 
     def kernel(x, y, out):
-        sums = zero_word_grid(3, 4)
-        for d in range(0, 2 * size, size):
-            sums = add_bytes(sums, x + d, y + d, 2 * size)
-        store_sums(out, 16, sums)
+        sums = zero_word_grid(3, 1)
+        for d in range(0, 8 * LANES, 4 * LANES):
+            sums = add_bytes(sums, x + d, row, y + d)
+        store_folded(out, 16, sums)
 
-    run(kernel, x, y, out)
+    run(kernel, each, woven, out)
     np.testing.assert_array_equal(out, x.astype(int) @ y.astype(int).T)
 
 

@@ -104,7 +104,7 @@ def level_starts(room, top):
 def empty_means(n_head_kv, head_dim, room, top):
     n_mean = level_starts(room, top)[-1]
     return (
-        np.zeros((n_head_kv, n_mean, ops.mean_bytes(head_dim)), np.uint8),
+        np.zeros((n_head_kv, n_mean // 4, head_dim // 4, 4, 4), np.uint8),
         np.zeros((n_head_kv, n_mean // 4, 2, 4), np.float32),
     )
 
@@ -112,12 +112,12 @@ def empty_means(n_head_kv, head_dim, room, top):
 def values_of(means, extents, head_dim):
     """What the bytes stand for: f64 [n_head_kv, n_mean, head_dim]."""
     width, low = extents.transpose(2, 0, 1, 3).reshape(2, len(means), -1, 1).astype(float)
-    return low + width * means[..., :head_dim]
+    return low + width * means.swapaxes(2, 3).reshape(len(means), -1, head_dim)
 
 
 def add_means(k, block, room, top, means, extents):
     """Write the means of what is whole in k."""
-    held, head_dim = len(k) // block, k.shape[2]
+    held = len(k) // block
     for level, start in enumerate(level_starts(room, top)[:-1]):
         for c in range(held >> 2 * level):
             at = c * block << 2 * level, (c + 1) * block << 2 * level
@@ -125,7 +125,8 @@ def add_means(k, block, room, top, means, extents):
             low = mean.min(axis=1, keepdims=True)
             width = (mean.max(axis=1, keepdims=True) - low) / 127
             steps = (mean - low) / np.where(width > 0, width, 1)
-            means[:, start + c, :head_dim] = np.rint(steps)
+            steps = np.rint(steps).reshape(len(steps), -1, 4)
+            means[:, (start + c) // 4, :, (start + c) % 4] = steps
             extents[:, (start + c) // 4, :, (start + c) % 4] = np.hstack([width, low])
 
 
@@ -228,7 +229,7 @@ def test_the_search_keeps_the_best_chunks_of_each_level(
         )
         row[0], row[1 : 1 + len(found)] = len(found), found
     n_near = (n_sink + 1) * block + n_local
-    work = ops.hip_work(head_dim, group * -(-mask_block // q_stride), n_chunk, n_near)
+    work = ops.hip_work(head_dim, group, -(-mask_block // q_stride), n_chunk, n_near)
     table = page_table(rng, n_kv, 6)
     for found in runs(
         ops.HIP_SEARCH, (head_dim, group),
@@ -247,7 +248,7 @@ def test_equal_means_keep_the_lower_blocks():
     (room, top), table = ops.hip_room(100, 8), page_table(np.random.default_rng(0), 100, 3)
     means, extents = empty_means(1, 16, room, top)
     add_means(k, 1, room, top, means, extents)
-    work = ops.hip_work(16, 1, 8, 14)
+    work = ops.hip_work(16, 1, 1, 8, 14)
     for found in runs(
         ops.HIP_SEARCH, (16, 1),
         out={"mask": np.full((1, 9), -7, np.int32), "work": np.zeros((1, work), np.float32)},

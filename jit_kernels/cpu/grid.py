@@ -114,14 +114,14 @@ def interleaved(b: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def summed_lanes(b: Any, vectors: list[Any]) -> Any:
     """Lane i is the sum of the lanes of vectors[i]; their number is a power of 2 up to LANES."""
-    n, add = len(vectors), b.fadd if vectors[0].type.element == FLOAT else b.add
+    n = len(vectors)
     while len(vectors) > 1:
         half = len(vectors) // 2
         pairs = [interleaved(b, vectors[i], vectors[half + i]) for i in range(half)]
-        vectors = [add(low, high) for low, high in pairs]
+        vectors = [b.fadd(low, high) for low, high in pairs]
     (total,) = vectors  # lane i belongs to vector i % n
     while total.type.count > n:
-        total = add(*halves(b, total))
+        total = b.fadd(*halves(b, total))
     return total
 
 
@@ -246,7 +246,7 @@ def store_grid(b, p, stride, grid):
 
 @vector_op(_written)
 def store_sums(b, p, stride, grid):
-    """Write numbers at p, p + stride, ...: the sums of the lanes of each row's vectors.
+    """Write float32s at p, p + stride, ...: the sums of the lanes of each row's vectors.
 
     The number of columns is a power of 2, at most LANES.
     """
@@ -261,6 +261,16 @@ def store_sums(b, p, stride, grid):
             sums = shuffled(b, total, total, range(i * cols, (i + 1) * cols))
             b.store(sums, pointer(b, starts[i], sums.type), align=1)
         rows, starts = rows[n:], starts[n:]
+
+
+@vector_op(_written)
+def store_folded(b, p, stride, grid):
+    """Write four numbers at p, p + stride, ...: the sums of every fourth lane of a column."""
+    rows = rows_of(b, grid)
+    for at, (x,) in zip(spaced(b, p, stride, len(rows)), rows, strict=True):
+        while x.type.count > 4:
+            x = (b.fadd if x.type.element == FLOAT else b.add)(*halves(b, x))
+        b.store(x, pointer(b, at, x.type), align=1)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -302,14 +312,12 @@ def add_outer(b, sums, p, stride, row):
     return grid_of(b, made)
 
 
-@vector_op(lambda sums, _x, _y, _stride: sums if _is(sums, sums.rows, sums.cols, WORDS) else None)
-def add_bytes(b, sums, x, y, stride):
-    """sums[i, j] + x[i] . y[j], four bytes a word: x at x, x + stride, ..; y there, 0 to 128."""
-    ys = [vector_at(b, at, BYTES) for at in spaced(b, y, stride, sums.type.element.count)]
-    made = []
-    for zs, at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
-        bytes_ = vector_at(b, at, BYTES)
-        made.append([dotted_u8(b, z, y, bytes_) for y, z in zip(ys, zs, strict=True)])
+@vector_op(lambda sums, _x, _s, _y: sums if _is(sums, sums.rows, 1, WORDS) else None)
+def add_bytes(b, sums, x, stride, y):
+    """sums[i] + x[i] . y, four bytes a word: signed ones at x, x + stride, ..; 0 to 128 at y."""
+    row, made = vector_at(b, y, BYTES), []
+    for (total,), at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
+        made.append([dotted_u8(b, total, row, vector_at(b, at, BYTES))])
     return grid_of(b, made)
 
 

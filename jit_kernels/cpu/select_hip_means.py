@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.attend_batch import N_REGISTER
-from tamis.jit_kernels.cpu.grid import add_bytes, store_sums, zero_word_grid
+from tamis.jit_kernels.cpu.grid import add_bytes, store_folded, zero_word_grid
 from tamis.jit_kernels.cpu.intrinsic import (
     load_f32,
     load_i32,
@@ -50,9 +50,9 @@ from tamis.jit_kernels.cpu.simd import (
     zero_f32x16,
     zero_i32x16,
 )
-from tamis.jit_kernels.ops import LIST_PAD, SIBLINGS, STEP, TILE, hip_work, mean_bytes
+from tamis.jit_kernels.ops import LIST_PAD, SIBLINGS, STEP, TILE, hip_work
 
-AHEAD = 6  # parents whose children are on their way while one's are scored: 24 rows
+AHEAD = 8  # parents whose children are on their way while one's are scored: 32 rows
 LOG2_E = np.float32(1.4426950408889634)
 PASSED_OVER = np.float32(-1.0)  # below every score
 SIZE, ZERO = np.float32(127.0), np.float32(0.0)  # steps of a byte
@@ -67,7 +67,6 @@ def level_start(room, level):
 
 def hip_means(head_dim: int) -> Any:
     """Kernel of HIP_MEANS: threads take KV heads in turn."""
-    row_size = mean_bytes(head_dim)
 
     @njit(error_model="numpy")
     def add_up(total, keys, first, n):
@@ -81,8 +80,11 @@ def hip_means(head_dim: int) -> Any:
                 store_f32x16(total + 4 * d, added)
 
     @njit(error_model="numpy")
-    def store_mean(row, extent, total, n):
-        """Write total / n as bytes from the least to the largest element, and these."""
+    def store_mean(word, extent, total, n):
+        """Write total / n as bytes from the least to the largest element, and these.
+
+        Four bytes at word, word + 16 and so on. total is used up.
+        """
         part = splat_f32x16(1.0 / n)
         least = most = load_f32x16(total) * part
         for d in range(16, head_dim, 16):
@@ -93,7 +95,9 @@ def hip_means(head_dim: int) -> Any:
         per = SIZE / width if width > ZERO else ZERO
         for d in range(0, head_dim, 16):
             x = load_f32x16(total + 4 * d) * part - splat_f32x16(low)
-            store_low_bytes_x16(row + d, round_i32(x * splat_f32x16(per)))
+            store_low_bytes_x16(total + 4 * d, round_i32(x * splat_f32x16(per)))
+            for i in range(0, 16, 4):
+                store_i32(word + 4 * (d + i), load_i32(total + 4 * d + i))
         store_f32(extent, width / SIZE)
         store_f32(extent + 4 * SIBLINGS, low)
 
@@ -110,10 +114,10 @@ def hip_means(head_dim: int) -> Any:
             for level in range(top + 1):
                 n = block << 2 * level
                 for c in range(first >> 2 * level, end >> 2 * level):
-                    row = n_row * h + level_start(room, level) + c
+                    row, place = n_row * h + level_start(room, level) + c, c % SIBLINGS
+                    word = means + head_dim * (row - place) + 4 * place
                     add_up(total, keys, c * n, n)
-                    extent = extents + 8 * (row - row % SIBLINGS) + 4 * (row % SIBLINGS)
-                    store_mean(means + row_size * row, extent, total, n)
+                    store_mean(word, extents + 8 * (row - place) + 4 * place, total, n)
             store_i64(filled + 8 * h, end)
 
     return kernel
@@ -157,22 +161,20 @@ def keep(scores, items, n, k, out):
 def rating(head_dim: int, group: int) -> tuple[Any, Any]:
     """Functions shorten(at, queries, scale) and rate(at, means, parents, n, n_head).
 
-    shorten: the heads of queries as signed bytes. rate: scores[j] of n rows of means, the children
-    of listed parents, and ids[j], the row in its level. at: see `parts`.
+    shorten: the heads of queries as signed bytes, each four once for every sibling. rate:
+    scores[j] of n rows of means, the children of listed parents, and ids[j], the row in its level.
+    at: addresses of ids, scores, products with a tile, its extents, heads, factors, offsets.
     """
-    row_size = mean_bytes(head_dim)
-    most = (N_REGISTER - SIBLINGS) // SIBLINGS  # heads whose sums fit the registers
-    n_each, siblings = min(group, most), SIBLINGS
+    n_each = min(group, N_REGISTER - 4)  # heads whose sums fit the registers
+    head_size, one = SIBLINGS * head_dim, 1
 
     @njit(error_model="numpy")
     def shorten(at, queries, scale):
-        _, _, _, _, bytes_, factors, offsets = at
+        _, _, tile, _, bytes_, factors, offsets = at
         heads, n_query, apart = queries
-        for i in range(n_query * group):
-            head, to = (
-                heads + i // group * apart + 4 * head_dim * (i % group),
-                bytes_ + row_size * i,
-            )
+        for t in range(n_query * group):
+            head = heads + t // group * apart + 4 * head_dim * (t % group)
+            to = bytes_ + head_size * t
             top, total = zero_f32x16(), zero_i32x16()
             for d in range(0, head_dim, 16):
                 top = vmax(vabs(load_f32x16(head + 4 * d)), top)
@@ -180,12 +182,14 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
             per = SIZE / size if size > ZERO else ZERO
             for d in range(0, head_dim, 16):
                 x = round_i32(load_f32x16(head + 4 * d) * splat_f32x16(per))
-                store_low_bytes_x16(to + d, x)
+                store_low_bytes_x16(tile, x)
+                for i in range(16):
+                    store_i32(to + 4 * (d + i), load_i32(tile + i // 4 * 4))
                 total += x
             factor = size / SIZE * scale * LOG2_E
-            store_f32(factors + 8 * i, factor)
-            store_f32(factors + 8 * i + 4, np.float32(hsum(total)) * factor)
-            store_f32(offsets + 4 * i, -LOG2_E * load_f32(offsets + 4 * i))
+            store_f32(factors + 8 * t, factor)
+            store_f32(factors + 8 * t + 4, np.float32(hsum(total)) * factor)
+            store_f32(offsets + 4 * t, -LOG2_E * load_f32(offsets + 4 * t))
 
     @njit(error_model="numpy")
     def multiply(at, means, parents, n_head):
@@ -196,19 +200,19 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
             parent = load_i32(parents + i)
             ahead = SIBLINGS * load_i32(parents + i + 4 * AHEAD)
             prefetch(extents_at + 8 * ahead)
-            for line in range(0, SIBLINGS * row_size, 64):
-                prefetch(rows + row_size * ahead + line)
+            for line in range(0, head_size, 64):
+                prefetch(rows + head_dim * ahead + line)
             own = extents_at + 8 * SIBLINGS * parent
             store_f32x4(extents + 4 * i, load_f32x4(own))
             store_f32x4(extents + TILE_ROW + 4 * i, load_f32x4(own + 16))
             for j in range(SIBLINGS):
                 store_i32(ids + 4 * (i + j), SIBLINGS * parent + j)
-            children = rows + SIBLINGS * row_size * parent
+            children = rows + head_size * parent
             for t in range(0, n_head, n_each):
-                sums = zero_word_grid(n_each, siblings)
-                for d in range(0, row_size, 4 * LANES):
-                    sums = add_bytes(sums, bytes_ + row_size * t + d, children + d, row_size)
-                store_sums(tile + TILE_ROW * t + 4 * i, TILE_ROW, sums)
+                sums = zero_word_grid(n_each, one)
+                for d in range(0, head_size, 4 * LANES):
+                    sums = add_bytes(sums, bytes_ + head_size * t + d, head_size, children + d)
+                store_folded(tile + TILE_ROW * t + 4 * i, TILE_ROW, sums)
 
     @njit(error_model="numpy")
     def rate(at, means, parents, n, n_head):
@@ -232,7 +236,6 @@ def hip_search(head_dim: int, group: int) -> Any:
     """Kernel of HIP_SEARCH: threads take rows in turn."""
     normalise = normaliser(head_dim, group)
     shorten, rate = rating(head_dim, group)
-    row_size = mean_bytes(head_dim)
 
     @njit(error_model="numpy")
     def set_offsets(rows, at, queries, keys, ends, scale):
@@ -263,7 +266,7 @@ def hip_search(head_dim: int, group: int) -> Any:
         while n > 0:
             pad_list(parents, (n + SIBLINGS - 1) // SIBLINGS)
             start = level_start(room, level)
-            rate(at, (means[0] + row_size * start, means[1] + 8 * start), parents, n, n_head)
+            rate(at, (means[0] + head_dim * start, means[1] + 8 * start), parents, n, n_head)
             if level == 0:
                 i = 0
                 while i < n and load_i32(ids + 4 * i) < n_sink:
@@ -284,8 +287,9 @@ def hip_search(head_dim: int, group: int) -> Any:
         scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        most = (mask_block + q_stride - 1) // q_stride * group
-        work_size = 4 * row_work(head_dim, most, n_chunk, n_near)
+        n_sample = (mask_block + q_stride - 1) // q_stride
+        work_size = 4 * row_work(head_dim, group, n_sample, n_chunk, n_near)
+        most = group * n_sample
         capacity = SIBLINGS * (n_chunk + TILE)
         apart = 4 * head_dim * n_row * group
         n_mean = level_start(room, top + 1)
@@ -298,7 +302,7 @@ def hip_search(head_dim: int, group: int) -> Any:
             near = parents + 4 * (n_chunk + 1 + LIST_PAD)
             ids = near + 4 * (n_near + LIST_PAD)
             tile = ids + 8 * capacity
-            extents_of = tile + TILE_ROW * (most + 8)
+            extents_of = tile + TILE_ROW * (most + group)
             factors = extents_of + 2 * TILE_ROW
             offsets = factors + 8 * most
             at = ids, ids + 4 * capacity, tile, extents_of, offsets + 4 * most, factors, offsets
@@ -306,7 +310,7 @@ def hip_search(head_dim: int, group: int) -> Any:
             ends = n_sink * block, searched * block, pos + first
             set_offsets(near, at, queries, (k_pages, k_table, n_head_kv, h), ends, scale_f)
             shorten(at, queries, scale_f)
-            own = means + row_size * n_mean * h, extents + 8 * n_mean * h
+            own = means + head_dim * n_mean * h, extents + 8 * n_mean * h
             chosen = mask + 4 * (1 + n_chunk) * item
             sizes = searched, n_chunk, n_sink, room
             store_i32(chosen, best_blocks(parents, at, own, sizes, n_query * group, chosen + 4))

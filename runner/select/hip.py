@@ -176,7 +176,7 @@ class _State(SelectorState):
         p, shape = self._params, self.shape
         group, q_stride = shape.n_head // self._n_row, min(p.b_sq, mask_block)
         n_sample, n_near = -(-mask_block // q_stride), p.b_k * (p.n_sink + 1) + p.local
-        work = ops.hip_work(shape.head_dim, group * n_sample, p.n_chunk, n_near)
+        work = ops.hip_work(shape.head_dim, group, n_sample, p.n_chunk, n_near)
         pages: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
         means = self._means_of(layer)
         rec.program.add(
@@ -214,7 +214,7 @@ class _State(SelectorState):
         shape = self.shape
         if layer not in self._means:
             n_mean = sum(self._room >> 2 * level for level in range(self._top + 1))
-            size = (shape.n_head_kv, n_mean, ops.mean_bytes(shape.head_dim))
+            size = (shape.n_head_kv, n_mean, shape.head_dim)
             self._means[layer] = {
                 "means": zeros(size, np.uint8),
                 "extents": zeros((shape.n_head_kv, n_mean // 4, 2, 4), np.float32),
@@ -249,7 +249,7 @@ class _State(SelectorState):
     def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
         """Sinks and window, then at most 4 n_chunk means a round."""
         p, shape = self._params, self.shape
-        of_mean = ops.mean_bytes(shape.head_dim) + 8
+        of_mean = shape.head_dim + 8
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
             n_mask = -(-n_tok // mask_block) * self._n_row
