@@ -1,21 +1,22 @@
 """HiP: a tree search for the best keys (Lee et al. 2024, arXiv 2406.09827).
 
 Decides: about `k` positions for a step or for b_q queries of a prompt, found by O(log T) rounds
-over one representative a chunk. Each round splits every chunk in two branches, scores them by their
-representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys. A
-block's score is the best q . k over every b_sk-th of its keys and every b_sq-th of the queries
-(3.2). A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d
-layers read all.
+over one representative a chunk. Each round splits every chunk in branches, scores them by their
+representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys.
+A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d layers
+read all.
 
-`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, a branch's
-centre block stands for it, each query head has its own tree. The defaults depart from it, because
-with grouped heads its sets, one a head, read more bytes than they save:
-- `rep="mean"`: the mean of a chunk's keys stands for it. Chunks are units of 4 blocks, pairs of
-  units and so on; their means are kept, 1 / (2 b_k) of the keys' bytes. One product a
-  chunk instead of b_k / b_sk, and better sets. Prefill always searches means.
-- `rows="group"`: one set for the query heads that share a KV head, by the best of q . k - log sum
-  exp, the sum over sinks and window: without it the head with the longest queries chooses for all.
-- the search and the window meet at a whole unit.
+`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, two branches
+each, a branch's centre block stands for it, by the best q . k over every b_sk-th of its keys (3.2);
+each query head has its own tree. The defaults depart from it, because with grouped heads its sets,
+one a head, read more bytes than they save:
+- `rep="mean"`: the mean of a chunk's keys stands for it, in a byte an element and two floats. Means
+  are kept: of blocks, of four blocks, of 16 and so on; a chunk has four branches, and the search
+  starts at the first level of at most 4 k / b_k chunks. They take (d + 8) 4 / (3 b_k) bytes a key.
+  Prefill always searches means, with every b_sq-th query of b_q.
+- `rows="group"`: one set for the query heads that share a KV head, by the sum of their weights, 2^x
+  (in straight lines) of q . k - log sum exp, the sum over sinks and window: without it the head
+  with the longest queries chooses for all.
 Prompts are cut in blocks of b_q queries from each chunk's first token on, so n_ubatch should be a
 multiple of b_q. Option `span` takes that many positions round each chosen block as well (App.
 A.3's patch; off, as in the paper).
@@ -42,7 +43,7 @@ class HiP:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
-    k: int = 2048
+    k: int = 1024
     b_k: int = 2
     b_sk: int = 1
     b_q: int = 64
