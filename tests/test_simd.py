@@ -37,9 +37,12 @@ from tamis.jit_kernels.cpu.simd import (
     lane,
     low_half,
     nibbles,
+    nibbles_in_place,
     nibbles_of_two,
+    nibbles_of_two_in_place,
     odd_lanes,
     pack_at_least,
+    pairs_of_halves,
     repeat,
     rotated_pairs,
     round_i32,
@@ -47,11 +50,11 @@ from tamis.jit_kernels.cpu.simd import (
     shift_right,
     shift_right_signed,
     sign_like,
+    sixteenth_of_odd_runs,
     store_i8x8,
     to_f32,
     twice,
     two_eights,
-    two_pairs_of_halves,
     vabs,
     vexp,
     vmax,
@@ -346,40 +349,66 @@ def test_a_lane_is_found_by_a_literal_or_a_variable(level, n):
     run_at(level, check_lane, n)
 
 
-def check_scales_of_two_blocks():
+def check_odd_runs():
+    load, store = simd.load_f32x16, simd.store_f32x16
+
+    def kernel(out, x):
+        store(out, sixteenth_of_odd_runs(load(x), 4))
+        store(out + 64, sixteenth_of_odd_runs(load(x), 8))
+
+    x = numbers("f32x16")
+    out = result(kernel, np.empty((2, 16), np.float32), x)
+    for row, run in zip(out, (4, 8), strict=True):
+        factors = np.where(np.arange(16) // run % 2, 1 / 16, 1).astype(np.float32)
+        np.testing.assert_array_equal(row, x * factors)
+
+
+def test_odd_runs_of_lanes_are_divided_by_16(level):
+    run_at(level, check_odd_runs)
+
+
+def check_scales_of_blocks():
     store, store_four = simd.store_f32x16, simd.store_f32x4
 
     def kernel(out, x, h):
         four = doubled(load_f32(x), load_f32(x + 4))
         store_four(out, four)
-        store_four(out + 16, doubled_halves(h + 2, h + 12))
-        store_four(out + 32, two_pairs_of_halves(h + 4, h + 28))
-        store(out + 48, two_eights(two_pairs_of_halves(h + 4, h + 28)))
+        store_four(out + 16, doubled_halves(h + 2, 10, 2))
+        store_four(out + 32, pairs_of_halves(h + 4, 24, 2))
+        simd.store_f32x8(out + 48, doubled_halves(h + 2, 6, 4))
+        simd.store_f32x8(out + 80, pairs_of_halves(h + 2, 6, 4))
+        store(out + 112, two_eights(pairs_of_halves(h + 4, 24, 2), 0))
+        store(out + 176, two_eights(pairs_of_halves(h + 2, 6, 4), 4))
 
     x, h = numbers("f32x8"), numbers("f32x16").astype(np.float16)
     h[1] = 2.0**-24  # the smallest
-    out = result(kernel, np.empty(28, np.float32), x, h)
+    out = result(kernel, np.empty(60, np.float32), x, h)
     expected = [*x[[0, 0, 1, 1]], *h[[1, 1, 6, 6]], *h[[2, 3, 14, 15]]]
-    np.testing.assert_array_equal(out[:12], np.array(expected, np.float32))
-    np.testing.assert_array_equal(out[12:], np.repeat(h[[2, 14]], 8).astype(np.float32))
+    expected += [*np.repeat(h[[1, 4, 7, 10]], 2), *h[[1, 2, 4, 5, 7, 8, 10, 11]]]
+    np.testing.assert_array_equal(out[:28], np.array(expected, np.float32))
+    np.testing.assert_array_equal(out[28:44], np.repeat(h[[2, 14]], 8).astype(np.float32))
+    np.testing.assert_array_equal(out[44:], np.repeat(h[[7, 10]], 8).astype(np.float32))
 
 
-def test_scales_of_two_blocks_are_spread(level):
-    run_at(level, check_scales_of_two_blocks)
+def test_scales_of_blocks_are_spread(level):
+    run_at(level, check_scales_of_blocks)
 
 
 def check_two_blocks():
     def kernel(out, a, word):
         simd.store_i8x64(out, nibbles_of_two(a + 1, a + 30))
         simd.store_i8x64(out + 64, bits_to_bytes(load_i64(word), 16))
+        simd.store_i8x64(out + 128, nibbles_of_two_in_place(a + 1, a + 30))
 
     a = numbers("i8x64", seed=3)
     word = np.array([0x8421_F00D_1234_ABCD], np.uint64).view(np.uint8)
-    out = result(kernel, np.zeros((2, 64), np.int8), a, word)
+    out = result(kernel, np.zeros((3, 64), np.int8), a, word)
     blocks = [a[at : at + 16].view(np.uint8) for at in (1, 30)]
     expected = [part for block in blocks for part in (block & 15, block >> 4)]
     np.testing.assert_array_equal(out[0], np.concatenate(expected))
     np.testing.assert_array_equal(out[1], 16 * np.unpackbits(word, bitorder="little"))
+    in_place = [part for block in blocks for part in (block & 15, block & 0xF0)]
+    np.testing.assert_array_equal(out[2].view(np.uint8), np.concatenate(in_place))
 
 
 def test_nibbles_and_fifth_bits_of_two_blocks(level):
@@ -437,11 +466,12 @@ def check_bytes(n):
         store(out + 2 * n, repeat(load(a), 3, quarter, n))
         store(out + 3 * n, twice(load_half(a)))
         store(out + 4 * n, sign_like(splat(7), load(a) | splat(1)))
-        store_i8x8(out + 5 * n, bytes_of(load_i64(word)))
+        store(out + 5 * n, nibbles_in_place(load_half(a)))
+        store_i8x8(out + 6 * n, bytes_of(load_i64(word)))
 
     a = numbers(f"i8x{n}", seed=3)
     word = np.array([0x8421_F00D_1234_ABCD], np.uint64).view(np.uint8)
-    out = result(kernel, np.zeros((6, n), np.int8), a, word)
+    out = result(kernel, np.zeros((7, n), np.int8), a, word)
     packed = a[: n // 2].view(np.uint8)
     low_high = np.concatenate([packed & 15, packed >> 4])
     np.testing.assert_array_equal(out[0], low_high)
@@ -449,7 +479,9 @@ def check_bytes(n):
     np.testing.assert_array_equal(out[2], np.repeat(a[3:7], n // 4))
     np.testing.assert_array_equal(out[3], np.tile(a[: n // 2], 2))
     np.testing.assert_array_equal(out[4], 7 * np.sign(a | 1))
-    np.testing.assert_array_equal(out[5][:8].view(np.uint8), word)
+    in_place = np.concatenate([packed & 15, packed & 0xF0])
+    np.testing.assert_array_equal(out[5].view(np.uint8), in_place)
+    np.testing.assert_array_equal(out[6][:8].view(np.uint8), word)
 
 
 @pytest.mark.parametrize("n", [32, 64])

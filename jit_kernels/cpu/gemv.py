@@ -33,6 +33,7 @@ from tamis.jit_kernels.cpu.simd import (
     bits_to_bytes,
     broadcast_f16_x8,
     broadcast_f16_x16,
+    by_turns,
     byte_table,
     bytes_of,
     dot_i8,
@@ -43,25 +44,31 @@ from tamis.jit_kernels.cpu.simd import (
     fma,
     hmax,
     hsum,
+    hsum_two,
     join,
     lane,
     load_brain,
     load_f,
     load_f32x4,
+    load_f32x8,
     load_f32x16,
     load_half,
     load_i8x16,
     load_i8x32,
     load_i8x64,
     nibbles,
+    nibbles_in_place,
     nibbles_of_two,
+    nibbles_of_two_in_place,
     odd_lanes,
+    pairs_of_halves,
     prefetch,
     repeat,
     round_i32,
     shift_left,
     shift_right,
     shift_right_signed,
+    sixteenth_of_odd_runs,
     splat_f32x8,
     splat_f32x16,
     splat_i8x16,
@@ -70,7 +77,6 @@ from tamis.jit_kernels.cpu.simd import (
     store_low_bytes_x16,
     to_f32,
     two_eights,
-    two_pairs_of_halves,
     vabs,
     vmax,
     widen,
@@ -83,7 +89,7 @@ from tamis.jit_kernels.cpu.simd import (
 )
 
 CHUNK, PLANES = 64, 128  # elements of a step and bytes of their planes
-AHEAD = 1536  # bytes that weights are asked for ahead of their use
+AHEAD = 3072  # bytes that weights are asked for ahead of their use
 FULL = np.float32(127 * 128)  # the largest v
 f32 = np.float32
 
@@ -133,7 +139,7 @@ def planes_of(block: int) -> Any:
 # ---- one chunk -----------------------------------------------------------------------------------
 @njit
 def product(u, planes):
-    """Sums of u * v, in whole numbers, by lane of four bytes; u: unsigned bytes up to 128."""
+    """Sums of u * v, in whole numbers, by lane of four bytes; u: bytes, up to 128 without VNNI."""
     high = dot_u8(zero_i32x16(), u, load_i8x64(planes))
     return to_f32(dot_u8(shift_left(high, 7), u, load_i8x64(planes + CHUNK)))
 
@@ -156,106 +162,142 @@ else:
         return to_f32(dot_i8(shift_left(high, 7), w, load_i8x64(planes + CHUNK)))
 
 
-# Scales of two blocks, from the weights, times the pairs of the activations, are
-# (d * dx, m * sum, d * dx, m * sum); m is a minimum of the weights, or d again where an offset that
-# all weights share is put in at the end.
 @njit
-def added(total, scales, values):
-    """The total plus a chunk's sums."""
-    return fma(two_eights(scales), values, total)
+def same(total):
+    """The lanes as they are."""
+    return total
+
+
+if CPU.vnni:
+    # High nibbles stay where they are, 16 times themselves; what they add up to is divided at last.
+    split, split_of_two = nibbles_in_place, nibbles_of_two_in_place
+
+    @njit
+    def evened_fours(total):
+        """Lanes that hold sums over `split_of_two`, made sums over nibbles."""
+        return sixteenth_of_odd_runs(total, 4)
+
+    @njit
+    def evened_eights(total):
+        """Lanes that hold sums over `split`, made sums over nibbles."""
+        return sixteenth_of_odd_runs(total, 8)
+
+else:
+    split, split_of_two, evened_fours, evened_eights = nibbles, nibbles_of_two, same, same
+
+
+# ---- types with blocks of 32 ---------------------------------------------------------------------
+class Blocks(NamedTuple):
+    """What a type with blocks of 32 puts into its dot product. All functions are compiled.
+
+    Scales of blocks times the pairs of the activations are (d * dx, m * sum) of each; m is a
+    minimum of the weights, or d again where all weights share the offset `second`.
+    """
+
+    size: int  # bytes of a block
+    of_two: Any  # (row): d and m of two blocks by turns
+    of_four: Any
+    values: Any  # (row, planes): the sums of u * v of a chunk, in lanes of four
+    second: float | np.floating = 1.0  # what m * sum is multiplied by
+    even: Any = same  # what the lanes of all chunks' sums still need
+
+
+def pair_of_blocks(blocks: Blocks) -> Any:
+    """The dot products of two rows of a type with blocks of 32: two chunks a step.
+
+    Two rows, because short rows would spend a third of their time on the sum of the lanes.
+    """
+    size, of_two, of_four, values, _, even = blocks
+    chunk_size, second = 2 * size, f32(blocks.second)
+
+    def pair(row, other, n, planes):
+        a, b, pairs = zero_f32x16(), zero_f32x16(), planes + 2 * n
+        rest_a, rest_b = zero_f32x8(), zero_f32x8()
+        for _ in range(n // (2 * CHUNK)):
+            prefetch(row + AHEAD)
+            prefetch(row + AHEAD + 64)
+            prefetch(other + AHEAD)
+            prefetch(other + AHEAD + 64)
+            scales_a, scales_b = of_four(row), of_four(other)
+            scales_a *= load_f32x8(pairs)
+            scales_b *= load_f32x8(pairs)
+            rest_a += scales_a
+            rest_b += scales_b
+            a = fma(two_eights(scales_a, 0), values(row, planes), a)
+            b = fma(two_eights(scales_b, 0), values(other, planes), b)
+            row, other, planes = row + chunk_size, other + chunk_size, planes + PLANES
+            a = fma(two_eights(scales_a, 4), values(row, planes), a)
+            b = fma(two_eights(scales_b, 4), values(other, planes), b)
+            row, other, planes = row + chunk_size, other + chunk_size, planes + PLANES
+            pairs += 32
+        if n % (2 * CHUNK) != 0:
+            last_a, last_b = of_two(row) * load_f32x4(pairs), of_two(other) * load_f32x4(pairs)
+            rest_a += join(last_a, zero_f32x4())
+            rest_b += join(last_b, zero_f32x4())
+            a = fma(two_eights(last_a, 0), values(row, planes), a)
+            b = fma(two_eights(last_b, 0), values(other, planes), b)
+        seconds = by_turns(f32(0), second)
+        a = fma(join(rest_a, zero_f32x8()), seconds, even(a))
+        b = fma(join(rest_b, zero_f32x8()), seconds, even(b))
+        both = hsum_two(a, b)
+        return lane(both, 0), lane(both, 8)
+
+    return pair
+
+
+def halves_first(load: Any, size: int) -> tuple[Any, Any]:
+    """of_two and of_four where blocks of `size` bytes start with their float16 scales."""
+
+    @njit
+    def of_two(row):
+        return load(row, size, 2)
+
+    @njit
+    def of_four(row):
+        return load(row, size, 4)
+
+    return of_two, of_four
+
+
+def four_bit(at: int, size: int) -> Any:
+    """The values of blocks with 16 bytes of nibbles at `at`."""
+    other = size + at
+
+    @njit
+    def values(row, planes):
+        return product(split_of_two(row + at, row + other), planes)
+
+    return values
+
+
+def five_bit(at: int, size: int) -> Any:
+    """The values of blocks with 32 fifth bits at `at`, then 16 bytes of nibbles."""
+    low = at + 4
+
+    @njit
+    def values(row, planes):
+        high = load_u32(row + at) | load_u32(row + size + at) << 32
+        low_bits = nibbles_of_two(row + low, row + size + low)
+        return product(low_bits | bits_to_bytes(high, 16), planes)
+
+    return values
+
+
+def indexed(table: Any, at: int, size: int) -> Any:
+    """The values of blocks with 16 bytes of nibbles at `at` that are looked up in a table."""
+    other = size + at
+
+    @njit
+    def values(row, planes):
+        return signed_product(table(nibbles_of_two(row + at, row + other)), planes)
+
+    return values
 
 
 @njit
-def finished(total, rest, offset):
-    """The row's product: offset times the second of each pair, summed in rest, is added."""
-    return hsum(total) + offset * (lane(rest, 1) + lane(rest, 3))
-
-
-# ---- types with blocks of 32: two blocks a step --------------------------------------------------
-def dot_q4_0(row, n, planes):
-    """Weights d * (q - 8)."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        prefetch(row + AHEAD)
-        scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
-        total = added(total, scales, product(nibbles_of_two(row + 2, row + 20), planes))
-        rest += scales
-        row, planes, pairs = row + 36, planes + PLANES, pairs + 16
-    return finished(total, rest, f32(-8))
-
-
-def dot_q4_1(row, n, planes):
-    """Weights d * q + m."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        prefetch(row + AHEAD)
-        scales = two_pairs_of_halves(row, row + 20) * load_f32x4(pairs)
-        total = added(total, scales, product(nibbles_of_two(row + 4, row + 24), planes))
-        rest += scales
-        row, planes, pairs = row + 40, planes + PLANES, pairs + 16
-    return finished(total, rest, f32(1))
-
-
-@njit
-def five_bits(p, q, high_p, high_q):
-    """Nibbles of 16 bytes at p and at q with their fifth bits, 32 at high_p and at high_q."""
-    high = load_u32(high_p) | load_u32(high_q) << 32
-    return nibbles_of_two(p, q) | bits_to_bytes(high, 16)
-
-
-def dot_q5_0(row, n, planes):
-    """Weights d * (q - 16)."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        prefetch(row + AHEAD)
-        scales = doubled_halves(row, row + 22) * load_f32x4(pairs)
-        u = five_bits(row + 6, row + 28, row + 2, row + 24)
-        total = added(total, scales, product(u, planes))
-        rest += scales
-        row, planes, pairs = row + 44, planes + PLANES, pairs + 16
-    return finished(total, rest, f32(-16))
-
-
-def dot_q5_1(row, n, planes):
-    """Weights d * q + m."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        prefetch(row + AHEAD)
-        scales = two_pairs_of_halves(row, row + 24) * load_f32x4(pairs)
-        u = five_bits(row + 8, row + 32, row + 4, row + 28)
-        total = added(total, scales, product(u, planes))
-        rest += scales
-        row, planes, pairs = row + 48, planes + PLANES, pairs + 16
-    return finished(total, rest, f32(1))
-
-
-def dot_q8_0(row, n, planes):
-    """Weights d * q."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        prefetch(row + AHEAD)
-        scales = doubled_halves(row, row + 34) * load_f32x4(pairs)
-        values = signed_product(join(load_i8x32(row + 2), load_i8x32(row + 36)), planes)
-        total = added(total, scales, values)
-        rest += scales
-        row, planes, pairs = row + 68, planes + PLANES, pairs + 16
-    return finished(total, rest, -OFFSET)
-
-
-iq4_values = byte_table([int(v) for v in IQ4_VALUES])
-fp4_values = byte_table([int(v) for v in FP4_VALUES])
-
-
-def dot_iq4_nl(row, n, planes):
-    """Weights d * table[q]."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        scales = doubled_halves(row, row + 18) * load_f32x4(pairs)
-        weights = iq4_values(nibbles_of_two(row + 2, row + 20))
-        total = added(total, scales, signed_product(weights, planes))
-        rest += scales
-        row, planes, pairs = row + 36, planes + PLANES, pairs + 16
-    return finished(total, rest, -OFFSET)
+def eight_bit(row, planes):
+    """The values of Q8_0's blocks."""
+    return signed_product(join(load_i8x32(row + 2), load_i8x32(row + 36)), planes)
 
 
 @njit
@@ -264,37 +306,33 @@ def power_of_two(e):
     return bits_f32((e - 1) << 23) if e >= 2 else bits_f32(0x00200000 << e)
 
 
-def dot_mxfp4(row, n, planes):
-    """2^(e - 128) * table[q]."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // CHUNK):
-        scales = doubled(power_of_two(load_u8(row)), power_of_two(load_u8(row + 17)))
-        scales = scales * load_f32x4(pairs)
-        weights = fp4_values(nibbles_of_two(row + 1, row + 18))
-        total = added(total, scales, signed_product(weights, planes))
-        rest += scales
-        row, planes, pairs = row + 34, planes + PLANES, pairs + 16
-    return finished(total, rest, -OFFSET)
+@njit
+def two_powers(row):
+    """The scales of two MXFP4 blocks, each twice."""
+    return doubled(power_of_two(load_u8(row)), power_of_two(load_u8(row + 17)))
+
+
+@njit
+def four_powers(row):
+    """The scales of four MXFP4 blocks, each twice."""
+    return join(two_powers(row), two_powers(row + 34))
+
+
+iq4_values = byte_table([int(v) for v in IQ4_VALUES])
+fp4_values = byte_table([int(v) for v in FP4_VALUES])
+BLOCKS_OF_32 = {
+    # d * (q - 8), d * q + m, d * (q - 16), d * q + m, d * q, d * table[q], 2^(e - 128) * table[q]
+    "Q4_0": Blocks(18, *halves_first(doubled_halves, 18), four_bit(2, 18), -8, evened_fours),
+    "Q4_1": Blocks(20, *halves_first(pairs_of_halves, 20), four_bit(4, 20), 1, evened_fours),
+    "Q5_0": Blocks(22, *halves_first(doubled_halves, 22), five_bit(2, 22), -16),
+    "Q5_1": Blocks(24, *halves_first(pairs_of_halves, 24), five_bit(4, 24)),
+    "Q8_0": Blocks(34, *halves_first(doubled_halves, 34), eight_bit, -OFFSET),
+    "IQ4_NL": Blocks(18, *halves_first(doubled_halves, 18), indexed(iq4_values, 2, 18), -OFFSET),
+    "MXFP4": Blocks(17, two_powers, four_powers, indexed(fp4_values, 1, 17), -OFFSET),
+}
 
 
 # ---- types with blocks of 256: four steps --------------------------------------------------------
-def dot_iq4_xs(row, n, planes):
-    """Blocks of 32 with d * (scale - 32) * table[q]."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // 256):
-        d, highs, lows = load_f16(row), load_u16(row + 2), load_u32(row + 4)
-        for j in range(4):
-            first = (lows >> (8 * j)) & 15 | ((highs >> (4 * j)) & 3) << 4
-            second = (lows >> (8 * j + 4)) & 15 | ((highs >> (4 * j + 2)) & 3) << 4
-            scales = doubled(d * f32(first - 32), d * f32(second - 32)) * load_f32x4(pairs)
-            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
-            total = added(total, scales, signed_product(weights, planes))
-            rest += scales
-            planes, pairs = planes + PLANES, pairs + 16
-        row += 136
-    return finished(total, rest, -OFFSET)
-
-
 @njit
 def words(x):
     """Unsigned bytes as 32-bit lanes."""
@@ -356,6 +394,35 @@ def four_lanes(x, i):
     return join(repeat(low, 0, 2, 8), repeat(high, 0, 2, 8))
 
 
+@njit
+def scales_iq4_xs(highs, lows):
+    """Eight scales of 6 bits less 32: of each 4 bits in lows, 2 in highs, the first ones lowest."""
+    low = (lows | lows << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = (highs | highs << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    return bytes_to_f32(low | high << 4) - splat_f32x8(f32(32))
+
+
+def dot_iq4_xs(row, n, planes):
+    """Blocks of 32 with d * (scale - 32) * table[q]."""
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
+    for _ in range(n // 256):
+        both = load_f32x16(pairs)
+        scales = scales_iq4_xs(load_u16(row + 2), load_u32(row + 4)) * broadcast_f16_x8(row)
+        rest = fma(scales, odd_lanes(both), rest)
+        scales = scales * even_lanes(both)
+        for j in range(4):
+            prefetch(row + 34 * j + AHEAD)
+            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
+            total = fma(two_lanes(scales, 2 * j), signed_product(weights, planes), total)
+            planes += PLANES
+        row, pairs = row + 136, pairs + 64
+    return hsum(total) - OFFSET * hsum(rest)
+
+
 def dot_q4_k(row, n, planes):
     """Blocks of 32 with d * scale * q - dmin * minimum."""
     total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
@@ -366,11 +433,11 @@ def dot_q4_k(row, n, planes):
         rest = fma(minima, odd_lanes(both), rest)
         for j in range(4):
             prefetch(row + 32 * j + AHEAD)
-            values = product(nibbles(load_i8x32(row + 16 + 32 * j)), planes)
+            values = product(split(load_i8x32(row + 16 + 32 * j)), planes)
             total = fma(two_lanes(scales, 2 * j), values, total)
             planes += PLANES
         row, pairs = row + 144, pairs + 64
-    return hsum(total) - hsum(rest)
+    return hsum(evened_eights(total)) - hsum(rest)
 
 
 def dot_q5_k(row, n, planes):
@@ -500,26 +567,41 @@ FLOATS = {
     "F16": (load_half, 2, load_f16),
     "BF16": (load_brain, 2, load_one_brain),
 }
+BLOCKS_OF_256 = {
+    "Q2_K": dot_q2_k,
+    "Q3_K": dot_q3_k,
+    "Q4_K": dot_q4_k,
+    "Q5_K": dot_q5_k,
+    "Q6_K": dot_q6_k,
+    "IQ4_XS": dot_iq4_xs,
+}
 BLOCKS_OF_16 = {"Q2_K", "Q3_K", "Q6_K"}
 
 
 class RowDot(NamedTuple):
     """How a type's rows are multiplied."""
 
-    prepare: Any  # (x f32, n, out): what `dot` reads, 4 * n bytes at out; None: x itself
-    dot: Any  # (row, n, what `prepare` wrote) -> f32
+    prepare: Any  # (x f32, n, out): what `pair` reads, 4 * n bytes at out; None: x itself
+    pair: Any  # (row, other row, n, what `prepare` wrote) -> two f32
+
+
+def pair_of(dot: Any) -> Any:
+    """The dot products of two rows by that of one."""
+    one = njit(error_model="numpy")(dot)
+
+    def pair(row, other, n, prepared):
+        return one(row, n, prepared), one(other, n, prepared)
+
+    return pair
 
 
 def row_dot_of(type: str) -> RowDot:
-    """The row product of a ggml type's name. n is a multiple of 64 where `prepare` is not None."""
+    """The row products of a ggml type's name. n is a multiple of 64 where `prepare` is not None."""
     if type in FLOATS:
-        return RowDot(None, njit(error_model="numpy")(dot_floats(*FLOATS[type])))
+        return RowDot(None, njit(error_model="numpy")(pair_of(dot_floats(*FLOATS[type]))))
     prepare = planes_of(16 if type in BLOCKS_OF_16 else 32)
-    return RowDot(prepare, njit(error_model="numpy")(_BY_TYPE[type]))
-
-
-_BY_TYPE = {
-    name.removeprefix("dot_").upper(): function
-    for name, function in list(globals().items())
-    if name.startswith("dot_") and name not in ("dot_u8", "dot_i8", "dot_floats")
-}
+    if type in BLOCKS_OF_32:
+        pair = pair_of_blocks(BLOCKS_OF_32[type])
+    else:
+        pair = pair_of(BLOCKS_OF_256[type])
+    return RowDot(prepare, njit(error_model="numpy")(pair))

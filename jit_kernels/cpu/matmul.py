@@ -42,9 +42,9 @@ def parts_of(n_unit, n_thread, n_tok):
 
 
 @njit(error_model="numpy")
-def store_sum(at, value, bias_at, add):
+def store_sum(at, value, bias_at, bias, add):
     """Write one sum, with its bias where there is one, over or onto what is there."""
-    if bias_at != 0:
+    if bias != 0:
         value += load_f32(bias_at)
     if add != 0:
         value += load_f32(at)
@@ -52,46 +52,48 @@ def store_sum(at, value, bias_at, add):
 
 
 def rows_of(type: str) -> Any:
-    """The pair of functions (prepare, dot) of a ggml type, for any n that the type allows.
+    """The pair of functions (prepare, pair) of a ggml type, for any n that the type allows.
 
-    prepare(x, n, out) writes 4 * n bytes that dot(row, n, out, x, spare) reads;
-    spare: 128 bytes.
+    prepare(x, n, out) writes 4 * n bytes that pair(row, other, n, out, x, spare), the products of
+    two rows of weights, reads; spare: 128 bytes.
     """
-    row = row_dot_of(type)
-    if row.prepare is None:
-        floats = row.dot
+    rows = row_dot_of(type)
+    if rows.prepare is None:
+        floats = rows.pair
 
         @njit(error_model="numpy")
         def no_prepare(x, n, out):
             pass
 
         @njit(error_model="numpy")
-        def dot_x(weights, n, prepared, x, spare):
-            return floats(weights, n, x)
+        def pair_x(row, other, n, prepared, x, spare):
+            return floats(row, other, n, x)
 
-        return no_prepare, dot_x
-    decode, row_bytes, planes, quantised = decode_of(type), row_bytes_of(type), *row
-    floats = row_dot_of("F32").dot
+        return no_prepare, pair_x
+    decode, row_bytes, planes, quantised = decode_of(type), row_bytes_of(type), *rows
+    floats = row_dot_of("F32").pair
 
     @njit(error_model="numpy")
     def prepare(x, n, out):
         planes(x, n // CHUNK * CHUNK, out)
 
     @njit(error_model="numpy")
-    def dot(weights, n, prepared, x, spare):
+    def pair(row, other, n, prepared, x, spare):
         whole = n // CHUNK * CHUNK
-        total = quantised(weights, whole, prepared)
+        a, b = quantised(row, other, whole, prepared)
         if whole < n:  # one block of 32 is left
-            decode(weights + row_bytes(whole), n - whole, spare)
-            total += floats(spare, n - whole, x + 4 * whole)
-        return total
+            for rest in (row, other):
+                decode(rest + row_bytes(whole), n - whole, spare)
+                sum, _ = floats(spare, spare, n - whole, x + 4 * whole)
+                a, b = b, a + sum
+        return a, b
 
-    return prepare, dot
+    return prepare, pair
 
 
 def matmul(type: str) -> Any:
     """Kernel of MATMUL: each thread takes a range of weight rows for all rows of x."""
-    prepare, dot = rows_of(type)
+    prepare, pair = rows_of(type)
     row_bytes, gemm = row_bytes_of(type), gemm_of(type)
 
     def kernel(
@@ -114,19 +116,22 @@ def matmul(type: str) -> Any:
         size, planes = row_bytes(n_in), 4 * n_in
         for t in range(n_tok):
             prepare(x + planes * t, n_in, mine + planes * t)
-        for r in range(first, last):
-            bias_at = bias + 4 * r if bias != 0 else 0
+        for r in range(first, last, 2):
+            row, next = w + size * r, min(r + 1, last - 1)  # the last may have no other row
             for t in range(n_tok):
-                row, at = x + planes * t, mine + planes * t
-                total = dot(w + size * r, n_in, at, row, mine + planes * FEW_ROWS)
-                store_sum(y + 4 * (y_stride * t + r), total, bias_at, add)
+                source, at = x + planes * t, mine + planes * t
+                other = w + size * next
+                sums = pair(row, other, n_in, at, source, mine + planes * FEW_ROWS)
+                store_sum(y + 4 * (y_stride * t + r), sums[0], bias + 4 * r, bias, add)
+                if next > r:
+                    store_sum(y + 4 * (y_stride * t + next), sums[1], bias + 4 * next, bias, add)
 
     return kernel
 
 
 def moe_matmul(type: str) -> Any:
     """Kernel of MOE_MATMUL: a token's row with the rows of each expert it was sent to."""
-    prepare, dot = rows_of(type)
+    prepare, pair = rows_of(type)
     row_bytes = row_bytes_of(type)
 
     def kernel(
@@ -138,8 +143,10 @@ def moe_matmul(type: str) -> Any:
             expert = w + size * n_out * load_i32(ids + 4 * slot)
             source = x + 4 * n_in * (slot if x_per_slot != 0 else slot // n_used)
             prepare(source, n_in, mine)
-            for r in range(first, last):
-                total = dot(expert + size * r, n_in, mine, source, mine + 4 * n_in)
-                store_f32(y + 4 * (n_out * slot + r), total)
+            for r in range(first, last, 2):
+                row, next, to = expert + size * r, min(r + 1, last - 1), y + 4 * n_out * slot
+                sums = pair(row, expert + size * next, n_in, mine, source, mine + 4 * n_in)
+                store_f32(to + 4 * r, sums[0])
+                store_f32(to + 4 * next, sums[1])
 
     return kernel

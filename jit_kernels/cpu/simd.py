@@ -28,6 +28,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     I8,
     I16,
     I32,
+    I64,
     call,
     float32,
     int64,
@@ -534,32 +535,56 @@ def doubled(b, x, y):
     return joined(b, splatted(b, x, 2), splatted(b, y, 2))
 
 
-def halves_of_two(b: Any, p: Any, q: Any, picks: Sequence[int]) -> Any:
-    """Four of the float16 at p, p + 2, q and q + 2, as float32."""
-    both = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
-    for i, at in enumerate((p, q)):
+def _halves_in_blocks(_p: Any, _stride: Any, n: Any) -> types.Type | None:
+    return Vec("f", 32, 2 * n.literal_value) if isinstance(n, types.IntegerLiteral) else None
+
+
+def _words_of_halves(b: Any, p: Any, stride: Any, n: int, picks: Sequence[int]) -> Any:
+    """Of the two float16 at each of p, p + stride, ...: `picks`, as float32."""
+    words = ir.Constant(ir.VectorType(I32, n), ir.Undefined)
+    step = ir.Constant(I64, stride) if isinstance(stride, int) else stride
+    for i in range(n):
+        at = b.add(p, b.mul(step, ir.Constant(I64, i)))
         word = b.load(pointer(b, at, I32), align=1)
-        both = b.insert_element(both, word, ir.Constant(I32, i))
-    bits = b.bitcast(both, ir.VectorType(I16, 8))
+        words = b.insert_element(words, word, ir.Constant(I32, i))
+    bits = b.bitcast(words, ir.VectorType(I16, 2 * n))
     return widened_half(b, shuffled(b, bits, bits, picks))
 
 
-@op(f32x4, int64, int64)
-def two_pairs_of_halves(b, p, q):
-    """The float16 at p, p + 2, q and q + 2, as float32."""
-    return halves_of_two(b, p, q, (0, 1, 2, 3))
+@vector_op(_halves_in_blocks)
+def pairs_of_halves(b, p, stride, n):
+    """The float16 at p and p + 2, at p + stride and p + stride + 2, ...: n pairs, as float32."""
+    return _words_of_halves(b, p, stride, n, range(2 * n))
 
 
-@op(f32x4, int64, int64)
-def doubled_halves(b, p, q):
-    """The float16 at p twice, the one at q twice, as float32; four bytes are read at both."""
-    return halves_of_two(b, p, q, (0, 0, 2, 2))
+@vector_op(_halves_in_blocks)
+def doubled_halves(b, p, stride, n):
+    """The n float16 at p, p + stride, ..., each twice, as float32; four bytes are read at each."""
+    return _words_of_halves(b, p, stride, n, [i // 2 * 2 for i in range(2 * n)])
 
 
-@vector_op(lambda x: f32x16 if x == f32x4 else None)
-def two_eights(b, x):
-    """Lane 0 of four 8 times, lane 2 as often."""
-    return shuffled(b, x, x, [0] * 8 + [2] * 8)
+@vector_op(lambda x, i: f32x16 if _is(x, "f") and isinstance(i, types.IntegerLiteral) else None)
+def two_eights(b, x, i):
+    """Lane i of x 8 times, lane i + 2 as often."""
+    return shuffled(b, x, x, [i] * 8 + [i + 2] * 8)
+
+
+@op(f32x16, float32, float32)
+def by_turns(b, x, y):
+    """x, y, x, y, ..."""
+    return shuffled(b, splatted(b, x, 16), splatted(b, y, 16), [16 * (i % 2) for i in range(16)])
+
+
+@op(f32x16, f32x16, f32x16)
+def hsum_two(b, x, y):
+    """The sum of the lanes of x in lane 0, that of y in lane 8; what is in others is undefined."""
+    low, high = range(8), range(8, 16)
+    picks = [[*part, *(16 + i for i in part)] for part in (low, high)]
+    total = b.fadd(*(shuffled(b, x, y, part) for part in picks))
+    for distance in (4, 2, 1):
+        moved = shuffled(b, total, total, [i ^ distance for i in range(16)])
+        total = b.fadd(total, moved)
+    return total
 
 
 @vector_op(_half_type)
@@ -648,15 +673,42 @@ def nibbles(b, x):
     return b.and_(moved, const(two.type, 15))
 
 
+def _two_each_twice(b: Any, p: Any, q: Any) -> Any:
+    """The 16 bytes at p twice, then those at q."""
+    first, second = (b.load(pointer(b, at, ir.VectorType(I8, 16)), align=1) for at in (p, q))
+    order = [i + 16 * block for block in (0, 0, 1, 1) for i in range(16)]
+    return shuffled(b, first, second, order)
+
+
 @op(i8x64, int64, int64)
 def nibbles_of_two(b, p, q):
     """The nibbles of the 16 bytes at p (low ones, then high ones), then of the 16 at q."""
-    bytes_ir = ir.VectorType(I8, 16)
-    first, second = (b.load(pointer(b, at, bytes_ir), align=1) for at in (p, q))
-    four = shuffled(b, first, second, [i + 16 * block for block in (0, 0, 1, 1) for i in range(16)])
+    four = _two_each_twice(b, p, q)
     shifts = ir.Constant(ir.VectorType(I16, 32), ([0] * 8 + [4] * 8) * 2)
     moved = b.bitcast(b.lshr(b.bitcast(four, shifts.type), shifts), four.type)
     return b.and_(moved, const(four.type, 15))
+
+
+@vector_op(lambda x: Vec("i", 8, 2 * x.n) if _is(x, "i", 8) else None)
+def nibbles_in_place(b, x):
+    """As `nibbles`, but the high ones are not shifted: each is 16 times itself."""
+    two = joined(b, x, x)
+    n = x.type.count
+    return b.and_(two, ir.Constant(two.type, [15] * n + [0xF0] * n))
+
+
+@op(i8x64, int64, int64)
+def nibbles_of_two_in_place(b, p, q):
+    """As `nibbles_of_two`, but the high ones are not shifted: each is 16 times itself."""
+    four = _two_each_twice(b, p, q)
+    return b.and_(four, ir.Constant(four.type, ([15] * 16 + [0xF0] * 16) * 2))
+
+
+@vector_op(lambda x, n: x if _is(x, "f") and isinstance(n, types.IntegerLiteral) else None)
+def sixteenth_of_odd_runs(b, x, n):
+    """Of every two runs of n lanes the second divided by 16."""
+    factors = [1.0 if i // n % 2 == 0 else 0.0625 for i in range(x.type.count)]
+    return b.fmul(x, ir.Constant(x.type, factors))
 
 
 @op(i8x64, int64, int64)
