@@ -345,40 +345,44 @@ HIP_ESTIMATE = _op(
     "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
     " n_local",
 )
-# The same search over kept means. means f16 [n_head_kv, 2 * n_unit, head_dim]: of units of `unit`
-# positions, then of two units, of four and so on; level l starts at row 2 * n_unit -
-# 2 * (n_unit >> l). Only of what is whole. filled int64 [n_head_kv]: units that are in the means;
-# those from pos on are made anew.
+# A search over kept means: of blocks of `block` positions, of four blocks, of 16 and so on up to
+# level `top`; level l starts at row level_start = 4 / 3 (room - (room >> 2 l)). Only of what is
+# whole. A mean is head_dim bytes u from 0 to 127 and two floats: element i is low + width * u[i].
+# Four neighbours lie together: means uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4], four bytes
+# of each in turn; extents f32 [n_head_kv, n_mean / 4, 2, 4]: their widths and lows. room: a
+# multiple of 4^(top + 1), at least the blocks of the context. filled int64 [n_head_kv]: blocks that
+# are in the means; those from pos on are made anew. sums: scratch, f32 [n_head_kv, head_dim].
 HIP_MEANS = _op(
-    "select_hip",
+    "select_hip_means",
     "hip_means",
     "head_dim",
-    "step k_pages k_table means filled n_head_kv n_unit unit",
+    "step k_pages k_table means extents filled sums n_head_kv room top block",
 )
 # mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
-# units of 4 blocks before the last n_local positions of the mask's first query. Chunks are units,
-# pairs of units and so on; a round keeps the n_chunk that have the best scores of their means, and
-# splits them; the blocks of the last units are scored by their keys 0, stride, 2 * stride, ..
-# A score is the maximum over the row's heads and every q_stride-th query of q . k * scale -
-# log(sum exp(q . k * scale)), the sum over the first n_sink blocks and the positions from the end
-# of the search to the mask's first query. work: scratch, f32 [n_mask * n_row,
-# hip_work(group, capacity, queries a mask)], capacity at least hip_capacity(..).
+# blocks before the last n_local positions of the mask's first query. Chunks of a level are its
+# means; the first level that has at most 4 n_chunk is scored whole. A round keeps the n_chunk
+# chunks with the best scores and goes on with their four children; at level 0 blocks before n_sink
+# are passed over. A score is the sum over the row's heads and every q_stride-th query of 2^x, in
+# straight lines between whole x, x = (q . mean * scale - log(sum exp(q . k * scale))) / log 2, the
+# sum over the first n_sink blocks and the positions from the end of the search to the mask's first
+# query; the heads' elements are rounded to 127ths of their largest. work: scratch, f32 [n_mask *
+# n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)]; n_near: most positions
+# of that sum.
 HIP_SEARCH = _op(
-    "select_hip",
+    "select_hip_means",
     "hip_search",
     "head_dim group",
-    "step q k_pages k_table means mask work n_row heads_per_kv n_head_kv n_unit n_chunk block"
-    " stride n_sink n_local mask_block q_stride capacity scale_f",
+    "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
+    " block n_sink n_local mask_block q_stride n_near scale_f",
 )
 # The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,
-# and the blocks from the last n_local positions of the mask's first query on. These start at a
-# multiple of align positions (of whole blocks), at which the search ended. mask_block: queries a
-# mask serves, a multiple of q_block, those that a row stands for.
+# and the blocks from the last n_local positions of the mask's first query on. mask_block: queries
+# a mask serves, a multiple of q_block, those that a row stands for.
 HIP_SELECT = _op(
     "select_hip",
     "hip_select",
     "",
-    "step mask indptr indices n_row n_chunk block n_sink n_local n_near align mask_block q_block",
+    "step mask indptr indices n_row n_chunk block n_sink n_local n_near mask_block q_block",
 )
 
 # Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
@@ -518,6 +522,7 @@ MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
+SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
@@ -528,14 +533,19 @@ def matmul_scratch(n_in: int) -> int:
     return PANEL_SCRATCH + 8 * n_in + 256
 
 
-def hip_capacity(n_chunk: int, block: int, stride: int, n_always: int) -> int:
-    """Rows that HIP_SEARCH lists at most; n_always: sinks and window in tokens, whole units."""
-    return -(-max(2 * n_chunk + 1, 4 * n_chunk * -(-block // stride), n_always) // TILE) * TILE
+def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
+    """Blocks that HIP_MEANS has room for, at least n_block, and its last level."""
+    top = 0
+    while n_block >> 2 * top > SIBLINGS * n_chunk:
+        top += 1
+    whole = SIBLINGS ** (top + 1)
+    return -(-n_block // whole) * whole, top
 
 
-def hip_work(group: int, capacity: int, n_query: int) -> int:
-    """Floats of scratch that HIP_SEARCH needs a row: two lists, scores, a tile, offsets."""
-    return 3 * (capacity + LIST_PAD) + group * (TILE + n_query)
+def hip_work(head_dim: int, group: int, n_query: int, n_chunk: int, n_near: int) -> int:
+    """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
+    lists = n_chunk + 1 + n_near + 2 * LIST_PAD + 2 * SIBLINGS * (n_chunk + TILE)
+    return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query
 
 
 def slash_work(group: int, capacity: int) -> int:

@@ -8,6 +8,7 @@ from numba import njit
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.compiler import OPTIONS
 from tamis.jit_kernels.cpu.grid import (
+    add_bytes,
     add_outer,
     add_products,
     add_scaled_words,
@@ -22,6 +23,7 @@ from tamis.jit_kernels.cpu.grid import (
     neighbours,
     prefetch_each,
     scale_rows,
+    store_folded,
     store_grid,
     store_sums,
     transposed,
@@ -127,6 +129,30 @@ def check_words():
 
 def test_products_of_words(level):
     run_at(level, check_words)
+
+
+def check_bytes():
+    """Dot products of 3 rows of signed bytes with 4 rows of up to 128 that lie four by four."""
+    rng, n = np.random.default_rng(2), 2 * LANES
+    x = rng.integers(-127, 128, (3, n)).astype(np.int8)
+    y = rng.integers(0, 129, (4, n)).astype(np.uint8)
+    x[0], y[0] = 127, 128
+    each = np.repeat(x.reshape(3, -1, 1, 4), 4, axis=2).copy()
+    woven, out = y.reshape(4, -1, 4).swapaxes(0, 1).copy(), np.zeros((3, 4), np.int32)
+    row = 4 * n
+
+    def kernel(x, y, out):
+        sums = zero_word_grid(3, 1)
+        for d in range(0, 8 * LANES, 4 * LANES):
+            sums = add_bytes(sums, x + d, row, y + d)
+        store_folded(out, 16, sums)
+
+    run(kernel, each, woven, out)
+    np.testing.assert_array_equal(out, x.astype(int) @ y.astype(int).T)
+
+
+def test_products_of_bytes(level):
+    run_at(level, check_bytes)
 
 
 def check_dot_products():

@@ -48,6 +48,7 @@ from tamis.jit_kernels.cpu.simd import (
     nibbles_of_two,
     nibbles_of_two_in_place,
     odd_lanes,
+    pack_at_least,
     pairs_of_halves,
     repeat,
     rotated_pairs,
@@ -202,6 +203,25 @@ def test_chosen_lanes_are_written_one_after_the_other(level, vec, bits):
 @pytest.mark.parametrize("vec", ["i32x8", "i32x16"])
 def test_lanes_at_least_those_of_another_are_counted(level, vec):
     run_at(level, check_count, vec)
+
+
+def check_packing(vec):
+    load, n = op_of("load", vec), int(vec[4:])
+
+    def kernel(out, items, x, bar):
+        pack_at_least(out, load(items), load(x), load(bar))
+
+    for seed in range(5):
+        items, x, bar = (numbers(vec, seed=seed + i) for i in (0, 10, 20))
+        x[0] = bar[0]
+        kept = items[x >= bar]
+        found = result(kernel, np.full(n, 7, np.int32), items, x, bar)
+        np.testing.assert_array_equal(found, [*kept, *[7] * (n - len(kept))])
+
+
+@pytest.mark.parametrize("vec", ["i32x8", "i32x16"])
+def test_kept_items_lie_together(level, vec):
+    run_at(level, check_packing, vec)
 
 
 def check_float_operators(vec):

@@ -536,6 +536,14 @@ def store_chosen(b, p, x, bits):
         p = b.add(p, b.shl(bit, ir.Constant(I64, 2)))
 
 
+@vector_op(lambda p, x, y, z: void if p == int64 and _is(x, "i", 32) and x == y == z else None)
+def pack_at_least(b, p, items, x, bar):
+    """Write the items whose lane of x is at least bar's, one after the other from p on."""
+    mask = b.icmp_signed(">=", x, bar)
+    name = f"llvm.masked.compressstore.v{x.type.count}i32"
+    call(b, name, ir.VoidType(), [items, pointer(b, p, I32), mask])
+
+
 # ---- lanes ---------------------------------------------------------------------------------------
 def _shifted(x: Any, k: Any) -> Any:
     return x if _is(x, "i") and isinstance(k, types.IntegerLiteral) else None
