@@ -317,20 +317,21 @@ LFPS_BYPASS = _op(
 
 # Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
 # and smallest elements of the keys of each page of `page` positions. filled int64: that many first
-# positions are in the bounds already; pages from there to pos are made anew, filled stays.
+# positions are in the bounds already; pages from there to pos are made anew, filled stays. parts
+# f32 [n_head, 2, head_dim]: the larger of q and 0, the smaller of q and 0.
 QUEST_BOUNDS = _op(
     "select_quest",
     "quest_bounds",
     "head_dim",
-    "step k_pages k_table bounds filled n_head_kv n_page page",
+    "step q k_pages k_table bounds filled parts n_head n_head_kv n_page page",
 )
-# scores f32 [n_row, n_page]: the upper bound of q . k over each page up to pos's, the maximum over
-# a row's group of query heads. Sets filled to pos + 1.
+# scores f32 [n_head, n_page]: the upper bound of q . k over each page up to pos's; a group's first
+# head gets the maximum over the group. heads: of a KV head. Sets filled to pos + 1.
 QUEST_SCORE = _op(
     "select_quest",
     "quest_score",
-    "head_dim group",
-    "step q bounds filled scores n_row heads_per_kv n_page page",
+    "head_dim heads group",
+    "step parts bounds filled scores n_head_kv n_page page",
 )
 
 # HiP (Lee et al. 2024, arXiv 2406.09827), Alg. 1 for one query token. Searched are the whole blocks
@@ -463,6 +464,18 @@ TACTIC_BUDGET = _op(
     "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
     " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
 )
+# The same for all heads of a KV head, in one order: rank int32 [n_head_kv, n_slot], the clusters by
+# falling sum over the heads of exp(scaled score) / their total, and keep int32 [n_head_kv], with
+# how many of the positions n_reach of the heads reach the share. n_sample (at least 1) positions
+# after the first ones, drawn in proportion to that sum. scores are used up. Scratch: sizes, density
+# f32 [n_head_kv, n_slot], work f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)].
+TACTIC_JOINT = _op(
+    "select_tactic_joint",
+    "tactic_joint",
+    "head_dim group",
+    "step q k_pages k_table extent scores starts order sizes density rank keep work n_head_kv"
+    " n_slot capacity n_sink counted n_sample n_reach share_f first_share_f margin_f scale_f",
+)
 # marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the
 # row's group keeps it; count int32 [n_row]: how many are.
 TACTIC_MARK = _op(
@@ -571,6 +584,11 @@ def tactic_list(capacity: int) -> int:
 def tactic_work(capacity: int, n_slot: int) -> int:
     """Floats of scratch that TACTIC_BUDGET needs a head: of clusters, counts, samples and lists."""
     return 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * tactic_list(capacity)
+
+
+def tactic_joint_work(group: int, capacity: int, n_slot: int) -> int:
+    """Floats of scratch that TACTIC_JOINT needs a KV head."""
+    return 4 * (n_slot + 16 + group) + 512 + TACTIC_SAMPLES + (group + 1) * tactic_list(capacity)
 
 
 def audit_work(capacity: int, head_dim: int) -> int:

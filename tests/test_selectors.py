@@ -51,6 +51,7 @@ EXAMPLES = {
         Example("tactic:c=4,period=16,local=8", None, 8),
         Example("tactic:P=0.5,c=4,n_iter=2,period=9,local=8,rows=head,seed=3", None, 8),
         Example("tactic:P=0.5,c=1,period=7,sink=0,local=1,outside=apart", None, 1),
+        Example("tactic:P=0.5,c=4,period=9,local=8,rows=joint,sample=16", None, 8),
     ],
     "quest": [
         Example("quest:budget=64,page=8,dense=0,sink=4,recent=8", 64, 8),
@@ -113,7 +114,12 @@ COVERING = {
     ],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
-    "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
+    "tactic": [
+        "tactic:local=512",
+        "tactic:P=1,c=4,local=8",
+        "tactic:P=1,c=4,local=8,rows=head",
+        "tactic:P=1,c=4,local=8,rows=joint,sample=9",
+    ],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "vertical_slash": ["vertical_slash:n_vertical=512", "vertical_slash:n_slash=512"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
