@@ -67,9 +67,10 @@ EXAMPLES = {
         Example("hip:k=6,b_k=3,b_sk=2,b_q=16,b_sq=3,l_d=0,sink=0,local=1,rows=head", 18, 1),
     ],
     "cpe": [
-        Example("cpe:k=24,sink=4,local=8,s=4", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,s=4,rows=head", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,s=4", None, 8),
         Example("cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group", 4 + 8 + 24 + 6 * 8, 8),
-        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
+        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1,rows=head", 2, 1),
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
         Example("cpe:s=0,phi=1,psi=0.2,sink=4", None, 10_000),
@@ -90,6 +91,8 @@ EXAMPLES = {
         Example("lfps:a=0,budget=0.2,sink=0,local=1,bypass=none", 1 + 51, 1),
         Example("lfps:epsilon=0,local=8,bypass=mean", 4 + 8 + 5, 8),
         Example("lfps:epsilon=0.1,local=8,r=0", 4 + 8 + 5, 8),
+        Example("lfps:budget=0.1,sink=4,local=8,s=4,rows=head", 4 + 8 + 25, 8),
+        Example("lfps:epsilon=0.1,local=8,rows=head,renew=1", 4 + 8 + 5, 8),
     ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
