@@ -25,7 +25,7 @@ BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
     KernelSpec(ops.MATMUL, ("Q4_1",)): ["mma.sync", "ldmatrix", "cp.async", "dp4a"],
-    KernelSpec(ops.PACK_ROWS, ("quantised",)): ["st.global.v4.u32"],
+    KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
     KernelSpec(ops.ROPE_APPEND, (64, 0)): ["st.global.u16|st.global.b16"],

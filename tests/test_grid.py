@@ -20,6 +20,7 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_row,
     load_row,
     load_word_row,
+    neighbours,
     prefetch_each,
     scale_rows,
     store_folded,
@@ -162,7 +163,7 @@ def check_dot_products():
 
     def kernel(q, table, picks, out):
         keys = addresses(picks + 4, table, row_size, 4)
-        prefetch_each(keys, row_size)  # changes nothing
+        prefetch_each(neighbours(table, row_size, 7), row_size)  # changes nothing
         sums = zero_grid(3, 4)
         for d in range(0, 2 * LANES, LANES):
             column = load_column(q + 4 * d, q_size, 3)
@@ -176,6 +177,26 @@ def check_dot_products():
 
 def test_dot_products_with_rows_of_a_table(level):
     run_at(level, check_dot_products)
+
+
+def check_neighbours():
+    """Dot products of 2 queries with the rows 2, 3, 4 and 5 of a table."""
+    q, table = floats(2, LANES), floats(7, LANES).astype(np.float16)
+    out, q_size, row_size = np.zeros((2, 4), np.float32), 4 * LANES, 2 * LANES
+
+    def kernel(q, table, out):
+        rows, sums = neighbours(table + 2 * row_size, row_size, 4), zero_grid(2, 4)
+        for d in range(0, LANES, LANES):
+            sums = add_products(sums, load_column(q, q_size, 2), load_half_each(rows, 2 * d))
+        store_sums(out, 16, sums)
+
+    run(kernel, q, table, out)
+    want = q.astype(np.float64) @ table[2:6].T.astype(np.float64)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)  # sums of 16 numbers near 1
+
+
+def test_dot_products_with_neighbouring_rows(level):
+    run_at(level, check_neighbours)
 
 
 def check_transpose():

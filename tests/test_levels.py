@@ -32,7 +32,7 @@ AT = 2  # of attention.HEADS: prefill and a part of a KV head's heads
 HEADS = attention.HEADS[AT]
 SPECS = [
     *(KernelSpec(op, (type_,)) for op in (ops.EMBED, ops.MATMUL) for type_ in TYPES),
-    KernelSpec(ops.PACK_ROWS, ("quantised",)),
+    KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.GATE, ("silu",)),
     KernelSpec(ops.ROPE_APPEND, (80, 0)),

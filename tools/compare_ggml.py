@@ -100,13 +100,25 @@ def tamis_product(
     """The linked Program of y = w @ x, and y."""
     n_in = len(x)
     n_out = w.nbytes * type_.block_size // type_.type_size // n_in
-    y, program = zeros(n_out, np.float32), Program()
+    y, program, step = zeros(n_out, np.float32), Program(), np.array([1, 0, 0, 0, 0], np.int64)
+    packed = zeros(ops.packed_bytes(1, n_in), np.uint8)
+    scratch = zeros(backend.n_thread * ops.matmul_scratch(n_in), np.uint8)
+    program.add(
+        ops.PACK_ROWS,
+        (ops.packed_form(type_.name), "rows"),
+        step=step,
+        x=x,
+        other=None,
+        packed=packed,
+        n=n_in,
+        scratch=scratch,
+        eps_f=0.0,
+    )
     program.add(
         ops.MATMUL,
         (type_.name,),
-        step=np.array([1, 0, 0, 0, 0], np.int64),
-        x=x,
-        packed=None,
+        step=step,
+        packed=packed,
         w=w,
         bias=None,
         y=y,
@@ -114,7 +126,7 @@ def tamis_product(
         n_out=n_out,
         y_stride=n_out,
         add=0,
-        scratch=zeros(backend.n_thread * ops.matmul_scratch(n_in), np.uint8),
+        scratch=scratch,
     )
     return backend.link(program), y
 

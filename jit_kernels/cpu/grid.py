@@ -214,6 +214,12 @@ def addresses(b, p, base, size, n):
     return packed(b, [b.add(base, step) for step in steps])
 
 
+@vector_op(lambda _p, *sizes: Addresses(_counts(*sizes)[1]) if _counts(*sizes) else None)
+def neighbours(b, p, size, n):
+    """The addresses p, p + size, ... of n rows."""
+    return packed(b, spaced(b, p, size, n))
+
+
 @vector_op(lambda starts, _offset: Grid(1, starts.n) if isinstance(starts, Addresses) else None)
 def load_half_each(b, starts, offset):
     """A row of vectors of float16, `offset` bytes after each address."""
