@@ -91,11 +91,8 @@ def layout_of(n_query: int, head_dim: int) -> Layout:
 
 
 def _widest(rows: int, fits: Any) -> int:
-    """Columns of a grid of `rows` rows, so that it and a row are in registers.
-
-    The column is read from memory as it is used; the wider grid saves more than that costs.
-    """
-    counts = [n for n in range(1, 9) if fits(n) and rows * n + n <= N_REGISTER]
+    """Columns of a grid of `rows` rows, so that it, a row and one of the column are in registers."""
+    counts = [n for n in range(1, 9) if fits(n) and rows * n + n < N_REGISTER]
     return max(counts, default=1)
 
 
