@@ -51,10 +51,10 @@ CIS_META = _CisMeta(0, 8, 16, 24, 32)
 
 
 class _LfpsMeta(NamedTuple):
-    """Byte offsets of what LFPS remembers of a head: int64s."""
+    """Byte offsets of what LFPS remembers of a row: int64s."""
 
     next: int  # position that continues the tables; for any other one they are made anew
-    bypassed: int  # 1 where the last step bypassed the head
+    bypassed: int  # 1 where the last step bypassed the row
     n_bypass: int  # counted, never reset by a kernel
     n_step: int
     n_scanned: int  # keys read, over all steps
@@ -65,16 +65,15 @@ LFPS_META = _LfpsMeta(0, 8, 16, 24, 32, 40)
 
 
 class _LfpsStats(NamedTuple):
-    """Byte offsets of the numbers of a head's tables: float64s."""
+    """Byte offsets of the numbers of a row's tables: float64s."""
 
     scale: int  # a score is its table's entry times scale
-    spread: int  # sigma_h^2 / |q_h|^2 of the last prompt query
     ver: int  # four power sums of the vertical table's entries
     sla: int  # and of the slash table's
 
 
-LFPS_STATS = _LfpsStats(0, 8, 16, 48)
-LFPS_STATS_SIZE = 10
+LFPS_STATS = _LfpsStats(0, 8, 40)
+LFPS_STATS_SIZE = 9
 
 
 class _AuditFields(NamedTuple):
@@ -106,17 +105,19 @@ def _op(file: str, name: str, constants: str, fields: str) -> Op:
 # y f32 [n_tok, n] = row * scale.
 EMBED = _op("embed", "embed", "type", "step ids table y n scale_f")
 
-# x f32 [n_tok, n] in the form that MATMUL reads where n_tok > FEW_ROWS (else nothing is done): the
-# backend's own, packed_bytes(n_tok, n) at a cache line. form: packed_form(type of the weights).
-PACK_ROWS = _op("matmul", "pack_rows", "form", "step x packed n")
-# y [n_tok, n_out] (+)= x @ w.T + bias. x f32 [n_tok, n_in], also as PACK_ROWS left it; w: n_out
-# rows of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
+# Rows for MATMUL. source: what a row is made of, of x f32 [n_tok, n] from row step.row on: "rows",
+# x itself; "norm", x / sqrt(mean(x^2) + eps) * other f32 [n] (Zhang and Sennrich 2019, arXiv
+# 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or gelu_tanh(x) * other, f32 [n_tok, n].
+# packed: packed_bytes(n_tok, n) at a cache line, in a form of the backend's own; form:
+# packed_form(type of the weights). scratch as for MATMUL.
+PACK_ROWS = _op("pack", "pack_rows", "form source", "step x other packed n scratch eps_f")
+# y [n_tok, n_out] (+)= x @ w.T + bias. packed: x [n_tok, n_in] as PACK_ROWS left it; w: n_out rows
+# of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
 # elements; scratch: n_thread * matmul_scratch(n_in) bytes.
-MATMUL = _op("matmul", "matmul", "type", "step x packed w bias y n_in n_out y_stride add scratch")
+MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stride add scratch")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
-# Zhang and Sennrich 2019 (arXiv 1910.07467), Eq. 4.
 RMS_NORM = _op("norm", "rms_norm", "add", "step x w y n rows_per_tok eps_f")
 
 # Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 34). inv_freq f64 [n_half];
@@ -188,13 +189,37 @@ MOE_SUM = _op("moe", "moe_sum", "", "step x weights y n n_used")
 SELECT_WINDOW = _op(
     "select", "select_window", "", "step indptr indices n_row q_block block n_sink n_recent"
 )
-# scores f32 [n_row, capacity]: q . k * scale of one query token, the maximum over a row's group
-# of query heads; positions 0 .. pos.
+# The middle: positions from the first n_sink, or from floor(drop * pos / 2^32), up to the last
+# n_local, which are never in it. scores f32 [n_head_kv, heads, capacity], capacity a multiple of
+# 256: q . k of the middle's positions for the first counts int32 [n_head_kv] of the `heads` query
+# heads of a KV head (counts 0: of all), q f32 [n_head_kv, heads, head_dim]; the first of `group`
+# heads has their maximum; the others of its pages of 64 get -3e38, and rows after counts may be
+# written. maxima f32 [n_head_kv, heads, capacity / 16]: entry 16 i + l is the largest of positions
+# l, l + 16, ... of the 256 from 256 i on, as far as they are in pages of the middle.
 SCORE_KEYS = _op(
     "select",
     "score_keys",
-    "head_dim group",
-    "step q k_pages k_table scores n_row heads_per_kv n_head_kv capacity scale_f",
+    "head_dim heads group",
+    "step q counts k_pages k_table scores maxima n_head_kv capacity n_sink n_local drop",
+)
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the last
+# n_local, and the n_top best scores between them, from scores and maxima as SCORE_KEYS left them
+# (rows of `group` heads); ties go to the lower position. scores is used up; order int32
+# [n_row, capacity] is scratch.
+SELECT_BEST = _op(
+    "select",
+    "select_best",
+    "",
+    "step scores maxima order sets counts n_row group capacity set_capacity n_sink n_local n_top",
+)
+# joined int32 [n_head_kv, joined_capacity], n_joined int32 [n_head_kv]: the positions up to pos
+# that are in any set of a KV head's rows_per_kv rows, ascending; sets int32 [rows, capacity] and
+# counts int32 [rows]. bits int64 [n_head_kv, n_word >= pos / 64 + 1] is scratch.
+SELECT_UNION = _op(
+    "select",
+    "select_union",
+    "",
+    "step sets counts bits joined n_joined rows_per_kv n_head_kv capacity joined_capacity n_word",
 )
 # A Selection of blocks of `block` positions, scores f32 [n_row, capacity], one a block that holds a
 # position up to pos: the first n_sink blocks, the last n_recent, and the n_top best scores between
@@ -221,94 +246,95 @@ SELECT_PSAW = _op(
 )
 # chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
 # block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
-# row's queries become a reference. refs f32 [n_row, n_block, group, head_dim]; meta int64
-# [n_row, 5], see CIS_META; a block ends after n_block steps.
+# row's queries become a reference. Where a KV head has a row with -1, its other rows get it too
+# unless some reference's cosines are above join. refs f32 [n_row, n_block, group, head_dim]; meta
+# int64 [n_row, 5], see CIS_META; a block ends after n_block steps. asking f32 [n_head_kv, heads,
+# head_dim]: the queries of a KV head's rows that retrieve, one after the other, and n_asking int32
+# [n_head_kv] their number: what SCORE_KEYS reads. No other row reads a key.
 CIS_GATE = _op(
     "select_cpe",
     "cis_gate",
-    "head_dim group",
-    "step q refs meta chosen n_row n_block n_sink n_local n_top drop tau_f",
-)
-# For rows with chosen -1: scores f32 [n_row, capacity] as SCORE_KEYS gives them, of the middle
-# only, and maxima f32 [n_row, capacity / 16] of 16 neighbours each. No other row reads a key.
-CIS_SCORE = _op(
-    "select_cpe",
-    "cis_score",
-    "head_dim group",
-    "step q k_pages k_table chosen scores maxima n_row heads_per_kv n_head_kv capacity n_sink"
-    " n_local drop scale_f",
+    "head_dim heads group",
+    "step q refs meta chosen asking n_asking n_head_kv n_block n_sink n_local n_top drop tau_f"
+    " join_f",
 )
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
 # all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
+# scores and maxima are SCORE_KEYS's, rows in the order of the rows that retrieve, and used up.
 # A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
-# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]. scores is
-# used up; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
+# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]; order
+# int32 [n_row, capacity] is scratch. Positions are below 2^29.
 CIS_SETS = _op(
     "select_cpe",
     "cis_sets",
     "",
-    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row n_block capacity"
-    " set_capacity n_sink n_local n_top n_best radius drop",
+    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row rows_per_kv group"
+    " n_block capacity set_capacity n_sink n_local n_top n_best radius drop",
 )
 
-# The method `lfps` (Yao and Wang 2025). Positions are sinks (the first n_sink), the last n_local,
-# and the middle between them, which the tables are over: ver f32 [n_head, capacity] by position,
-# sla f32 [n_head, capacity] by distance to the query (so that nothing is ever shifted), both
-# divided by a common scale (so that decay costs nothing). bounds f32 [2, n_head, capacity / 64]:
-# no entry of 64 neighbours of ver (of sla) is larger. stats f64 [n_head, 10], see LFPS_STATS; meta
-# int64 [n_head, 6], see LFPS_META; means f32 [n_head, 2, head_dim]: of the middle's keys and values
-# when the tables were made.
+# The method `lfps` (Yao and Wang 2025), for rows of `group` query heads of the `heads` that share a
+# KV head. Positions are sinks (the first n_sink), the last n_local, and the middle between them,
+# which the tables are over: ver f32 [n_row, capacity] by position, sla f32 [n_row, capacity] by
+# distance to the query, distance d at entry capacity - 65 - d (so that nothing is ever shifted, and
+# neighbours are neighbours in both), both divided by a common scale (so that decay costs nothing).
+# capacity: a multiple of 64, at least n_ctx + 64. bits int64 [n_row, 2, 2, capacity / 64 + 1]: of
+# each table, which entries were above the threshold (Eq. 8) and which above the mean when they last
+# changed or were looked at. stats f64 [n_row, 9], see LFPS_STATS; spread f64 [n_head]:
+# sigma_h^2 / |q_h|^2 of the last prompt query; meta int64 [n_row, 6], see LFPS_META; means f32
+# [n_head_kv, 2, head_dim]: of the middle's keys and values when the tables were made.
 # Keep the last queries: q f32 [n_tok, n_head, head_dim] to past f32 [n_past, n_head, head_dim] at
 # position % n_past, and the position to past_pos int64 [n_past].
 LFPS_KEEP = _op("select_lfps", "lfps_keep", "head_dim", "step q past past_pos n_head n_past")
 # Make the tables from the weights of the last n_past queries (Eq. 4), or of this one where none is
-# kept, for heads whose meta.next is not this position. scores f32 [n_head, capacity] is scratch.
+# kept, for KV heads whose first row's meta.next is not this position. A row's weights are the mean
+# of its heads'. scores f32 [n_head, capacity] is scratch.
 LFPS_START = _op(
     "select_lfps",
     "lfps_start",
-    "head_dim",
-    "step q k_pages v_pages k_table v_table past past_pos ver sla bounds stats meta means scores"
-    " n_head heads_per_kv n_head_kv capacity n_past n_sink n_local decay_f scale_f",
+    "head_dim heads group",
+    "step q k_pages v_pages k_table v_table past past_pos ver sla bits stats spread meta means"
+    " scores n_head_kv capacity n_past n_sink n_local a_f decay_f scale_f",
 )
-# sets int32 [n_head, set_capacity], counts int32 [n_head]: sinks, last n_local and the best
-# budget * (pos + 1) of the candidates (Eq. 5-9); the tables learn from them (Eq. 10). A head whose
-# sparsity exceeds epsilon gets no candidates and meta.bypassed 1 (where bypass is not 0), and its
-# tables stay. scores as above; order int32 [n_head, capacity], bits int64 [n_head, 2,
-# capacity / 64] are scratch.
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and the best
+# budget * (pos + 1) of the candidates (Eq. 5-9), by the mean of the heads' weights; the tables
+# learn from them (Eq. 10). A row whose heads' sparsity all exceeds epsilon gets no candidates and
+# meta.bypassed 1 (where bypass is not 0), and its tables stay. Each step makes one of `period`
+# parts of the bitmaps anew. scores as above; order int32 [n_row, 2, capacity] is scratch.
 LFPS_SETS = _op(
     "select_lfps",
     "lfps_sets",
-    "head_dim",
-    "step q k_pages k_table ver sla bounds stats meta means scores order bits sets counts n_head"
-    " heads_per_kv n_head_kv capacity set_capacity n_sink n_local bypass a_f budget_f epsilon_f"
-    " decay_f scale_f",
+    "head_dim heads group",
+    "step q k_pages k_table ver sla bits stats spread meta means scores order sets counts"
+    " n_head_kv capacity set_capacity n_sink n_local bypass period a_f budget_f epsilon_f decay_f"
+    " scale_f",
 )
-# Outputs f32 [n_head, head_dim] of bypassed heads: joined with the mean value, which weighs
-# w_global (Eq. 5); with bypass 2, replaced by it. scores f32 [n_head] is scratch.
+# Outputs f32 [n_head, head_dim] of bypassed rows' heads: joined with the mean value, which weighs
+# w_global (Eq. 5); with bypass 2, replaced by it.
 LFPS_BYPASS = _op(
     "select_lfps",
     "lfps_bypass",
-    "head_dim",
-    "step q k_pages k_table stats meta means sets counts scores out n_head heads_per_kv n_head_kv"
-    " set_capacity bypass scale_f",
+    "head_dim heads group",
+    "step q k_pages k_table spread meta means sets counts out n_head_kv set_capacity bypass"
+    " scale_f",
 )
 
 # Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
 # and smallest elements of the keys of each page of `page` positions. filled int64: that many first
-# positions are in the bounds already; pages from there to pos are made anew, filled stays.
+# positions are in the bounds already; pages from there to pos are made anew, filled stays. parts
+# f32 [n_head, 2, head_dim]: the larger of q and 0, the smaller of q and 0.
 QUEST_BOUNDS = _op(
     "select_quest",
     "quest_bounds",
     "head_dim",
-    "step k_pages k_table bounds filled n_head_kv n_page page",
+    "step q k_pages k_table bounds filled parts n_head n_head_kv n_page page",
 )
-# scores f32 [n_row, n_page]: the upper bound of q . k over each page up to pos's, the maximum over
-# a row's group of query heads. Sets filled to pos + 1.
+# scores f32 [n_head, n_page]: the upper bound of q . k over each page up to pos's; a group's first
+# head gets the maximum over the group. heads: of a KV head. Sets filled to pos + 1.
 QUEST_SCORE = _op(
     "select_quest",
     "quest_score",
-    "head_dim group",
-    "step q bounds filled scores n_row heads_per_kv n_page page",
+    "head_dim heads group",
+    "step parts bounds filled scores n_head_kv n_page page",
 )
 
 # HiP (Lee et al. 2024, arXiv 2406.09827), Alg. 1 for one query token. Searched are the whole blocks
@@ -323,40 +349,44 @@ HIP_ESTIMATE = _op(
     "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
     " n_local",
 )
-# The same search over kept means. means f16 [n_head_kv, 2 * n_unit, head_dim]: of units of `unit`
-# positions, then of two units, of four and so on; level l starts at row 2 * n_unit -
-# 2 * (n_unit >> l). Only of what is whole. filled int64 [n_head_kv]: units that are in the means;
-# those from pos on are made anew.
+# A search over kept means: of blocks of `block` positions, of four blocks, of 16 and so on up to
+# level `top`; level l starts at row level_start = 4 / 3 (room - (room >> 2 l)). Only of what is
+# whole. A mean is head_dim bytes u from 0 to 127 and two floats: element i is low + width * u[i].
+# Four neighbours lie together: means uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4], four bytes
+# of each in turn; extents f32 [n_head_kv, n_mean / 4, 2, 4]: their widths and lows. room: a
+# multiple of 4^(top + 1), at least the blocks of the context. filled int64 [n_head_kv]: blocks that
+# are in the means; those from pos on are made anew. sums: scratch, f32 [n_head_kv, head_dim].
 HIP_MEANS = _op(
-    "select_hip",
+    "select_hip_means",
     "hip_means",
     "head_dim",
-    "step k_pages k_table means filled n_head_kv n_unit unit",
+    "step k_pages k_table means extents filled sums n_head_kv room top block",
 )
 # mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
-# units of 4 blocks before the last n_local positions of the mask's first query. Chunks are units,
-# pairs of units and so on; a round keeps the n_chunk that have the best scores of their means, and
-# splits them; the blocks of the last units are scored by their keys 0, stride, 2 * stride, ..
-# A score is the maximum over the row's heads and every q_stride-th query of q . k * scale -
-# log(sum exp(q . k * scale)), the sum over the first n_sink blocks and the positions from the end
-# of the search to the mask's first query. work: scratch, f32 [n_mask * n_row,
-# hip_work(group, capacity, queries a mask)], capacity at least hip_capacity(..).
+# blocks before the last n_local positions of the mask's first query. Chunks of a level are its
+# means; the first level that has at most 4 n_chunk is scored whole. A round keeps the n_chunk
+# chunks with the best scores and goes on with their four children; at level 0 blocks before n_sink
+# are passed over. A score is the sum over the row's heads and every q_stride-th query of 2^x, in
+# straight lines between whole x, x = (q . mean * scale - log(sum exp(q . k * scale))) / log 2, the
+# sum over the first n_sink blocks and the positions from the end of the search to the mask's first
+# query; the heads' elements are rounded to 127ths of their largest. work: scratch, f32 [n_mask *
+# n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)]; n_near: most positions
+# of that sum.
 HIP_SEARCH = _op(
-    "select_hip",
+    "select_hip_means",
     "hip_search",
     "head_dim group",
-    "step q k_pages k_table means mask work n_row heads_per_kv n_head_kv n_unit n_chunk block"
-    " stride n_sink n_local mask_block q_stride capacity scale_f",
+    "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
+    " block n_sink n_local mask_block q_stride n_near scale_f",
 )
 # The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,
-# and the blocks from the last n_local positions of the mask's first query on. These start at a
-# multiple of align positions (of whole blocks), at which the search ended. mask_block: queries a
-# mask serves, a multiple of q_block, those that a row stands for.
+# and the blocks from the last n_local positions of the mask's first query on. mask_block: queries
+# a mask serves, a multiple of q_block, those that a row stands for.
 HIP_SELECT = _op(
     "select_hip",
     "hip_select",
     "",
-    "step mask indptr indices n_row n_chunk block n_sink n_local n_near align mask_block q_block",
+    "step mask indptr indices n_row n_chunk block n_sink n_local n_near mask_block q_block",
 )
 
 # Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
@@ -437,6 +467,18 @@ TACTIC_BUDGET = _op(
     "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
     " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
 )
+# The same for all heads of a KV head, in one order: rank int32 [n_head_kv, n_slot], the clusters by
+# falling sum over the heads of exp(scaled score) / their total, and keep int32 [n_head_kv], with
+# how many of the positions n_reach of the heads reach the share. n_sample (at least 1) positions
+# after the first ones, drawn in proportion to that sum. scores are used up. Scratch: sizes, density
+# f32 [n_head_kv, n_slot], work f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)].
+TACTIC_JOINT = _op(
+    "select_tactic_joint",
+    "tactic_joint",
+    "head_dim group",
+    "step q k_pages k_table extent scores starts order sizes density rank keep work n_head_kv"
+    " n_slot capacity n_sink counted n_sample n_reach share_f first_share_f margin_f scale_f",
+)
 # marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the
 # row's group keeps it; count int32 [n_row]: how many are.
 TACTIC_MARK = _op(
@@ -496,6 +538,7 @@ MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
+SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
@@ -503,17 +546,22 @@ PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 
 def matmul_scratch(n_in: int) -> int:
     """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
-    return PANEL_SCRATCH + FEW_ROWS * 4 * n_in + 256
+    return PANEL_SCRATCH + 8 * n_in + 256
 
 
-def hip_capacity(n_chunk: int, block: int, stride: int, n_always: int) -> int:
-    """Rows that HIP_SEARCH lists at most; n_always: sinks and window in tokens, whole units."""
-    return -(-max(2 * n_chunk + 1, 4 * n_chunk * -(-block // stride), n_always) // TILE) * TILE
+def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
+    """Blocks that HIP_MEANS has room for, at least n_block, and its last level."""
+    top = 0
+    while n_block >> 2 * top > SIBLINGS * n_chunk:
+        top += 1
+    whole = SIBLINGS ** (top + 1)
+    return -(-n_block // whole) * whole, top
 
 
-def hip_work(group: int, capacity: int, n_query: int) -> int:
-    """Floats of scratch that HIP_SEARCH needs a row: two lists, scores, a tile, offsets."""
-    return 3 * (capacity + LIST_PAD) + group * (TILE + n_query)
+def hip_work(head_dim: int, group: int, n_query: int, n_chunk: int, n_near: int) -> int:
+    """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
+    lists = n_chunk + 1 + n_near + 2 * LIST_PAD + 2 * SIBLINGS * (n_chunk + TILE)
+    return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query
 
 
 def slash_work(group: int, capacity: int) -> int:
@@ -539,6 +587,11 @@ def tactic_list(capacity: int) -> int:
 def tactic_work(capacity: int, n_slot: int) -> int:
     """Floats of scratch that TACTIC_BUDGET needs a head: of clusters, counts, samples and lists."""
     return 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * tactic_list(capacity)
+
+
+def tactic_joint_work(group: int, capacity: int, n_slot: int) -> int:
+    """Floats of scratch that TACTIC_JOINT needs a KV head."""
+    return 4 * (n_slot + 16 + group) + 512 + TACTIC_SAMPLES + (group + 1) * tactic_list(capacity)
 
 
 def audit_work(capacity: int, head_dim: int) -> int:

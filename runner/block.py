@@ -26,18 +26,37 @@ class Linear(NamedTuple):
     label: str = ""
 
 
-def record_linear(rec: Recording, ws: Workspace, x: np.ndarray, products: list[Linear]) -> None:
-    """Record y (+)= x @ w.T + bias for each product; they may run at the same time."""
+class Source(NamedTuple):
+    """The rows that products read: x itself, its norm, or x as a gate; see PACK_ROWS."""
+
+    x: np.ndarray
+    kind: str = "rows"
+    other: np.ndarray | None = None  # the norm's weights, or the branch that is gated
+    eps: float = 0.0
+    step: np.ndarray | None = None  # which rows of x; all of the recording's where None
+
+
+def record_linear(rec: Recording, ws: Workspace, rows: Source, products: list[Linear]) -> None:
+    """Record y (+)= rows @ w.T + bias for each product; they may run at the same time."""
     for form, group in itertools.groupby(products, lambda p: ops.packed_form(p.w.type)):
-        _record_products(rec, ws, x, form, list(group))
+        _record_products(rec, ws, rows, form, list(group))
 
 
 def _record_products(
-    rec: Recording, ws: Workspace, x: np.ndarray, form: str, products: list[Linear]
+    rec: Recording, ws: Workspace, rows: Source, form: str, products: list[Linear]
 ) -> None:
     n_in = products[0].w.n_in
-    if rec.n_tok > ops.FEW_ROWS:
-        rec.program.add(ops.PACK_ROWS, (form,), step=rec.step, x=x, packed=ws.packed, n=n_in)
+    rec.program.add(
+        ops.PACK_ROWS,
+        (form, rows.kind),
+        step=rec.step if rows.step is None else rows.step,
+        x=rows.x,
+        other=rows.other,
+        packed=ws.packed,
+        n=n_in,
+        scratch=ws.scratch,
+        eps_f=rows.eps,
+    )
     for i, p in enumerate(products):
         assert p.w.n_in == n_in
         rec.program.add(
@@ -47,7 +66,6 @@ def _record_products(
             label=f"matmul {p.w.type} {p.label}".strip(),
             cost=_product_cost(p.w),
             step=rec.step,
-            x=x,
             packed=ws.packed,
             w=p.w.data,
             bias=p.bias,
@@ -95,9 +113,13 @@ def record_norm(
     )
 
 
+def normed(model: Model, x: np.ndarray, w: np.ndarray, step: np.ndarray | None = None) -> Source:
+    """The rows rms_norm(x) * w."""
+    return Source(x, "norm", w, model.hp.rms_eps, step)
+
+
 def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
     """Record layer `layer` from ws.x to ws.q and to new keys and values in the pages."""
-    record_norm(rec, model, ws.x, model.weights.blk[layer].attn_norm, ws.xn)
     _record_qkv(rec, model, ws, layer, kv)
 
 
@@ -117,14 +139,13 @@ def record_update(
     out = Linear(
         w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None
     )
-    record_linear(rec, ws, ws.att, [out._replace(label="attn_output")])
+    record_linear(rec, ws, Source(ws.att), [out._replace(label="attn_output")])
     if closed is not None:
         record_norm(rec, model, ws.branch, closed, ws.x, add=True)
-    record_norm(rec, model, ws.x, w.ffn_norm, ws.xn)
     if isinstance(w.ffn, Dense):
         _record_dense(rec, model, ws, w, w.ffn)
     else:
-        _record_experts(rec, model, ws, w.ffn)
+        _record_experts(rec, model, ws, w, w.ffn)
 
 
 def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
@@ -135,7 +156,7 @@ def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
         Linear(w.attn_k, ws.k, w.attn_k_bias, label="attn_k"),
         Linear(w.attn_v, ws.v, w.attn_v_bias, label="attn_v"),
     ]
-    record_linear(rec, ws, ws.xn, products)
+    record_linear(rec, ws, normed(model, ws.x, w.attn_norm), products)
     table = 1 if model.window(layer) else 0
     rec.program.add(
         ops.ROPE_APPEND,
@@ -159,29 +180,26 @@ def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
     )
 
 
-def _record_gate(rec: Recording, model: Model, ws: Workspace, n: int) -> None:
-    rec.program.add(
-        ops.GATE, (model.arch.activation,), step=rec.step, gate=ws.gate, up=ws.up, y=ws.gate, n=n
-    )
-
-
 def _record_dense(rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Dense) -> None:
     products = [
         Linear(ffn.gate, ws.gate, label="ffn_gate"),
         Linear(ffn.up, ws.up, label="ffn_up"),
     ]
-    record_linear(rec, ws, ws.xn, products)
-    _record_gate(rec, model, ws, model.hp.n_ff)
+    record_linear(rec, ws, normed(model, ws.x, layer.ffn_norm), products)
     closed = layer.post_ffw_norm
     down = Linear(ffn.down, ws.x if closed is None else ws.branch, add=closed is None)
-    record_linear(rec, ws, ws.gate, [down._replace(label="ffn_down")])
+    gated = Source(ws.gate, model.arch.activation, ws.up)
+    record_linear(rec, ws, gated, [down._replace(label="ffn_down")])
     if closed is not None:
         record_norm(rec, model, ws.branch, closed, ws.x, add=True)
 
 
-def _record_experts(rec: Recording, model: Model, ws: Workspace, ffn: Experts) -> None:
+def _record_experts(
+    rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Experts
+) -> None:
     hp = model.hp
-    record_linear(rec, ws, ws.xn, [Linear(ffn.router, ws.route, label="router")])
+    record_norm(rec, model, ws.x, layer.ffn_norm, ws.xn)
+    record_linear(rec, ws, Source(ws.xn), [Linear(ffn.router, ws.route, label="router")])
     rec.program.add(
         ops.MOE_ROUTE,
         step=rec.step,
@@ -193,7 +211,10 @@ def _record_experts(rec: Recording, model: Model, ws: Workspace, ffn: Experts) -
         norm=int(model.arch.normalize_experts),
     )
     _record_expert_linear(rec, model, ws, ws.xn, [(ffn.gate, ws.gate), (ffn.up, ws.up)])
-    _record_gate(rec, model, ws, hp.n_expert_used * hp.n_ff_expert)
+    n = hp.n_expert_used * hp.n_ff_expert
+    rec.program.add(
+        ops.GATE, (model.arch.activation,), step=rec.step, gate=ws.gate, up=ws.up, y=ws.gate, n=n
+    )
     _record_expert_linear(rec, model, ws, ws.gate, [(ffn.down, ws.down)])
     rec.program.add(
         ops.MOE_SUM,

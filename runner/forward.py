@@ -1,6 +1,5 @@
 """The forward pass, recorded: Programs for prompt chunks, for each decode phase, for the head."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from tamis.attend import new_recording
 from tamis.audit import Audit
-from tamis.block import Linear, record_keys, record_linear, record_norm, record_update
+from tamis.block import Linear, normed, record_keys, record_linear, record_update
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
@@ -226,9 +225,8 @@ class Forward:
     def _record_head(self, rec: Recording, rows: np.ndarray) -> None:
         """The output norm of the rows that `rows` names, and their logits."""
         ws, weights = self._ws, self._model.weights
-        of_rows = dataclasses.replace(rec, step=rows)
-        record_norm(of_rows, self._model, ws.x, weights.output_norm, ws.xn)
-        record_linear(rec, ws, ws.xn, [Linear(weights.output, ws.logits, label="output")])
+        source = normed(self._model, ws.x, weights.output_norm, rows)
+        record_linear(rec, ws, source, [Linear(weights.output, ws.logits, label="output")])
 
 
 def _check_readers(program: Program, flag: str, types: KVTypes) -> None:

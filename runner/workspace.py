@@ -20,7 +20,7 @@ class Workspace:
     head_step: np.ndarray  # int64 [STEP_SIZE]: the same rows, counted from 0
     ids: np.ndarray  # int32 [n_tok]
     x: np.ndarray  # f32 [n_tok, n_embd] the residual stream
-    xn: np.ndarray  # f32 [n_tok, n_embd]
+    xn: np.ndarray  # f32 [n_tok, n_embd], experts only
     q: np.ndarray  # f32 [n_tok, n_head, head_dim]
     k: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
     v: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
@@ -61,7 +61,7 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         head_step=np.zeros(ops.STEP_SIZE, np.int64),
         ids=np.zeros(n_tok, np.int32),
         x=f32(n_tok, hp.n_embd),
-        xn=f32(n_tok, hp.n_embd),
+        xn=f32(n_tok if hp.n_expert else 0, hp.n_embd),
         q=f32(n_tok, hp.n_head, hp.head_dim),
         k=f32(n_tok, hp.n_head_kv, hp.head_dim),
         v=f32(n_tok, hp.n_head_kv, hp.head_dim),

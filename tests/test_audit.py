@@ -18,6 +18,7 @@ METHODS = [
     "topk:k=8,sink=0,recent=1,rows=head",
     "tactic:c=4,local=8,period=16",
     "tactic:P=0.5,c=4,local=8,rows=head",
+    "tactic:P=0.5,c=4,local=8,rows=joint,sample=8",
     "cpe:k=24,sink=4,local=8,s=4",
     "hip:k=32,b_k=4,l_d=0,sink=4,local=16,r_m=4",
     "quest:budget=64,page=8,dense=0,sink=4,recent=8",

@@ -388,7 +388,7 @@ def test_bench_profiles_prefill_and_decode(tmp_path, capsys):
         weights = file.tensors["blk.0.ffn_up.weight"].n_bytes
     assert ops["matmul F32 ffn_up"]["bytes"] == 2 * weights
     names = {op["op"] for op in prefill["profile"]["ops"]}
-    assert names == {*ops, "pack_rows"} - {"attend_merge"}
+    assert names == {*ops} - {"attend_merge"}
 
 
 def test_a_token_needs_its_experts_and_one_row_of_an_untied_table():

@@ -90,6 +90,23 @@ def test_a_rows_decision_is_its_groups():
         assert replay.state.retrievals.tolist() == expected
 
 
+def test_heads_that_share_keys_attend_to_the_union_of_their_sets():
+    """Each head decides alone: the same retrievals as with rows=head, and one row for both."""
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((1, 1, 128, 16))
+    q = np.array([[turned(0), turned(5), turned(8)], [turned(0), turned(90), turned(95)]])[None]
+    alone, together = (
+        Replay(CPE(s=4, k=5, sink=2, local=3, rows=rows), q, k, k, n_prefill=0)
+        for rows in ("head", "union")
+    )
+    for _ in range(3):
+        alone.decode()
+        together.decode()
+        first, second = (set(row.tolist()) for row in alone.rows(0))
+        assert together.rows(0)[0].tolist() == sorted(first | second)
+    np.testing.assert_array_equal(together.state.retrievals, alone.state.retrievals)
+
+
 # --- early token freezing, in the engine ---------------------------------------------------------
 
 ETF = "cpe:s=0,phi=1,sink=4,psi=0.3"
@@ -242,7 +259,7 @@ def test_recorded_attention_keeps_nearly_the_mass_of_exact_retrieval():
     keep 0.895, with a retrieval ratio of 0.22.
     """
     data = np.load(FOLDER / "attention_slice.npz")
-    replay = Replay(CPE(s=16, phi=1), data["q"], data["k"], data["k"], n_prefill=32)
+    replay = Replay(CPE(s=16, phi=1, rows="head"), data["q"], data["k"], data["k"], n_prefill=32)
     kept, best = [], []
     for _ in range(160):
         pos = replay.decode()

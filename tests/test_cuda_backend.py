@@ -134,13 +134,13 @@ def test_views_of_an_array_and_programs_share_one_copy(backend):
 
 
 def test_memory_goes_with_the_program_and_weights_stay(backend):
-    step, x = np.array([1, 0, 0]), zeros((1, 64), np.float32)
+    step = np.array([1, 0, 0])
     w = np.arange(64 * 64, dtype=np.float32).view(np.uint8)
     w.flags.writeable = False
     for _ in range(2):
         program, before = Program(), backend.device.copied
         program.add(
-            ops.MATMUL, ("F32",), step=step, x=x, packed=0, w=w, bias=None,
+            ops.MATMUL, ("F32",), step=step, packed=0, w=w, bias=None,
             y=zeros((1, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
         )  # fmt: skip
         linked = backend.link(program)
@@ -162,7 +162,7 @@ def test_the_step_record_says_which_kernels_run(backend, n_tok, kernel):
     step, x = np.array([1, 0, 0]), zeros((8, 64), np.float32)
     program = Program()
     program.add(
-        ops.MATMUL, ("F32",), step=step, x=x, packed=0, w=zeros(64 * 64, np.float32), bias=None,
+        ops.MATMUL, ("F32",), step=step, packed=0, w=zeros(64 * 64, np.float32), bias=None,
         y=zeros((8, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
     )  # fmt: skip
     gate(program, step, x[0], x[1])

@@ -8,6 +8,7 @@ from numba import njit
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.compiler import OPTIONS
 from tamis.jit_kernels.cpu.grid import (
+    add_bytes,
     add_outer,
     add_products,
     add_scaled_words,
@@ -19,8 +20,10 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_row,
     load_row,
     load_word_row,
+    neighbours,
     prefetch_each,
     scale_rows,
+    store_folded,
     store_grid,
     store_sums,
     transposed,
@@ -128,6 +131,30 @@ def test_products_of_words(level):
     run_at(level, check_words)
 
 
+def check_bytes():
+    """Dot products of 3 rows of signed bytes with 4 rows of up to 128 that lie four by four."""
+    rng, n = np.random.default_rng(2), 2 * LANES
+    x = rng.integers(-127, 128, (3, n)).astype(np.int8)
+    y = rng.integers(0, 129, (4, n)).astype(np.uint8)
+    x[0], y[0] = 127, 128
+    each = np.repeat(x.reshape(3, -1, 1, 4), 4, axis=2).copy()
+    woven, out = y.reshape(4, -1, 4).swapaxes(0, 1).copy(), np.zeros((3, 4), np.int32)
+    row = 4 * n
+
+    def kernel(x, y, out):
+        sums = zero_word_grid(3, 1)
+        for d in range(0, 8 * LANES, 4 * LANES):
+            sums = add_bytes(sums, x + d, row, y + d)
+        store_folded(out, 16, sums)
+
+    run(kernel, each, woven, out)
+    np.testing.assert_array_equal(out, x.astype(int) @ y.astype(int).T)
+
+
+def test_products_of_bytes(level):
+    run_at(level, check_bytes)
+
+
 def check_dot_products():
     """Dot products of 3 queries with the float16 keys 5, 0, 6 and 2 of a table."""
     q, table = floats(3, 2 * LANES), floats(7, 2 * LANES).astype(np.float16)
@@ -136,7 +163,7 @@ def check_dot_products():
 
     def kernel(q, table, picks, out):
         keys = addresses(picks + 4, table, row_size, 4)
-        prefetch_each(keys, row_size)  # changes nothing
+        prefetch_each(neighbours(table, row_size, 7), row_size)  # changes nothing
         sums = zero_grid(3, 4)
         for d in range(0, 2 * LANES, LANES):
             column = load_column(q + 4 * d, q_size, 3)
@@ -150,6 +177,26 @@ def check_dot_products():
 
 def test_dot_products_with_rows_of_a_table(level):
     run_at(level, check_dot_products)
+
+
+def check_neighbours():
+    """Dot products of 2 queries with the rows 2, 3, 4 and 5 of a table."""
+    q, table = floats(2, LANES), floats(7, LANES).astype(np.float16)
+    out, q_size, row_size = np.zeros((2, 4), np.float32), 4 * LANES, 2 * LANES
+
+    def kernel(q, table, out):
+        rows, sums = neighbours(table + 2 * row_size, row_size, 4), zero_grid(2, 4)
+        for d in range(0, LANES, LANES):
+            sums = add_products(sums, load_column(q, q_size, 2), load_half_each(rows, 2 * d))
+        store_sums(out, 16, sums)
+
+    run(kernel, q, table, out)
+    want = q.astype(np.float64) @ table[2:6].T.astype(np.float64)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)  # sums of 16 numbers near 1
+
+
+def test_dot_products_with_neighbouring_rows(level):
+    run_at(level, check_neighbours)
 
 
 def check_transpose():

@@ -3,22 +3,16 @@
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
-from test_kernels_select import best, rows_of
+from test_kernels_attention import normal
+from test_kernels_select import DROP, LOWEST, best, maxima_of, middle, rows_of
 
 from tamis.jit_kernels import ops
 
-SHAPES = [(16, 1), (64, 3)]  # head_dim, group
+SHAPES = [(16, 4, 1), (64, 3, 3)]  # head_dim, heads, group
 KERNELS = [
     (ops.SELECT_PACK, ()), (ops.SELECT_PSAW, ()), (ops.CIS_SETS, ()),
-    *((op, s) for s in SHAPES for op in (ops.CIS_GATE, ops.CIS_SCORE)),
+    *((ops.CIS_GATE, s) for s in SHAPES),
 ]  # fmt: skip
-DROP = 3 << 30  # 3/4 of the past is not seen
-
-
-def middle(pos, n_sink, n_local, drop):
-    start = max(0, min(pos * drop // 2**32, pos + 1 - n_local))
-    return max(n_sink, start), max(n_sink, pos + 1 - n_local)
 
 
 @in_child
@@ -63,24 +57,31 @@ def test_a_layer_sees_sinks_and_its_part_of_the_past(
 
 
 def gate(q, refs, meta, pos, *, n_block, tau, n_mid, n_top):
-    """One row: (decision, refs, meta) by Eq. 12."""
+    """One row: (decision, refs, meta) by Eq. 12, and the best cosine of its worst head."""
     refs, (following, begin, n_ref, n_retrieval, n_step) = refs.copy(), meta.tolist()
     if n_mid <= n_top:
-        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1]
+        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1], 1
     if following != pos or pos - begin >= n_block:
         begin, n_ref = pos, 0
-    for j in reversed(range(n_ref)):
-        norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs[j], axis=-1)
-        if ((q * refs[j]).sum(axis=-1) > tau * norms).all():
-            return j, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1]
-    refs[n_ref] = q
-    return -1, refs, [pos + 1, begin, n_ref + 1, n_retrieval + 1, n_step + 1]
+    norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs, axis=-1)
+    cosines = ((q * refs).sum(axis=-1) / norms).min(axis=-1)[:n_ref]
+    alike = np.flatnonzero(cosines > tau)
+    decision = alike[-1] if len(alike) else -1
+    return decision, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1], max([-1, *cosines])
 
 
-@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
-@pytest.mark.parametrize("n_top", [10, 400])
+def asks(q, refs, meta):
+    """What retrieving adds to a row."""
+    refs[meta[2]] = q
+    meta[2:4] = meta[2] + 1, meta[3] + 1
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "group"), SHAPES)
+@pytest.mark.parametrize(("n_top", "join"), [(10, 0), (10, 0.97), (10, 1), (400, 1)])
 @in_child
-def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, group, n_top):
+def test_the_most_recent_like_query_of_the_block_shares_its_set(
+    head_dim, heads, group, n_top, join
+):
     rng = np.random.default_rng((head_dim, n_top))
     n_row, n_block, pos = 8, 5, 200
     base = normal(rng, n_row, 1, group, head_dim)
@@ -88,6 +89,7 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, group,
     q = (base[:, 0] + 0.1 * normal(rng, n_row, group, head_dim)).reshape(1, -1, head_dim)
     refs[4] = -refs[4]  # unlike
     refs[5, :, -1] *= -1  # one head of the row is unlike
+    refs[1, 0] = 1.01 * q.reshape(n_row, group, head_dim)[1]  # the same direction
     meta = np.array(
         [[pos, 197, 3, 7, 9], [pos, 199, 1, 0, 0], [pos, 195, 5, 1, 5], [50, 198, 2, 1, 1],
          [pos, 197, 3, 2, 2], [pos, 198, 2, 2, 2], [-1, 0, 0, 0, 0], [pos, 196, 4, 0, 0]], np.int64
@@ -99,54 +101,36 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(head_dim, group,
     ]
     if n_top == 10:
         assert [e[0] for e in expected] == [2, 0, -1, -1, -1, -1, -1, 3]
+    n_head_kv, of_kv = n_row * group // heads, q.reshape(-1, heads, head_dim)
+    chosen = np.array([e[0] for e in expected]).reshape(n_head_kv, -1)
+    near = np.array([e[3] for e in expected]).reshape(n_head_kv, -1) > join
+    chosen[(chosen == -1).any(axis=1, keepdims=True) & ~near] = -1
+    if (n_top, join) == (10, 0.97) and heads > group:
+        assert (chosen != -1).any()
+        assert (chosen.ravel() != [e[0] for e in expected]).any()
+    retrieve = np.repeat(chosen.ravel() == -1, group).reshape(n_head_kv, heads)
+    for r in np.flatnonzero(chosen.ravel() == -1):
+        asks(of_row[r], *expected[r][1:3])
     out = {
         "refs": refs, "meta": meta, "chosen": np.full(n_row, -7, np.int32),
+        "asking": np.zeros((n_head_kv, heads, head_dim), np.float32),
+        "n_asking": np.full(n_head_kv, -7, np.int32),
     }  # fmt: skip
     for found in runs(
-        ops.CIS_GATE, (head_dim, group), out=out, step=step_of(1, pos), q=q, n_row=n_row,
-        n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau_f=0.8,
+        ops.CIS_GATE, (head_dim, heads, group), out=out, step=step_of(1, pos), q=q,
+        n_head_kv=n_head_kv, n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau_f=0.8,
+        join_f=join,
     ):  # fmt: skip
-        assert found["chosen"].tolist() == [e[0] for e in expected]
+        assert found["chosen"].tolist() == chosen.ravel().tolist()
         np.testing.assert_array_equal(found["refs"], [e[1] for e in expected])
         assert found["meta"].tolist() == [e[2] for e in expected]
+        assert found["n_asking"].tolist() == retrieve.sum(axis=1).tolist()
+        for h in range(n_head_kv):
+            asking = found["asking"][h, : retrieve[h].sum()]
+            np.testing.assert_array_equal(asking, of_kv[h][retrieve[h]])
 
 
 # --- retrieval -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("pos", "n_local", "drop"), [(20, 3, 0), (150, 20, 0), (150, 20, DROP)])
-@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
-@in_child
-def test_only_rows_that_retrieve_read_keys(head_dim, group, pos, n_local, drop):
-    rng = np.random.default_rng((head_dim, pos))
-    n_head_kv, n_kv, capacity = 2, pos + 1, 160
-    n_row = 2 * n_head_kv
-    q = normal(rng, 1, n_row * group, head_dim)
-    k = normal(rng, n_kv, n_head_kv, head_dim).astype(np.float16)
-    low, high = middle(pos, 4, n_local, drop)
-    k[:low] = k[high:] = np.nan
-    k[:, 1] = np.nan  # only rows that share or keep everything belong to this head
-    table = page_table(rng, n_kv, 4)
-    chosen = np.array([-1, -1, 3, -2], np.int32)
-    by_head = np.einsum("hd,jd->hj", q[0, : 2 * group], k[:, 0].astype(float))
-    expected = 0.3 * by_head.reshape(2, group, n_kv).max(axis=1)[:, low:high]
-    before, unset = normal(rng, n_row, capacity), np.zeros((n_row, capacity // 16), np.float32)
-    for found in runs(
-        ops.CIS_SCORE, (head_dim, group), out={"scores": before, "maxima": unset},
-        step=step_of(1, pos), q=q, k_pages=paged(k, table), k_table=table, chosen=chosen,
-        n_row=n_row, heads_per_kv=2 * group, n_head_kv=n_head_kv, capacity=capacity, n_sink=4,
-        n_local=n_local, drop=drop, scale_f=0.3,
-    ):  # fmt: skip
-        scores = found["scores"]
-        # Float32 sums of at most 64 products.
-        np.testing.assert_allclose(scores[:2, low:high], expected, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(scores[2:], before[2:])
-        padded = np.full((2, capacity), -np.inf, np.float32)
-        padded[:, low:high] = scores[:2, low:high]
-        runs_of = padded.reshape(2, -1, 16).max(axis=2)[:, low // 16 : (high + 15) // 16]
-        at = slice(low // 16, (high + 15) // 16)
-        np.testing.assert_array_equal(found["maxima"][:2, at], runs_of)
-        np.testing.assert_array_equal(found["maxima"][2:], 0)
 
 
 def dilated(scores, low, high, n_top, n_best, radius, pos):
@@ -184,16 +168,23 @@ def check_sets(scores, pos, *, counts, dilation, drop=0):
             tops = [low + j for j in tops]
             kept[r] = dilated(scores[r], low, high, n_top, n_best, radius, pos)
         expected.append(sinks + tops + local)
-    maxima = np.full((n_row, capacity), -np.inf, np.float32)
-    maxima[:, low:high] = scores[:, low:high]
+    # Rows that retrieve are scored one after the other, from their KV head's first row on.
+    group, rows_per_kv = 2, 2
+    scored = np.zeros((n_row * group, capacity), np.float32)
+    for h in range(0, n_row, rows_per_kv):
+        asking = [r for r in range(h, min(n_row, h + rows_per_kv)) if chosen[r] == -1]
+        scored[h * group : (h + len(asking)) * group : group] = scores[asking]
+    scored[:, low // 64 * 64 : low] = LOWEST
+    scored[:, high : -(-high // 64) * 64] = LOWEST
     out = {
-        "scores": scores, "order": np.zeros((n_row, capacity), np.int32), "ref_sets": ref_sets,
+        "scores": scored, "order": np.zeros((n_row, capacity), np.int32), "ref_sets": ref_sets,
         "ref_counts": ref_counts, "sets": np.zeros((n_row, size), np.int32),
         "counts": np.zeros(n_row, np.int32),
     }  # fmt: skip
     for found in runs(
         ops.CIS_SETS, out=out, step=step_of(1, pos), chosen=chosen, meta=meta,
-        maxima=maxima.reshape(n_row, -1, 16).max(axis=2), n_row=n_row, n_block=3,
+        maxima=maxima_of(scored, low, high), n_row=n_row, rows_per_kv=rows_per_kv, group=group,
+        n_block=3,
         capacity=capacity, set_capacity=size, n_sink=n_sink, n_local=n_local, n_top=n_top,
         n_best=n_best, radius=radius, drop=drop,
     ):  # fmt: skip
@@ -213,4 +204,4 @@ def test_retrieval_is_a_sort_and_sharing_clips(counts, drop, dilation):
     scores = normal(rng, 4, 512)
     check_sets(scores, 500, counts=counts, dilation=dilation, drop=drop)
     check_sets(np.round(scores), 500, counts=counts, dilation=dilation, drop=drop)  # ties
-    check_sets(np.full((3, 64), -1.5, np.float32), 60, counts=counts, dilation=dilation, drop=drop)
+    check_sets(np.full((4, 256), -1.5, np.float32), 60, counts=counts, dilation=dilation, drop=drop)

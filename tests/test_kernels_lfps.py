@@ -10,9 +10,11 @@ from tamis.jit_kernels import ops
 
 HEAD_DIM, GROUP, N_HEAD_KV = 16, 2, 2
 N_HEAD = GROUP * N_HEAD_KV
-CAPACITY = 256
+CAPACITY = 320  # at least 64 more than there are positions
+TABLED = (ops.LFPS_START, ops.LFPS_SETS, ops.LFPS_BYPASS)
 KERNELS = [
-    (op, (HEAD_DIM,)) for op in (ops.LFPS_KEEP, ops.LFPS_START, ops.LFPS_SETS, ops.LFPS_BYPASS)
+    (ops.LFPS_KEEP, (HEAD_DIM,)),
+    *((op, (HEAD_DIM, GROUP, rows)) for op in TABLED for rows in (1, GROUP)),
 ]
 P = Params(a=0.2, r=0.95, s=8, budget=0.1, epsilon=0.05, sink=4, local=10)
 
@@ -29,31 +31,35 @@ class Sequence:
         self.q = (drift + normal(rng, n, N_HEAD, HEAD_DIM)).astype(np.float32)
         self.table = page_table(rng, n, CAPACITY // 64)
 
-    def of_head(self, head):
-        h = head // GROUP
-        return self.q[:, head].astype(float), self.k[:, h].astype(float), self.v[:, h].astype(float)
+    def of_row(self, r, group):
+        """Queries [n, group, head_dim], keys and values of a row."""
+        h, heads = r * group // GROUP, slice(r * group, (r + 1) * group)
+        return tuple(x.astype(float) for x in (self.q[:, heads], self.k[:, h], self.v[:, h]))
 
     def fields(self, *, values):
         pages = {"k_pages": paged(self.k, self.table), "k_table": self.table}
         if values:
             pages |= {"v_pages": paged(self.v, self.table), "v_table": self.table}
-        heads = {"n_head": N_HEAD, "heads_per_kv": GROUP, "n_head_kv": N_HEAD_KV}
-        return pages | heads | {"scale_f": HEAD_DIM**-0.5}
+        return pages | {"n_head_kv": N_HEAD_KV, "scale_f": HEAD_DIM**-0.5}
 
 
-def empty_tables():
+def empty_tables(group):
+    n_row = N_HEAD // group
     return {
-        "ver": np.full((N_HEAD, CAPACITY), 7, np.float32),  # left by another sequence
-        "sla": np.full((N_HEAD, CAPACITY), -7, np.float32),
-        "bounds": np.full((2, N_HEAD, CAPACITY // 64), 9, np.float32),
-        "stats": np.zeros((N_HEAD, ops.LFPS_STATS_SIZE), np.float64),
-        "meta": np.full((N_HEAD, len(ops.LFPS_META)), -1, np.int64),
-        "means": np.zeros((N_HEAD, 2, HEAD_DIM), np.float32),
+        "ver": np.full((n_row, CAPACITY), 7, np.float32),  # left by another sequence
+        "sla": np.full((n_row, CAPACITY), -7, np.float32),
+        "bits": np.full((n_row, 2, 2, CAPACITY // 64 + 1), 0x7531, np.int64),
+        "stats": np.zeros((n_row, ops.LFPS_STATS_SIZE), np.float64),
+        "spread": np.zeros(N_HEAD, np.float64),
+        "meta": np.full((n_row, len(ops.LFPS_META)), -1, np.int64),
+        "means": np.zeros((N_HEAD_KV, 2, HEAD_DIM), np.float32),
         "scores": np.zeros((N_HEAD, CAPACITY), np.float32),
     }
 
 
-SCALARS = {"capacity": CAPACITY, "n_sink": P.sink, "n_local": P.local, "decay_f": P.r}
+SCALARS = {
+    "capacity": CAPACITY, "n_sink": P.sink, "n_local": P.local, "decay_f": P.r, "a_f": P.a,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (3, 6), (37, 100)])
@@ -81,142 +87,156 @@ def past_of(seq, pos, n):
     return {"past": past, "past_pos": at, "n_past": P.s}
 
 
-def check_tables(found, expected, head, pos):
-    """Tables of one head. Float32 entries of at most 1: sums of a few steps' roundings."""
-    scale = found["stats"][head, 0]
-    low, high = P.sink, pos + 1 - P.local
-    ver, sla = found["ver"][head] * scale, found["sla"][head, ::1] * scale
-    np.testing.assert_allclose(ver[low:high], expected.ver[low:high], rtol=1e-4, atol=2e-6)
-    distances = pos - np.arange(low, high)
-    np.testing.assert_allclose(sla[distances], expected.sla[distances], rtol=1e-4, atol=2e-6)
+def check_tables(found, expected, r, pos):
+    """Tables of one row. Float32 entries of at most 1: sums of a few steps' roundings."""
+    scale = found["stats"][r, 0]
+    middle = np.arange(P.sink, pos + 1 - P.local)
+    ver, sla = found["ver"][r] * scale, found["sla"][r] * scale
+    np.testing.assert_allclose(ver[middle], expected.ver[middle], rtol=1e-4, atol=2e-6)
+    distances = pos - middle
+    by_dist = sla[CAPACITY - 65 - distances]
+    np.testing.assert_allclose(by_dist, expected.sla[distances], rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("group", [1, GROUP])
 @pytest.mark.parametrize(("pos", "n"), [(150, 8), (150, 3), (150, 0), (15, 8), (14, 8), (13, 8)])
 @in_child
-def test_tables_start_from_the_last_queries(pos, n):
-    seq = Sequence(3, pos + 1)
+def test_tables_start_from_the_last_queries(pos, n, group):
+    seq, n_row = Sequence(3, pos + 1), N_HEAD // group
     fields = seq.fields(values=True) | past_of(seq, pos, n) | SCALARS
-    tables = empty_tables()
-    tables["meta"][3, 0] = pos  # its tables continue
+    tables = empty_tables(group)
+    last = n_row - GROUP // group
+    tables["meta"][last:, 0] = pos  # tables of the last KV head continue
     for found in runs(
-        ops.LFPS_START, (HEAD_DIM,), out=tables, step=step_of(1, pos), q=seq.q[pos:], **fields
-    ):
-        for name in ("ver", "sla", "stats", "means"):
-            np.testing.assert_array_equal(found[name][3], tables[name][3])
-        for head in range(3):
-            expected = started(P, *seq.of_head(head), pos, n)
+        ops.LFPS_START, (HEAD_DIM, GROUP, group), out=tables, step=step_of(1, pos), q=seq.q[pos:],
+        **fields,
+    ):  # fmt: skip
+        for name in ("ver", "sla", "stats", "bits"):
+            np.testing.assert_array_equal(found[name][last:], tables[name][last:])
+        for r in range(last):
+            expected = started(P, *seq.of_row(r, group), pos, n)
             if expected is None:  # no middle yet
-                np.testing.assert_array_equal(found["ver"][head], 7)
+                np.testing.assert_array_equal(found["ver"][r], 7)
                 continue
-            check_tables(found, expected, head, pos)
-            np.testing.assert_allclose(found["stats"][head, 1], expected.spread, rtol=1e-4)
+            check_tables(found, expected, r, pos)
+            spread = found["spread"][r * group : (r + 1) * group]
+            np.testing.assert_allclose(spread, expected.spread, rtol=1e-4)
             means = [expected.mean_key, expected.mean_value]
-            np.testing.assert_allclose(found["means"][head], means, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(found["means"][r * group // GROUP], means, rtol=0, atol=1e-5)
 
 
-def step(seq, pos, tables, bypass):
+def step(seq, pos, tables, bypass, *, group, period):
     """One decode step by the ops, on one thread's buffers; all runs must agree."""
-    meta = {"bypass": bypass, "a_f": P.a, "budget_f": P.budget, "epsilon_f": P.epsilon}
+    meta = {"bypass": bypass, "period": period, "budget_f": P.budget, "epsilon_f": P.epsilon}
+    n_row = N_HEAD // group
     out = tables | {
-        "order": np.zeros((N_HEAD, CAPACITY), np.int32),
-        "bits": np.full((N_HEAD, 2, CAPACITY // 64), -1, np.int64),
-        "sets": np.zeros((N_HEAD, 64), np.int32),
-        "counts": np.zeros(N_HEAD, np.int32),
+        "order": np.zeros((n_row, 2, CAPACITY), np.int32),
+        "sets": np.zeros((n_row, 64), np.int32),
+        "counts": np.zeros(n_row, np.int32),
     }
-    means = out.pop("means")
+    fixed = {name: out.pop(name) for name in ("means", "spread")}
     results = [
         {name: array.copy() for name, array in found.items()}
         for found in runs(
-            ops.LFPS_SETS, (HEAD_DIM,), out=out, step=step_of(1, pos), q=seq.q[pos : pos + 1],
-            means=means, set_capacity=64, **seq.fields(values=False), **SCALARS, **meta,
+            ops.LFPS_SETS, (HEAD_DIM, GROUP, group), out=out, step=step_of(1, pos),
+            q=seq.q[pos : pos + 1], set_capacity=64, **fixed, **seq.fields(values=False),
+            **SCALARS, **meta,
         )
     ]  # fmt: skip
     for other in results[1:]:
-        for name in ("ver", "sla", "stats", "meta", "sets", "counts"):
+        for name in ("ver", "sla", "stats", "bits", "meta", "sets", "counts"):
             np.testing.assert_array_equal(other[name], results[0][name])
-    return results[0] | {"means": means}
+    return results[0] | fixed
 
 
-def first_tables(seq, pos):
+def first_tables(seq, pos, group):
     fields = seq.fields(values=True) | past_of(seq, pos, P.s) | SCALARS
     at = {"step": step_of(1, pos), "q": seq.q[pos : pos + 1]}
-    found = next(runs(ops.LFPS_START, (HEAD_DIM,), out=empty_tables(), **at, **fields))
+    heads = HEAD_DIM, GROUP, group
+    found = next(runs(ops.LFPS_START, heads, out=empty_tables(group), **at, **fields))
+    found["meta"][:, 1:] = 0
     return {name: array.copy() for name, array in found.items()}
 
 
 @pytest.mark.parametrize("bypass", [0, 1])
+@pytest.mark.parametrize(("group", "period"), [(1, 1), (1, 3), (GROUP, 1), (GROUP, 2)])
 @in_child
-def test_fifty_steps_choose_and_learn_as_the_equations_say(bypass):
-    first, n = 150, 50
+def test_fifty_steps_choose_and_learn_as_the_equations_say(bypass, group, period):
+    first, n, n_row = 150, 50, N_HEAD // group
     seq = Sequence(5, first + n)
-    found = first_tables(seq, first)
-    expected = [started(P, *seq.of_head(head), first, P.s) for head in range(N_HEAD)]
+    found = first_tables(seq, first, group)
+    expected = [started(P, *seq.of_row(r, group), first, P.s) for r in range(n_row)]
     n_bypassed = n_scanned = 0
     for pos in range(first, first + n):
-        found = step(seq, pos, {name: found[name] for name in empty_tables()}, bypass)
-        for head in range(N_HEAD):
-            q, k, _ = seq.of_head(head)
-            chosen, scanned = expected[head].step(q[pos], k[: pos + 1], bypass=bypass)
-            row = found["sets"][head, : found["counts"][head]].tolist()
+        tables = {name: found[name] for name in empty_tables(group)}
+        found = step(seq, pos, tables, bypass, group=group, period=period)
+        for r in range(n_row):
+            q, k, _ = seq.of_row(r, group)
+            chosen, scanned = expected[r].step(
+                q[pos], k[: pos + 1], bypass=bypass, period=period, capacity=CAPACITY
+            )
+            row = found["sets"][r, : found["counts"][r]].tolist()
             assert row == chosen
-            assert found["meta"][head, 1] == (scanned is None)
-            check_tables(found, expected[head], head, pos)
+            assert found["meta"][r, 1] == (scanned is None)
+            check_tables(found, expected[r], r, pos)
             n_bypassed += scanned is None
             n_scanned += scanned or 0
     if bypass:
-        assert 20 < n_bypassed < 180, "both kinds of heads are there"
+        assert n_row * n * 0.02 < n_bypassed < n_row * n * 0.95, "both kinds of rows are there"
     else:
-        assert found["meta"][:, 4].sum() == n_scanned - N_HEAD  # they count from -1
-        assert 2 * N_HEAD * n < n_scanned < 100 * N_HEAD * n, "some keys, not all"
+        assert found["meta"][:, 4].sum() == n_scanned
+        assert 2 * n_row * n < n_scanned < 100 * n_row * n, "some keys, not all"
 
 
 @in_child
 def test_tables_survive_the_multiplication_of_their_scale():
     first = 150
     seq = Sequence(6, first + 3)
-    found = first_tables(seq, first)
-    expected = [started(P, *seq.of_head(head), first, P.s) for head in range(N_HEAD)]
+    found = first_tables(seq, first, 1)
+    expected = [started(P, *seq.of_row(r, 1), first, P.s) for r in range(N_HEAD)]
     small = np.float32(2.0**-50)  # 8.9e-16: below the smallest scale that is kept
-    for name, power in (("ver", 1), ("sla", 1), ("bounds", 1)):
-        found[name] /= small**power
+    for name in ("ver", "sla"):
+        found[name] /= small
     found["stats"][:, 0] *= small
     for i in range(4):
-        found["stats"][:, [2 + i, 6 + i]] /= np.float64(small) ** (i + 1)
+        found["stats"][:, [1 + i, 5 + i]] /= np.float64(small) ** (i + 1)
     for pos in range(first, first + 3):
-        found = step(seq, pos, {name: found[name] for name in empty_tables()}, 0)
+        tables = {name: found[name] for name in empty_tables(1)}
+        found = step(seq, pos, tables, 0, group=1, period=1)
         assert (found["stats"][:, 0] > 0.9).all()
-        for head in range(N_HEAD):
-            q, k, _ = seq.of_head(head)
-            chosen, _ = expected[head].step(q[pos], k[: pos + 1], bypass=0)
-            assert found["sets"][head, : found["counts"][head]].tolist() == chosen
-            check_tables(found, expected[head], head, pos)
+        for r in range(N_HEAD):
+            q, k, _ = seq.of_row(r, 1)
+            chosen, _ = expected[r].step(q[pos], k[: pos + 1], bypass=0, capacity=CAPACITY)
+            assert found["sets"][r, : found["counts"][r]].tolist() == chosen
+            check_tables(found, expected[r], r, pos)
 
 
 @pytest.mark.parametrize("bypass", [1, 2])
+@pytest.mark.parametrize("group", [1, GROUP])
 @in_child
-def test_a_bypassed_head_joins_the_mean_value(bypass):
-    pos = 150
+def test_a_bypassed_row_joins_the_mean_value(bypass, group):
+    pos, n_row = 150, N_HEAD // group
     seq = Sequence(7, pos + 1)
-    tables = first_tables(seq, pos)
+    tables = first_tables(seq, pos, group)
     kept = [*range(P.sink), *range(pos + 1 - P.local, pos + 1)]
-    tables["meta"][:, 1] = [1, 0, 0, 1]
-    sets = np.tile(np.array(kept, np.int32), (N_HEAD, 1))
+    tables["meta"][:, 1] = [1] + [0] * (n_row - 1)
+    sets = np.tile(np.array(kept, np.int32), (n_row, 1))
     before = normal(np.random.default_rng(1), N_HEAD, HEAD_DIM)
     expected = before.astype(float)
-    for head in (0, 3):
-        table, (q, k, _) = started(P, *seq.of_head(head), pos, P.s), seq.of_head(head)
-        weights = np.exp(k[kept] @ q[pos] * HEAD_DIM**-0.5).sum()
-        w_global = np.exp(table.global_logit(q[pos], pos + 1))
+    table, (q, k, _) = started(P, *seq.of_row(0, group), pos, P.s), seq.of_row(0, group)
+    for head in range(group):
+        weights = np.exp(k[kept] @ q[pos, head] * HEAD_DIM**-0.5).sum()
+        w_global = np.exp(table.global_logit(q[pos, head], pos + 1, head))
         share = w_global / (w_global + weights) if bypass == 1 else 1
         expected[head] += share * (table.mean_value - expected[head])
-    fixed = {name: tables[name] for name in ("stats", "meta", "means")}
+    fixed = {name: tables[name] for name in ("spread", "meta", "means")}
     for found in runs(
-        ops.LFPS_BYPASS, (HEAD_DIM,), out={"out": before, "scores": np.zeros(N_HEAD, np.float32)},
-        step=step_of(1, pos), q=seq.q[pos:], sets=sets, counts=np.full(N_HEAD, len(kept), np.int32),
+        ops.LFPS_BYPASS, (HEAD_DIM, GROUP, group), out={"out": before}, step=step_of(1, pos),
+        q=seq.q[pos:], sets=sets, counts=np.full(n_row, len(kept), np.int32),
         set_capacity=len(kept), bypass=bypass, **fixed, **seq.fields(values=False),
     ):  # fmt: skip
         np.testing.assert_allclose(found["out"], expected, rtol=0, atol=1e-4)
-        np.testing.assert_array_equal(found["out"][[1, 2]], before[[1, 2]])
+        np.testing.assert_array_equal(found["out"][group:], before[group:])
 
 
 def test_the_oracle_follows_a_pattern_by_hand():

@@ -7,10 +7,11 @@ from test_kernels_attention import normal, page_table, paged
 
 from tamis.jit_kernels import ops
 
-SHAPES = [(16, 1), (64, 2), (80, 7)]  # head_dim, group
+DIMS = [16, 80]
+SHAPES = [(16, 1, 1), (16, 3, 1), (80, 7, 1), (80, 7, 7), (64, 6, 2), (64, 40, 4)]
 KERNELS = [
-    *((ops.QUEST_BOUNDS, shape[:1]) for shape in SHAPES),
-    *((ops.QUEST_SCORE, shape) for shape in SHAPES),
+    *((ops.QUEST_BOUNDS, (head_dim,)) for head_dim in DIMS),
+    *((ops.QUEST_SCORE, shape) for shape in SHAPES),  # head_dim, heads of a KV head, group
 ]
 
 
@@ -21,7 +22,7 @@ def pages_of(k, page):
 
 @pytest.mark.parametrize(("pos", "filled"), [(0, 0), (150, 0), (150, 150), (150, 97), (64, 151)])
 @pytest.mark.parametrize("page", [5, 16, 100])
-@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize("head_dim", DIMS)
 @in_child
 def test_bounds_are_those_of_the_pages_from_the_first_unfilled_position(
     head_dim, page, pos, filled
@@ -36,23 +37,25 @@ def test_bounds_are_those_of_the_pages_from_the_first_unfilled_position(
     for i, keys in enumerate(pages):
         if (i + 1) * page > min(filled, pos):
             expected[:, i, 0], expected[:, i, 1] = keys.max(axis=0), keys.min(axis=0)
+    q = normal(rng, 3, head_dim)
+    parts = np.stack([np.maximum(q, 0), np.minimum(q, 0)], axis=1)
     for found in runs(
-        ops.QUEST_BOUNDS, (head_dim,), out={"bounds": before}, step=step_of(1, pos),
-        k_pages=paged(k, table), k_table=table, filled=np.array([filled]), n_head_kv=2,
-        n_page=n_page, page=page,
+        ops.QUEST_BOUNDS, (head_dim,), out={"bounds": before, "parts": np.ones_like(parts)},
+        step=step_of(1, pos), q=q, n_head=3, k_pages=paged(k, table), k_table=table,
+        filled=np.array([filled]), n_head_kv=2, n_page=n_page, page=page,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["bounds"], expected)
+        np.testing.assert_array_equal(found["parts"], parts)
 
 
-@pytest.mark.parametrize("pos", [0, 62, 150])
-@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
-@pytest.mark.parametrize("rows_per_kv", [1, 3])
+@pytest.mark.parametrize("pos", [0, 62, 150, 700])
+@pytest.mark.parametrize(("head_dim", "heads", "group"), SHAPES)
 @in_child
-def test_scores_are_upper_bounds(head_dim, group, rows_per_kv, pos):
-    rng = np.random.default_rng((head_dim, pos, rows_per_kv))
+def test_scores_are_upper_bounds(head_dim, heads, group, pos):
+    rng = np.random.default_rng((head_dim, pos, heads))
     n_head_kv, page = 2, 16
-    n_row, heads_per_kv = n_head_kv * rows_per_kv, group * rows_per_kv
-    q = normal(rng, 1, n_row * group, head_dim)
+    n_row = n_head_kv * heads // group
+    q = normal(rng, 1, n_head_kv * heads, head_dim)
     k = normal(rng, pos + 1, n_head_kv, head_dim).astype(np.float16)
     pages = pages_of(k.astype(float), page)
     n_page = len(pages) + 1
@@ -60,20 +63,21 @@ def test_scores_are_upper_bounds(head_dim, group, rows_per_kv, pos):
     expected, exact = np.zeros((2, n_row, len(pages)))
     for i, keys in enumerate(pages):
         bounds[:, i, 0], bounds[:, i, 1] = keys.max(axis=0), keys.min(axis=0)
-        by_row = np.repeat(bounds[:, i].astype(float), heads_per_kv, axis=0)
+        by_row = np.repeat(bounds[:, i].astype(float), heads, axis=0)
         top = np.maximum(q[0] * by_row[:, 0], q[0] * by_row[:, 1]).sum(axis=1)
         expected[:, i] = top.reshape(n_row, group).max(axis=1)
-        dots = np.einsum("hd,jhd->hj", q[0], np.repeat(keys, heads_per_kv, axis=1))
+        dots = np.einsum("hd,jhd->hj", q[0], np.repeat(keys, heads, axis=1))
         exact[:, i] = dots.max(axis=1).reshape(n_row, group).max(axis=1)
-    before = normal(rng, n_row, n_page)
+    before = normal(rng, n_head_kv * heads, n_page)
     for found in runs(
-        ops.QUEST_SCORE, (head_dim, group), out={"scores": before, "filled": np.array([-7])},
-        step=step_of(1, pos), q=q, bounds=bounds, n_row=n_row, heads_per_kv=heads_per_kv,
-        n_page=n_page, page=page,
+        ops.QUEST_SCORE, (head_dim, heads, group),
+        out={"scores": before, "filled": np.array([-7])}, step=step_of(1, pos),
+        parts=np.stack([np.maximum(q[0], 0), np.minimum(q[0], 0)], axis=1), bounds=bounds,
+        n_head_kv=n_head_kv, n_page=n_page, page=page,
     ):  # fmt: skip
         assert found["filled"] == pos + 1
-        # Float32 sums of at most 80 products.
-        scores = found["scores"][:, : len(pages)]
+        # Float32 sums of at most 160 products.
+        scores = found["scores"][::group, : len(pages)]
         np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
         assert (scores >= exact - 1e-4).all()
         np.testing.assert_array_equal(found["scores"][:, len(pages) :], before[:, len(pages) :])

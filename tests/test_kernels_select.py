@@ -1,4 +1,4 @@
-"""SELECT_WINDOW, SCORE_KEYS and SELECT_TOP_K against NumPy, between unmapped pages."""
+"""The ops that score keys, choose and unite sets against NumPy, between unmapped pages."""
 
 from itertools import pairwise
 
@@ -9,10 +9,12 @@ from test_kernels_attention import normal, page_table, paged
 
 from tamis.jit_kernels import ops
 
-SCORED = [(16, 1), (64, 2), (80, 7)]  # head_dim, group
+SCORED = [(16, 1, 1), (64, 6, 3), (80, 7, 1), (64, 7, 7)]  # head_dim, heads, group
 KERNELS = [
-    (ops.SELECT_WINDOW, ()), (ops.SELECT_TOP_K, ()), *((ops.SCORE_KEYS, s) for s in SCORED),
+    (ops.SELECT_WINDOW, ()), (ops.SELECT_TOP_K, ()), (ops.SELECT_BEST, ()), (ops.SELECT_UNION, ()),
+    *((ops.SCORE_KEYS, s) for s in SCORED),
 ]  # fmt: skip
+LOWEST = np.float32(-3e38)
 
 
 def rows_of(found):
@@ -64,29 +66,115 @@ def test_window(n_tok, pos, q_block, block, n_sink, n_recent):
 # --- the best k ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pos", [0, 62, 150])
-@pytest.mark.parametrize(("head_dim", "group"), SCORED)
-@pytest.mark.parametrize("rows_per_kv", [1, 3])
+def middle(pos, n_sink, n_local, drop=0):
+    """The range that a method chooses from."""
+    start = max(0, min(pos * drop // 2**32, pos + 1 - n_local))
+    return max(n_sink, start), max(n_sink, pos + 1 - n_local)
+
+
+def maxima_of(scores, low, high):
+    """Of spans of 256 positions the maxima of every sixteenth, in the pages of low .. high - 1."""
+    rows = np.full((len(scores), -(-scores.shape[1] // 256) * 256), -np.inf, np.float32)
+    rows[:, : scores.shape[1]] = scores
+    rows[:, : low // 64 * 64] = rows[:, -(-high // 64) * 64 :] = -np.inf
+    return rows.reshape(len(rows), -1, 16, 16).max(axis=2).reshape(len(rows), -1)
+
+
+DROP = 3 << 30  # 3/4 of the past is not seen
+
+
+@pytest.mark.parametrize(
+    ("pos", "n_sink", "n_local", "drop"),
+    [(0, 0, 1, 0), (3, 4, 1, 0), (70, 0, 1, 0), (600, 4, 20, 0), (600, 70, 500, 0),
+     (800, 4, 30, DROP)],
+)  # fmt: skip
+@pytest.mark.parametrize(("head_dim", "heads", "group"), SCORED)
+@pytest.mark.parametrize("partly", [False, True])
 @in_child
-def test_scores_are_the_best_of_a_rows_heads(head_dim, group, rows_per_kv, pos):
-    rng = np.random.default_rng((head_dim, pos, rows_per_kv))
-    n_kv, n_head_kv = pos + 1, 2
-    n_row, heads_per_kv = n_head_kv * rows_per_kv, group * rows_per_kv
-    q = normal(rng, 1, n_row * group, head_dim)
-    k = normal(rng, n_kv, n_head_kv, head_dim).astype(np.float16)
-    table = page_table(rng, n_kv, 4)
-    by_head = np.einsum("hd,jhd->hj", q[0], np.repeat(k.astype(float), heads_per_kv, axis=1))
-    expected = 0.3 * by_head.reshape(n_row, group, n_kv).max(axis=1)
-    capacity = n_kv + 3
-    before = normal(rng, n_row, capacity)
+def test_scores_of_the_middle(head_dim, heads, group, pos, n_sink, n_local, drop, partly):
+    rng = np.random.default_rng((head_dim, pos, heads))
+    n_head_kv, capacity = 2, (pos + 256) // 256 * 256
+    low, high = middle(pos, n_sink, n_local, drop)
+    q = normal(rng, n_head_kv, heads, head_dim)
+    k = normal(rng, pos + 1, n_head_kv, head_dim).astype(np.float16)
+    k[:low] = k[high:] = np.nan
+    table = page_table(rng, pos + 1, 14)
+    counts = np.array([group, 0], np.int32) if partly else np.full(2, heads, np.int32)
+    by_head = np.einsum("hgd,jhd->hgj", q.astype(float), k.astype(float))
+    before = normal(rng, n_head_kv, heads, capacity)
+    unset = np.full((n_head_kv, heads, capacity // 16), 7, np.float32)
+    pages = slice(low // 64 * 64, -(-high // 64) * 64 if high > low else low // 64 * 64)
+    spans = slice(low // 256 * 16, -(-high // 256) * 16 if high > low else low // 256 * 16)
     for found in runs(
-        ops.SCORE_KEYS, (head_dim, group), out={"scores": before}, step=step_of(1, pos), q=q,
-        k_pages=paged(k, table), k_table=table, n_row=n_row, heads_per_kv=heads_per_kv,
-        n_head_kv=n_head_kv, capacity=capacity, scale_f=0.3,
+        ops.SCORE_KEYS, (head_dim, heads, group), out={"scores": before, "maxima": unset},
+        step=step_of(1, pos), q=q, k_pages=paged(k, table), k_table=table, n_head_kv=n_head_kv,
+        capacity=capacity, n_sink=n_sink, n_local=n_local, drop=drop,
+        **({"counts": counts} if partly else {}), absent=() if partly else ("counts",),
     ):  # fmt: skip
-        # Float32 sums of at most 80 products.
-        np.testing.assert_allclose(found["scores"][:, :n_kv], expected, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(found["scores"][:, n_kv:], before[:, n_kv:])
+        for h in range(n_head_kv):
+            for row in range(0, counts[h], group):
+                scores = found["scores"][h, row]
+                expected = by_head[h, row : row + group, low:high].max(axis=0)
+                # Float32 sums of at most 80 products.
+                np.testing.assert_allclose(scores[low:high], expected, rtol=0, atol=1e-4)
+                outside = [*scores[pages.start : low], *scores[max(low, high) : pages.stop]]
+                assert high <= low or all(x == LOWEST for x in outside)
+                want = maxima_of(scores[None], low, max(low, high))[0, spans]
+                np.testing.assert_array_equal(found["maxima"][h, row, spans], want)
+        np.testing.assert_array_equal(
+            found["scores"][:, :, : pages.start], before[:, :, : pages.start]
+        )
+        np.testing.assert_array_equal(
+            found["scores"][:, :, pages.stop :], before[:, :, pages.stop :]
+        )
+        if partly:
+            np.testing.assert_array_equal(found["scores"][1], before[1])
+
+
+@pytest.mark.parametrize("counts", [(4, 8, 16), (0, 1, 1), (3, 20, 0), (70, 9, 40), (4, 8, 5000)])
+@pytest.mark.parametrize(("pos", "group"), [(0, 1), (2, 1), (90, 2), (1000, 1), (1000, 3)])
+@in_child
+def test_the_best_of_the_middle_are_kept(counts, pos, group):
+    rng = np.random.default_rng((pos, *counts))
+    n_sink, n_local, n_top = counts
+    low, high = middle(pos, n_sink, n_local)
+    capacity, n_row = (pos + 256) // 256 * 256, 3
+    for scores in (
+        normal(rng, n_row * group, capacity),
+        rng.integers(-2, 3, (3 * group, capacity)),
+    ):
+        scores = scores.astype(np.float32)
+        expected = [best(row[: pos + 1], n_sink, n_local, n_top) for row in scores[::group]]
+        scores[:, low // 64 * 64 : low] = LOWEST
+        scores[:, high : -(-high // 64) * 64] = LOWEST
+        size = max(map(len, expected))
+        out = {
+            "scores": scores, "order": np.zeros((n_row, capacity), np.int32),
+            "sets": np.zeros((n_row, size), np.int32), "counts": np.zeros(n_row, np.int32),
+        }  # fmt: skip
+        for found in runs(
+            ops.SELECT_BEST, out=out, step=step_of(1, pos), maxima=maxima_of(scores, low, high),
+            n_row=n_row, group=group, capacity=capacity, set_capacity=size, n_sink=n_sink,
+            n_local=n_local, n_top=n_top,
+        ):  # fmt: skip
+            for r in range(n_row):
+                assert found["sets"][r, : found["counts"][r]].tolist() == expected[r]
+
+
+@in_child
+def test_sets_of_a_kv_heads_rows_are_united():
+    sets = np.array([[0, 5, 64, 9], [5, 63, 99, 100], [1, 2, 3, 4], [7, 8, 9, 9]], np.int32)
+    counts = np.array([3, 4, 0, 2], np.int32)
+    out = {
+        "bits": np.full((2, 2), -1, np.int64), "joined": np.zeros((2, 6), np.int32),
+        "n_joined": np.full(2, -7, np.int32),
+    }  # fmt: skip
+    for found in runs(
+        ops.SELECT_UNION, out=out, step=step_of(1, 100), sets=sets, counts=counts, rows_per_kv=2,
+        n_head_kv=2, capacity=4, joined_capacity=6, n_word=2,
+    ):  # fmt: skip
+        assert found["n_joined"].tolist() == [6, 2]
+        assert found["joined"].tolist() == [[0, 5, 63, 64, 99, 100], [7, 8, 0, 0, 0, 0]]
 
 
 def best(scores, n_sink, n_recent, n_top):

@@ -15,6 +15,7 @@ KERNELS = [
     *((op, (d,)) for d in DIMS
       for op in (ops.TACTIC_SEED, ops.TACTIC_ASSIGN, ops.TACTIC_MEAN, ops.TACTIC_BUDGET)),
     *((ops.TACTIC_SCORE, (d, group)) for d in DIMS for group in (1, 4, 7)),
+    *((ops.TACTIC_JOINT, (d, group)) for d in DIMS for group in GROUPS),
     *((ops.TACTIC_MARK, (group,)) for group in GROUPS), (ops.TACTIC_SELECT, ()),
 ]  # fmt: skip
 
@@ -209,7 +210,7 @@ def test_scores_are_products_with_centroids(head_dim, n_cluster, group):
 def fit_budget(weights, n_first, outside, share):
     """Alg. 1 as it is printed, with the weight outside of the clusters."""
     n = len(weights)
-    half, x_1, x_2 = max(16, n // 200), n // 10, n * 6 // 10
+    half, x_1, x_2 = min(max(16, n // 200), 64), n // 10, n * 6 // 10
     mu_1 = weights[max(0, x_1 - half) : x_1 + half].mean()
     mu_2 = weights[max(0, x_2 - half) : x_2 + half].mean()
     x_1, x_2 = max(1, x_1), max(2, x_2)
@@ -248,7 +249,17 @@ def sample_budget(weights, sizes, logits, n_first, outside, share, n_sample, mar
     return int(ends[min(np.searchsorted(each.cumsum(), need), len(ends) - 1)])
 
 
-SIZES = [(9, 4, 2), (150, 3, 20), (1500, 4, 100)]
+SIZES = [(9, 4, 2), (150, 3, 20), (1500, 4, 100)]  # positions, sinks, local ones
+
+
+def lists_of(rng, n_sink, end, n_cluster, capacity, n_slot):
+    """Random clusters of two KV heads."""
+    labels = rng.integers(0, n_cluster, (2, end - n_sink))
+    order, starts = np.zeros((2, capacity), np.int32), np.zeros((2, n_slot + 1), np.int32)
+    for h in range(2):
+        order[h, : end - n_sink] = n_sink + np.argsort(labels[h], kind="stable")
+        starts[h, 1 : n_cluster + 1] = np.bincount(labels[h], minlength=n_cluster).cumsum()
+    return order, starts
 
 
 @pytest.mark.parametrize(("n_sample", "margin"), [(0, 0), (30, 0), (256, 0.5)])
@@ -263,11 +274,7 @@ def test_the_budget_is_that_of_the_reference(
     rng = np.random.default_rng((head_dim, n_kv))
     keys, capacity, n_slot, heads_per_kv = Keys(rng, n_kv, head_dim), n_kv + 1, 48, 2
     end, n_cluster = n_kv - n_local, min(40, n_kv - n_local - n_sink)
-    labels = rng.integers(0, n_cluster, (2, end - n_sink))
-    order, starts = np.zeros((2, capacity), np.int32), np.zeros((2, n_slot + 1), np.int32)
-    for h in range(2):
-        order[h, : end - n_sink] = n_sink + np.argsort(labels[h], kind="stable")
-        starts[h, 1 : n_cluster + 1] = np.bincount(labels[h], minlength=n_cluster).cumsum()
+    order, starts = lists_of(rng, n_sink, end, n_cluster, capacity, n_slot)
     q, scale = 3 * normal(rng, 1, 4, head_dim), head_dim**-0.5
     scores = 9 * normal(rng, 4, n_slot)  # whatever the clusters' scores are
     for found in runs(
@@ -304,20 +311,108 @@ def test_the_budget_is_that_of_the_reference(
             assert abs(found["keep"][head] - expected) <= slack
 
 
+def densities_of(logits, sizes, outside):
+    """Of each cluster the sum over heads of exp(logit) beside the head's estimated total."""
+    inside = np.exp(logits)
+    return (inside / (inside @ sizes + outside)[:, None]).sum(axis=0)
+
+
+def joint_budget(weights, sizes, logits, densities, n_first, outside, share, sampling):
+    """How many positions each head needs: the first exactly, the rest by its own samples' ratio.
+
+    weights [n_head, n]: in order; sizes, logits [n_head, n_cluster], densities: of the clusters in
+    order; sampling: n_sample, margin.
+    """
+    (n_sample, margin), ends = sampling, sizes.cumsum()
+    first = min(int(np.searchsorted(ends, max(20, n_first))), len(ends) - 1) + 1
+    tail, factors = (densities * sizes)[first:], np.zeros(len(weights))
+    exact, rest = weights[:, : ends[first - 1]], np.zeros(len(weights))
+    guesses = np.exp(logits[:, first:]) * sizes[first:]
+    if tail.sum() > 0:
+        points = (np.arange(n_sample) + 0.5) / n_sample * tail.sum()
+        of = np.searchsorted(tail.cumsum(), points, side="right")
+        within = (points - (tail.cumsum() - tail)[of]) / tail[of] * sizes[first:][of]
+        drawn = weights[:, ends[first - 1 + of] + within.astype(int)]
+        rest = (drawn / densities[first:][of]).mean(axis=1) * tail.sum() * (1 + margin)
+        factors = rest / guesses.sum(axis=1)
+    needs = share * (outside + exact.sum(axis=1) + rest) - outside
+    counts = []
+    for w, more, factor, need in zip(exact, guesses, factors, needs, strict=True):
+        reached = np.concatenate([[0], w.cumsum(), w.sum() + (factor * more).cumsum()])
+        at = [*range(ends[first - 1] + 1), *ends[first:]]
+        counts.append(at[min(np.searchsorted(reached, need), len(at) - 1)])
+    return counts
+
+
+@pytest.mark.parametrize(("n_sample", "margin"), [(1, 0), (30, 0), (256, 0.5)])
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize(("n_kv", "n_sink", "n_local"), SIZES)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("head_dim", DIMS)
 @in_child
-def test_without_clusters_nothing_is_kept_of_them():
-    keys = Keys(np.random.default_rng(0), 9, 16)
+def test_the_joint_budget_is_that_of_the_reference(
+    head_dim, group, n_kv, n_sink, n_local, share, counted, n_sample, margin
+):
+    rng = np.random.default_rng((head_dim, n_kv, group))
+    keys, capacity, n_slot = Keys(rng, n_kv, head_dim), n_kv + 1, 48
+    end, n_cluster = n_kv - n_local, min(40, n_kv - n_local - n_sink)
+    order, starts = lists_of(rng, n_sink, end, n_cluster, capacity, n_slot)
+    q, scale = 3 * normal(rng, 1, 2 * group, head_dim), head_dim**-0.5
+    scores = 9 * normal(rng, 2 * group, n_slot)  # whatever the clusters' scores are
+    n_reach = (2 * group + 2) // 3
+    scratch = np.zeros((2, n_slot), np.float32)
     for found in runs(
-        ops.TACTIC_BUDGET, (16,),
+        ops.TACTIC_JOINT, (head_dim, group),
         out={
-            "rank": np.full((2, 16), -7, np.int32), "keep": np.full(2, -7, np.int32),
-            "work": np.zeros((2, ops.tactic_work(9, 16)), np.float32),
+            "rank": np.full((2, n_slot), -7, np.int32), "keep": np.full(2, -7, np.int32),
+            "work": np.zeros((2, ops.tactic_joint_work(group, capacity, n_slot)), np.float32),
+            "scores": scores, "sizes": scratch, "density": scratch,
         },
-        step=step_of(1, 8), q=np.ones((1, 2, 16), np.float32), extent=np.array([4, 4, 0]),
-        scores=np.zeros((2, 16), np.float32), starts=np.zeros((2, 17), np.int32),
-        order=np.zeros((2, 9), np.int32), n_head=2, heads_per_kv=1, n_slot=16, capacity=9,
-        n_sink=4, counted=1, n_sample=0, share_f=0.9, first_share_f=0.02, margin_f=0, scale_f=0.25,
-        **keys.fields,
+        step=step_of(1, n_kv - 1), q=q, extent=np.array([n_sink, end, n_cluster]), starts=starts,
+        order=order, n_slot=n_slot, capacity=capacity, n_sink=n_sink, counted=counted,
+        n_sample=n_sample, n_reach=n_reach, share_f=share, first_share_f=0.02, margin_f=margin,
+        scale_f=scale, **keys.fields,
+    ):  # fmt: skip
+        for h in range(2):
+            heads, rank = slice(group * h, group * h + group), found["rank"][h, :n_cluster]
+            weights = np.exp(scale * (q[0, heads].astype(float) @ keys.k[:, h].astype(float).T))
+            logits = scale * scores[heads, :n_cluster].astype(float)
+            outside = counted * (weights[:, :n_sink].sum(axis=1) + weights[:, end:].sum(axis=1))
+            sizes = np.diff(starts[h, : n_cluster + 1])
+            density = densities_of(logits, sizes, outside)
+            assert sorted(rank) == list(range(n_cluster))
+            falls = density[rank]  # in 512 steps an octave
+            assert (falls[1:] <= falls[:-1] * 2 ** (1 / 256)).all()
+            parts = [order[h, starts[h, c] : starts[h, c + 1]] for c in rank]
+            if share == 1:
+                expected = end - n_sink
+            else:
+                counts = joint_budget(
+                    weights[:, np.concatenate(parts)], sizes[rank], logits[:, rank], falls,
+                    int(0.02 * (end - n_sink)), outside, share, (n_sample, margin),
+                )  # fmt: skip
+                expected = sorted(counts)[n_reach - 1]
+            assert found["keep"][h] == expected
+
+
+@pytest.mark.parametrize("op", [ops.TACTIC_BUDGET, ops.TACTIC_JOINT], ids=["head", "joint"])
+@in_child
+def test_without_clusters_nothing_is_kept_of_them(op):
+    keys, out = Keys(np.random.default_rng(0), 9, 16), {"keep": np.full(2, -7, np.int32)}
+    scratch = {"scores": np.zeros((2, 16), np.float32), "rank": np.full((2, 16), -7, np.int32)}
+    if op == ops.TACTIC_JOINT:
+        constants, own = (16, 1), {"n_reach": 1}
+        scratch |= {name: np.zeros((2, 16), np.float32) for name in ("sizes", "density")}
+        scratch["work"] = np.zeros((2, ops.tactic_joint_work(1, 9, 16)), np.float32)
+    else:
+        constants, own = (16,), {"n_head": 2, "heads_per_kv": 1}
+        scratch["work"] = np.zeros((2, ops.tactic_work(9, 16)), np.float32)
+    for found in runs(
+        op, constants, out=out | scratch, step=step_of(1, 8), q=np.ones((1, 2, 16), np.float32),
+        extent=np.array([4, 4, 0]), starts=np.zeros((2, 17), np.int32),
+        order=np.zeros((2, 9), np.int32), n_slot=16, capacity=9, n_sink=4, counted=1, n_sample=0,
+        share_f=0.9, first_share_f=0.02, margin_f=0, scale_f=0.25, **own, **keys.fields,
     ):  # fmt: skip
         assert found["keep"].tolist() == [0, 0]
 

@@ -6,6 +6,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from guarded import in_child, is_on_gpu, runs, step_of
+from oracle import gelu_tanh, rms_norm, silu
 from tiny_models import random_tensor
 
 from tamis.formats.dequant import dequantize
@@ -17,7 +18,9 @@ TYPES = [
     "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 ]  # fmt: skip
 KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
-    (ops.PACK_ROWS, (form,)) for form in ("float", "quantised")
+    (ops.PACK_ROWS, (form, source))
+    for form in ("float", "quantised")
+    for source in ("rows", "norm", "silu", "gelu")
 ]
 
 
@@ -85,23 +88,49 @@ def step_size(rows):
     return np.repeat(steps, 32, axis=1)[:, :n]
 
 
-def packed(x, type_):
-    """The rows as PACK_ROWS leaves them for weights of a type, for few rows nothing."""
-    unwritten = np.full(ops.packed_bytes(*x.shape), 0xA5, np.uint8)
+def packed(x, type_, source="rows", other=None, row=0):
+    """The rows as PACK_ROWS leaves them for weights of a type."""
+    n_tok, n = len(x) - row, x.shape[1]
+    unwritten = np.full(ops.packed_bytes(n_tok, n), 0xA5, np.uint8)
     found = [
         made["packed"].copy()
         for made in runs(
-            ops.PACK_ROWS,
-            (ops.packed_form(type_),),
-            out={"packed": unwritten},
-            step=step_of(len(x)),
-            x=x,
-            n=x.shape[1],
+            ops.PACK_ROWS, (ops.packed_form(type_), source), out={"packed": unwritten},
+            scratch=ops.matmul_scratch(n), step=step_of(n_tok, 0, row), x=x, other=other, n=n,
+            eps_f=1e-3,
         )
-    ]
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
+    ]  # fmt: skip
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
     return found[0]
+
+
+@pytest.mark.parametrize("n_tok", [1, 4, 17])
+@pytest.mark.parametrize("type_", ["F32", "Q8_0"])
+@pytest.mark.parametrize("source", ["norm", "silu", "gelu"])
+@in_child
+def test_rows_are_normed_or_gated_before_they_are_packed(source, type_, n_tok):
+    # Products with the unit matrix are the rows that were packed; the first two are skipped.
+    n = 160
+    rng = np.random.default_rng((n_tok, len(source)))
+    x = 3 * normal(rng, 2 + n_tok, n)
+    other = normal(rng, n) if source == "norm" else normal(rng, 2 + n_tok, n)
+    wide = x[2:].astype(np.float64)
+    if source == "norm":
+        expected = rms_norm(wide, other, 1e-3)
+    else:
+        expected = {"silu": silu, "gelu": gelu_tanh}[source](wide) * other[2:]
+    unit = np.eye(n, dtype=np.float32)
+    data = (unit if type_ == "F32" else quantize(unit, Type.Q8_0)).reshape(-1).view(np.uint8)
+    decoded = dequantize(data, GGMLType[type_], (n, n)).astype(np.float64)
+    bound = rounding(expected, decoded, type_, n_tok) + 3e-6 * np.abs(expected) + 1e-6
+    rows = packed(x, type_, source, other, 2)
+    unwritten = np.full((n_tok, n), np.nan, np.float32)
+    for found in runs(
+        ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(n),
+        step=step_of(n_tok), packed=rows, w=data, bias=None, n_in=n, n_out=n, y_stride=n, add=0,
+    ):  # fmt: skip
+        assert (np.abs(found["y"] - expected @ decoded.T) <= bound).all()
 
 
 def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
@@ -116,7 +145,7 @@ def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
     bound = rounding(x, decoded, type_, n_tok)
     for found in runs(
         ops.MATMUL, (type_,), out={"y": flat}, scratch=ops.matmul_scratch(n_in),
-        step=step_of(n_tok, 11), x=x, packed=packed(x, type_), w=data,
+        step=step_of(n_tok, 11), packed=packed(x, type_), w=data,
         bias=bias if with_bias else None, n_in=n_in, n_out=n_out, y_stride=y_stride, add=add,
     ):  # fmt: skip
         y = np.concatenate([found["y"], before[-1, n_out:]]).reshape(n_tok, y_stride)
@@ -211,7 +240,7 @@ def products(type_, data, x, n_out):
     unwritten = np.full((len(x), n_out), np.nan, np.float32)
     for found in runs(
         ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(x.shape[1]),
-        step=step_of(len(x)), x=x, packed=packed(x, type_), w=data, bias=None, n_in=x.shape[1],
+        step=step_of(len(x)), packed=packed(x, type_), w=data, bias=None, n_in=x.shape[1],
         n_out=n_out, y_stride=n_out, add=0,
     ):  # fmt: skip
         yield found["y"]

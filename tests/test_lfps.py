@@ -11,7 +11,16 @@ from tamis.select.lfps import LFPS
 
 
 def test_numbers_out_of_range_are_refused():
-    for wrong in ({"a": -1}, {"r": 1}, {"budget": 0}, {"s": 0}, {"local": 0}, {"bypass": "sink"}):
+    for wrong in (
+        {"a": -1},
+        {"r": 1},
+        {"budget": 0},
+        {"s": 0},
+        {"local": 0},
+        {"bypass": "sink"},
+        {"rows": "union"},
+        {"renew": 0},
+    ):
         with pytest.raises(ValueError, match="expected"):
             LFPS(**wrong)
 
@@ -65,7 +74,7 @@ def test_recorded_attention_is_predicted_from_the_past():
     mass (0.85 for exact sets of the same size), reading 2.8 % of the keys."""
     data = np.load(FOLDER / "attention_slice.npz")
     kept, best = [], []
-    replay = Replay(LFPS(), data["q"], data["k"], data["k"])
+    replay = Replay(LFPS(rows="head"), data["q"], data["k"], data["k"])
     for _ in range(160):
         pos = replay.decode()
         for head, row in enumerate(replay.rows(0)):
@@ -76,6 +85,18 @@ def test_recorded_attention_is_predicted_from_the_past():
     assert replay.state.scanned_share < 0.12
     assert np.mean(kept) > np.mean(best) - 0.2
     assert np.mean(kept) > 0.6
+
+
+def test_heads_that_share_keys_share_tables():
+    """One set for three heads: it keeps less of each one's mass, and reads each key once."""
+    data = np.load(FOLDER / "attention_slice.npz")
+    replay, kept = Replay(LFPS(rows="group"), data["q"], data["k"], data["k"]), []
+    for _ in range(160):
+        replay.decode()
+        (row,) = replay.rows(0)
+        kept += [replay.weights(0, head)[row].sum() for head in range(replay.n_head)]
+    assert replay.state.scanned_share < 0.12
+    assert np.mean(kept) > 0.5
 
 
 @pytest.fixture(scope="module")

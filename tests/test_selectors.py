@@ -51,6 +51,7 @@ EXAMPLES = {
         Example("tactic:c=4,period=16,local=8", None, 8),
         Example("tactic:P=0.5,c=4,n_iter=2,period=9,local=8,rows=head,seed=3", None, 8),
         Example("tactic:P=0.5,c=1,period=7,sink=0,local=1,outside=apart", None, 1),
+        Example("tactic:P=0.5,c=4,period=9,local=8,rows=joint,sample=16", None, 8),
     ],
     "quest": [
         Example("quest:budget=64,page=8,dense=0,sink=4,recent=8", 64, 8),
@@ -66,9 +67,10 @@ EXAMPLES = {
         Example("hip:k=6,b_k=3,b_sk=2,b_q=16,b_sq=3,l_d=0,sink=0,local=1,rows=head", 18, 1),
     ],
     "cpe": [
-        Example("cpe:k=24,sink=4,local=8,s=4", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,s=4,rows=head", 4 + 8 + 24 + 2 * 8, 8),
+        Example("cpe:k=24,sink=4,local=8,s=4", None, 8),
         Example("cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group", 4 + 8 + 24 + 6 * 8, 8),
-        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1", 2, 1),
+        Example("cpe:k=1,sink=0,local=1,tau=1,phi=1,rows=head", 2, 1),
         Example("cpe:s=0,sink=4,local=8", None, 8),
         Example("cpe:s=0,sink=0,local=1,phi=0.1,alpha=2", None, 1),
         Example("cpe:s=0,phi=1,psi=0.2,sink=4", None, 10_000),
@@ -89,6 +91,8 @@ EXAMPLES = {
         Example("lfps:a=0,budget=0.2,sink=0,local=1,bypass=none", 1 + 51, 1),
         Example("lfps:epsilon=0,local=8,bypass=mean", 4 + 8 + 5, 8),
         Example("lfps:epsilon=0.1,local=8,r=0", 4 + 8 + 5, 8),
+        Example("lfps:budget=0.1,sink=4,local=8,s=4,rows=head", 4 + 8 + 25, 8),
+        Example("lfps:epsilon=0.1,local=8,rows=head,renew=1", 4 + 8 + 5, 8),
     ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
@@ -110,7 +114,12 @@ COVERING = {
     ],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
-    "tactic": ["tactic:local=512", "tactic:P=1,c=4,local=8", "tactic:P=1,c=4,local=8,rows=head"],
+    "tactic": [
+        "tactic:local=512",
+        "tactic:P=1,c=4,local=8",
+        "tactic:P=1,c=4,local=8,rows=head",
+        "tactic:P=1,c=4,local=8,rows=joint,sample=9",
+    ],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "vertical_slash": ["vertical_slash:n_vertical=512", "vertical_slash:n_slash=512"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],

@@ -19,10 +19,14 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i64,
 )
 from tamis.jit_kernels.cpu.simd import (
+    bits_above,
+    bits_at_least,
+    bits_from,
     bits_to_bytes,
     byte_table,
     bytes_of,
     count_at_least,
+    count_bits,
     dot_i8,
     dot_i16,
     dot_u8,
@@ -35,12 +39,16 @@ from tamis.jit_kernels.cpu.simd import (
     hsum,
     join,
     lane,
+    load_f32x16,
+    load_i32x16,
     low_half,
+    lowest_bit,
     nibbles,
     nibbles_in_place,
     nibbles_of_two,
     nibbles_of_two_in_place,
     odd_lanes,
+    pack_at_least,
     pairs_of_halves,
     repeat,
     rotated_pairs,
@@ -50,6 +58,7 @@ from tamis.jit_kernels.cpu.simd import (
     shift_right_signed,
     sign_like,
     sixteenth_of_odd_runs,
+    store_chosen,
     store_i8x8,
     to_f32,
     twice,
@@ -146,9 +155,73 @@ def check_count(vec):
         assert found[0] == (a >= b).sum()
 
 
+def check_bits():
+    def kernel(out, a, b, x, y):
+        store_i64(out, bits_at_least(load_i32x16(a), load_i32x16(b)))
+        store_i64(out + 8, bits_above(load_f32x16(x), load_f32x16(y)))
+        store_i64(out + 16, bits_from(load_i64(out), load_i64(out + 8), 63))
+        store_i64(out + 24, bits_from(-2, 5, 0))
+        store_i64(out + 32, lowest_bit(load_i64(out + 8)))
+        store_i64(out + 40, count_bits(load_i64(out)))
+
+    def word(lanes):
+        return sum(1 << i for i in np.flatnonzero(lanes).tolist())
+
+    a, b = numbers("i32x16", seed=1), numbers("i32x16", seed=2)
+    x, y = numbers("f32x16", seed=3), numbers("f32x16", seed=4)
+    a[:2], y[:3], x[15], y[15] = b[:2], x[:3], 1, 0
+    found = result(kernel, np.empty(6, np.int64), a, b, x, y).tolist()
+    first, second = word(a >= b), word(x > y)
+    lowest = int(np.flatnonzero(x > y)[0])
+    both = (second << 64 | first) >> 63
+    assert found == [first, second, both, -2, lowest, int((a >= b).sum())]
+
+
+def test_comparisons_give_words_of_bits(level):
+    run_at(level, check_bits)
+
+
+def check_chosen(vec, bits):
+    load = op_of("load", vec)
+
+    def kernel(out, a, b):
+        store_chosen(out + 4, load(a), load_i64(b))
+
+    a = numbers(vec, seed=3)
+    found = result(kernel, np.zeros(18, a.dtype), a, np.array([bits]))
+    picks = [i for i in range(16) if bits >> i & 1]
+    assert found[0] == found[17] == 0, "a whole vector at most"
+    np.testing.assert_array_equal(found[1 : 1 + len(picks)], a[picks])
+
+
+@pytest.mark.parametrize("bits", [0, 1, 0b1000_0110_0000_0101, 0xFFFF])
+@pytest.mark.parametrize("vec", ["i32x16", "f32x16"])
+def test_chosen_lanes_are_written_one_after_the_other(level, vec, bits):
+    run_at(level, check_chosen, vec, bits)
+
+
 @pytest.mark.parametrize("vec", ["i32x8", "i32x16"])
 def test_lanes_at_least_those_of_another_are_counted(level, vec):
     run_at(level, check_count, vec)
+
+
+def check_packing(vec):
+    load, n = op_of("load", vec), int(vec[4:])
+
+    def kernel(out, items, x, bar):
+        pack_at_least(out, load(items), load(x), load(bar))
+
+    for seed in range(5):
+        items, x, bar = (numbers(vec, seed=seed + i) for i in (0, 10, 20))
+        x[0] = bar[0]
+        kept = items[x >= bar]
+        found = result(kernel, np.full(n, 7, np.int32), items, x, bar)
+        np.testing.assert_array_equal(found, [*kept, *[7] * (n - len(kept))])
+
+
+@pytest.mark.parametrize("vec", ["i32x8", "i32x16"])
+def test_kept_items_lie_together(level, vec):
+    run_at(level, check_packing, vec)
 
 
 def check_float_operators(vec):

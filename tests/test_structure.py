@@ -13,7 +13,6 @@ MAX_LINES, MAX_KERNEL_LINES, MAX_PARAMETERS = 60, 120, 7
 
 # "folder/file.py:Class.function": the reason why it may be longer or take more parameters.
 ALLOWED: dict[str, str] = {
-    "jit_kernels/cpu/select_tactic.py:tactic_budget": "both budgets use products made for a head",
     "runner/engine.py:Engine.session": "the public call: one setting each, by the name users know",
 }
 

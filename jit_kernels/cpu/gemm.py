@@ -13,10 +13,10 @@ from numba import njit
 
 from tamis.jit_kernels.cpu import gemm_f32, gemm_i16
 from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
-from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.panel import DEPTH, K_BLOCK, MR, NR, ROW, clear
 from tamis.jit_kernels.cpu.simd import CPU
-from tamis.jit_kernels.ops import FEW_ROWS, PACKED_ROWS, PANEL_SCRATCH, STEP, packed_form
+from tamis.jit_kernels.ops import PACKED_ROWS, PANEL_SCRATCH, packed_form
 
 zero = np.float32(0)
 GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
@@ -28,25 +28,6 @@ def tiles_of(form: str) -> ModuleType:
     Float weights keep all bits of the activations: words are for quantised ones.
     """
     return gemm_i16 if form == "quantised" and CPU.vnni else gemm_f32
-
-
-def pack_rows(form: str) -> Any:
-    """Kernel of PACK_ROWS: threads take blocks of MR rows in turn."""
-    pack_row, size = tiles_of(form).pack_row, tiles_of(form).BLOCK
-
-    def kernel(tid, n_thread, step, x, packed, n):
-        n_tok, n_block = load_i64(step + STEP.n_tok), (n + DEPTH - 1) // DEPTH
-        if n_tok <= FEW_ROWS:
-            return
-        for t in range(MR * tid, n_tok, MR * n_thread):
-            block = packed + size * n_block * (t // MR)
-            for k in range(0, n, DEPTH):
-                for i in range(MR):
-                    rest = min(DEPTH, n - k) if t + i < n_tok else 0
-                    pack_row(x + 4 * (n * (t + i) + k), rest, block, i)
-                block += size
-
-    return kernel
 
 
 @njit(error_model="numpy")

@@ -4,8 +4,9 @@ Quantised weights meet activations as integers. A row of activations is stored a
 bytes for 64 elements: a block of 32 is v * dx with whole numbers v = 128 * high + low of 15 bits,
 so that two products of bytes give the exact sum of u * v; its error is a 32000th of the block's
 largest element, far below that of float16 keys and values. After the planes of all n elements come
-`pairs`, two f32 for every block that has a scale of its own in the weights, 32 or 16 elements: dx,
-and the sum of v times dx, which is what a constant added to all weights of the block contributes.
+`pairs`, two f32 for every 16 elements, then two for every 32, as blocks with a scale of their own
+in the weights are long: dx, and the sum of v times dx, which is what a constant added to all
+weights of the block contributes.
 
 planes: high int8 [64]; low int8 [64].
 """
@@ -112,28 +113,18 @@ def split_block(x, high):
     return dx, f32(hsum(v)) * dx, f32(hsum(w)) * dx
 
 
-def planes_of(block: int) -> Any:
-    """The function (x, n, out) that writes planes and pairs of n f32, a multiple of 64.
-
-    block: elements that share a scale in the weights, 32 or 16.
-    """
-
-    @njit(error_model="numpy")
-    def write_planes(x, n, out):
-        pairs = out + n // CHUNK * PLANES
-        for i in range(n // 32):
-            high = out + i // 2 * PLANES + i % 2 * 32
-            dx, first, second = split_block(x + 128 * i, high)
-            store_f32(pairs, dx)
-            if block == 32:
-                store_f32(pairs + 4, first + second)
-            else:
-                store_f32(pairs + 4, first)
-                store_f32(pairs + 8, dx)
-                store_f32(pairs + 12, second)
-            pairs += 256 // block
-
-    return write_planes
+@njit(error_model="numpy")
+def write_planes(x, n, out, first, last):
+    """Write planes and pairs of elements first..last of n f32; all are multiples of 64."""
+    sixteens = out + n // CHUNK * PLANES
+    blocks = sixteens + n // 2
+    for i in range(first // 32, last // 32):
+        dx, one, other = split_block(x + 128 * i, out + i // 2 * PLANES + i % 2 * 32)
+        for at, sum in ((sixteens + 16 * i, one), (sixteens + 16 * i + 8, other)):
+            store_f32(at, dx)
+            store_f32(at + 4, sum)
+        store_f32(blocks + 8 * i, dx)
+        store_f32(blocks + 8 * i + 4, one + other)
 
 
 # ---- one chunk -----------------------------------------------------------------------------------
@@ -211,7 +202,7 @@ def pair_of_blocks(blocks: Blocks) -> Any:
     chunk_size, second = 2 * size, f32(blocks.second)
 
     def pair(row, other, n, planes):
-        a, b, pairs = zero_f32x16(), zero_f32x16(), planes + 2 * n
+        a, b, pairs = zero_f32x16(), zero_f32x16(), planes + 5 * n // 2
         rest_a, rest_b = zero_f32x8(), zero_f32x8()
         for _ in range(n // (2 * CHUNK)):
             prefetch(row + AHEAD)
@@ -333,23 +324,6 @@ BLOCKS_OF_32 = {
 
 
 # ---- types with blocks of 256: four steps --------------------------------------------------------
-def dot_iq4_xs(row, n, planes):
-    """Blocks of 32 with d * (scale - 32) * table[q]."""
-    total, rest, pairs = zero_f32x16(), zero_f32x4(), planes + 2 * n
-    for _ in range(n // 256):
-        d, highs, lows = load_f16(row), load_u16(row + 2), load_u32(row + 4)
-        for j in range(4):
-            first = (lows >> (8 * j)) & 15 | ((highs >> (4 * j)) & 3) << 4
-            second = (lows >> (8 * j + 4)) & 15 | ((highs >> (4 * j + 2)) & 3) << 4
-            scales = doubled(d * f32(first - 32), d * f32(second - 32)) * load_f32x4(pairs)
-            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
-            total = fma(two_eights(scales, 0), signed_product(weights, planes), total)
-            rest += scales
-            planes, pairs = planes + PLANES, pairs + 16
-        row += 136
-    return hsum(total) - OFFSET * (lane(rest, 1) + lane(rest, 3))
-
-
 @njit
 def words(x):
     """Unsigned bytes as 32-bit lanes."""
@@ -411,9 +385,38 @@ def four_lanes(x, i):
     return join(repeat(low, 0, 2, 8), repeat(high, 0, 2, 8))
 
 
+@njit
+def scales_iq4_xs(highs, lows):
+    """Eight scales of 6 bits less 32: of each 4 bits in lows, 2 in highs, the first ones lowest."""
+    low = (lows | lows << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = (highs | highs << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    return bytes_to_f32(low | high << 4) - splat_f32x8(f32(32))
+
+
+def dot_iq4_xs(row, n, planes):
+    """Blocks of 32 with d * (scale - 32) * table[q]."""
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 5 * n // 2
+    for _ in range(n // 256):
+        both = load_f32x16(pairs)
+        scales = scales_iq4_xs(load_u16(row + 2), load_u32(row + 4)) * broadcast_f16_x8(row)
+        rest = fma(scales, odd_lanes(both), rest)
+        scales = scales * even_lanes(both)
+        for j in range(4):
+            prefetch(row + 34 * j + AHEAD)
+            weights = iq4_values(nibbles_of_two(row + 8 + 32 * j, row + 24 + 32 * j))
+            total = fma(two_lanes(scales, 2 * j), signed_product(weights, planes), total)
+            planes += PLANES
+        row, pairs = row + 136, pairs + 64
+    return hsum(total) - OFFSET * hsum(rest)
+
+
 def dot_q4_k(row, n, planes):
     """Blocks of 32 with d * scale * q - dmin * minimum."""
-    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 5 * n // 2
     for _ in range(n // 256):
         both = load_f32x16(pairs)
         scales = scales_k(row + 4) * broadcast_f16_x8(row) * even_lanes(both)
@@ -430,7 +433,7 @@ def dot_q4_k(row, n, planes):
 
 def dot_q5_k(row, n, planes):
     """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit i for block i."""
-    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 2 * n
+    total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 5 * n // 2
     for _ in range(n // 256):
         both = load_f32x16(pairs)
         scales = scales_k(row + 4) * broadcast_f16_x8(row) * even_lanes(both)
@@ -563,14 +566,6 @@ BLOCKS_OF_256 = {
     "Q6_K": dot_q6_k,
     "IQ4_XS": dot_iq4_xs,
 }
-BLOCKS_OF_16 = {"Q2_K", "Q3_K", "Q6_K"}
-
-
-class RowDot(NamedTuple):
-    """How a type's rows are multiplied."""
-
-    prepare: Any  # (x f32, n, out): what `pair` reads, 4 * n bytes at out; None: x itself
-    pair: Any  # (row, other row, n, what `prepare` wrote) -> two f32
 
 
 def pair_of(dot: Any) -> Any:
@@ -583,13 +578,15 @@ def pair_of(dot: Any) -> Any:
     return pair
 
 
-def row_dot_of(type: str) -> RowDot:
-    """The row products of a ggml type's name. n is a multiple of 64 where `prepare` is not None."""
+def pair_of_type(type: str) -> Any:
+    """The function pair(row, other row, n, x) -> two f32 of a ggml type's name.
+
+    x: n f32 for types of floats, else their planes, and n a multiple of 64.
+    """
     if type in FLOATS:
-        return RowDot(None, njit(error_model="numpy")(pair_of(dot_floats(*FLOATS[type]))))
-    prepare = planes_of(16 if type in BLOCKS_OF_16 else 32)
-    if type in BLOCKS_OF_32:
+        pair = pair_of(dot_floats(*FLOATS[type]))
+    elif type in BLOCKS_OF_32:
         pair = pair_of_blocks(BLOCKS_OF_32[type])
     else:
         pair = pair_of(BLOCKS_OF_256[type])
-    return RowDot(prepare, njit(error_model="numpy")(pair))
+    return njit(error_model="numpy")(pair)

@@ -17,6 +17,7 @@ from tamis.jit_kernels.cpu.simd import (
     LANES,
     const,
     dotted_i16,
+    dotted_u8,
     fused,
     halves,
     lanes_of,
@@ -28,6 +29,7 @@ from tamis.jit_kernels.cpu.simd import (
 )
 
 WORDS = lanes_of(I32, vf.ir)
+BYTES = ir.VectorType(I8, 4 * LANES)
 
 
 class Grid(types.Type):
@@ -212,6 +214,12 @@ def addresses(b, p, base, size, n):
     return packed(b, [b.add(base, step) for step in steps])
 
 
+@vector_op(lambda _p, *sizes: Addresses(_counts(*sizes)[1]) if _counts(*sizes) else None)
+def neighbours(b, p, size, n):
+    """The addresses p, p + size, ... of n rows."""
+    return packed(b, spaced(b, p, size, n))
+
+
 @vector_op(lambda starts, _offset: Grid(1, starts.n) if isinstance(starts, Addresses) else None)
 def load_half_each(b, starts, offset):
     """A row of vectors of float16, `offset` bytes after each address."""
@@ -261,6 +269,16 @@ def store_sums(b, p, stride, grid):
         rows, starts = rows[n:], starts[n:]
 
 
+@vector_op(_written)
+def store_folded(b, p, stride, grid):
+    """Write four numbers at p, p + stride, ...: the sums of every fourth lane of a column."""
+    rows = rows_of(b, grid)
+    for at, (x,) in zip(spaced(b, p, stride, len(rows)), rows, strict=True):
+        while x.type.count > 4:
+            x = (b.fadd if x.type.element == FLOAT else b.add)(*halves(b, x))
+        b.store(x, pointer(b, at, x.type), align=1)
+
+
 # ---- arithmetic ----------------------------------------------------------------------------------
 def _product(sums: Any, column: Any, row: Any) -> Any:
     return sums if _is(column, sums.rows, 1) and _is(row, 1, sums.cols) else None
@@ -297,6 +315,15 @@ def add_outer(b, sums, p, stride, row):
             made.append([dotted_i16(b, z, pair, b.bitcast(y, shorts)) for y, z in cells])
         else:
             made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
+    return grid_of(b, made)
+
+
+@vector_op(lambda sums, _x, _s, _y: sums if _is(sums, sums.rows, 1, WORDS) else None)
+def add_bytes(b, sums, x, stride, y):
+    """sums[i] + x[i] . y, four bytes a word: signed ones at x, x + stride, ..; 0 to 128 at y."""
+    row, made = vector_at(b, y, BYTES), []
+    for (total,), at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
+        made.append([dotted_u8(b, total, row, vector_at(b, at, BYTES))])
     return grid_of(b, made)
 
 

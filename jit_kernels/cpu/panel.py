@@ -32,3 +32,10 @@ def transpose_words(rows, panel):
     for first in range(0, NR, LANES):
         column = load_column(rows + ROW * first, ROW, LANES)
         store_grid(panel + 4 * first, WORD_ROW, transposed(column))
+
+
+@njit(error_model="numpy")
+def share_of(tid, n_thread, n_out, unit):
+    """The range of rows of a thread: whole units, as even as possible."""
+    n_unit = (n_out + unit - 1) // unit
+    return unit * (n_unit * tid // n_thread), min(n_out, unit * (n_unit * (tid + 1) // n_thread))

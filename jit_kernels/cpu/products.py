@@ -1,4 +1,4 @@
-"""Scores of listed rows of keys: products with the heads of one query, their maxima and sums.
+"""Scores of listed rows of keys: products with the heads of one query, the sums of their weights.
 
 Rows are int32 numbers of rows of head_dim float16 at a base address. After a list come LIST_PAD
 more valid rows (`pad_list`): keys are multiplied several at a time and asked for ahead.
@@ -28,7 +28,6 @@ from tamis.jit_kernels.cpu.simd import (
     lane,
     load_f,
     splat_f,
-    store_f,
     vexp,
     vmax,
     zero_f,
@@ -76,20 +75,18 @@ def products_of(head_dim: int, group: int) -> Any:
     return run
 
 
-def rating(head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions normalise and rate over the heads of several queries.
+def normaliser(head_dim: int, group: int) -> Any:
+    """The function run(at, queries, base, n, scale) over the heads of several queries.
 
-    normalise(at, queries, base, n, scale): offsets[query, head] = log sum exp of its scores of the
-    n listed rows. rate(at, queries, base, n, scale): scores[j] = the largest score of row j less
-    the offset, over queries and heads; written up to the next multiple of TILE.
-    at: addresses of rows, scores, tile, offsets f32 [n_query, group]; queries: address of the first
-    one's heads, number, bytes from one to the next.
+    offsets[query, head] = log sum exp of its scores of the n listed rows. at: addresses of rows,
+    tile f32 [group, TILE], offsets f32 [n_query, group]; queries: address of the first one's heads,
+    number, bytes from one to the next.
     """
     products = products_of(head_dim, group)
 
     @njit(error_model="numpy")
-    def normalise(at, queries, base, n, scale):
-        rows, _, tile, offsets = at
+    def run(at, queries, base, n, scale):
+        rows, tile, offsets = at
         heads, n_query, apart = queries
         for t in range(n_query):
             for g in range(group):
@@ -111,21 +108,4 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
                     before = lane(vexp(splat_f(load_f32(to) - best)), 0)
                     store_f32(to, best + np.float32(math.log(hsum(total) + before)))
 
-    @njit(error_model="numpy")
-    def rate(at, queries, base, n, scale):
-        rows, scores, tile, offsets = at
-        heads, n_query, apart = queries
-        for j in range(0, n, TILE):
-            for t in range(n_query):
-                products(tile, heads + t * apart, rows + 4 * j, base, min(TILE, n - j))
-                for i in range(0, TILE, LANES):
-                    to = scores + 4 * (j + i)
-                    best = load_f(to) if t > 0 else splat_f(MASKED)
-                    for g in range(group):
-                        offset = splat_f(load_f32(offsets + 4 * (group * t + g)))
-                        best = vmax(
-                            load_f(tile + TILE_ROW * g + 4 * i) * splat_f(scale) - offset, best
-                        )
-                    store_f(to, best)
-
-    return normalise, rate
+    return run

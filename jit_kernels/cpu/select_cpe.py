@@ -2,39 +2,31 @@
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
+from tamis.jit_kernels.cpu.attend import first_at_least
 from tamis.jit_kernels.cpu.intrinsic import (
     load_f32,
     load_i32,
     load_i64,
-    store_f32,
     store_i32,
     store_i64,
 )
-from tamis.jit_kernels.cpu.select import LEAST, ordered, threshold, write_ends
-from tamis.jit_kernels.cpu.tile import dot_float, dot_half
+from tamis.jit_kernels.cpu.select import (
+    copy_row,
+    keep_top,
+    middle,
+    ordered,
+    survivors,
+    threshold,
+    window_start,
+    write_ends,
+)
+from tamis.jit_kernels.cpu.tile import dot_float
 from tamis.jit_kernels.ops import CIS_META, STEP
-from tamis.jit_kernels.types import PAGE
 
 RETRIEVE, EVERYTHING = -1, -2  # other decisions: the reference whose set is shared
-RUN = 16  # neighbouring positions that one maximum stands for
-LOWEST = np.float32(-3.4e38)
 META = 8 * len(CIS_META)
-
-
-@njit
-def _window_start(pos, n_local, drop):
-    """First position beside the sinks that a query at `pos` sees: Eq. 15, and the local ones."""
-    return max(0, min(drop * pos >> 32, pos + 1 - n_local))
-
-
-@njit
-def _middle(pos, n_sink, n_local, drop):
-    """The range of positions between sinks and local window that retrieval chooses from."""
-    low = max(n_sink, _window_start(pos, n_local, drop))
-    return low, max(n_sink, pos + 1 - n_local)
 
 
 def select_psaw() -> Any:
@@ -49,7 +41,7 @@ def select_psaw() -> Any:
         for qb in range((n_tok + q_block - 1) // q_block):
             newest = pos + min(n_tok, (qb + 1) * q_block) - 1
             # P grows with the position: the oldest query of the block sees furthest.
-            low = _window_start(pos + qb * q_block, n_local, drop) // block
+            low = window_start(pos + qb * q_block, n_local, drop) // block
             sinks = min(low, (n_sink + block - 1) // block)
             for r in range(n_row):
                 count = write_ends(indices, count, sinks, low, newest // block + 1)
@@ -58,114 +50,84 @@ def select_psaw() -> Any:
     return kernel
 
 
-def cis_gate(head_dim: int, group: int) -> Any:
-    """Kernel of CIS_GATE: threads take rows in turn."""
-    size = 4 * head_dim
+def cis_gate(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of CIS_GATE: threads take KV heads in turn."""
+    size, rows_per_kv = 4 * head_dim, heads // group
 
     @njit
-    def alike(heads, reference, tau):
-        """Whether every head of the row is closer to its reference than the cosine tau (Eq. 12)."""
+    def alike(heads, reference, cosine):
+        """Whether every head of the row is closer to its reference than the cosine (Eq. 12)."""
         for g in range(group):
             x, y = heads + size * g, reference + size * g
             norms = (dot_float(x, x, head_dim) * dot_float(y, y, head_dim)) ** 0.5
-            if not dot_float(x, y, head_dim) > tau * norms:
+            if not dot_float(x, y, head_dim) > cosine * norms:
                 return False
         return True
 
+    @njit
+    def latest(queries, own, n_ref, cosine):
+        """The most recent reference that is closer than the cosine, or RETRIEVE."""
+        for j in range(n_ref - 1, -1, -1):
+            if alike(queries, own + size * group * j, cosine):
+                return j
+        return RETRIEVE
+
+    @njit
+    def references(at, pos, n_block):
+        """Begin a block where the last one ends; how many references this one has."""
+        ended = pos - load_i64(at + CIS_META.begin) >= n_block
+        if load_i64(at + CIS_META.next) != pos or ended:
+            store_i64(at + CIS_META.begin, pos)
+            store_i64(at + CIS_META.n_ref, 0)
+        return load_i64(at + CIS_META.n_ref)
+
+    @njit
+    def retrieve(at, queries, own, asking, n_asking):
+        """List the row's queries for SCORE_KEYS; they are a reference from now on."""
+        n, n_ref = load_i32(n_asking), load_i64(at + CIS_META.n_ref)
+        copy_row(queries, own + size * group * n_ref, head_dim * group)
+        copy_row(queries, asking + size * n, head_dim * group)
+        store_i32(n_asking, n + group)
+        store_i64(at + CIS_META.n_ref, n_ref + 1)
+        store_i64(at + CIS_META.n_retrieval, load_i64(at + CIS_META.n_retrieval) + 1)
+
     def kernel(
-        tid, n_thread, step, q, refs, meta, chosen, n_row, n_block, n_sink, n_local,
-        n_top, drop, tau_f,
+        tid, n_thread, step, q, refs, meta, chosen, asking, n_asking, n_head_kv, n_block, n_sink,
+        n_local, n_top, drop, tau_f, join_f,
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
-        low, high = _middle(pos, n_sink, n_local, drop)
-        for r in range(tid, n_row, n_thread):
-            at, heads = meta + META * r, q + size * group * r
-            store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
-            if high - low <= n_top:
-                store_i32(chosen + 4 * r, EVERYTHING)
-                store_i64(at + CIS_META.next, -1)
+        low, high = middle(pos, n_sink, n_local, drop)
+        for h in range(tid, n_head_kv, n_thread):
+            rows, reading = range(rows_per_kv * h, rows_per_kv * (h + 1)), False
+            store_i32(n_asking + 4 * h, 0)
+            for r in rows:
+                at, decision = meta + META * r, EVERYTHING
+                store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
+                if high - low > n_top:
+                    n_ref, own = references(at, pos, n_block), refs + size * group * n_block * r
+                    decision = latest(q + size * group * r, own, n_ref, tau_f)
+                store_i64(at + CIS_META.next, -1 if decision == EVERYTHING else pos + 1)
+                store_i32(chosen + 4 * r, decision)
+                reading |= decision == RETRIEVE
+            if not reading:
                 continue
-            begin, n_ref = load_i64(at + CIS_META.begin), load_i64(at + CIS_META.n_ref)
-            if load_i64(at + CIS_META.next) != pos or pos - begin >= n_block:
-                begin, n_ref = pos, 0
-            decision, j = RETRIEVE, n_ref - 1
-            own = refs + size * group * n_block * r
-            while j >= 0 and decision == RETRIEVE:
-                if alike(heads, own + size * group * j, tau_f):
-                    decision = j
-                j -= 1
-            if decision == RETRIEVE:
-                to = own + size * group * n_ref
-                for i in range(head_dim * group):
-                    store_f32(to + 4 * i, load_f32(heads + 4 * i))
-                n_ref += 1
-                n_before = load_i64(at + CIS_META.n_retrieval)
-                store_i64(at + CIS_META.n_retrieval, n_before + 1)
-            store_i32(chosen + 4 * r, decision)
-            store_i64(at + CIS_META.next, pos + 1)
-            store_i64(at + CIS_META.begin, begin)
-            store_i64(at + CIS_META.n_ref, n_ref)
+            for r in rows:
+                at, queries = meta + META * r, q + size * group * r
+                own, n_ref = refs + size * group * n_block * r, load_i64(at + CIS_META.n_ref)
+                # The keys are read anyway: rows whose best reference is not so near ask as well.
+                if latest(queries, own, n_ref, max(tau_f, join_f)) == RETRIEVE:
+                    store_i32(chosen + 4 * r, RETRIEVE)
+                    retrieve(at, queries, own, asking + size * heads * h, n_asking + 4 * h)
 
     return kernel
 
 
-def cis_score(head_dim: int, group: int) -> Any:
-    """Kernel of CIS_SCORE: threads share the positions of each row that retrieves."""
-
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, chosen, scores, maxima, n_row, heads_per_kv,
-        n_head_kv, capacity, n_sink, n_local, drop, scale_f,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = _middle(pos, n_sink, n_local, drop)
-        first, n_run = low // RUN, (high + RUN - 1) // RUN - low // RUN
-        for r in range(n_row):
-            if load_i32(chosen + 4 * r) != RETRIEVE:
-                continue
-            h, heads = r * group // heads_per_kv, q + 4 * head_dim * group * r
-            begin, end = first + n_run * tid // n_thread, first + n_run * (tid + 1) // n_thread
-            for run in range(begin, end):
-                slot = load_i32(k_table + 4 * (run * RUN // PAGE))
-                page = k_pages + 2 * head_dim * (slot * n_head_kv + h) * PAGE
-                most = LOWEST
-                for j in range(max(low, run * RUN), min(high, (run + 1) * RUN)):
-                    key = page + 2 * head_dim * (j % PAGE)
-                    best = dot_half(heads, key, head_dim)
-                    for g in range(1, group):
-                        best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
-                    best *= scale_f
-                    store_f32(scores + 4 * (capacity * r + j), best)
-                    most = max(most, best)
-                store_f32(maxima + 4 * (capacity // RUN * r + run), most)
-
-    return kernel
+BEST, POSITION = 1 << 30, (1 << 29) - 1
 
 
-@njit
-def _survivors(row, maxima, order, low, high, n_top):
-    """Move the scores that may be among the best n_top to the front of `row`; count them.
-
-    Their positions go to `order`, ascending. At least n_top scores reach the n_top-th best of the
-    runs' maxima, so it is a bound.
-    """
-    first, last = low // RUN, (high + RUN - 1) // RUN
-    bound = threshold(maxima, first, last, n_top) if last - first > n_top else LEAST
-    count = 0
-    for run in range(first, last):
-        if ordered(load_f32(maxima + 4 * run)) < bound:
-            continue
-        for j in range(max(low, run * RUN), min(high, (run + 1) * RUN)):
-            score = load_f32(row + 4 * j)
-            if ordered(score) >= bound:
-                store_f32(row + 4 * count, score)
-                store_i32(order + 4 * count, j)
-                count += 1
-    return count
-
-
-@njit
-def _mark_best(row, order, count, n_best, mark):
-    """Set bit `mark` above the position of the n_best best; ties go to the lower position."""
+@njit(error_model="numpy")
+def _mark_best(row, order, count, n_best):
+    """Set BEST above the position of the n_best best scores; ties go to the lower position."""
     if n_best <= 0:
         return
     bar = threshold(row, 0, count, n_best)
@@ -173,24 +135,18 @@ def _mark_best(row, order, count, n_best, mark):
     for i in range(count):
         ties -= ordered(load_f32(row + 4 * i)) > bar
     for i in range(count):
-        order_i = ordered(load_f32(row + 4 * i))
-        if order_i > bar or (order_i == bar and ties > 0):
-            store_i32(order + 4 * i, load_i32(order + 4 * i) | mark)
-        if order_i == bar:
-            ties -= 1
+        score = ordered(load_f32(row + 4 * i))
+        tie = score == bar and ties > 0
+        ties -= tie
+        store_i32(order + 4 * i, load_i32(order + 4 * i) | BEST * (score > bar or tie))
 
 
-KEPT, BEST, POSITION = 1 << 29, 1 << 30, (1 << 29) - 1
-
-
-@njit
+@njit(error_model="numpy")
 def _dilated(order, count, radius, low, high, out):
-    """Eq. 13: the kept positions and the neighbours of the best, clipped; how many there are."""
+    """Eq. 13: the positions and the neighbours of the best, clipped; how many there are."""
     n, last = 0, low - 1
     for i in range(count):
         word = load_i32(order + 4 * i)
-        if word & KEPT == 0:
-            continue
         at = word & POSITION
         start, stop = at, at + radius if word & BEST else at
         # A best position just after this one reaches back before it.
@@ -208,55 +164,43 @@ def _dilated(order, count, radius, low, high, out):
 def cis_sets() -> Any:
     """Kernel of CIS_SETS: threads take rows in turn."""
 
-    @njit
-    def retrieve(row, maxima, order, low, high, n_top, n_best):
-        """How many survivors there are in `order`, with KEPT and BEST set on the chosen ones."""
-        count = _survivors(row, maxima, order, low, high, n_top)
-        _mark_best(row, order, count, n_top, KEPT)
-        _mark_best(row, order, count, n_best, BEST)
-        return count
-
     def kernel(
         tid, n_thread, step, chosen, meta, scores, maxima, order, ref_sets, ref_counts, sets,
-        counts, n_row, n_block, capacity, set_capacity, n_sink, n_local, n_top, n_best, radius,
-        drop,
+        counts, n_row, rows_per_kv, group, n_block, capacity, set_capacity, n_sink, n_local, n_top,
+        n_best, radius, drop,
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
-        low, high = _middle(pos, n_sink, n_local, drop)
+        low, high = middle(pos, n_sink, n_local, drop)
         for r in range(tid, n_row, n_thread):
             decision = load_i32(chosen + 4 * r)
-            out, n = sets + 4 * set_capacity * r, 0
-            for j in range(min(n_sink, pos + 1)):
-                store_i32(out + 4 * n, j)
-                n += 1
+            out = sets + 4 * set_capacity * r
+            n = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
             if decision == EVERYTHING:
-                for j in range(low, high):
-                    store_i32(out + 4 * n, j)
-                    n += 1
+                n = write_ends(out, n, 0, low, high)
             elif decision == RETRIEVE:
+                scored = r // rows_per_kv * rows_per_kv  # rows that retrieve are scored in order
+                for other in range(scored, r):
+                    scored += load_i32(chosen + 4 * other) == RETRIEVE
                 found = order + 4 * capacity * r
-                row, tops = scores + 4 * capacity * r, maxima + 4 * (capacity // RUN) * r
-                count = retrieve(row, tops, found, low, high, n_top, n_best)
-                for i in range(count):
-                    word = load_i32(found + 4 * i)
-                    if word & KEPT:
-                        store_i32(out + 4 * n, word & POSITION)
-                        n += 1
+                row = scores + 4 * capacity * group * scored
+                tops = maxima + capacity // 4 * group * scored
+                count = survivors(row, tops, low, high, n_top, found)
+                keep_top(row, found, count, n_top)
+                copy_row(found, out + 4 * n, n_top)
+                n += n_top
+                _mark_best(row, found, n_top, n_best)
                 slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
                 to = ref_sets + 4 * set_capacity * slot
-                size = _dilated(found, count, radius, low, pos, to)
+                size = _dilated(found, n_top, radius, low, pos, to)
                 store_i32(ref_counts + 4 * slot, size)
             else:
                 slot = n_block * r + decision
                 shared = ref_sets + 4 * set_capacity * slot
-                for i in range(load_i32(ref_counts + 4 * slot)):
-                    j = load_i32(shared + 4 * i)
-                    if low <= j < high:
-                        store_i32(out + 4 * n, j)
-                        n += 1
-            for j in range(high, pos + 1):
-                store_i32(out + 4 * n, j)
-                n += 1
-            store_i32(counts + 4 * r, n)
+                size = load_i32(ref_counts + 4 * slot)
+                begin = first_at_least(shared, 0, size, low)
+                end = first_at_least(shared, begin, size, high)
+                copy_row(shared + 4 * begin, out + 4 * n, end - begin)
+                n += end - begin
+            store_i32(counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
 
     return kernel

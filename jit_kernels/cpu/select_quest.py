@@ -2,25 +2,54 @@
 
 from typing import Any
 
-from tamis.jit_kernels.cpu.intrinsic import load_i64, store_f32, store_i64
+from numba import njit
+
+from tamis.jit_kernels.cpu.attend_batch import N_REGISTER
+from tamis.jit_kernels.cpu.grid import (
+    add_products,
+    load_column,
+    load_half_spaced,
+    store_sums,
+    zero_grid,
+)
+from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i64, store_f32, store_i64
 from tamis.jit_kernels.cpu.select import key_at
 from tamis.jit_kernels.cpu.simd import (
-    hsum,
+    LANES,
+    load_f,
     load_f16x16,
     load_f32x16,
+    prefetch,
+    store_f,
     store_f16x16,
+    store_f32x16,
     vmax,
     vmin,
     zero_f32x16,
 )
 from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.types import LINE
+
+AHEAD = 16  # pages between one whose bounds are asked for and one whose bounds are read
 
 
 def quest_bounds(head_dim: int) -> Any:
     """Kernel of QUEST_BOUNDS: threads take pages in turn."""
 
-    def kernel(tid, n_thread, step, k_pages, k_table, bounds, filled, n_head_kv, n_page, page):
+    @njit(error_model="numpy")
+    def split(q, parts, n_head):
+        for d in range(0, head_dim * n_head, 16):
+            x, to = load_f32x16(q + 4 * d), parts + 4 * (d + d // head_dim * head_dim)
+            store_f32x16(to, vmax(x, zero_f32x16()))
+            store_f32x16(to + 4 * head_dim, vmin(x, zero_f32x16()))
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
+        page,
+    ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
+        if tid == n_thread - 1:
+            split(q, parts, n_head)
         # The page that was last is made anew: it may have grown, or lost positions to others.
         first = min(load_i64(filled), pos) // page
         n_new = pos // page + 1 - first
@@ -40,28 +69,69 @@ def quest_bounds(head_dim: int) -> Any:
     return kernel
 
 
-def quest_score(head_dim: int, group: int) -> Any:
-    """Kernel of QUEST_SCORE: threads share the pages of each row."""
+def quest_score(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of QUEST_SCORE: threads share the pages of each KV head, read once for its heads.
 
-    def kernel(
-        tid, n_thread, step, q, bounds, filled, scores, n_row, heads_per_kv, n_page, page
-    ):  # fmt: skip
+    The larger of q M and q m is max(q, 0) M + min(q, 0) m, as m <= M.
+    """
+    # A register holds the query: with one more sum than fits, LLVM keeps all sums in memory.
+    several = max(n for n in (1, 2, 4) if n == 1 or heads * n + n < N_REGISTER)
+    one, row, part, page_size = 1, 8 * head_dim, 4 * head_dim, 4 * head_dim
+
+    @njit(error_model="numpy")
+    def score(parts, bounds, scores, stride):
+        for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
+            prefetch(bounds + line)
+        sums = zero_grid(heads, several)
+        for d in range(0, head_dim, LANES):
+            at = bounds + 2 * d
+            column = load_column(parts + 4 * d, row, heads)
+            sums = add_products(sums, column, load_half_spaced(at, page_size, several))
+            column = load_column(parts + part + 4 * d, row, heads)
+            at += 2 * head_dim
+            sums = add_products(sums, column, load_half_spaced(at, page_size, several))
+        store_sums(scores, stride, sums)
+
+    @njit(error_model="numpy")
+    def score_one(parts, bounds, scores, stride):
+        sums = zero_grid(heads, one)
+        for d in range(0, head_dim, LANES):
+            at = bounds + 2 * d
+            column = load_column(parts + 4 * d, row, heads)
+            sums = add_products(sums, column, load_half_spaced(at, page_size, one))
+            column = load_column(parts + part + 4 * d, row, heads)
+            at += 2 * head_dim
+            sums = add_products(sums, column, load_half_spaced(at, page_size, one))
+        store_sums(scores, stride, sums)
+
+    @njit(error_model="numpy")
+    def join(scores, stride, n):
+        """The maximum over each group's heads becomes its first head's score."""
+        whole = n // LANES * LANES
+        for r in range(0, heads, group):
+            first = scores + stride * r
+            for g in range(1, group):
+                for i in range(0, whole, LANES):
+                    more = load_f(first + stride * g + 4 * i)
+                    store_f(first + 4 * i, vmax(load_f(first + 4 * i), more))
+                for i in range(whole, n):
+                    more = load_f32(first + stride * g + 4 * i)
+                    store_f32(first + 4 * i, max(load_f32(first + 4 * i), more))
+
+    def kernel(tid, n_thread, step, parts, bounds, filled, scores, n_head_kv, n_page, page):
         pos = load_i64(step + STEP.pos)
-        n = pos // page + 1
-        for r in range(n_row):
-            h, heads = r * group // heads_per_kv, q + 4 * head_dim * group * r
-            for p in range(n * tid // n_thread, n * (tid + 1) // n_thread):
-                at, best = bounds + 4 * head_dim * (n_page * h + p), 0.0
-                for g in range(group):
-                    total = zero_f32x16()
-                    for i in range(0, head_dim, 16):
-                        x = load_f32x16(heads + 4 * (head_dim * g + i))
-                        top = load_f16x16(at + 2 * i)
-                        bottom = load_f16x16(at + 2 * (head_dim + i))
-                        total += vmax(x * top, x * bottom)
-                    bound = hsum(total)
-                    best = max(best, bound) if g > 0 else bound
-                store_f32(scores + 4 * (n_page * r + p), best)
+        n, stride = pos // page + 1, 4 * n_page
+        first, end = n * tid // n_thread, n * (tid + 1) // n_thread
+        whole = first + (end - first) // several * several
+        for h in range(n_head_kv):
+            queries, own = parts + row * heads * h, bounds + page_size * n_page * h
+            rows = scores + stride * heads * h
+            for p in range(first, whole, several):
+                score(queries, own + page_size * p, rows + 4 * p, stride)
+            for p in range(whole, end):
+                score_one(queries, own + page_size * p, rows + 4 * p, stride)
+            if group > 1:
+                join(rows + 4 * first, stride, end - first)
         if tid == 0:
             store_i64(filled, pos + 1)
 

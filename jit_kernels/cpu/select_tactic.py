@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.attend import first_at_least
+from tamis.jit_kernels.cpu.attend_batch import N_REGISTER
 from tamis.jit_kernels.cpu.grid import (
     add_outer,
     add_products,
@@ -61,6 +62,7 @@ from tamis.jit_kernels.types import LINE, PAGE
 LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
 KEYS = 8  # keys whose products with a query are made together
+WINDOW = 128  # most positions of a window that the curve goes through: fixed, as in Alg. 1
 SOON = 4  # clusters whose lists of positions are asked for before they are needed
 FINEST = np.float32(65535)  # steps between the lowest and the highest score that are told apart
 LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
@@ -308,11 +310,17 @@ def spread_of(scores, n):
 
 @njit(error_model="numpy")
 def sort_clusters(scores, keys, other, counts, rank, n):
-    """Cluster numbers by falling score in FINEST steps, ties by number, to rank: two passes."""
+    """Cluster numbers by falling score in FINEST steps, ties by number, to rank."""
     low, high = spread_of(scores, n)
     factor, top = splat_f(FINEST / (high - low) if high > low else ZERO), splat_f(high)
     for i in range(0, n, LANES):
         store_i(keys + 4 * i, round_i32((top - load_f(scores + 4 * i)) * factor))
+    sort_by_keys(keys, other, counts, rank, n)
+
+
+@njit(error_model="numpy")
+def sort_by_keys(keys, other, counts, rank, n):
+    """The numbers 0 .. n - 1 by ascending key of 16 bits, ties by number, to rank: two passes."""
     for i in range(0, 512, 16):
         store_f32x16(counts + 4 * i, zero_f32x16())
     for i in range(n):
@@ -411,9 +419,10 @@ def fitted(mu_1, mu_2, x_1, x_2):
 
 @njit(error_model="numpy")
 def exponentiate(logits, n, top):
-    """Logits to weights relative to `top`; up to LANES - 1 floats after them change too."""
+    """Logits to weights relative to `top`, at most e^80; the vector's last floats change too."""
     for i in range(0, n, LANES):
-        store_f(logits + 4 * i, vexp(load_f(logits + 4 * i) - splat_f(top)))
+        above = vmin(load_f(logits + 4 * i) - splat_f(top), splat_f(LARGEST_RATIO))
+        store_f(logits + 4 * i, vexp(above))
 
 
 @njit(error_model="numpy")
@@ -518,25 +527,39 @@ def follow(scores, starts, rank, ends, guesses, sizes, n_cluster, scale):
     store_f(sizes + 4 * n_cluster, zero_f())
 
 
-def tactic_budget(head_dim: int) -> Any:
-    """Kernel of TACTIC_BUDGET: threads take query heads in turn."""
-    one, keys_at_once, lanes_row, size = 1, KEYS, 4 * head_dim, 2 * head_dim
+def weighing(head_dim: int, n_head: int) -> Any:
+    """The function weigh(heads, k_pages, rows, end, logits, stride, scale).
+
+    The scaled products of n_head neighbouring queries with the keys of the rows listed up to `end`,
+    to logits + stride * head; KEYS more rows and LANES more logits are written.
+    """
+    # A register holds the query: with one more sum than fits, LLVM keeps all sums in memory.
+    n_key = max(n for n in (1, 2, 4, KEYS) if n == 1 or n_head * n + n < N_REGISTER)
+    lanes_row, size = 4 * head_dim, 2 * head_dim
 
     @njit(error_model="numpy")
-    def weigh(head, k_pages, rows, end, logits, scale):
-        """The scaled products of a query with the keys of the rows listed up to `end`."""
+    def weigh(heads, k_pages, rows, end, logits, stride, scale):
         last = load_i32(end - 4) if end > rows else 0
         for i in range(KEYS):
             store_i32(end + 4 * i, last)
-        for i in range(0, (end - rows) // 4, KEYS):
-            keys = addresses(rows + 4 * i, k_pages, size, keys_at_once)
-            sums = zero_grid(one, keys_at_once)
+        for i in range(0, (end - rows) // 4, n_key):
+            keys = addresses(rows + 4 * i, k_pages, size, n_key)
+            sums = zero_grid(n_head, n_key)
             for d in range(0, head_dim, LANES):
-                query = load_column(head + 4 * d, lanes_row, one)
+                query = load_column(heads + 4 * d, lanes_row, n_head)
                 sums = add_products(sums, query, load_half_each(keys, 2 * d))
-            store_sums(logits + 4 * i, lanes_row, sums)
-        for i in range(0, (end - rows) // 4, LANES):
-            store_f(logits + 4 * i, load_f(logits + 4 * i) * splat_f(scale))
+            store_sums(logits + 4 * i, stride, sums)
+        for g in range(n_head):
+            for i in range(0, (end - rows) // 4, LANES):
+                at = logits + stride * g + 4 * i
+                store_f(at, load_f(at) * splat_f(scale))
+
+    return weigh
+
+
+def tactic_budget(head_dim: int) -> Any:
+    """Kernel of TACTIC_BUDGET: threads take query heads in turn."""
+    weigh, size = weighing(head_dim, 1), 2 * head_dim
 
     @njit(error_model="numpy")
     def fit_budget(head, pages, clusters, room, span, counted, share, first, scale):
@@ -545,7 +568,7 @@ def tactic_budget(head_dim: int) -> Any:
         n_sink, end, n_kv = span
         n = end - n_sink
         n_first = min(n, max(20, int(first * n)))
-        half = max(16, n // 200)
+        half = min(max(16, n // 200), WINDOW // 2)
         x_1, x_2 = n // 10, n * 6 // 10
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
@@ -554,7 +577,7 @@ def tactic_budget(head_dim: int) -> Any:
         at = list_ranked(at, pages, clusters, low_2, high_2)
         if counted != 0:
             at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
-        weigh(head, pages[0], rows, at, logits, scale)
+        weigh(head, pages[0], rows, at, logits, 0, scale)
         n_all = (at - rows) // 4
         exponentiate(logits, n_all, highest(logits, n_all))
         n_1, n_2 = high_1 - low_1, high_2 - low_2
@@ -580,7 +603,7 @@ def tactic_budget(head_dim: int) -> Any:
         if counted != 0:
             at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
         n_exact = (at - rows) // 4
-        weigh(head, pages[0], rows, at, logits, scale)
+        weigh(head, pages[0], rows, at, logits, 0, scale)
         top = max(highest(logits, n_exact), load_f32(guesses))
         exponentiate(logits, n_exact, top)
         outside = weight_sum(logits + 4 * n_first, n_exact - n_first)
@@ -591,7 +614,7 @@ def tactic_budget(head_dim: int) -> Any:
             at = draw(
                 drawn, pages, clusters, weights, guesses, last + 1, tail, n_sample, at_samples
             )
-            weigh(head, pages[0], drawn, at, to, scale)
+            weigh(head, pages[0], drawn, at, to, 0, scale)
             factor = mean_ratio(to, at_samples, n_sample) * (1.0 + margin)
         need = share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need)

@@ -484,6 +484,67 @@ def count_at_least(b, x, y):
     return b.zext(call(b, f"llvm.ctpop.i{n}", ir.IntType(n), [mask]), ir.IntType(64))
 
 
+@vector_op(lambda x, y: int64 if _is(x, "i", 32) and x == y else None)
+def bits_at_least(b, x, y):
+    """A word with bit i set where lane i of x is at least that of y."""
+    mask = b.bitcast(b.icmp_signed(">=", x, y), ir.IntType(x.type.count))
+    return b.zext(mask, I64)
+
+
+@vector_op(lambda x, y: int64 if _is(x, "f") and x == y else None)
+def bits_above(b, x, y):
+    """A word with bit i set where lane i of x is above that of y."""
+    mask = b.bitcast(b.fcmp_ordered(">", x, y), ir.IntType(x.type.count))
+    return b.zext(mask, I64)
+
+
+@op(int64, int64, int64, int64)
+def bits_from(b, low, high, first):
+    """64 of the 128 bits of two words, from bit `first` (0 to 63) of the lower one on."""
+    return call(b, "llvm.fshr.i64", I64, [high, low, first])
+
+
+@op(int64, int64)
+def count_bits(b, word):
+    """How many bits are set."""
+    return call(b, "llvm.ctpop.i64", I64, [word])
+
+
+@op(int64, int64)
+def lowest_bit(b, word):
+    """The number of the lowest bit that is set; word is not 0."""
+    return call(b, "llvm.cttz.i64", I64, [word, ir.Constant(I1, 1)])
+
+
+def _chosen_lanes(p: Any, x: Any, bits: Any) -> Any:
+    fits = _is(x, bits=32) and isinstance(p, types.Integer) and isinstance(bits, types.Integer)
+    return types.void if fits else None
+
+
+@vector_op(_chosen_lanes)
+def store_chosen(b, p, x, bits):
+    """Write the lanes whose bits are set one after the other; a whole vector is written at p."""
+    n, kind = x.type.count, x.type.element
+    if CPU.avx512 and n == 16:
+        mask = b.bitcast(b.trunc(bits, I16), ir.VectorType(I1, n))
+        name = f"llvm.x86.avx512.mask.compress.v16{'f32' if kind == FLOAT else 'i32'}"
+        b.store(call(b, name, x.type, [x, const(x.type, 0), mask]), pointer(b, p, x.type), align=1)
+        return
+    for i in range(n):
+        # Written always, stepped over where chosen: no branch that a CPU would guess wrong.
+        b.store(b.extract_element(x, ir.Constant(I32, i)), pointer(b, p, kind), align=1)
+        bit = b.and_(b.lshr(bits, ir.Constant(I64, i)), ir.Constant(I64, 1))
+        p = b.add(p, b.shl(bit, ir.Constant(I64, 2)))
+
+
+@vector_op(lambda p, x, y, z: void if p == int64 and _is(x, "i", 32) and x == y == z else None)
+def pack_at_least(b, p, items, x, bar):
+    """Write the items whose lane of x is at least bar's, one after the other from p on."""
+    mask = b.icmp_signed(">=", x, bar)
+    name = f"llvm.masked.compressstore.v{x.type.count}i32"
+    call(b, name, ir.VoidType(), [items, pointer(b, p, I32), mask])
+
+
 # ---- lanes ---------------------------------------------------------------------------------------
 def _shifted(x: Any, k: Any) -> Any:
     return x if _is(x, "i") and isinstance(k, types.IntegerLiteral) else None

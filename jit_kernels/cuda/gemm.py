@@ -102,7 +102,7 @@ def narrowing(type: str) -> Launch:
     narrow, row_bytes = _narrow(type), row_bytes_of(type)
 
     def kernel(
-        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         size, width = row_bytes(n_in), padding(n_in)
         for r in range(tid * WARPS + warp(), n_out, n_thread * WARPS):
@@ -110,18 +110,6 @@ def narrowing(type: str) -> Launch:
             fill(scratch + 2 * width * r, n_in, width)
 
     return Launch(kernel, blocks=4, rows="many")
-
-
-def packing() -> Launch:
-    """The kernel of PACK_ROWS: warps take rows in turn."""
-
-    def kernel(tid, n_thread, step, x, packed, n):
-        width = padding(n)
-        for t in range(tid * WARPS + warp(), load_i64(step + STEP.n_tok), n_thread * WARPS):
-            narrow_floats(x + 4 * n * t, n, packed + 2 * width * t)
-            fill(packed + 2 * width * t, n, width)
-
-    return Launch(kernel, blocks=2, rows="many")
 
 
 @device
@@ -208,7 +196,7 @@ def gemm() -> Launch:
     place_tile = place_sums_of_group if groups else place_sums
 
     def kernel(
-        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, width = load_i64(step + STEP.n_tok), padding(n_in)
         # Warpgroups see rows by their address: a slice begins at a multiple of 1024.

@@ -16,7 +16,7 @@ from tamis.jit_kernels.cuda.decode import (
     quants_of,
     row_bytes_of,
 )
-from tamis.jit_kernels.cuda.gemm import gemm, narrowing, packing
+from tamis.jit_kernels.cuda.gemm import gemm, narrowing
 from tamis.jit_kernels.cuda.grid import (
     THREADS,
     WARP,
@@ -130,7 +130,7 @@ def _few(type: str) -> Any:
     row_bytes, product = row_bytes_of(type), _product(type)
 
     def kernel(
-        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         shared = shared_address(cuda.shared.array(0, uint8))
@@ -141,7 +141,7 @@ def _few(type: str) -> Any:
                 n, last = min(SEGMENT, n_in - start), start + SEGMENT >= n_in
                 if t + start > 0:
                     sync_block()  # all have read what was there
-                quantise(x + 4 * (n_in * t + start), n, shared)
+                quantise(packed + 4 * (n_in * t + start), n, shared)
                 sync_block()
                 for r in range(rows * first, n_out, rows * n_warp):
                     row = w + size * r
@@ -166,12 +166,12 @@ def _few_floats(type: str) -> Any:
     row_bytes, element = row_bytes_of(type), element_of(type)
 
     def kernel(
-        tid, n_thread, step, x, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
         for r in range(tid * WARPS + warp(), n_out, n_thread * WARPS):
             for t in range(n_tok):
-                a, row, values = float32(0), w + size * r, x + 4 * n_in * t
+                a, row, values = float32(0), w + size * r, packed + 4 * n_in * t
                 for i in range(lane(), n_in, WARP):
                     a += load_f32(values + 4 * i) * element(row, i)
                 a = warp_sum(a)
@@ -179,11 +179,6 @@ def _few_floats(type: str) -> Any:
                     put(y + 4 * (y_stride * t + r), bias + 4 * r if bias != 0 else 0, add, a)
 
     return kernel
-
-
-def pack_rows(form: str) -> list[Launch]:
-    """Kernel of PACK_ROWS: float16 in both forms."""
-    return [packing()]
 
 
 def matmul(type: str) -> list[Launch]:

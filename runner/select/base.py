@@ -15,6 +15,7 @@ from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import KVView, Selection
 
 BLOCK = 64  # tokens a dense index stands for: one page
+SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS
 DECODE, PREFILL = "decode", "prefill"  # what a method can serve: its roles
 
 
@@ -273,3 +274,30 @@ def packed(rec: Recording, sets: np.ndarray, counts: np.ndarray) -> Selection:
         capacity=capacity,
     )
     return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
+
+
+def united(rec: Recording, shape: SelectorShape, sets: np.ndarray, counts: np.ndarray) -> Selection:
+    """As `packed`, of one set a KV head: the union of its query heads' sets.
+
+    A key is then read once for all of them, and every head attends to what any of them chose.
+    """
+    n_row, capacity = sets.shape
+    rows_per_kv, n_word = n_row // shape.n_head_kv, -(-shape.n_ctx // 64)
+    joined_capacity = min(shape.n_ctx, rows_per_kv * capacity)
+    joined = np.zeros((shape.n_head_kv, joined_capacity), np.int32)
+    n_joined = np.zeros(shape.n_head_kv, np.int32)
+    rec.program.add(
+        ops.SELECT_UNION,
+        step=rec.step,
+        sets=sets,
+        counts=counts,
+        bits=np.zeros((shape.n_head_kv, n_word), np.int64),
+        joined=joined,
+        n_joined=n_joined,
+        rows_per_kv=rows_per_kv,
+        n_head_kv=shape.n_head_kv,
+        capacity=capacity,
+        joined_capacity=joined_capacity,
+        n_word=n_word,
+    )
+    return packed(rec, joined, n_joined)

@@ -21,8 +21,12 @@ The last `local` positions are kept whatever PSAW says. A block also ends where 
 after a prompt, truncate() or load, the next step retrieves. ETF counts a later prompt's positions
 from the beginning of the sequence.
 
-`rows="head"` decides for each query head, as the paper does; `rows="group"` makes one decision and
-one set for the heads that share a KV head: all their cosines must pass, scores are their maximum.
+`rows="head"` decides for each query head, as the paper does. `rows="union"`, the default, does so
+too, and attends to the union of the sets of the heads that share a KV head: each key is read once,
+and every head sees more. `rows="group"` makes one decision and one set for these heads: all their
+cosines must pass, scores are their maximum. A KV head's keys are scored in one pass, for those of
+its heads that retrieve. As one such head is enough for a pass, `join` above `tau` lets others
+retrieve with it: those that no query of this block resembles above `join`.
 """
 
 import math
@@ -34,20 +38,22 @@ import numpy as np
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.ops import AUDIT
 from tamis.jit_kernels.program import Cost
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     PREFILL,
+    SPAN,
     Bound,
     Recording,
     SelectorShape,
     SelectorState,
     new_selection,
     packed,
+    united,
 )
 
 BLOCK = 16  # positions an index of PSAW's Selection stands for
-RUN = 16  # positions a maximum of CIS_SCORE stands for
+ROWS = ("head", "union", "group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class CPE:
 
     s: int = 16  # block size in steps; 0: no CIS
     tau: float = 0.8  # cosine above which a head shares
+    join: float = 0.8  # cosine below which it retrieves with others; up to tau: as if alone
     r: int = 1  # dilation radius
     k: int = 432  # tokens retrieved; floor(k / 3) of them are dilated
     sink: int = 16
@@ -67,19 +74,20 @@ class CPE:
     psi: float = 0.5  # part of the prompt that the last layer updates, for gamma = 1; 1: no ETF
     gamma: float = 1.0
     kv: str = "project"  # of frozen tokens
-    rows: str = "head"
+    rows: str = "union"
 
     def __post_init__(self) -> None:
         if min(self.s, self.r, self.sink) < 0 or self.k < 1 or self.local < 1:
             raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
         if not 0 < min(self.phi, self.psi) <= max(self.phi, self.psi) <= 1:
             raise ValueError(f"{self}: expected 0 < phi <= 1 and 0 < psi <= 1")
-        if min(self.alpha, self.gamma) < 0 or not -1 <= self.tau <= 1:
-            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau <= 1")
+        cosines = self.tau, self.join
+        if min(self.alpha, self.gamma) < 0 or not -1 <= min(cosines) <= max(cosines) <= 1:
+            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau, join <= 1")
         if self.kv not in ("project", "reuse"):
             raise ValueError(f"kv is {self.kv!r}, expected 'project' or 'reuse'")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+        if self.rows not in ROWS:
+            raise ValueError(f"rows is {self.rows!r}, expected one of {', '.join(ROWS)}")
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
@@ -128,20 +136,22 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self.freezing = params.kv if params.psi < 1 else ""
-        self._n_row = n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
-        p, n_ctx = params, -(-shape.n_ctx // RUN) * RUN
+        self._group = group = shape.group if params.rows == "group" else 1
+        self._n_row = n_row = shape.n_head // group
+        p, n_ctx = params, -(-shape.n_ctx // SPAN) * SPAN
         self._n_best = p.k // 3
         self._set_capacity = min(n_ctx, p.sink + p.local + p.k + 2 * p.r * self._n_best)
-        n_q = shape.n_head // n_row * shape.head_dim
         self._meta = np.zeros((shape.n_layer, n_row, len(ops.CIS_META)), np.int64)
-        self._refs = np.zeros((shape.n_layer, n_row, p.s, n_q), np.float32)
+        self._refs = np.zeros((shape.n_layer, n_row, p.s, group * shape.head_dim), np.float32)
         self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
         self._chosen = np.zeros((shape.n_layer, n_row), np.int32)
         # Used within a layer: one for all.
-        self._scores = np.zeros((n_row, n_ctx), np.float32)
-        self._maxima = np.zeros((n_row, n_ctx // RUN), np.float32)
-        self._order = np.zeros((n_row, n_ctx), np.int32)
+        self._asking = zeros((shape.n_head, shape.head_dim), np.float32)
+        self._n_asking = np.zeros(shape.n_head_kv, np.int32)
+        self._scores = zeros((shape.n_head, n_ctx), np.float32)
+        self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._order = zeros((n_row, n_ctx), np.int32)
         self._sets = np.zeros((n_row, self._set_capacity), np.int32)
         self._counts = np.zeros(n_row, np.int32)
         self.truncate(0)
@@ -211,9 +221,9 @@ class _State(SelectorState):
         return sel
 
     def _cis(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        p, n_row = self._params, self._n_row
+        p = self._params
         middle: dict[str, Any] = {"n_sink": p.sink, "n_local": p.local, "drop": self._drop(layer)}
-        heads = (self.shape.head_dim, self.shape.n_head // n_row)
+        heads = (self.shape.head_dim, self.shape.group, self._group)
         rec.program.add(
             ops.CIS_GATE,
             heads,
@@ -222,43 +232,45 @@ class _State(SelectorState):
             refs=self._refs[layer],
             meta=self._meta[layer],
             chosen=self._chosen[layer],
-            n_row=n_row,
+            asking=self._asking,
+            n_asking=self._n_asking,
+            n_head_kv=self.shape.n_head_kv,
             n_block=p.s,
             n_top=p.k,
             tau_f=p.tau,
+            join_f=p.join,
             **middle,
         )
         rec.program.add(
-            ops.CIS_SCORE,
+            ops.SCORE_KEYS,
             heads,
             cost=self._score_cost(layer),
             step=rec.step,
-            q=q,
+            q=self._asking,
+            counts=self._n_asking,
             k_pages=kv.k,
             k_table=kv.k_table,
-            chosen=self._chosen[layer],
             scores=self._scores,
             maxima=self._maxima,
-            n_row=n_row,
-            heads_per_kv=self.shape.group,
             n_head_kv=self.shape.n_head_kv,
             capacity=self._scores.shape[1],
-            scale_f=self.shape.head_dim**-0.5,
             **middle,
         )
         self._add_sets(rec, layer, middle)
+        if p.rows == "union":
+            return united(rec, self.shape, self._sets, self._counts)
         return packed(rec, self._sets, self._counts)
 
     def _score_cost(self, layer: int) -> Cost:
-        """The keys between sinks and window, for each row that retrieves."""
+        """The keys between sinks and window, once for the rows of a KV head that retrieve."""
         p, head_dim = self._params, self.shape.head_dim
-        heads = self.shape.n_head // self._n_row
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
             start = max(p.sink, math.floor(p.dropped(layer, self.shape.n_layer) * pos))
-            n_row = int((self._chosen[layer] == -1).sum())
-            n = n_row * max(0, pos + 1 - p.local - start) * head_dim
-            return 2 * n, 2 * n * heads
+            n = max(0, pos + 1 - p.local - start) * head_dim
+            asking = (self._chosen[layer] == -1).reshape(self.shape.n_head_kv, -1)
+            n_kv, n_row = int(asking.any(axis=1).sum()), int(asking.sum())
+            return 2 * n * n_kv, 2 * n * n_row * self._group
 
         return cost
 
@@ -277,6 +289,8 @@ class _State(SelectorState):
             sets=self._sets,
             counts=self._counts,
             n_row=self._n_row,
+            rows_per_kv=self._n_row // self.shape.n_head_kv,
+            group=self._group,
             n_block=p.s,
             capacity=self._scores.shape[1],
             set_capacity=self._set_capacity,

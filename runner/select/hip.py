@@ -1,21 +1,22 @@
 """HiP: a tree search for the best keys (Lee et al. 2024, arXiv 2406.09827).
 
 Decides: about `k` positions for a step or for b_q queries of a prompt, found by O(log T) rounds
-over one representative a chunk. Each round splits every chunk in two branches, scores them by their
-representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys. A
-block's score is the best q . k over every b_sk-th of its keys and every b_sq-th of the queries
-(3.2). A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d
-layers read all.
+over one representative a chunk. Each round splits every chunk in branches, scores them by their
+representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one block of b_k keys.
+A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d layers
+read all.
 
-`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, a branch's
-centre block stands for it, each query head has its own tree. The defaults depart from it, because
-with grouped heads its sets, one a head, read more bytes than they save:
-- `rep="mean"`: the mean of a chunk's keys stands for it. Chunks are units of 4 blocks, pairs of
-  units and so on; their means are kept, 1 / (2 b_k) of the keys' bytes. One product a
-  chunk instead of b_k / b_sk, and better sets. Prefill always searches means.
-- `rows="group"`: one set for the query heads that share a KV head, by the best of q . k - log sum
-  exp, the sum over sinks and window: without it the head with the longest queries chooses for all.
-- the search and the window meet at a whole unit.
+`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, two branches
+each, a branch's centre block stands for it, by the best q . k over every b_sk-th of its keys (3.2);
+each query head has its own tree. The defaults depart from it, because with grouped heads its sets,
+one a head, read more bytes than they save:
+- `rep="mean"`: the mean of a chunk's keys stands for it, in a byte an element and two floats. Means
+  are kept: of blocks, of four blocks, of 16 and so on; a chunk has four branches, and the search
+  starts at the first level of at most 4 k / b_k chunks. They take (d + 8) 4 / (3 b_k) bytes a key.
+  Prefill always searches means, with every b_sq-th query of b_q.
+- `rows="group"`: one set for the query heads that share a KV head, by the sum of their weights, 2^x
+  (in straight lines) of q . k - log sum exp, the sum over sinks and window: without it the head
+  with the longest queries chooses for all.
 Prompts are cut in blocks of b_q queries from each chunk's first token on, so n_ubatch should be a
 multiple of b_q. Option `span` takes that many positions round each chosen block as well (App.
 A.3's patch; off, as in the paper).
@@ -29,7 +30,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.program import Cost
+from tamis.jit_kernels.types import KVView, Selection, zeros
 from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
 
 REFRESH, REUSE = "refresh", "reuse"
@@ -41,7 +43,7 @@ class HiP:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
-    k: int = 2048
+    k: int = 1024
     b_k: int = 2
     b_sk: int = 1
     b_q: int = 64
@@ -72,11 +74,6 @@ class HiP:
         return self.k // self.b_k
 
     @property
-    def unit(self) -> int:
-        """Positions that the smallest mean stands for."""
-        return 4 * self.b_k
-
-    @property
     def n_sink(self) -> int:
         """Blocks that hold a sink."""
         return -(-self.sink // self.b_k)
@@ -98,9 +95,10 @@ class _State(SelectorState):
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
         self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
         self._tree = np.zeros((self._n_row, 8, params.n_chunk), np.int32)
-        self._n_unit = -(-shape.n_ctx // params.unit)
-        self._means: dict[int, np.ndarray] = {}  # by layer, made when first recorded
-        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # units in the means
+        self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
+        self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
+        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # blocks in the means
+        self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         self._phase = REFRESH
         self._made = self._last = 0  # steps: of the masks, and before the next; 0 = no masks
 
@@ -135,13 +133,12 @@ class _State(SelectorState):
 
     def truncate(self, n_tokens: int) -> None:
         self._made = 0
-        np.minimum(self._filled, n_tokens // self._params.unit, out=self._filled)
+        np.minimum(self._filled, n_tokens // self._params.b_k, out=self._filled)
 
     def _record_selection(self, rec: Recording, mask: np.ndarray, *, mask_block: int) -> Selection:
         p, shape = self._params, self.shape
-        align = p.unit if p.rep == "mean" else p.b_k
         n_rows = -(-rec.n_tok // rec.q_block) * self._n_row
-        n_last = (p.local + align + mask_block) // p.b_k + 2
+        n_last = (p.local + mask_block) // p.b_k + 3
         most = p.n_sink + p.n_chunk * (1 + 2 * p.n_near) + n_last
         sel = Selection(
             indptr=np.zeros(n_rows + 1, np.int32),
@@ -162,7 +159,6 @@ class _State(SelectorState):
             n_sink=p.n_sink,
             n_local=p.local,
             n_near=p.n_near,
-            align=align,
             mask_block=mask_block,
             q_block=rec.q_block,
         )
@@ -180,29 +176,23 @@ class _State(SelectorState):
     ) -> None:
         p, shape = self._params, self.shape
         group, q_stride = shape.n_head // self._n_row, min(p.b_sq, mask_block)
-        if layer not in self._means:
-            size = (shape.n_head_kv, 2 * self._n_unit, shape.head_dim)
-            self._means[layer] = np.zeros(size, np.float16)
-        n_always = p.b_k * p.n_sink + p.local + p.unit
-        capacity = ops.hip_capacity(p.n_chunk, p.b_k, p.b_sk, n_always)
-        work = ops.hip_work(group, capacity, -(-mask_block // q_stride))
+        n_sample, n_near = -(-mask_block // q_stride), p.b_k * (p.n_sink + 1) + p.local
+        work = ops.hip_work(shape.head_dim, group, n_sample, p.n_chunk, n_near)
         pages: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
-        means: dict[str, Any] = {
-            "means": self._means[layer],
-            "n_head_kv": shape.n_head_kv,
-            "n_unit": self._n_unit,
-        }
+        means = self._means_of(layer)
         rec.program.add(
             ops.HIP_MEANS,
             (shape.head_dim,),
             filled=self._filled[layer],
-            unit=p.unit,
+            sums=self._sums,
+            block=p.b_k,
             **pages,
             **means,
         )
         rec.program.add(
             ops.HIP_SEARCH,
             (shape.head_dim, group),
+            cost=self._search_cost(n_sample, mask_block),
             q=q,
             mask=mask,
             work=np.zeros((len(mask), work), np.float32),
@@ -210,16 +200,30 @@ class _State(SelectorState):
             heads_per_kv=shape.group,
             n_chunk=p.n_chunk,
             block=p.b_k,
-            stride=p.b_sk,
             n_sink=p.n_sink,
             n_local=p.local,
             mask_block=mask_block,
             q_stride=q_stride,
-            capacity=capacity,
+            n_near=n_near,
             scale_f=shape.head_dim**-0.5,
             **pages,
             **means,
         )
+
+    def _means_of(self, layer: int) -> dict[str, Any]:
+        """The arrays of a layer's means, and their sizes."""
+        shape = self.shape
+        if layer not in self._means:
+            n_mean = sum(self._room >> 2 * level for level in range(self._top + 1))
+            size = (shape.n_head_kv, n_mean, shape.head_dim)
+            self._means[layer] = {
+                "means": zeros(size, np.uint8),
+                "extents": zeros((shape.n_head_kv, n_mean // 4, 2, 4), np.float32),
+                "n_head_kv": shape.n_head_kv,
+                "room": self._room,
+                "top": self._top,
+            }
+        return self._means[layer]
 
     def _record_estimate(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p, shape = self._params, self.shape
@@ -242,6 +246,26 @@ class _State(SelectorState):
             n_sink=p.n_sink,
             n_local=p.local,
         )
+
+    def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
+        """Sinks and window, then at most 4 n_chunk means a round."""
+        p, shape = self._params, self.shape
+        of_mean = shape.head_dim + 8
+
+        def cost(n_tok: int, pos: int) -> tuple[int, int]:
+            n_mask = -(-n_tok // mask_block) * self._n_row
+            n_block = max(0, pos + n_tok - p.local) // p.b_k
+            n_near = min(pos + n_tok, p.b_k * p.n_sink + p.local)
+            n_mean, most = 0, 4 * p.n_chunk
+            for level in range(self._top + 1):
+                n_mean += min(n_block >> 2 * level, most)
+                if n_block >> 2 * level <= most:
+                    break
+            n_bytes = 2 * shape.head_dim * n_near + of_mean * n_mean
+            n_product = (n_near + n_mean) * n_sample * shape.n_head // self._n_row
+            return n_mask * n_bytes, 2 * n_mask * n_product * shape.head_dim
+
+        return cost
 
     def _estimate_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
         """Two branches a chunk and round, of each the strided keys of one block."""

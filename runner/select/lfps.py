@@ -1,9 +1,9 @@
 """LFPS: what past steps attended to predicts where this one looks (Yao and Wang, 2025).
 
-Decides, at decode and for each query head: the first `sink` positions, the last `local`, and of the
-middle between them the best `budget` of those that two score tables propose. The vertical table
-scores positions, the slash table distances to the query. A step
-1. bypasses the head where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
+Decides, at decode and for each row of query heads: the first `sink` positions, the last `local`,
+and of the middle between them the best `budget` of those that two score tables propose. The
+vertical table scores positions, the slash table distances to the query. A step
+1. bypasses the row where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
    is represented by its mean value, and the tables stay as they are;
 2. takes the entries above a * mean / kurtosis of their table as candidates (Eq. 7-8);
 3. adds the neighbours -1 .. 2 whose score is above a mean (Eq. 9);
@@ -12,18 +12,25 @@ scores positions, the slash table distances to the query. A step
 The tables start from the attention of the last `s` queries before decoding (Eq. 4),
 whatever method read the prompt. Layers that have a sliding window of their own stay as they are.
 
-Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
-shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis; blocks
-of 64 entries have an upper bound, so that only blocks with a candidate are read. What is left that
-grows with the context is a pass over those bounds, 1/64 of it. The tables take 8 bytes a query head
-and position. Starting the tables costs as much as `s` dense steps, once after each prompt.
+Rows: `rows="head"` has tables and a set for each query head, as in the paper. `rows="group"`, the
+default, has them for the query heads that share a KV head: scores are the mean of their weights, a
+row is bypassed where all its heads would be, and each candidate's key is read once for all.
 
-Departures. The local window is kept whole and is in no table, nor are the sinks (footnote 1);
-weights are normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table
-is read at the distance to the current query. `bypass="mix"` (the paper's third finding) joins the
-sinks, the local window and the mean value by their weights; "mean" is the algorithm box's mean
-value alone; "none" never bypasses. Mean key and value are those of the start of decoding. After a
-prompt or truncate() the tables start anew; load runs the last tokens again for their queries.
+Cost beside the candidates' keys: tables are indexed by position and by distance, so nothing is
+shifted; decay is one factor for a table; sums of the entries' powers give mean and kurtosis;
+bitmaps of the entries above the threshold and above the mean are combined 64 positions at a time.
+What is left that grows with the context is these bitmaps, four bits a row and position, and one of
+`renew` parts of the tables a step. The tables take 8 bytes a row and
+position. Starting the tables costs as much as scoring all keys `s` times, once after each prompt.
+
+Departures. A bit is compared with threshold and mean when its entry changes and every `renew`
+steps: between, an entry that nothing was learned about stays a candidate (`renew=1` is the paper).
+The local window is kept whole and is in no table, nor are the sinks (footnote 1); weights are
+normalised over what remains (Eq. 10 needs it, by the paper's Eq. 15). The slash table is read at
+the distance to the current query. `bypass="mix"` (the paper's third finding) joins the sinks, the
+local window and the mean value by their weights; "mean" is the algorithm box's mean value alone;
+"none" never bypasses. Mean key and value are those of the start of decoding. After a prompt or
+truncate() the tables start anew; load runs the last tokens again for their queries.
 """
 
 from dataclasses import dataclass
@@ -33,10 +40,11 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Cost
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.types import KVView, Selection, zeros
 from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, packed
 
-RUN = 64  # entries that a bound stands for
+PAD = 64  # entries of a table beyond the context: words of bits are read across it
+ROWS = ("head", "group")
 BYPASSES = ("none", "mix", "mean")
 
 
@@ -54,12 +62,18 @@ class LFPS:
     sink: int = 4
     local: int = 64
     bypass: str = "mix"
+    rows: str = "group"
+    renew: int = 8  # steps in which each bit is compared anew
 
     def __post_init__(self) -> None:
         if self.a < 0 or not 0 <= self.r < 1 or not 0 < self.budget <= 1:
             raise ValueError(f"{self}: expected a >= 0, 0 <= r < 1 and 0 < budget <= 1")
         if self.s < 1 or self.sink < 0 or self.local < 1:
             raise ValueError(f"{self}: expected s, local >= 1 and sink >= 0")
+        if self.rows not in ROWS:
+            raise ValueError(f"rows is {self.rows!r}, expected one of {', '.join(ROWS)}")
+        if self.renew < 1:
+            raise ValueError(f"{self}: expected renew >= 1")
         if self.bypass not in BYPASSES:
             raise ValueError(f"bypass is {self.bypass!r}, expected one of {', '.join(BYPASSES)}")
 
@@ -69,29 +83,30 @@ class LFPS:
 
 
 class _State(SelectorState):
-    """Tables of every query head; see ops.py for their layout."""
+    """Tables of every row; see ops.py for their layout."""
 
     def __init__(self, params: LFPS, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params = params
+        self._group = shape.group if params.rows == "group" else 1
         p, n_layer, n_head = params, shape.n_layer, shape.n_head
-        n_ctx = -(-shape.n_ctx // RUN) * RUN
+        n_row, n_ctx = n_head // self._group, -(-shape.n_ctx // PAD) * PAD + PAD
         most = max(1, int(float(np.float32(p.budget)) * n_ctx))
         self._set_capacity = min(n_ctx, p.sink + p.local + most)
         self._past = np.zeros((n_layer, p.s, n_head, shape.head_dim), np.float32)
         self._past_pos = np.full((n_layer, p.s), -1, np.int64)
-        self._ver = np.zeros((n_layer, n_head, n_ctx), np.float32)
-        self._sla = np.zeros((n_layer, n_head, n_ctx), np.float32)
-        self._bounds = np.zeros((n_layer, 2, n_head, n_ctx // RUN), np.float32)
-        self._stats = np.zeros((n_layer, n_head, ops.LFPS_STATS_SIZE), np.float64)
-        self._meta = np.zeros((n_layer, n_head, len(ops.LFPS_META)), np.int64)
-        self._means = np.zeros((n_layer, n_head, 2, shape.head_dim), np.float32)
+        self._ver = zeros((n_layer, n_row, n_ctx), np.float32)
+        self._sla = zeros((n_layer, n_row, n_ctx), np.float32)
+        self._bits = np.zeros((n_layer, n_row, 2, 2, n_ctx // 64 + 1), np.int64)
+        self._stats = np.zeros((n_layer, n_row, ops.LFPS_STATS_SIZE), np.float64)
+        self._spread = np.zeros((n_layer, n_head), np.float64)
+        self._meta = np.zeros((n_layer, n_row, len(ops.LFPS_META)), np.int64)
+        self._means = np.zeros((n_layer, shape.n_head_kv, 2, shape.head_dim), np.float32)
         # Used within a layer: one for all.
-        self._scores = np.zeros((n_head, n_ctx), np.float32)
-        self._order = np.zeros((n_head, n_ctx), np.int32)
-        self._bits = np.zeros((n_head, 2, n_ctx // RUN), np.int64)
-        self._sets = np.zeros((n_head, self._set_capacity), np.int32)
-        self._counts = np.zeros(n_head, np.int32)
+        self._scores = zeros((n_head, n_ctx), np.float32)
+        self._order = zeros((n_row, 2, n_ctx), np.int32)
+        self._sets = np.zeros((n_row, self._set_capacity), np.int32)
+        self._counts = np.zeros(n_row, np.int32)
         self.truncate(0)
 
     @property
@@ -101,7 +116,7 @@ class _State(SelectorState):
 
     @property
     def bypass_ratio(self) -> float:
-        """Heads bypassed, over heads and steps so far."""
+        """Rows bypassed, over rows and steps so far."""
         return float(self._meta[..., 2].sum() / max(1, self._meta[..., 3].sum()))
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -119,21 +134,21 @@ class _State(SelectorState):
             return
         rec.program.add(
             ops.LFPS_BYPASS,
-            (self.shape.head_dim,),
+            self._heads,
             step=rec.step,
             q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
-            stats=self._stats[layer],
+            spread=self._spread[layer],
             meta=self._meta[layer],
             means=self._means[layer],
             sets=self._sets,
             counts=self._counts,
-            scores=self._scores,
             out=out,
+            n_head_kv=self.shape.n_head_kv,
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
-            **self._heads(),
+            scale_f=self.shape.head_dim**-0.5,
         )
 
     def observe(
@@ -162,34 +177,33 @@ class _State(SelectorState):
         """As many as the tables start from; more than the few rows that are multiplied apart."""
         return max(self._params.s, ops.FEW_ROWS + 1)
 
-    def _heads(self) -> dict[str, Any]:
-        shape = self.shape
-        return {
-            "n_head": shape.n_head,
-            "heads_per_kv": shape.group,
-            "n_head_kv": shape.n_head_kv,
-            "scale_f": shape.head_dim**-0.5,
-        }
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        return self.shape.head_dim, self.shape.group, self._group
 
     def _tables(self, layer: int) -> dict[str, Any]:
         return {
             "ver": self._ver[layer],
             "sla": self._sla[layer],
-            "bounds": self._bounds[layer],
+            "bits": self._bits[layer],
             "stats": self._stats[layer],
+            "spread": self._spread[layer],
             "meta": self._meta[layer],
             "means": self._means[layer],
             "scores": self._scores,
+            "n_head_kv": self.shape.n_head_kv,
             "capacity": self._scores.shape[1],
             "n_sink": self._params.sink,
             "n_local": self._params.local,
+            "a_f": self._params.a,
             "decay_f": self._params.r,
+            "scale_f": self.shape.head_dim**-0.5,
         }
 
     def _start(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         rec.program.add(
             ops.LFPS_START,
-            (self.shape.head_dim,),
+            self._heads,
             step=rec.step,
             q=q,
             k_pages=kv.k,
@@ -200,34 +214,31 @@ class _State(SelectorState):
             past_pos=self._past_pos[layer],
             n_past=self._params.s,
             **self._tables(layer),
-            **self._heads(),
         )
 
     def _choose(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p = self._params
         rec.program.add(
             ops.LFPS_SETS,
-            (self.shape.head_dim,),
+            self._heads,
             cost=self._sets_cost(layer),
             step=rec.step,
             q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
             order=self._order,
-            bits=self._bits,
             sets=self._sets,
             counts=self._counts,
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
-            a_f=p.a,
+            period=p.renew,
             budget_f=p.budget,
             epsilon_f=p.epsilon,
             **self._tables(layer),
-            **self._heads(),
         )
 
     def _sets_cost(self, layer: int) -> Cost:
-        """The keys scanned a step, as a mean since it was last asked, and the tables' bounds."""
+        """The keys scanned a step, as a mean since it was last asked, and the tables' part."""
         meta, seen, at = self._meta[layer], np.zeros(2, np.int64), ops.LFPS_META
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
@@ -235,8 +246,9 @@ class _State(SelectorState):
             n_key, n_step = now - seen
             seen[:] = now
             n = int(n_key / max(1, n_step)) * self.shape.head_dim
-            n_bound = 2 * (pos // RUN + 1) * self.shape.n_head
-            return 2 * n + 4 * n_bound, 2 * n
+            # Bits and part of the entries of two tables.
+            n_table = 2 * len(meta) * ((pos + 1) // 4 + 4 * (pos + 1) // self._params.renew)
+            return 2 * n + n_table, 2 * n * self._group
 
         return cost
 

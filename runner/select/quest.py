@@ -72,14 +72,15 @@ class _State(SelectorState):
         sizes = (shape.n_layer, shape.n_head_kv, self._n_page, 2, shape.head_dim)
         self._bounds = np.zeros(sizes, np.float16)
         self._filled = np.zeros((shape.n_layer, 1), np.int64)  # positions in the bounds
-        self._scores = np.zeros((self._n_row, self._n_page), np.float32)
+        self._parts = np.zeros((shape.n_head, 2, shape.head_dim), np.float32)  # of q, by sign
+        self._scores = np.zeros((shape.n_head, self._n_page), np.float32)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.dense:
             return super().decode(rec, layer, q, kv)
-        self._record_bounds(rec, layer, kv)
-        self._record_scores(rec, layer, q)
+        self._record_bounds(rec, layer, q, kv)
+        self._record_scores(rec, layer)
         sel = new_selection(shape, rec, n_row=self._n_row, block=p.page)
         rec.program.add(
             ops.SELECT_TOP_K,
@@ -88,7 +89,7 @@ class _State(SelectorState):
             indptr=sel.indptr,
             indices=sel.indices,
             n_row=self._n_row,
-            capacity=self._n_page,
+            capacity=shape.n_head // self._n_row * self._n_page,
             block=p.page,
             n_sink=p.n_sink,
             n_recent=p.n_recent,
@@ -99,40 +100,42 @@ class _State(SelectorState):
     def truncate(self, n_tokens: int) -> None:
         np.minimum(self._filled, n_tokens, out=self._filled)
 
-    def _record_bounds(self, rec: Recording, layer: int, kv: KVView) -> None:
+    def _record_bounds(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         rec.program.add(
             ops.QUEST_BOUNDS,
             (self.shape.head_dim,),
             step=rec.step,
+            q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
             bounds=self._bounds[layer],
             filled=self._filled[layer],
+            parts=self._parts,
+            n_head=self.shape.n_head,
             n_head_kv=self.shape.n_head_kv,
             n_page=self._n_page,
             page=self._params.page,
         )
 
-    def _record_scores(self, rec: Recording, layer: int, q: np.ndarray) -> None:
+    def _record_scores(self, rec: Recording, layer: int) -> None:
         rec.program.add(
             ops.QUEST_SCORE,
-            (self.shape.head_dim, self.shape.n_head // self._n_row),
+            (self.shape.head_dim, self.shape.group, self.shape.n_head // self._n_row),
             cost=self._score_cost,
             step=rec.step,
-            q=q,
+            parts=self._parts,
             bounds=self._bounds[layer],
             filled=self._filled[layer],
             scores=self._scores,
-            n_row=self._n_row,
-            heads_per_kv=self.shape.group,
+            n_head_kv=self.shape.n_head_kv,
             n_page=self._n_page,
             page=self._params.page,
         )
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
-        """Two vectors of each page; an element is multiplied with both."""
+        """Two vectors of each page, read once for all heads; an element is multiplied with both."""
         n = (pos // self._params.page + 1) * self.shape.head_dim
-        return 4 * n * self._n_row, 4 * n * self.shape.n_head
+        return 4 * n * self.shape.n_head_kv, 4 * n * self.shape.n_head
 
 
 METHOD = Quest

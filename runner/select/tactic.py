@@ -8,6 +8,9 @@ number of positions whose weights sum to P of the total (Alg. 1). Attending to w
 most 2 (1 - p) max |v| (Eq. 6).
 
 `rows="group"` attends to the union over the heads of a KV head (4.5), `rows="head"` to each one's.
+`rows="joint"` makes one set for them: clusters in the order of the sum over the heads of what a
+member is estimated to hold of a head's weight, as many as `reach` of the heads need for P, by
+samples. The union holds more than P of nearly every head; this half as many positions.
 Departures: the first `sink` and last `local` positions stay out of the clusters and always take
 part, as do the tokens since the last clustering; their weight counts towards P, so that only the
 rest is asked of the clusters: on real attention that keeps half the tokens for more weight.
@@ -23,6 +26,7 @@ State: the clusters, made from the keys at the first decode step; those of the l
 what came after are made anew every `period` tokens, and after positions in them were truncated.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,6 +60,7 @@ class Tactic:
     margin: float = 0.5
     outside: str = "counted"
     rows: str = "group"
+    reach: float = 0.7
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,8 +76,12 @@ class Tactic:
             )
         if self.outside not in ("counted", "apart"):
             raise ValueError(f"outside is {self.outside!r}, expected 'counted' or 'apart'")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+        if self.rows not in ("group", "head", "joint"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group', 'head' or 'joint'")
+        if self.rows == "joint" and self.sample == 0:
+            raise ValueError(f"{self}: expected sample >= 1 with rows=joint, for example 128")
+        if not 0 < self.reach <= 1:
+            raise ValueError(f"reach is {self.reach}, expected 0 < reach <= 1")
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
@@ -83,7 +92,7 @@ class _State(SelectorState):
     def __init__(self, params: Tactic, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params = params
-        self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
+        self._n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
         # Where everything is clustered at once, the one segment has room for the whole context.
         self._segment = params.segment or -(-shape.n_ctx // params.c) * params.c
         self._n_segment = -(-shape.n_ctx // self._segment)
@@ -107,7 +116,12 @@ class _State(SelectorState):
         self._scores = np.zeros((shape.n_head, n_slot), np.float32)
         self._rank = np.zeros((shape.n_head, n_slot), np.int32)
         self._keep = np.zeros(shape.n_head, np.int32)
-        self._work = np.zeros((shape.n_head, ops.tactic_work(shape.n_ctx, n_slot)), np.float32)
+        if params.rows == "joint":
+            work = n_kv, ops.tactic_joint_work(shape.group, shape.n_ctx, n_slot)
+            self._sizes, self._density = np.zeros((2, n_kv, n_slot), np.float32)
+        else:
+            work = shape.n_head, ops.tactic_work(shape.n_ctx, n_slot)
+        self._work = np.zeros(work, np.float32)
         self._marks = np.zeros((self._n_row, shape.n_ctx // 64), np.int64)
         self._count = np.zeros(self._n_row, np.int32)
 
@@ -196,33 +210,47 @@ class _State(SelectorState):
             n_head_kv=shape.n_head_kv,
             n_slot=self._n_slot,
         )
+        fields: dict[str, Any] = {
+            "step": rec.step,
+            "q": q,
+            "k_pages": kv.k,
+            "k_table": kv.k_table,
+            "extent": self._extent,
+            "scores": self._scores,
+            "starts": self._starts[layer],
+            "order": self._order[layer],
+            "rank": self._rank,
+            "keep": self._keep,
+            "work": self._work,
+            "n_head_kv": shape.n_head_kv,
+            "n_slot": self._n_slot,
+            "capacity": shape.n_ctx,
+            "n_sink": p.sink,
+            "counted": int(p.outside == "counted"),
+            "n_sample": p.sample,
+            "share_f": p.P,
+            "first_share_f": p.first,
+            "margin_f": p.margin,
+            "scale_f": shape.head_dim**-0.5,
+        }
+        if p.rows == "joint":
+            rec.program.add(
+                ops.TACTIC_JOINT,
+                (shape.head_dim, shape.group),
+                cost=self._budget_cost,
+                sizes=self._sizes,
+                density=self._density,
+                n_reach=math.ceil(p.reach * shape.group - 1e-9),
+                **fields,
+            )
+            return
         rec.program.add(
             ops.TACTIC_BUDGET,
             (shape.head_dim,),
             cost=self._budget_cost,
-            step=rec.step,
-            q=q,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            extent=self._extent,
-            scores=self._scores,
-            starts=self._starts[layer],
-            order=self._order[layer],
-            rank=self._rank,
-            keep=self._keep,
-            work=self._work,
             n_head=shape.n_head,
             heads_per_kv=shape.group,
-            n_head_kv=shape.n_head_kv,
-            n_slot=self._n_slot,
-            capacity=shape.n_ctx,
-            n_sink=p.sink,
-            counted=int(p.outside == "counted"),
-            n_sample=p.sample,
-            share_f=p.P,
-            first_share_f=p.first,
-            margin_f=p.margin,
-            scale_f=shape.head_dim**-0.5,
+            **fields,
         )
 
     def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:
@@ -233,20 +261,22 @@ class _State(SelectorState):
     def _budget_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
         """A head reads the keys that are weighed first and two windows of 1 %, or the samples.
 
-        Where they count, the keys outside of the clusters as well.
+        Where they count, the keys outside of the clusters as well. Heads with one order read once.
         """
         p, shape = self._params, self.shape
         n_in = max(0, int(self._extent[1]) - p.sink)
         n_key = p.first * n_in + (p.sample or 0.02 * n_in)
         n_key += (pos + 1 - n_in) * (p.outside == "counted")
         n = int(n_key * shape.head_dim)
-        return 2 * shape.n_head * n, 2 * shape.n_head * n
+        n_set = shape.n_head_kv if p.rows == "joint" else shape.n_head
+        return 2 * n_set * n, 2 * shape.n_head * n
 
     def _record_selection(self, rec: Recording, layer: int) -> Selection:
         shape = self.shape
+        joint = self._params.rows == "joint"
         rec.program.add(
             ops.TACTIC_MARK,
-            (shape.n_head // self._n_row,),
+            (1 if joint else shape.n_head // self._n_row,),
             extent=self._extent,
             starts=self._starts[layer],
             order=self._order[layer],
@@ -255,7 +285,7 @@ class _State(SelectorState):
             marks=self._marks,
             count=self._count,
             n_row=self._n_row,
-            heads_per_kv=shape.group,
+            heads_per_kv=1 if joint else shape.group,
             n_slot=self._n_slot,
             capacity=shape.n_ctx,
         )

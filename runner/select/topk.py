@@ -5,7 +5,7 @@ between them with the largest q . k. Reads every key to do so: it bounds quality
 that have a sliding window of their own stay as they are.
 
 Rows: `rows="group"` makes one set for the query heads that share a KV head, by the maximum of their
-scores; `rows="head"` makes one set a query head.
+scores; `rows="head"` makes one set a query head. A KV head's keys are read once for all of them.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import KVView, Selection
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.select.base import DECODE, SPAN, Recording, SelectorShape, SelectorState, packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +41,62 @@ class TopK:
 
 
 class _State(SelectorState):
+    """Nothing is remembered: scratch of one layer, used by all in turn."""
+
     def __init__(self, params: TopK, shape: SelectorShape) -> None:
         super().__init__(shape)
-        self._params = params
-        self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
-        self._scores = np.zeros((self._n_row, shape.n_ctx), np.float32)
+        self._params, p = params, params
+        self._group = shape.group if p.rows == "group" else 1
+        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
+        self._scores = zeros((shape.n_head, n_ctx), np.float32)
+        self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._order = zeros((n_row, n_ctx), np.int32)
+        self._sets = np.zeros((n_row, min(n_ctx, p.sink + p.k + p.recent)), np.int32)
+        self._counts = np.zeros(n_row, np.int32)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
             return super().decode(rec, layer, q, kv)
         p, shape = self._params, self.shape
-        sel = new_selection(shape, rec, n_row=self._n_row, block=1)
         rec.program.add(
             ops.SCORE_KEYS,
-            (shape.head_dim, shape.n_head // self._n_row),
+            (shape.head_dim, shape.group, self._group),
             cost=self._score_cost,
             step=rec.step,
             q=q,
+            counts=None,
             k_pages=kv.k,
             k_table=kv.k_table,
             scores=self._scores,
-            n_row=self._n_row,
-            heads_per_kv=shape.group,
+            maxima=self._maxima,
             n_head_kv=shape.n_head_kv,
-            capacity=shape.n_ctx,
-            scale_f=shape.head_dim**-0.5,
+            capacity=self._scores.shape[1],
+            n_sink=p.sink,
+            n_local=p.recent,
+            drop=0,
         )
         rec.program.add(
-            ops.SELECT_TOP_K,
+            ops.SELECT_BEST,
             step=rec.step,
             scores=self._scores,
-            indptr=sel.indptr,
-            indices=sel.indices,
-            n_row=self._n_row,
-            capacity=shape.n_ctx,
-            block=1,
+            maxima=self._maxima,
+            order=self._order,
+            sets=self._sets,
+            counts=self._counts,
+            n_row=len(self._sets),
+            group=self._group,
+            capacity=self._scores.shape[1],
+            set_capacity=self._sets.shape[1],
             n_sink=p.sink,
-            n_recent=p.recent,
+            n_local=p.recent,
             n_top=p.k,
         )
-        return sel
+        return packed(rec, self._sets, self._counts)
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
-        n = (pos + 1) * self.shape.head_dim
-        return 2 * n * self._n_row, 2 * n * self.shape.n_head
+        """Each key once for all heads that share it."""
+        n = max(0, pos + 1 - self._params.sink - self._params.recent) * self.shape.head_dim
+        return 2 * n * self.shape.n_head_kv, 2 * n * self.shape.n_head
 
 
 METHOD = TopK
