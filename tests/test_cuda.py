@@ -21,8 +21,8 @@ from tamis.jit_kernels.store import fingerprint
 from tamis.jit_kernels.workers import CompileError
 
 BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-# One kernel of every op, and what its PTX must contain: the instructions it is written for.
 F16 = ("f16", "f16")  # keys and values
+# One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
     KernelSpec(ops.MATMUL, ("Q4_1",)): ["mma.sync", "ldmatrix", "cp.async", "dp4a"],
