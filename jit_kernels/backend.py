@@ -13,6 +13,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.layout import TAPE, TEAM
 from tamis.jit_kernels.library import KernelLibrary, Progress, shared
 from tamis.jit_kernels.program import KernelSpec, Program
+from tamis.jit_kernels.types import KV_TYPES
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
@@ -90,6 +91,8 @@ class Backend:
     One Program runs at a time (a lock orders callers); idle threads sleep. After fork() the child's
     first run starts a team of its own. The threads end with `close`, with the Backend, or at exit.
     """
+
+    kv_types: tuple[str, ...] = KV_TYPES
 
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1

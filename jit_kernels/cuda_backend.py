@@ -119,6 +119,8 @@ class CudaBackend:
     Raises CudaError where there is no usable GPU, KernelStoreError.
     """
 
+    kv_types: tuple[str, ...] = ("f16",)
+
     def __init__(self) -> None:
         self.device = Device()
         self.library = PtxLibrary(self.device)

@@ -11,7 +11,7 @@ Shapes: x [n_tok, n] means n_tok rows of n elements, row-major; n_tok is read fr
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import KV_BLOCK, PAGE
 
 
 class Op(NamedTuple):
@@ -126,11 +126,13 @@ ROPE_TABLE = _op("rope", "rope_table", "", "step inv_freq cos sin n_half scale_f
 # The heads of new tokens made ready, in place, and kept. q f32 [n_tok, n_head, head_dim] and
 # k f32 [n_tok, n_head_kv, head_dim]: rms norm by q_norm and k_norm f32 [head_dim] (both may be 0:
 # none), then turned by cos and sin; pairs (i, i + n_half) where neox, else (2i, 2i + 1); elements
-# from 2 * n_half on stay. k and v, as f16, go to positions pos.. of the pages (see KVView).
+# from 2 * n_half on stay. k and v go to positions pos.. of the pages (see KVView): as float16, or
+# as q8_0 (ggml's: d = largest / 127, each element to the nearest multiple, ties away from 0).
+# type_k, type_v: of the pages, one of KV_TYPES; an op that has no such constant reads float16.
 ROPE_APPEND = _op(
     "rope",
     "rope_append",
-    "head_dim neox",
+    "head_dim neox type_k type_v",
     "step q k v q_norm k_norm cos sin k_pages v_pages k_table v_table n_head n_head_kv n_half"
     " eps_f",
 )
@@ -144,10 +146,11 @@ ROPE_APPEND = _op(
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
 # Query t is row step.row + stride * t of q, at position pos + stride * t; out and lse have row t.
 # scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
+# Where q_block is 1 and keys are q8_0, queries are rounded to 15 bits, one scale a KV_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",
-    "head_dim group q_block",
+    "head_dim group q_block type_k type_v",
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
@@ -163,7 +166,7 @@ ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n
 AUDIT_HEADS = _op(
     "audit",
     "audit_heads",
-    "head_dim",
+    "head_dim type_k type_v",
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head window capacity given report work scale_f",
 )
@@ -512,11 +515,11 @@ DELTA_ADD = _op(
 # Early token freezing, see select/cpe.py. rows int64 [2]: rows rows[0] .. rows[1] - 1 of
 # source f32 [n_tok, n] go to target.
 COPY_ROWS = _op("freeze", "copy_rows", "", "rows source target n")
-# Keys and values of those rows' positions, from one layer's pages to another's.
+# Keys and values of those rows' positions, from one layer's pages to another's of the same types.
 COPY_KV = _op(
     "freeze",
     "copy_kv",
-    "head_dim",
+    "head_dim type_k type_v",
     "step rows k_from v_from k_from_table v_from_table k_to v_to k_to_table v_to_table n_head_kv",
 )
 
@@ -592,12 +595,16 @@ def tactic_joint_work(group: int, capacity: int, n_slot: int) -> int:
 
 
 def audit_work(capacity: int, head_dim: int) -> int:
-    """Float64s of scratch that AUDIT_HEADS needs a thread: two sums, three numbers a position."""
-    return head_dim + (head_dim + 3 * capacity + 1) // 2
+    """Float64s of scratch that AUDIT_HEADS needs a thread: two sums, a row, three a position."""
+    return head_dim + (2 * head_dim + 3 * capacity + 1) // 2
 
 
 def attend_scratch(group: int, head_dim: int) -> int:
-    """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32."""
-    n_query = MAX_Q_BLOCK * group
-    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10
-    return 4 * (n_query * a_query + PAGE * a_key) + 64
+    """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32.
+
+    And of one token's queries what q8_0 needs: 16-bit copies, and weights a KV_BLOCK.
+    """
+    n_query, n_block = MAX_Q_BLOCK * group, -(-head_dim // KV_BLOCK)
+    a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10 + n_block
+    quantised = group * (head_dim // 2 + n_block * (PAGE + 1))
+    return 4 * (n_query * a_query + PAGE * a_key + quantised) + 64 * 5

@@ -93,6 +93,7 @@ class Runner(Protocol):
     """
 
     n_thread: int  # parts that work may be cut into
+    kv_types: tuple[str, ...]  # of keys and values that it has kernels for
 
     def load(
         self, specs: Iterable[KernelSpec], progress: Callable[[int, int], None] | None = None

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 PAGE = 64  # tokens a KV page
+KV_TYPES = ("f16", "q8_0")  # of keys and of values
+KV_BLOCK = 32  # elements of q8_0 that share a scale
 LINE = 64  # bytes of a cache line, and of the widest vector
 
 
@@ -26,15 +28,37 @@ class QTensor(NamedTuple):
     n_in: int
 
 
+def kv_row(type: str, head_dim: int) -> np.dtype:
+    """One key or value of one head: float16, or q8_0 as ggml has it, q[i] * d[i // KV_BLOCK]."""
+    if type == "f16":
+        return np.dtype((np.float16, head_dim))
+    return np.dtype([("q", np.int8, head_dim), ("d", np.float16, head_dim // KV_BLOCK)])
+
+
+def kv_type(rows: np.ndarray) -> str:
+    """The type of an array of `kv_row`."""
+    return "f16" if rows.dtype == np.float16 else "q8_0"
+
+
 class KVView(NamedTuple):
     """What a kernel sees of one layer's keys and values."""
 
-    # float16 [n, n_head_kv, PAGE, head_dim]: one head's keys of a page lie together. Not all of the
-    # n pages need be this layer's.
+    # kv_row [n, n_head_kv, PAGE]: one head's keys of a page lie together. Not all of the n pages
+    # need be this layer's.
     k: np.ndarray
     v: np.ndarray
     k_table: np.ndarray  # int32 [n_page]: where in k a logical page is, -1 = not resident
     v_table: np.ndarray  # int32 [n_page]
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """The types of keys and of values: constants of the ops that read them."""
+        return kv_type(self.k), kv_type(self.v)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a key and a value of one head."""
+        return (self.k[0, 0].nbytes + self.v[0, 0].nbytes) // PAGE
 
 
 class Selection(NamedTuple):

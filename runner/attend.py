@@ -55,8 +55,8 @@ def _record_attend(
     group = hp.n_head // sel.n_row
     rec.program.add(
         ops.ATTEND,
-        (hp.head_dim, group, sel.q_block),
-        cost=attend_cost(rows, group, hp.head_dim),
+        (hp.head_dim, group, sel.q_block, *kv.types),
+        cost=attend_cost(rows, group, hp.head_dim, kv.row_bytes),
         step=rows.step,
         q=ws.q,
         k_pages=kv.k,
@@ -83,11 +83,11 @@ def _record_attend(
         _record_merge(rec, ws, hp.head_dim, hp.n_head, split)
 
 
-def attend_cost(rows: Rows, group: int, head_dim: int) -> Cost:
+def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
     """What ATTEND reads, from the Selection as its call has left it.
 
-    Each row reads the keys and values of its blocks, float16, once for all of its queries; the
-    part of the last block that no query may see is left out.
+    Each row reads the keys and values of its blocks, row_bytes for both, once for all of its
+    queries; the part of the last block that no query may see is left out.
     """
     sel, step = rows.sel, rows.step
 
@@ -99,7 +99,7 @@ def attend_cost(rows: Rows, group: int, head_dim: int) -> Cost:
         seen = (pos + rows.stride * (first + n_query - 1) + 1)[:, None]
         keys = np.minimum(n_block * sel.block, seen)
         n_product = int((keys * n_query[:, None]).sum()) * group
-        return 2 * 2 * head_dim * int(keys.sum()), 2 * 2 * head_dim * n_product
+        return row_bytes * int(keys.sum()), 2 * 2 * head_dim * n_product
 
     return cost
 

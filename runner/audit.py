@@ -14,6 +14,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.ops import AUDIT
 from tamis.jit_kernels.program import ATTEND, SELECT, KernelSpec, Program
 from tamis.jit_kernels.types import KVView, Selection
+from tamis.kv.cache import KVTypes
 from tamis.select.base import Recording, SelectorState
 from tamis.workspace import Workspace
 
@@ -50,10 +51,13 @@ class BoundFindings(NamedTuple):
 class Audit:
     """The samples of one session's audited steps."""
 
-    def __init__(self, every: int, hp: HParams, window: Sequence[int], n_ctx: int) -> None:
+    def __init__(
+        self, every: int, hp: HParams, window: Sequence[int], n_ctx: int, kv_types: KVTypes
+    ) -> None:
         if every < 1:
             raise ValueError(f"audit is {every}, expected at least 1: every how manyth step")
         self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
+        self._kv_types, self._row_bytes = kv_types, kv_types.row_bytes(hp.head_dim)
         self._report = np.zeros((hp.n_layer, hp.n_head, len(AUDIT)), np.float64)
         self._work: np.ndarray | None = None  # made when there is a team to know the size of
         self._n_decoded = 0
@@ -79,7 +83,7 @@ class Audit:
     @property
     def specs(self) -> set[KernelSpec]:
         """The kernels it needs."""
-        return {KernelSpec(ops.AUDIT_HEADS, (self._hp.head_dim,))}
+        return {KernelSpec(ops.AUDIT_HEADS, (self._hp.head_dim, *self._kv_types))}
 
     def due(self) -> bool:
         """Whether the decode step that now begins is one of the N-th."""
@@ -94,7 +98,7 @@ class Audit:
             self._work = np.zeros((n_thread, ops.audit_work(self._n_ctx, hp.head_dim)), np.float64)
         rec.program.add(
             ops.AUDIT_HEADS,
-            (hp.head_dim,),
+            (hp.head_dim, *kv.types),
             step=rec.step,
             q=ws.q,
             k_pages=kv.k,
@@ -126,7 +130,7 @@ class Audit:
         for call in program.calls:
             if call.part in moved:
                 moved[call.part] += call.cost(1, pos)[0]
-        dense = 4 * self._hp.head_dim * self._hp.n_head_kv * int(report[:, 0, AUDIT.n_seen].sum())
+        dense = self._row_bytes * self._hp.n_head_kv * int(report[:, 0, AUDIT.n_seen].sum())
         self._bytes.append((moved[ATTEND], moved[SELECT], dense))
         for layer, heads in enumerate(report):
             self._check(layer, heads, state, step)

@@ -160,7 +160,7 @@ def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
     table = 1 if model.window(layer) else 0
     rec.program.add(
         ops.ROPE_APPEND,
-        (hp.head_dim, int(model.arch.neox)),
+        (hp.head_dim, int(model.arch.neox), *kv.types),
         step=rec.step,
         q=ws.q,
         k=ws.k,

@@ -12,9 +12,10 @@ from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import Runner
-from tamis.kv.cache import kv_bytes
+from tamis.kv.cache import KVTypes, kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
+from tamis.select.notation import parse_methods
 from tamis.tokenizer import Tokenizer, tokenizer_for
 from tamis.workspace import workspace_bytes
 
@@ -124,12 +125,18 @@ class Engine:
         """
         return encode_chat(self.tokenizer, self.chat_template, messages)
 
-    def memory_plan(self, n_ctx: int | None = None, n_ubatch: int = 256) -> MemoryPlan:
+    def memory_plan(
+        self,
+        n_ctx: int | None = None,
+        n_ubatch: int = 256,
+        type_k: str = "f16",
+        type_v: str = "f16",
+    ) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what the machine has free now."""
         hp = self.hp
         return MemoryPlan(
             weights=self.model.weights.n_bytes,
-            kv=kv_bytes(hp, self.context(n_ctx)),
+            kv=kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v)),
             workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
             available=self.backend.free_bytes(),
         )
@@ -145,14 +152,18 @@ class Engine:
         attn: str = "dense",
         prefill: str = "dense",
         audit: int = 0,
+        type_k: str = "f16",
+        type_v: str = "f16",
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
-        Raises ValueError for sizes out of range, MethodError for a method, MemoryError where the
-        plan does not fit, CompileError.
+        type_k, type_v: what keys and values are kept as, "f16" or "q8_0".
+        Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
+        (or for one that does not read such keys), MemoryError where the plan does not fit,
+        CompileError.
         """
         from tamis.session import Session
 
@@ -160,8 +171,8 @@ class Engine:
             self,
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
-            attn=attn,
-            prefill=prefill,
+            selector=parse_methods(attn, prefill),
+            kv_types=KVTypes(type_k, type_v),
             audit=audit,
             progress=progress,
         )

@@ -13,10 +13,11 @@ from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import KVView, zeros
 from tamis.jit_kernels.workers import Progress
-from tamis.kv.cache import KVCache
+from tamis.kv.cache import KVCache, KVTypes
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
 from tamis.select.base import Recording, SelectorState
+from tamis.select.notation import MethodError
 from tamis.workspace import HEAD_ROWS, Workspace
 
 
@@ -51,6 +52,8 @@ class Forward:
         head = Program()
         self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
         phase, decode = state.phase(0), self._decode(None)
+        _check_readers(body, "--prefill", kv.types)
+        _check_readers(decode, "--attn", kv.types)
         checked = set() if audit is None else audit.specs
         backend.load(body.specs | head.specs | decode.specs | checked, progress)
         self._prefill, self._head = backend.link(body), backend.link(head)
@@ -168,7 +171,7 @@ class Forward:
     def _record_reuse(self, rec: Recording, before: KVView, own: KVView) -> None:
         rec.program.add(
             ops.COPY_KV,
-            (self._model.hp.head_dim,),
+            (self._model.hp.head_dim, *own.types),
             step=rec.step,
             rows=self._frozen,
             k_from=before.k,
@@ -224,3 +227,18 @@ class Forward:
         ws, weights = self._ws, self._model.weights
         source = normed(self._model, ws.x, weights.output_norm, rows)
         record_linear(rec, ws, source, [Linear(weights.output, ws.logits, label="output")])
+
+
+def _check_readers(program: Program, flag: str, types: KVTypes) -> None:
+    """Raise MethodError where an op reads keys or values, and not those of this type."""
+    for call in program.calls:
+        op = call.spec.op
+        for name, pages, constant, type in (
+            ("keys", "k_pages", "type_k", types.k),
+            ("values", "v_pages", "type_v", types.v),
+        ):
+            if type != "f16" and pages in op.fields and constant not in op.constants:
+                raise MethodError(
+                    f"the method of {flag} reads {name} as f16 ({op.name}), this cache has {type}: "
+                    f"use --cache-{constant.replace('_', '-')} f16, or another method"
+                )

@@ -13,10 +13,10 @@ import numpy as np
 
 from tamis.audit import Audit
 from tamis.forward import Forward
-from tamis.kv.cache import KVCache
+from tamis.jit_kernels.types import kv_row
+from tamis.kv.cache import KVCache, KVTypes
 from tamis.sampler import Sampler, SamplerParams
-from tamis.select.base import SelectorShape
-from tamis.select.notation import parse_methods
+from tamis.select.base import Selector, SelectorShape
 from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
@@ -54,8 +54,8 @@ class Session:
         *,
         n_ctx: int,
         n_ubatch: int,
-        attn: str,
-        prefill: str,
+        selector: Selector,
+        kv_types: KVTypes,
         audit: int = 0,
         progress: "Progress | None" = None,
     ) -> None:
@@ -64,27 +64,30 @@ class Session:
             raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
-        selector = parse_methods(attn, prefill)
-        _check_memory(engine, n_ctx, n_ubatch)
+        kv_types.check(hp.head_dim)
+        for type in kv_types:
+            if type not in engine.backend.kv_types:
+                raise ValueError(f"this device has no {type} keys and values: use f16")
+        _check_memory(engine, n_ctx, n_ubatch, kv_types)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
-        self._kv = KVCache(hp, n_ctx)
-        window = tuple(model.window(layer) for layer in range(hp.n_layer))
+        self._kv = KVCache(hp, n_ctx, kv_types)
+        window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
         self._state = selector.open(
             SelectorShape(
                 n_layer=hp.n_layer,
                 n_head=hp.n_head,
                 n_head_kv=hp.n_head_kv,
                 head_dim=hp.head_dim,
-                n_ctx=self._kv.capacity,
+                n_ctx=n_kv,
                 n_ubatch=n_tok,
                 window=window,
             )
         )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         ws = new_workspace(hp, n_tok, engine.n_threads)
-        self._audit = Audit(audit, hp, window, self._kv.capacity) if audit else None
+        self._audit = Audit(audit, hp, window, n_kv, kv_types) if audit else None
         self._forward = Forward(
             model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
         )
@@ -99,6 +102,11 @@ class Session:
     def n_past(self) -> int:
         """How many tokens are held."""
         return len(self._tokens)
+
+    @property
+    def kv_types(self) -> KVTypes:
+        """The types that keys and values are kept in."""
+        return self._kv.types
 
     @property
     def audit(self) -> Audit | None:
@@ -217,7 +225,7 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write tokens, keys and values to a file: whole or not at all."""
         path = Path(path)
-        header = {"model": self._fingerprint(), "tokens": self._tokens}
+        header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -234,6 +242,7 @@ class Session:
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
 
+        Keys and values of another type than this session's are converted.
         Raises SessionFileError (damaged, other version or model), ContextError; the session is then
         as it was.
         """
@@ -250,7 +259,8 @@ class Session:
         tokens = header["tokens"]
         self._check_room(f"{path} holds {len(tokens)}", len(tokens))
         self.truncate(0)
-        self._restore(body[16 + size :], tokens)
+        # Files from before there was a choice have no types.
+        self._restore(body[16 + size :], tokens, KVTypes(*header.get("kv", ())))
         self.recall()
 
     def _append(
@@ -309,19 +319,22 @@ class Session:
             for array in self._kv.read(layer, self.n_past):
                 yield array.tobytes()
 
-    def _restore(self, data: bytes, tokens: list[int]) -> None:
+    def _restore(self, data: bytes, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
-        shape = (hp.n_layer, 2, len(tokens), hp.n_head_kv, hp.head_dim)
-        arrays = np.frombuffer(data, np.float16).reshape(shape)
+        shape, at = (len(tokens), hp.n_head_kv), 0
         for layer in range(hp.n_layer):
-            self._kv.write(layer, arrays[layer, 0], arrays[layer, 1])
+            rows = []
+            for type in types:
+                rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
+                at += rows[-1].nbytes
+            self._kv.write(layer, *rows)
             view = self._kv.view(layer)
             self._engine.backend.send(view.k, view.v)
         self._tokens = list(tokens)
 
 
-def _check_memory(engine: "Engine", n_ctx: int, n_ubatch: int) -> None:
-    plan = engine.memory_plan(n_ctx, n_ubatch)
+def _check_memory(engine: "Engine", n_ctx: int, n_ubatch: int, types: KVTypes) -> None:
+    plan = engine.memory_plan(n_ctx, n_ubatch, *types)
     if plan.kv + plan.workspace > plan.available:
         gib = 1 << 30
         raise MemoryError(

@@ -107,8 +107,8 @@ class Replay:
     def _attend(self, rec, q, kv, rows):
         sel, group = rows.sel, self.n_head // rows.sel.n_row
         rec.program.add(
-            ops.ATTEND, (self.head_dim, group, sel.q_block), step=rows.step, q=q, k_pages=kv.k,
-            v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
+            ops.ATTEND, (self.head_dim, group, sel.q_block, *kv.types), step=rows.step, q=q,
+            k_pages=kv.k, v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
             indices=sel.indices, log_weight=sel.log_weight, block=sel.block, n_row=sel.n_row,
             heads_per_kv=self.n_head // self.n_head_kv, n_head_kv=self.n_head_kv, window=0,
             n_split=1, stride=rows.stride, partial=None, out=rows.out, lse=None,

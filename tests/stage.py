@@ -72,7 +72,7 @@ class Stage:
         sel = self.state.decode(rec, 0, self._q, self._kv)
         group = shape.n_head // sel.n_row
         program.add(
-            ops.ATTEND, (shape.head_dim, group, 1), step=self._step, q=self._q,
+            ops.ATTEND, (shape.head_dim, group, 1, *self._kv.types), step=self._step, q=self._q,
             k_pages=self._kv.k, v_pages=self._kv.v, k_table=self._kv.k_table,
             v_table=self._kv.v_table, indptr=sel.indptr, indices=sel.indices, log_weight=None,
             block=sel.block, n_row=sel.n_row, heads_per_kv=shape.group,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tamis.engine import MemoryPlan
+from tamis.kv.cache import KVTypes
 from tamis.session import Piece
 
 N_VOCAB = 256
@@ -31,7 +32,7 @@ class FakeSession:
 
     def __init__(self, n_ctx: int, script: list[Any]) -> None:
         self.n_ctx, self.tokens, self.script, self.calls = n_ctx, [], script, []
-        self.audit = None
+        self.audit, self.kv_types = None, KVTypes()
 
     @property
     def n_past(self) -> int:
@@ -85,7 +86,7 @@ class FakeEngine:
         self.chats.append([dict(m) for m in messages])
         return [3, *"".join(m["content"] for m in messages).encode(), 4]
 
-    def memory_plan(self, _n_ctx: int) -> MemoryPlan:
+    def memory_plan(self, _n_ctx: int, **_types: str) -> MemoryPlan:
         return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
 
     def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:

@@ -21,6 +21,7 @@ from tamis.jit_kernels.store import fingerprint
 from tamis.jit_kernels.workers import CompileError
 
 BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+F16 = ("f16", "f16")  # keys and values
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
@@ -28,9 +29,18 @@ MEANT = {
     KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
-    KernelSpec(ops.ROPE_APPEND, (64, 0)): ["st.global.u16|st.global.b16"],
-    KernelSpec(ops.ATTEND, (64, 3, 1)): ["ld.global.nc.v4.u32", "ex2.approx", "shfl.sync.bfly"],
-    KernelSpec(ops.ATTEND, (64, 3, 16)): ["mma.sync", "ldmatrix", r"x4.trans", "cp.async"],
+    KernelSpec(ops.ROPE_APPEND, (64, 0, *F16)): ["st.global.u16|st.global.b16"],
+    KernelSpec(ops.ATTEND, (64, 3, 1, *F16)): [
+        "ld.global.nc.v4.u32",
+        "ex2.approx",
+        "shfl.sync.bfly",
+    ],
+    KernelSpec(ops.ATTEND, (64, 3, 16, *F16)): [
+        "mma.sync",
+        "ldmatrix",
+        r"x4.trans",
+        "cp.async",
+    ],
     KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],

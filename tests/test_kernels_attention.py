@@ -12,7 +12,7 @@ from guarded import in_child, is_on_gpu, runs, step_of
 from oracle import RopeParams, rms_norm, rope
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import KV_BLOCK, PAGE, kv_row
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,23 @@ HEADS = [
 SHAPES = [  # head_dim, neox, n_head, n_head_kv, n_half
     (16, 0, 6, 3, 8), (16, 1, 6, 3, 8), (80, 1, 2, 1, 40), (80, 0, 3, 3, 13), (64, 1, 4, 2, 16),
 ]  # fmt: skip
+F16 = ("f16", "f16")
+TYPES = [F16, ("q8_0", "f16"), ("f16", "q8_0"), ("q8_0", "q8_0")]  # of keys, of values
+# A row of q8_0 is one or several vectors, or one and a half, at every level.
+HEADS_Q8 = [
+    Heads(head_dim=32, group=3, q_block=1, n_row=2, heads_per_kv=3),
+    Heads(head_dim=64, group=7, q_block=1, n_row=2, heads_per_kv=7),
+    Heads(head_dim=96, group=1, q_block=1, n_row=4, heads_per_kv=2),
+    Heads(head_dim=256, group=4, q_block=1, n_row=1, heads_per_kv=4),
+    Heads(head_dim=64, group=3, q_block=16, n_row=2, heads_per_kv=3),
+]
+SHAPE_Q8 = (64, 1, 6, 3, 32)
 KERNELS = [
-    *{(ops.ROPE_APPEND, shape[:2]) for shape in SHAPES},
-    *{(ops.ATTEND, (h.head_dim, h.group, h.q_block)) for h in HEADS},
-    *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in HEADS},
+    *{(ops.ROPE_APPEND, (*shape[:2], *F16)) for shape in SHAPES},
+    *((ops.ROPE_APPEND, (*SHAPE_Q8[:2], *types)) for types in TYPES),
+    *{(ops.ATTEND, (h.head_dim, h.group, h.q_block, *F16)) for h in HEADS},
+    *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h in HEADS_Q8 for t in TYPES[1:]),
+    *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in (*HEADS, *HEADS_Q8)},
 ]
 
 
@@ -69,10 +82,48 @@ def page_table(rng, n_position, n_slot):
     return table
 
 
+def q8_0(x):
+    """Rows [.., head_dim] as ggml's reference quantises them, an element at a time."""
+    rows = np.zeros(x.shape[:-1], kv_row("q8_0", x.shape[-1]))
+    for at in np.ndindex(x.shape[:-1]):
+        for block, values in enumerate(x[at].astype(np.float32).reshape(-1, KV_BLOCK)):
+            d = np.abs(values).max() / np.float32(127)
+            scaled = values * (np.float32(1) / d if d else np.float32(0))
+            away = [int(np.floor(abs(y) + np.float64(0.5))) * (1 if y > 0 else -1) for y in scaled]
+            rows["q"][at][block * KV_BLOCK : (block + 1) * KV_BLOCK] = away
+            rows["d"][at][block] = d
+    return rows
+
+
+def kept_as(x, type):
+    """Rows as pages of the type have them."""
+    return x.astype(np.float16) if type == "f16" else q8_0(x)
+
+
+def numbers(rows):
+    """Float64 of rows of either type."""
+    if rows.dtype == np.float16:
+        return rows.astype(np.float64)
+    return rows["q"] * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=-1)
+
+
+def unfilled(shape, type, head_dim):
+    """Rows of NaN."""
+    rows = np.zeros(shape, kv_row(type, head_dim))
+    (rows if type == "f16" else rows["d"])[...] = np.nan
+    return rows
+
+
 def paged(rows, table):
-    """rows [n_position, n_head_kv, head_dim] as float16 pages by `table`; NaN where nothing is."""
-    n_position, n_head_kv, head_dim = rows.shape
-    pages = np.full((len(table), n_head_kv, PAGE, head_dim), np.nan, np.float16)
+    """rows [n_position, n_head_kv] of kv_row as pages by `table`; NaN where nothing is.
+
+    Rows of float32 are kept as float16.
+    """
+    rows = rows.astype(np.float16) if rows.dtype == np.float32 else rows
+    n_position, n_head_kv = rows.shape[:2]
+    type = "f16" if rows.dtype == np.float16 else "q8_0"
+    head_dim = rows.shape[2] if type == "f16" else rows["q"].shape[2]
+    pages = unfilled((len(table), n_head_kv, PAGE), type, head_dim)
     for j in range(n_position):
         pages[table[j // PAGE], :, j % PAGE] = rows[j]
     return pages
@@ -83,14 +134,16 @@ def paged(rows, table):
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 63), (37, 40), (100, 64)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "types"), [*((s, F16) for s in SHAPES), *((SHAPE_Q8, t) for t in TYPES)], ids=str
+)
 @in_child
-def test_heads_are_normed_turned_and_kept(shape, n_tok, pos, normed):
+def test_heads_are_normed_turned_and_kept(shape, types, n_tok, pos, normed):
     head_dim, neox, n_head, n_head_kv, n_half = shape
     rng = np.random.default_rng((*shape, n_tok, pos))
     q, (k, v) = normal(rng, n_tok, n_head, head_dim), normal(rng, 2, n_tok, n_head_kv, head_dim)
     tables = page_table(rng, pos + n_tok, 4), page_table(rng, pos + n_tok, 4)
-    pages = normal(rng, 2, 4, n_head_kv, PAGE, head_dim).astype(np.float16)
+    pages = [kept_as(normal(rng, 4, n_head_kv, PAGE, head_dim), type) for type in types]
     norms = {"q_norm": normal(rng, head_dim), "k_norm": normal(rng, head_dim)} if normed else {}
     where, kind = pos + np.arange(n_tok), RopeParams(2 * n_half, neox=bool(neox))
     angles = where[:, None] * 10000.0 ** (-np.arange(n_half) / n_half)
@@ -101,7 +154,7 @@ def test_heads_are_normed_turned_and_kept(shape, n_tok, pos, normed):
 
     new_q, new_k = ready(q, "q_norm"), ready(k, "k_norm")
     for found in runs(
-        ops.ROPE_APPEND, (head_dim, neox), out={"q": q, "k": k, "k_pages": pages[0],
+        ops.ROPE_APPEND, (head_dim, neox, *types), out={"q": q, "k": k, "k_pages": pages[0],
         "v_pages": pages[1]}, step=step_of(n_tok, pos), v=v, cos=np.cos(angles).astype("f4"),
         sin=np.sin(angles).astype("f4"), k_table=tables[0], v_table=tables[1], n_head=n_head,
         n_head_kv=n_head_kv, n_half=n_half, eps_f=1e-3, **norms,
@@ -116,8 +169,9 @@ def test_heads_are_normed_turned_and_kept(shape, n_tok, pos, normed):
             expected = before.copy()
             for t in range(n_tok):
                 page, line = divmod(pos + t, PAGE)
-                expected[table[page], :, line] = rows[t]
-            # Rounding to float16 is NumPy's, to the nearest even: the same bits, and no other.
+                kind = "f16" if kept.dtype == np.float16 else "q8_0"
+                expected[table[page], :, line] = kept_as(rows[t], kind)
+            # Rounding is NumPy's, and ggml's: the same bits, and no other.
             np.testing.assert_array_equal(kept, expected)
 
 
@@ -136,12 +190,16 @@ class Case:
     chosen: list  # a row's block indices, ascending
     log_weight: np.ndarray | None  # f32, one an index of all rows
     q: np.ndarray
-    k: np.ndarray  # f16 [n_position, n_head_kv, head_dim]
+    k: np.ndarray  # kv_row [n_position, n_head_kv]
     v: np.ndarray
     k_table: np.ndarray
     v_table: np.ndarray
     row: int = 0  # of q that the first query is
     stride: int = 1  # rows, and positions, from one query to the next
+
+    @property
+    def types(self):
+        return tuple("f16" if rows.dtype == np.float16 else "q8_0" for rows in (self.k, self.v))
 
     scale = 0.2  # with normal q and k: scores of a standard deviation of 1 to 3
 
@@ -179,11 +237,11 @@ def choose(rng, case_heads, n_tok, pos, stride, block):
     return rows
 
 
-def new_case(heads, n_tok, pos, block, *, window, weighted, row=0, stride=1):
+def new_case(heads, n_tok, pos, block, *, window, weighted, row=0, stride=1, types=F16):
     rng = np.random.default_rng((heads.head_dim, heads.group, n_tok, pos, block, window))
     n = pos + stride * (n_tok - 1) + 1
     chosen = choose(rng, heads, n_tok, pos, stride, block)
-    k, v = (normal(rng, n, heads.n_head_kv, heads.head_dim).astype(np.float16) for _ in "kv")
+    k, v = (kept_as(normal(rng, n, heads.n_head_kv, heads.head_dim), type) for type in types)
     return Case(
         heads, n_tok, pos, block, window, chosen,
         log_weight=normal(rng, sum(map(len, chosen))) if weighted else None,
@@ -198,7 +256,7 @@ def attention(case):
     out = np.zeros((case.n_tok, *case.q.shape[1:]))
     lse = np.full(out.shape[:2], -np.inf)
     start = np.cumsum([0, *map(len, case.chosen)])
-    k, v = (a.astype(np.float64) for a in (case.k, case.v))
+    k, v = numbers(case.k), numbers(case.v)
     q = case.q[case.row :: case.stride].astype(np.float64)
     for t in range(case.n_tok):
         p = case.pos + case.stride * t
@@ -220,14 +278,17 @@ def attention(case):
     return out, lse
 
 
-def check(found, expected, heads):
+def check(found, expected, heads, types=F16):
     """Float32 sums of up to 256 products, and exponentials of scores below about 10.
 
     On a GPU, rows of several tokens are products of float16: half a step of each of a score's.
+    Beside keys of q8_0, one token's queries have 15 bits: of elements up to 4, a step of 1.2e-4.
     """
     out, lse = expected
     halves = is_on_gpu() and heads.q_block > 1
     bound = 2**-11 * heads.head_dim * Case.scale if halves else 2e-5
+    if types[0] == "q8_0" and heads.q_block == 1:
+        bound = 1.2e-4 * Case.scale * heads.head_dim**0.5
     np.testing.assert_allclose(found["out"], out, rtol=0, atol=bound)
     if "lse" in found:
         some = np.isfinite(lse)
@@ -241,7 +302,7 @@ def unwritten(*shape):
 
 def check_attend(case, with_lse):
     heads, expected = case.heads, attention(case)
-    constants = (heads.head_dim, heads.group, heads.q_block)
+    constants = (heads.head_dim, heads.group, heads.q_block, *case.types)
     out = {"out": unwritten(*expected[0].shape)}
     if with_lse:
         out["lse"] = unwritten(*expected[1].shape)
@@ -251,19 +312,19 @@ def check_attend(case, with_lse):
         ops.ATTEND, constants, out=out, scratch=scratch, n_split=1,
         absent=["partial", *absent], **case.fields(),
     ):  # fmt: skip
-        check(found, expected, heads)
+        check(found, expected, heads, case.types)
     for n_split in (2, 3):
         shape = (case.n_tok, heads.n_head, n_split, heads.head_dim + 2)
         for found in runs(
             ops.ATTEND, constants, out={"partial": unwritten(*shape)}, scratch=scratch,
             n_split=n_split, absent=["out", "lse"], **case.fields(),
         ):  # fmt: skip
-            check(merged(found["partial"]), expected, heads)
+            check(merged(found["partial"]), expected, heads, case.types)
         for joined in runs(
             ops.ATTEND_MERGE, (heads.head_dim,), out=out, step=step_of(case.n_tok, case.pos),
             partial=found["partial"], n_head=heads.n_head, n_split=n_split, absent=absent,
         ):  # fmt: skip
-            check(joined, expected, heads)
+            check(joined, expected, heads, case.types)
 
 
 def merged(partial):
@@ -291,6 +352,21 @@ def test_attention_to_a_selection(at, n_tok, pos, block):
     check_attend(case, with_lse=turn // 2 % 2 == 0)
 
 
+@pytest.mark.parametrize("types", TYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("n_tok", "pos", "block"), [(1, 0, 1), (1, 100, 1), (1, 170, 64), (37, 70, 16)]
+)
+@pytest.mark.parametrize("at", range(len(HEADS_Q8)), ids=map(str, HEADS_Q8))
+@in_child
+def test_attention_to_keys_and_values_of_each_type(at, n_tok, pos, block, types):
+    if n_tok > 1 and HEADS_Q8[at].q_block == 1:
+        n_tok = 3
+    case = new_case(
+        HEADS_Q8[at], n_tok, pos, block, window=(0, 70)[at % 2], weighted=at % 2 == 0, types=types
+    )
+    check_attend(case, with_lse=True)
+
+
 @in_child
 def test_a_selection_of_nothing_gives_zero():
     case = new_case(HEADS[1], 1, 100, 16, window=0, weighted=False)
@@ -305,8 +381,8 @@ def test_large_scores_do_not_overflow():
     out, _ = attention(loud)
     scratch = ops.attend_scratch(1, 16)
     for found in runs(
-        ops.ATTEND, (16, 1, 1), out={"out": unwritten(*out.shape)}, scratch=scratch, n_split=1,
-        absent=["partial", "lse"], **loud.fields(),
+        ops.ATTEND, (16, 1, 1, *F16), out={"out": unwritten(*out.shape)}, scratch=scratch,
+        n_split=1, absent=["partial", "lse"], **loud.fields(),
     ):  # fmt: skip
         # Scores near 3000 carry float32 steps of 2e-4, and weights err by as much.
         np.testing.assert_allclose(found["out"], out, rtol=0, atol=5e-3)

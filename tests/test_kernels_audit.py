@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
+from test_kernels_attention import F16, TYPES, kept_as, normal, numbers, page_table, paged
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.ops import AUDIT
 
 HEAD_DIMS = [16, 64, 80]
-KERNELS = [(ops.AUDIT_HEADS, (n,)) for n in HEAD_DIMS]
+KERNELS = [
+    *((ops.AUDIT_HEADS, (n, *F16)) for n in HEAD_DIMS),
+    *((ops.AUDIT_HEADS, (64, *types)) for types in TYPES[1:]),
+]
 SCALE = 0.3
 
 
@@ -38,14 +41,17 @@ def audited(q, k, v, given, kept, factor):
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("pos", "block"), [(0, 1), (62, 1), (150, 1), (150, 16)])
 @pytest.mark.parametrize("rows_per_kv", [1, 3])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    ("head_dim", "types"), [*((n, F16) for n in HEAD_DIMS), *((64, t) for t in TYPES[1:])], ids=str
+)
 @in_child
-def test_a_report_is_what_numpy_finds(head_dim, rows_per_kv, pos, block, window, weighted):
+def test_a_report_is_what_numpy_finds(head_dim, types, rows_per_kv, pos, block, window, weighted):
     rng = np.random.default_rng((head_dim, pos, block, window, rows_per_kv))
     n_kv, n_head_kv, heads_per_kv = pos + 1, 2, 3
     n_head, n_row = n_head_kv * heads_per_kv, n_head_kv * rows_per_kv
     q, given = normal(rng, n_head, head_dim), normal(rng, n_head, head_dim)
-    k, v = (normal(rng, n_kv, n_head_kv, head_dim).astype(np.float16) for _ in "kv")
+    held = [kept_as(normal(rng, n_kv, n_head_kv, head_dim), type) for type in types]
+    k, v = map(numbers, held)
     tables = page_table(rng, n_kv, 4), page_table(rng, n_kv, 4)
     n_block = pos // block + 1
     # The first row keeps nothing, the second one all.
@@ -71,8 +77,9 @@ def test_a_report_is_what_numpy_finds(head_dim, rows_per_kv, pos, block, window,
     work = np.full((3, ops.audit_work(capacity, head_dim)), np.nan)
     report = np.full((n_head, len(AUDIT)), np.nan)
     for found in runs(
-        ops.AUDIT_HEADS, (head_dim,), out={"report": report, "work": work}, step=step_of(1, pos),
-        q=q, k_pages=paged(k, tables[0]), v_pages=paged(v, tables[1]),
+        ops.AUDIT_HEADS, (head_dim, *types), out={"report": report, "work": work},
+        step=step_of(1, pos), q=q,
+        k_pages=paged(held[0], tables[0]), v_pages=paged(held[1], tables[1]),
         k_table=tables[0], v_table=tables[1], indptr=indptr,
         indices=np.concatenate(rows).astype(np.int32), block=block, n_row=n_row,
         heads_per_kv=heads_per_kv, n_head=n_head, window=window, capacity=capacity,

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
+from test_kernels_attention import F16, kept_as, normal, page_table, paged
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE
 
-KERNELS = [(ops.COPY_ROWS, ()), (ops.COPY_KV, (16,)), (ops.COPY_KV, (80,))]
+KINDS = [(16, F16), (80, F16), (64, ("q8_0", "f16")), (96, ("q8_0", "q8_0"))]
+KERNELS = [(ops.COPY_ROWS, ()), *((ops.COPY_KV, (n, *types)) for n, types in KINDS)]
 
 
 @pytest.mark.parametrize("rows", [(0, 0), (0, 9), (3, 7), (8, 9)])
@@ -25,16 +26,16 @@ def test_rows_are_copied_and_others_stay(rows, n):
         np.testing.assert_array_equal(found["target"], expected)
 
 
-@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize(("head_dim", "types"), KINDS, ids=str)
 @pytest.mark.parametrize(("pos", "rows"), [(0, (0, 0)), (0, (0, 70)), (50, (3, 40)), (63, (0, 1))])
 @in_child
-def test_keys_and_values_of_rows_go_to_another_layers_pages(head_dim, pos, rows):
+def test_keys_and_values_of_rows_go_to_another_layers_pages(head_dim, types, pos, rows):
     rng, n_head_kv, n = np.random.default_rng((head_dim, pos)), 3, 150
     tables = [page_table(rng, n, 4) for _ in range(4)]
-    kept = [normal(rng, n, n_head_kv, head_dim).astype(np.float16) for _ in range(4)]
+    kept = [kept_as(normal(rng, n, n_head_kv, head_dim), type) for type in types * 2]
     k_from, v_from, k_to, v_to = (paged(*item) for item in zip(kept, tables, strict=True))
     for found in runs(
-        ops.COPY_KV, (head_dim,), out={"k_to": k_to, "v_to": v_to}, step=step_of(100, pos),
+        ops.COPY_KV, (head_dim, *types), out={"k_to": k_to, "v_to": v_to}, step=step_of(100, pos),
         rows=np.array(rows), k_from=k_from, v_from=v_from, k_from_table=tables[0],
         v_from_table=tables[1], k_to_table=tables[2], v_to_table=tables[3], n_head_kv=n_head_kv,
     ):  # fmt: skip

@@ -30,15 +30,19 @@ KERNELS: list = []  # of the host's level
 TYPES = ["Q4_K", "Q5_0", "Q8_0"]
 AT = 2  # of attention.HEADS: prefill and a part of a KV head's heads
 HEADS = attention.HEADS[AT]
+AT_Q8, Q8_0 = (2, 4), ("q8_0", "q8_0")  # one token of an odd number of blocks, and prefill
+HEADS_Q8 = [attention.HEADS_Q8[at] for at in AT_Q8]
 SPECS = [
     *(KernelSpec(op, (type_,)) for op in (ops.EMBED, ops.MATMUL) for type_ in TYPES),
     KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.GATE, ("silu",)),
-    KernelSpec(ops.ROPE_APPEND, (80, 0)),
-    KernelSpec(ops.ROPE_APPEND, (64, 1)),
-    KernelSpec(ops.ATTEND, (HEADS.head_dim, HEADS.group, HEADS.q_block)),
+    KernelSpec(ops.ROPE_APPEND, (80, 0, *attention.F16)),
+    KernelSpec(ops.ROPE_APPEND, (64, 1, *attention.F16)),
+    KernelSpec(ops.ATTEND, (HEADS.head_dim, HEADS.group, HEADS.q_block, *attention.F16)),
     KernelSpec(ops.ATTEND_MERGE, (HEADS.head_dim,)),
+    KernelSpec(ops.ROPE_APPEND, (*attention.SHAPE_Q8[:2], *Q8_0)),
+    *(KernelSpec(ops.ATTEND, (h.head_dim, h.group, h.q_block, *Q8_0)) for h in HEADS_Q8),
 ]
 LOWER = ["generic", "avx2"]
 
@@ -61,10 +65,19 @@ def check_ops(level):
                 )  # fmt: skip
         body(elementwise.test_rms_norm, add=0, n_tok=2, rows_per_tok=5, n=67, row=2)
         body(elementwise.test_gate, activation="silu", n_tok=5, n=33)
-        for shape in ((80, 0, 3, 3, 13), (64, 1, 4, 2, 16)):
+        for shape, types in (
+            ((80, 0, 3, 3, 13), attention.F16),
+            ((64, 1, 4, 2, 16), attention.F16),
+            (attention.SHAPE_Q8, Q8_0),
+        ):
             body(
-                attention.test_heads_are_normed_turned_and_kept, shape=shape, n_tok=37, pos=40,
-                normed=True,
+                attention.test_heads_are_normed_turned_and_kept, shape=shape, types=types, n_tok=37,
+                pos=40, normed=True,
+            )  # fmt: skip
+        for at in AT_Q8:
+            body(
+                attention.test_attention_to_keys_and_values_of_each_type, at=at, n_tok=37, pos=70,
+                block=16, types=Q8_0,
             )  # fmt: skip
         for block in (1, 64):
             body(attention.test_attention_to_a_selection, at=AT, n_tok=37, pos=100, block=block)

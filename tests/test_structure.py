@@ -12,7 +12,9 @@ KERNELS = ("jit_kernels/cpu/", "jit_kernels/cuda/")
 MAX_LINES, MAX_KERNEL_LINES, MAX_PARAMETERS = 60, 120, 7
 
 # "folder/file.py:Class.function": the reason why it may be longer or take more parameters.
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {
+    "runner/engine.py:Engine.session": "the public call: one setting each, by the name users know",
+}
 
 FILES = [
     path.relative_to(ROOT).as_posix()

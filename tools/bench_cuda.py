@@ -129,8 +129,8 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
     )
     program = Program()
     program.add(
-        ops.ATTEND, (HEAD_DIM, group, q_block), step=step, q=q, k_pages=pages[0], v_pages=pages[1],
-        k_table=table, v_table=table, indptr=indptr, indices=np.concatenate(rows),
+        ops.ATTEND, (HEAD_DIM, group, q_block, "f16", "f16"), step=step, q=q, k_pages=pages[0],
+        v_pages=pages[1], k_table=table, v_table=table, indptr=indptr, indices=np.concatenate(rows),
         log_weight=None, block=PAGE, n_row=N_HEAD_KV, heads_per_kv=group, n_head_kv=N_HEAD_KV,
         window=0, n_split=split, stride=1, partial=partial, out=out, lse=None, scratch=0,
         scale_f=HEAD_DIM**-0.5,

@@ -8,7 +8,8 @@ Needs the package llama-cpp-python, best built on this machine:
 Each engine lives in a process of its own and holds the model loaded; only one works at a time.
 llama.cpp runs with flash attention on and off, and the better of the two in each round is what
 tamis is divided by. A test is ppN (a prompt of N tokens into an empty context) or tgN[@D] (N tokens
-one at a time after D others). Both use float16 keys and values, the same threads and the same ids.
+one at a time after D others). Both use the same threads, the same ids and the same type of keys and
+values: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only.
 The last line is JSON; --log appends it to a file.
 """
 
@@ -55,11 +56,11 @@ class Test(NamedTuple):
 class TamisRunner:
     """tamis with a session as long as the longest test."""
 
-    def __init__(self, path: str, n_threads: int, n_ctx: int) -> None:
+    def __init__(self, path: str, n_threads: int, n_ctx: int, cache_type: str) -> None:
         from tamis.engine import Engine
 
         self.engine = Engine.load(path, n_threads=n_threads)
-        self.session = self.engine.session(n_ctx=n_ctx)
+        self.session = self.engine.session(n_ctx=n_ctx, type_k=cache_type, type_v=cache_type)
 
     def keep(self, n: int) -> int:
         """Forget all but the first n tokens; how many are left."""
@@ -79,7 +80,9 @@ class TamisRunner:
 class LlamaRunner:
     """llama.cpp through its C API, as llama-bench uses it."""
 
-    def __init__(self, path: str, n_threads: int, n_ctx: int, *, flash: bool) -> None:
+    def __init__(
+        self, path: str, n_threads: int, n_ctx: int, cache_type: str, *, flash: bool
+    ) -> None:
         import llama_cpp
 
         self.c, self.n_past = llama_cpp, 0
@@ -93,6 +96,8 @@ class LlamaRunner:
         params.n_ctx, params.n_batch, params.n_ubatch = -(-n_ctx // 256) * 256, 2048, 512
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = int(flash)
+        types = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
+        params.type_k = params.type_v = types[cache_type]
         self.context = llama_cpp.llama_init_from_model(model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not make a context for {path}")
@@ -143,9 +148,14 @@ def run_test(runner: Any, test: Test, ids: list[int]) -> float:
     return time.perf_counter() - start
 
 
-def serve(pipe: Connection, name: str, path: str, n_threads: int, n_ctx: int) -> None:
+def runners(cache_type: str) -> list[str]:
+    """The engines that have such keys and values."""
+    return [name for name in RUNNERS if cache_type == "f16" or name != "llama.cpp"]
+
+
+def serve(pipe: Connection, name: str, *arguments: Any) -> None:
     """The life of an engine's process: load, then answer (test, ids) with seconds."""
-    runner = RUNNERS[name](path, n_threads, n_ctx)
+    runner = RUNNERS[name](*arguments)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
         pipe.send(run_test(runner, *job))
@@ -162,10 +172,10 @@ def peak_memory() -> int:
 class Remote:
     """An engine in its own process."""
 
-    def __init__(self, name: str, path: str, n_threads: int, n_ctx: int) -> None:
+    def __init__(self, *arguments: Any) -> None:
         self.pipe, other = multiprocessing.Pipe()
-        arguments = (other, name, path, n_threads, n_ctx)
-        self.process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=serve, args=(other, *arguments))
         self.process.start()
         other.close()
         self.receive()
@@ -192,12 +202,16 @@ class Remote:
         return held
 
 
-def compare(path: str, tests: list[Test], n_threads: int, rounds: int) -> dict[str, Any]:
+def compare(
+    path: str, tests: list[Test], n_threads: int, rounds: int, cache_type: str
+) -> dict[str, Any]:
     """Run all tests by turns; rates and ratios by test, the first round of each left out."""
     n_ctx = max(test.n_ctx for test in tests)
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, 20000, n_ctx).tolist()  # ordinary tokens of any vocabulary
-    remotes = {name: Remote(name, path, n_threads, n_ctx) for name in RUNNERS}
+    remotes = {
+        name: Remote(name, path, n_threads, n_ctx, cache_type) for name in runners(cache_type)
+    }
     results: dict[str, Any] = {}
     for test in sorted(tests, key=lambda t: t.depth):
         turns: list[dict[str, float]] = []
@@ -210,7 +224,8 @@ def compare(path: str, tests: list[Test], n_threads: int, rounds: int) -> dict[s
     memory = {name: remote.close() for name, remote in remotes.items()}
     return {
         "model": Path(path).name, "threads": n_threads, "rounds": rounds, "cores": os.cpu_count(),
-        "date": time.strftime("%Y-%m-%d"), "tests": results, "memory": memory,
+        "cache_type": cache_type, "date": time.strftime("%Y-%m-%d"), "tests": results,
+        "memory": memory,
     }  # fmt: skip
 
 
@@ -221,7 +236,7 @@ def summary(test: Test, turns: list[dict[str, float]]) -> dict[str, Any]:
         min(seconds for name, seconds in turn.items() if name != "tamis") / turn["tamis"]
         for turn in turns
     ]
-    rates = {name: round(n / statistics.median(t[name] for t in turns), 1) for name in RUNNERS}
+    rates = {name: round(n / statistics.median(t[name] for t in turns), 1) for name in turns[0]}
     return {
         "tokens_per_second": rates,
         "ratio": round(statistics.median(ratios), 3),
@@ -244,6 +259,7 @@ def main() -> None:
     parser.add_argument("--tests", default="pp512,tg64", help="comma-separated: pp512, tg64@4096")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (one more is run)")
+    parser.add_argument("--cache-type", choices=["f16", "q8_0"], default="f16")
     parser.add_argument("--log", type=Path, help="file that JSON lines are appended to")
     args = parser.parse_args()
     try:
@@ -251,7 +267,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     for model in args.model:
-        line = json.dumps(compare(model, tests, args.threads, args.rounds))
+        line = json.dumps(compare(model, tests, args.threads, args.rounds, args.cache_type))
         print(line, flush=True)
         if args.log:
             with args.log.open("a") as file:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from tamis.jit_kernels.cpu import attend_batch, attend_q8
 from tamis.jit_kernels.cpu.attend_batch import (
     BATCH,
     LOWEST,
@@ -17,7 +18,6 @@ from tamis.jit_kernels.cpu.attend_batch import (
     PANEL,
     TILE_ROWS,
     Layout,
-    few_queries,
     layout_of,
     many_queries,
     masking,
@@ -165,14 +165,30 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
     return start, finish, finish_part
 
 
-def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
-    """The function add(state, batch, ahead, pages, n, n_q, at_pos, window) of a batch of n keys.
+def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> tuple[Any, ...]:
+    """Functions pack(state), score and weigh of one token's queries; heads: head_dim, group."""
+    type_k, type_v = kv_types
+    of_keys, of_values = (attend_q8 if t == "q8_0" else attend_batch for t in kv_types)
 
-    at_pos: position of the first query's token, and how far apart the tokens are.
+    @njit(error_model="numpy")
+    def nothing(state):
+        pass
+
+    pack = attend_q8.packing(at, *heads) if type_k == "q8_0" else nothing
+    return pack, of_keys.scoring(at, *heads, type_v), of_values.weighing(at, *heads, type_k)
+
+
+def _adding(
+    at: Layout, head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]
+) -> tuple[Any, Any]:
+    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, at_pos, window).
+
+    add: a batch of n keys. at_pos: position of the first query's token, and how far apart the
+    tokens are.
     """
     weights = softmax(at)
     if q_block == 1:
-        score, weigh = few_queries(at, head_dim, group)
+        pack, score, weigh = few_queries(at, (head_dim, group), kv_types)
 
         @njit(error_model="numpy")
         def add_few(state, batch, ahead, pages, n, n_q, at_pos, window):
@@ -180,9 +196,9 @@ def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
             weights(state, batch, group, padded(n))
             weigh(state, batch, ahead, pages, n)
 
-        return add_few
+        return pack, add_few
 
-    unpack, score_all, weigh_all = many_queries(at, head_dim)
+    unpack, score_all, weigh_all = many_queries(at, head_dim, kv_types)
     mask = masking(at, group)
 
     @njit(error_model="numpy")
@@ -198,16 +214,20 @@ def _adding(at: Layout, head_dim: int, group: int, q_block: int) -> Any:
         weights(state, batch, n_q, padded(n))
         weigh_all(state, tiles, n)
 
-    return add_many
+    @njit(error_model="numpy")
+    def pack_many(state):
+        pass
+
+    return pack_many, add_many
 
 
-def attend(head_dim: int, group: int, q_block: int) -> Any:
+def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
     """Kernel of ATTEND: threads take rows and parts of rows in turn, long and short alternately."""
     assert q_block <= MAX_Q_BLOCK
-    at = layout_of(q_block * group, head_dim)
+    at = layout_of(q_block * group, group, head_dim)
     state_size = attend_scratch(group, head_dim)
     assert at.size + 64 <= state_size
-    add = _adding(at, head_dim, group, q_block)
+    pack, add = _adding(at, head_dim, group, q_block, (type_k, type_v))
     start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(
@@ -238,6 +258,7 @@ def attend(head_dim: int, group: int, q_block: int) -> Any:
             query = n_head * first_tok + head
             at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
             start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
+            pack(state)
             keys = last, indices, log_weight, block, low, high
             tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
             h = head // heads_per_kv

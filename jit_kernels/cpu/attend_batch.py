@@ -1,7 +1,8 @@
 """Attention of a few queries to a batch of up to PAGE keys: what a thread does with its scratch.
 
-Two ways to multiply: `few_queries` reads each float16 key and value once, as it lies in the pages;
-`many_queries` first turns the batch into float32 panels, which all queries then read.
+Two ways to multiply: `few_queries` reads each key and value once, as it lies in the pages (those of
+q8_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all queries
+then read.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from tamis.jit_kernels.cpu.grid import (
     load_half_each,
     load_half_row,
     load_row,
-    prefetch_each,
     scale_rows,
     store_grid,
     store_sums,
@@ -26,13 +26,13 @@ from tamis.jit_kernels.cpu.grid import (
     zero_grid,
 )
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, store_f32
+from tamis.jit_kernels.cpu.kv_rows import loading, prefetching
 from tamis.jit_kernels.cpu.simd import (
     CPU,
     LANES,
     hmax,
     hsum,
     load_f,
-    load_half,
     load_i,
     splat_f,
     splat_i,
@@ -42,7 +42,7 @@ from tamis.jit_kernels.cpu.simd import (
     where_less,
     zero_f,
 )
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import KV_BLOCK, PAGE
 
 LOWEST = np.float32(-1e30)  # below every score; finite, so that differences stay finite
 MASKED = np.float32(-3e38)  # so far below LOWEST that its weight is 0 beside any maximum
@@ -79,46 +79,64 @@ class Layout(NamedTuple):
     batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
+    # Of one token's queries, for q8_0. There, keys has pairs of int16: words [head_dim / 2, PAGE].
+    scales: int  # f32 [n_block, PAGE] of the keys
+    words: int  # int16 [group, head_dim] the queries
+    word_scales: int  # f32 [group, n_block] of these
+    weights: int  # f32 [n_block, group, PAGE] the weights, times the values' scales
     size: int
 
 
-def layout_of(n_query: int, head_dim: int) -> Layout:
-    """The scratch of a thread for n_query queries."""
-    n_row = -(-n_query // 16) * 16
+def layout_of(n_query: int, group: int, head_dim: int) -> Layout:
+    """The scratch of a thread for n_query queries, `group` of a token."""
+    n_row, n_block = -(-n_query // 16) * 16, -(-head_dim // KV_BLOCK)
     sizes = [n_row * head_dim] * 2 + [n_row * PAGE] + [n_row] * 4
     sizes += [2 * BATCH.size // 4] + [PAGE * head_dim] * 2
+    sizes += [n_block * PAGE, -(-group * head_dim // 32) * 16]
+    sizes += [-(-group * n_block // 16) * 16, n_block * group * PAGE]
     return Layout(*(4 * sum(sizes[:i]) for i in range(len(sizes) + 1)))
 
 
-def _widest(rows: int, fits: Any) -> int:
+def widest(rows: int, fits: Any) -> int:
     """Columns of a grid of `rows` rows, so that it, a row and one of the column are in registers."""
     counts = [n for n in range(1, 9) if fits(n) and rows * n + n < N_REGISTER]
     return max(counts, default=1)
 
 
-def few_queries(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions score(state, batch, pages, n) and weigh(state, batch, ahead, pages, n).
+def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
+    """The function score(state, batch, pages, n), for keys of float16.
 
-    score: products of one token's `group` heads with the n keys of a batch; weigh: sums =
-    sums * shrink + weights @ values. The memory reads ahead: score asks for the batch's values,
-    weigh for the keys of the batch `ahead`. pages: of keys, of values.
+    Products of one token's `group` heads with the n keys of a batch. The memory reads ahead: this
+    asks for the batch's values. pages: of keys, of values.
     """
-    n_key = _widest(group, lambda n: PANEL % n == 0)
-    n_col = _widest(group, lambda n: head_dim % (n * LANES) == 0)
-    q_row, kv_row, width = 4 * head_dim, 2 * head_dim, n_col * LANES
-    one, four, score_row, part_row = 1, 4, SCORE_ROW, 2 * width
+    n_key = widest(group, lambda n: PANEL % n == 0)
+    q_row, kv_row, score_row = 4 * head_dim, 2 * head_dim, SCORE_ROW
+    ask = prefetching(type_v, head_dim, n_key, head_dim)
 
     @njit(error_model="numpy")
     def score(state, batch, pages, n):
         k_pages, v_pages = pages
         for j in range(0, n, n_key):
             keys = addresses(batch + BATCH.k_row + 4 * j, k_pages, kv_row, n_key)
-            prefetch_each(addresses(batch + BATCH.v_row + 4 * j, v_pages, kv_row, n_key), kv_row)
+            ask(batch + BATCH.v_row + 4 * j, v_pages, 0)
             sums = zero_grid(group, n_key)
             for d in range(0, head_dim, LANES):
                 queries = load_column(state + at.q + 4 * d, q_row, group)
                 sums = add_products(sums, queries, load_half_each(keys, 2 * d))
             store_sums(state + at.scores + 4 * j, score_row, sums)
+
+    return score
+
+
+def weighing(at: Layout, head_dim: int, group: int, type_k: str) -> Any:
+    """The function weigh(state, batch, ahead, pages, n), for values of float16.
+
+    sums = sums * shrink + weights @ values; asks for the keys of the batch `ahead`.
+    """
+    n_col = widest(group, lambda n: head_dim % (n * LANES) == 0)
+    q_row, kv_row, width = 4 * head_dim, 2 * head_dim, n_col * LANES
+    four, score_row = 4, SCORE_ROW
+    ask = prefetching(type_k, head_dim, 1, width)
 
     @njit(error_model="numpy")
     def weigh(state, batch, ahead, pages, n):
@@ -127,17 +145,16 @@ def few_queries(at: Layout, head_dim: int, group: int) -> tuple[Any, Any]:
             shrink = broadcast_column(state + at.shrink, four, group)
             sums = scale_rows(load_grid(state + at.sums + 4 * d, q_row, group, n_col), shrink)
             for j in range(n):
-                key = addresses(ahead + BATCH.k_row + 4 * j, k_pages + 2 * d, kv_row, one)
-                prefetch_each(key, part_row)
+                ask(ahead + BATCH.k_row + 4 * j, k_pages, d)
                 value = v_pages + kv_row * load_i32(batch + BATCH.v_row + 4 * j) + 2 * d
                 weights = broadcast_column(state + at.scores + 4 * j, score_row, group)
                 sums = add_products(sums, weights, load_half_row(value, n_col))
             store_grid(state + at.sums + 4 * d, q_row, sums)
 
-    return score, weigh
+    return weigh
 
 
-def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
+def many_queries(at: Layout, head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any, Any]:
     """Functions unpack(state, batch, pages, n, padded), score(state, n_q, n), weigh(state, n_q, n).
 
     unpack: the batch's keys and values as panels; score and weigh as for few_queries, on n_q
@@ -145,22 +162,24 @@ def many_queries(at: Layout, head_dim: int) -> tuple[Any, Any, Any]:
     """
     n_col = 2 if head_dim % PANEL == 0 else 1
     width = n_col * LANES
-    q_row, kv_row, key_row, score_row = 4 * head_dim, 2 * head_dim, 4 * PANEL, SCORE_ROW
-    rows, lanes, four = TILE_ROWS, LANES, 4
+    q_row, key_row, score_row = 4 * head_dim, 4 * PANEL, SCORE_ROW
+    rows, four = TILE_ROWS, 4
+    load_keys = loading(kv_types[0], head_dim, LANES)
+    load_value = loading(kv_types[1], head_dim, 1)
 
     @njit(error_model="numpy")
     def unpack(state, batch, pages, n, padded):
         k_pages, v_pages = pages
         for j in range(0, padded, LANES):
-            keys = addresses(batch + BATCH.k_row + 4 * j, k_pages, kv_row, lanes)
+            keys = batch + BATCH.k_row + 4 * j
             panel = state + at.keys + q_row * (j // PANEL * PANEL) + 4 * (j % PANEL)
             for d in range(0, head_dim, LANES):
-                store_grid(panel + key_row * d, key_row, transposed(load_half_each(keys, 2 * d)))
+                store_grid(panel + key_row * d, key_row, transposed(load_keys(keys, k_pages, d)))
         for j in range(n):
-            value = v_pages + kv_row * load_i32(batch + BATCH.v_row + 4 * j)
+            value = batch + BATCH.v_row + 4 * j
             for d in range(0, head_dim, LANES):
                 panel = state + at.values + 4 * PAGE * (d // width * width) + 4 * (d % width)
-                store_f(panel + 4 * width * j, load_half(value + 2 * d))
+                store_grid(panel + 4 * width * j, q_row, load_value(value, v_pages, d))
 
     @njit(error_model="numpy")
     def score(state, n_q, n):

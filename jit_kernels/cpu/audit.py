@@ -17,18 +17,17 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_f32,
     store_f64,
 )
-from tamis.jit_kernels.cpu.select import key_at, ordered, threshold
+from tamis.jit_kernels.cpu.kv_rows import row_at, rows_of_type
+from tamis.jit_kernels.cpu.select import ordered, threshold
 from tamis.jit_kernels.cpu.simd import (
     LANES,
-    hsum,
+    fma,
     load_f,
-    load_f16x16,
     splat_f,
     store_f,
     vexp,
-    zero_f32x16,
 )
-from tamis.jit_kernels.cpu.tile import add_scaled_half, dot_half
+from tamis.jit_kernels.cpu.tile import dot_float
 from tamis.jit_kernels.ops import AUDIT, STEP
 from tamis.jit_kernels.types import PAGE
 
@@ -96,39 +95,45 @@ def best(logits, weights, marks, n, k):
     return total + (k - above) * tie_weight, hits + min(k - above, kept_ties)
 
 
-def _lengths(head_dim: int) -> Any:
-    """The function longest(pages, table, n_head_kv, h, low, n): the largest length of a row."""
+def _lengths(head_dim: int, type: str) -> Any:
+    """The function longest(pages, table, heads, low, n, row): the largest length of a row.
+
+    heads: n_head_kv and which one of them; row: scratch, f32 [head_dim].
+    """
+    read = rows_of_type(type, head_dim).read
 
     @njit(error_model="numpy")
-    def longest(pages, table, n_head_kv, h, low, n):
-        most = 0.0
+    def longest(pages, table, heads, low, n, row):
+        most, (n_head_kv, h) = ZERO, heads
         for j in range(low, low + n):
-            row, total = key_at(pages, table, n_head_kv, h, j, head_dim), zero_f32x16()
-            for d in range(0, 2 * head_dim, 32):
-                x = load_f16x16(row + d)
-                total += x * x
-            most = max(most, np.float64(hsum(total)))
-        return math.sqrt(most)
+            read(pages, row_at(table, n_head_kv, h, j), row)
+            most = max(most, dot_float(row, row, head_dim))
+        return math.sqrt(np.float64(most))
 
     return longest
 
 
-def _dense(head_dim: int) -> Any:
-    """The function attend(weights, pages, table, n_head_kv, h, low, n, part, sums).
+def _dense(head_dim: int, type: str) -> Any:
+    """The function attend(weights, pages, table, heads, low, n, own).
 
-    sums f64 [head_dim] = weights @ values; part f32 [head_dim] holds those of a page at most.
+    own: sums f64 [head_dim] = weights @ values, part f32 [head_dim], which holds those of a page at
+    most, and row f32 [head_dim].
     """
+    read = rows_of_type(type, head_dim).read
 
     @njit(error_model="numpy")
-    def attend(weights, pages, table, n_head_kv, h, low, n, part, sums):
+    def attend(weights, pages, table, heads, low, n, own):
+        (n_head_kv, h), (sums, part, row) = heads, own
         for d in range(head_dim):
             store_f64(sums + 8 * d, 0.0)
         for first in range(0, n, PAGE):
             for d in range(head_dim):
                 store_f32(part + 4 * d, ZERO)
             for i in range(first, min(n, first + PAGE)):
-                value = key_at(pages, table, n_head_kv, h, low + i, head_dim)
-                add_scaled_half(part, load_f32(weights + 4 * i), value, head_dim)
+                read(pages, row_at(table, n_head_kv, h, low + i), row)
+                weight = splat_f(load_f32(weights + 4 * i))
+                for d in range(0, 4 * head_dim, 4 * LANES):
+                    store_f(part + d, fma(weight, load_f(row + d), load_f(part + d)))
             for d in range(head_dim):
                 at = sums + 8 * d
                 store_f64(at, load_f64(at) + load_f32(part + 4 * d))
@@ -136,16 +141,17 @@ def _dense(head_dim: int) -> Any:
     return attend
 
 
-def audit_heads(head_dim: int) -> Any:
+def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
     """Kernel of AUDIT_HEADS: threads take query heads in turn."""
-    longest, attend = _lengths(head_dim), _dense(head_dim)
+    longest_k, longest_v = _lengths(head_dim, type_k), _lengths(head_dim, type_v)
+    attend, read = _dense(head_dim, type_v), rows_of_type(type_k, head_dim).read
 
     @njit(error_model="numpy")
-    def score(query, k_pages, k_table, n_head_kv, h, low, n, logits, scale):
-        top = LOWEST
+    def score(query, k_pages, k_table, heads, low, n, logits, scale, row):
+        top, (n_head_kv, h) = LOWEST, heads
         for i in range(n):
-            key = key_at(k_pages, k_table, n_head_kv, h, low + i, head_dim)
-            x = dot_half(query, key, head_dim) * scale
+            read(k_pages, row_at(k_table, n_head_kv, h, low + i), row)
+            x = dot_float(query, row, head_dim) * scale
             store_f32(logits + 4 * i, x)
             top = max(top, x)
         return top
@@ -167,20 +173,20 @@ def audit_heads(head_dim: int) -> Any:
         pos, n_head_kv = load_i64(step + STEP.pos), n_head // heads_per_kv
         low = max(0, pos - window + 1) if window != 0 else 0
         n = pos + 1 - low
-        sums = work + 8 * (head_dim + (head_dim + 3 * capacity + 1) // 2) * tid
-        part = sums + 8 * head_dim
-        logits = part + 4 * head_dim
+        sums = work + 8 * (head_dim + (2 * head_dim + 3 * capacity + 1) // 2) * tid
+        part, line = sums + 8 * head_dim, sums + 12 * head_dim
+        logits = line + 4 * head_dim
         weights, marks = logits + 4 * capacity, logits + 8 * capacity
         for head in range(tid, n_head, n_thread):
             h, r = head // heads_per_kv, head // (n_head // n_row)
-            own, at = report + 8 * len(AUDIT) * head, 4 * head_dim * head
-            top = score(q + at, k_pages, k_table, n_head_kv, h, low, n, logits, scale_f)
+            own, at, heads = report + 8 * len(AUDIT) * head, 4 * head_dim * head, (n_head_kv, h)
+            top = score(q + at, k_pages, k_table, heads, low, n, logits, scale_f, line)
             begin, end = load_i32(indptr + 4 * r), load_i32(indptr + 4 * r + 4)
             weigh(logits, weights, n, top)
             mark(marks, (begin, end, indices, log_weight, block), low, n)
             total, entropy, kept, n_kept, kept_entropy = spread(logits, weights, marks, n, top)
             best_weight, hits = best(logits, weights, marks, n, n_kept)
-            attend(weights, v_pages, v_table, n_head_kv, h, low, n, part, sums)
+            attend(weights, v_pages, v_table, heads, low, n, (sums, part, line))
             compare(given + at, sums, total, own)
             store_f64(own + 8 * AUDIT.n_seen, np.float64(n))
             store_f64(own + 8 * AUDIT.n_kept, np.float64(n_kept))
@@ -190,8 +196,8 @@ def audit_heads(head_dim: int) -> Any:
             store_f64(own + 8 * AUDIT.entropy, entropy)
             store_f64(own + 8 * AUDIT.kept_entropy, kept_entropy)
             first = head % heads_per_kv == 0
-            max_k = longest(k_pages, k_table, n_head_kv, h, low, n) if first else 0.0
-            max_v = longest(v_pages, v_table, n_head_kv, h, low, n) if first else 0.0
+            max_k = longest_k(k_pages, k_table, heads, low, n, line) if first else 0.0
+            max_v = longest_v(v_pages, v_table, heads, low, n, line) if first else 0.0
             store_f64(own + 8 * AUDIT.max_k, max_k)
             store_f64(own + 8 * AUDIT.max_v, max_v)
 

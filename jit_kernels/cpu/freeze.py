@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
-from tamis.jit_kernels.cpu.simd import LANES, load_f, load_half, store_f, store_half
+from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.kv_rows import row_at, rows_of_type
+from tamis.jit_kernels.cpu.simd import LANES, load_f, store_f
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
 
 
 def copy_rows() -> Any:
@@ -23,9 +23,9 @@ def copy_rows() -> Any:
     return kernel
 
 
-def copy_kv(head_dim: int) -> Any:
+def copy_kv(head_dim: int, type_k: str, type_v: str) -> Any:
     """Kernel of COPY_KV: threads take positions in turn."""
-    size = 2 * head_dim
+    copy_k, copy_v = (rows_of_type(type, head_dim).copy for type in (type_k, type_v))
 
     def kernel(
         tid, n_thread, step, rows, k_from, v_from, k_from_table, v_from_table, k_to, v_to,
@@ -33,15 +33,12 @@ def copy_kv(head_dim: int) -> Any:
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
         for j in range(pos + load_i64(rows) + tid, pos + load_i64(rows + 8), n_thread):
-            for from_, from_table, to, to_table in (
-                (k_from, k_from_table, k_to, k_to_table),
-                (v_from, v_from_table, v_to, v_to_table),
-            ):
-                at, line = 4 * (j // PAGE), j % PAGE
-                for h in range(n_head_kv):
-                    a = from_ + size * ((load_i32(from_table + at) * n_head_kv + h) * PAGE + line)
-                    b = to + size * ((load_i32(to_table + at) * n_head_kv + h) * PAGE + line)
-                    for d in range(0, size, 2 * LANES):
-                        store_half(b + d, load_half(a + d))
+            for h in range(n_head_kv):
+                k_row, v_row = (
+                    row_at(k_from_table, n_head_kv, h, j),
+                    row_at(v_from_table, n_head_kv, h, j),
+                )
+                copy_k(k_from, k_row, k_to, row_at(k_to_table, n_head_kv, h, j))
+                copy_v(v_from, v_row, v_to, row_at(v_to_table, n_head_kv, h, j))
 
     return kernel

@@ -9,11 +9,10 @@ from numba import njit
 from tamis.jit_kernels.cpu.intrinsic import (
     load_f32,
     load_f64,
-    load_i32,
     load_i64,
-    store_f16,
     store_f32,
 )
+from tamis.jit_kernels.cpu.kv_rows import row_at, rows_of_type
 from tamis.jit_kernels.cpu.norm import normalise
 from tamis.jit_kernels.cpu.simd import (
     LANES,
@@ -25,10 +24,8 @@ from tamis.jit_kernels.cpu.simd import (
     splat_f,
     store_f,
     store_f32x16,
-    store_half,
 )
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
 
 
 def rope_table() -> Any:
@@ -79,19 +76,10 @@ def turn_neighbours(head, cos, sin, n_half):
         turn_one(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
 
 
-@njit(error_model="numpy")
-def keep(x, out, n):
-    """Write n float32 at x as float16 at out."""
-    whole = n // LANES * LANES
-    for i in range(0, whole, LANES):
-        store_half(out + 2 * i, load_f(x + 4 * i))
-    for i in range(whole, n):
-        store_f16(out + 2 * i, load_f32(x + 4 * i))
-
-
-def rope_append(head_dim: int, neox: int) -> Any:
+def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
     """Kernel of ROPE_APPEND: threads take heads in turn, those of q, k and v alike."""
     turn = turn_halves if neox else turn_neighbours
+    keep_k, keep_v = (rows_of_type(type, head_dim).write for type in (type_k, type_v))
 
     def kernel(
         tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
@@ -111,11 +99,9 @@ def rope_append(head_dim: int, neox: int) -> Any:
                 if norm != 0:
                     normalise(head, norm, head, head_dim, eps_f, 0)
                 turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
-            if h >= n_head:
-                is_v = h >= n_head + n_head_kv
-                table, pages = (v_table, v_pages) if is_v else (k_table, k_pages)
-                slot, line = load_i32(table + 4 * ((pos + t) // PAGE)), (pos + t) % PAGE
-                row = (slot * n_head_kv + kv) * PAGE + line
-                keep(head, pages + 2 * head_dim * row, head_dim)
+            if h >= n_head + n_head_kv:
+                keep_v(head, v_pages, row_at(v_table, n_head_kv, kv, pos + t))
+            elif h >= n_head:
+                keep_k(head, k_pages, row_at(k_table, n_head_kv, kv, pos + t))
 
     return kernel

@@ -13,8 +13,9 @@ from tamis.jit_kernels.cuda.ptx import exp2
 from tamis.jit_kernels.ops import STEP
 
 
-def attend(head_dim: int, group: int, q_block: int) -> list[Launch]:
-    """The kernel of ATTEND."""
+def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> list[Launch]:
+    """The kernel of ATTEND, of float16 keys and values."""
+    assert type_k == type_v == "f16"
     if q_block == 1:
         return [attend_few(head_dim, group)]
     return [attend_many(head_dim, group, q_block)]

@@ -51,8 +51,9 @@ def norm_head(head, norm, head_dim, eps):
         store_f32(head + 4 * i, load_f32(head + 4 * i) * scale * load_f32(norm + 4 * i))
 
 
-def rope_append(head_dim: int, neox: int) -> list[Launch]:
-    """Kernel of ROPE_APPEND: warps take heads in turn, those of q, k and v alike."""
+def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Launch]:
+    """Kernel of ROPE_APPEND to float16: warps take heads in turn, those of q, k and v alike."""
+    assert type_k == type_v == "f16"
 
     @device
     def turn(head, cos, sin, n_half):

@@ -128,7 +128,7 @@ def measure(
                 "setup_s": round(setup, 2),
             }
             if kind == "tg":
-                row |= _traffic(engine, depth + n / 2, row["tok_s"])
+                row |= _traffic(engine, session.kv_types, depth + n / 2, row["tok_s"])
             if ceiling is not None:
                 ops = ids[depth : depth + n]
                 row["profile"] = profile.profile(session, ops, kind, ceiling)
@@ -164,13 +164,13 @@ def _decode(session: Any, ids: np.ndarray) -> float:
     return len(ids) / (time.perf_counter() - start)
 
 
-def _traffic(engine: Any, n_past: float, tok_s: float) -> dict[str, float]:
+def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, float]:
     """MB a decoded token has to read, with all n_past keys and values, and the GB/s it implies.
 
     A method that selects reads fewer keys and values than are counted here.
     """
     hp = engine.hp
-    kv = 2 * 2 * hp.n_layer * hp.n_head_kv * hp.head_dim * n_past  # K and V, float16
+    kv = types.row_bytes(hp.head_dim) * hp.n_layer * hp.n_head_kv * n_past
     n_bytes = token_weights(engine.file.tensors, hp) + kv
     return {"mb_per_token": round(n_bytes / 1e6, 1), "gb_s": round(n_bytes * tok_s / 1e9, 2)}
 

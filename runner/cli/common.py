@@ -9,6 +9,7 @@ from typing import Any
 from tamis.cli import UsageError
 
 MIB = 1 << 20
+CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
     "top-k": int,
@@ -90,12 +91,23 @@ def _whole(text: str, least: int) -> int:
 def add_model_arguments(
     parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
 ) -> None:
-    """-m, -c, --device, --attn (a list where several are allowed), --prefill and perhaps -t."""
+    """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
+
+    several: --attn is a list.
+    """
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
+    for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
+        parser.add_argument(
+            f"-ct{short}",
+            f"--cache-{name}",
+            choices=CACHE_TYPES,
+            default="f16",
+            help=f"what {what} are kept as (default: f16)",
+        )
     text = "attention method of decoding: see `tamis methods`"
     if several:
         parser.add_argument("--attn", action="append", help=text + "; may be given again")
@@ -203,6 +215,8 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         attn=arguments.attn,
         prefill=arguments.prefill,
         audit=getattr(arguments, "audit", 0),
+        type_k=arguments.cache_type_k,
+        type_v=arguments.cache_type_v,
         progress=progress,
     )
     progress.clear()

@@ -221,7 +221,10 @@ class Chat:
         self._params = dataclasses.replace(self._params, **{name: new})
 
     def _do_stats(self, _rest: str) -> None:
-        plan, last = self._engine.memory_plan(self._session.n_ctx), self._speed
+        session, last = self._session, self._speed
+        plan = self._engine.memory_plan(
+            session.n_ctx, type_k=session.kv_types.k, type_v=session.kv_types.v
+        )
         common.note(
             f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
             f"answer: {last.n_written} tokens at {last.written:.1f} tok/s, "

@@ -26,7 +26,10 @@ def base_session(
     depth is 0. Raises UsageError, ContextError.
     """
     progress = common.Progress()
-    session = engine.session(n_ctx=arguments.ctx, prefill=arguments.prefill, progress=progress)
+    types = {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v}
+    session = engine.session(
+        n_ctx=arguments.ctx, prefill=arguments.prefill, progress=progress, **types
+    )
     progress.clear()
     if arguments.session is not None:
         session.load(arguments.session)
@@ -57,6 +60,8 @@ def method_sessions(
             attn=method,
             prefill=arguments.prefill,
             audit=arguments.audit,
+            type_k=base.kv_types.k,
+            type_v=base.kv_types.v,
             progress=progress,
         )
         progress.clear()
