@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
-import tamis.session
+import tamis.engine
 from tamis.engine import Engine
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import KVView
@@ -192,7 +192,7 @@ def open_session(engine, monkeypatch):
     """Gives a session with a method in all its roles, and the spy on its selector."""
     spies = []
     monkeypatch.setattr(
-        tamis.session, "parse_methods", lambda *texts: SpyMethod(parse_methods(*texts), spies)
+        tamis.engine, "parse_methods", lambda *texts: SpyMethod(parse_methods(*texts), spies)
     )
 
     def opened(text):
