@@ -117,7 +117,8 @@ for name, constants in json.loads(sys.argv[2]):
     print(machine.emit_assembly(optimised(spec, machine)))
 """
 INSPECTED = [
-    ("MATMUL", ["Q8_0"]), ("RMS_NORM", [0]), ("ROPE_APPEND", [64, 1]), ("ATTEND", [64, 2, 16]),
+    ("MATMUL", ["Q8_0"]), ("RMS_NORM", [0]), ("ROPE_APPEND", [64, 1, "f16", "q8_0"]),
+    ("ATTEND", [64, 2, 16, "f16", "f16"]), ("ATTEND", [64, 2, 1, "q8_0", "q8_0"]),
 ]  # fmt: skip
 # What no code of a level may have, and what it must have.
 ABSENT = {
