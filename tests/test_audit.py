@@ -106,7 +106,7 @@ def test_every_nth_step_is_audited_and_groups_cover_all_heads(engine):
 
 
 @pytest.mark.parametrize(
-    ("attn", "names"), [(METHODS[3], ["Eq. 6"]), (METHODS[5], ["Eq. 24", "Eq. 14"])]
+    ("attn", "names"), [(METHODS[3], ["Eq. 6"]), (METHODS[6], ["Eq. 24", "Eq. 14"])]
 )
 def test_a_papers_bounds_are_reported(engine, attn, names):
     session, _ = decoded(engine, attn, 1)
@@ -175,7 +175,7 @@ def test_run_shows_the_audit_beside_the_answer(model, capsys):
     err = capsys.readouterr().err
     assert "| all" in err
     assert "steps audited" in err
-    assert main([*line, "--attn", METHODS[5], "--json"]) == 0
+    assert main([*line, "--attn", METHODS[6], "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)["audit"]
     assert found["steps"] >= 1
@@ -186,7 +186,7 @@ def test_run_shows_the_audit_beside_the_answer(model, capsys):
 
 def test_bench_compares_methods_with_dense_attention(model, text, capsys, tmp_path):
     line = ["bench", "-m", str(model), "-t", "1", "-n", "4", "-r", "2", "-d", "100", "--json"]
-    line += ["--attn", "dense", "--attn", METHODS[5], "--text", str(text), "--audit", "2"]
+    line += ["--attn", "dense", "--attn", METHODS[6], "--text", str(text), "--audit", "2"]
     assert main(line) == 0
     dense, cpe = map(json.loads, capsys.readouterr().out.splitlines())
     assert dense["depth"] == cpe["depth"] == 100

@@ -20,6 +20,7 @@ from tamis.cli import bench, common, main, perplexity, profile
 from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.backend import OpCost
 from tamis.jit_kernels.ceiling import Ceiling
+from tamis.kv.cache import KVTypes
 from tamis.sampler import SamplerParams
 from tamis.tools.record_chat import Screen
 
@@ -309,7 +310,10 @@ def test_bench_has_a_row_for_each_test_depth_and_thread_count(engine, capsys):
     assert [row["test"] for row in rows] == tests * 2
     assert all(row["min"] <= row["tok_s"] <= row["max"] for row in rows)
     # 1000 bytes of weights; 2 x 2 x 2 x 2 x 4 = 64 bytes of K and V for each of the 1 tokens held
-    assert bench._traffic(engine, 1, 1e6) == {"mb_per_token": 0.0, "gb_s": 1.06}
+    assert bench._traffic(engine, KVTypes("f16", "f16"), 1, 1e6) == {
+        "mb_per_token": 0.0,
+        "gb_s": 1.06,
+    }
 
 
 def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
