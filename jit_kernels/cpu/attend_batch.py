@@ -98,7 +98,10 @@ def layout_of(n_query: int, group: int, head_dim: int) -> Layout:
 
 
 def widest(rows: int, fits: Any) -> int:
-    """Columns of a grid of `rows` rows so that it, a row and one of the column are in registers."""
+    """Columns, up to 8, of a grid of `rows` rows so that it, a row and one of the column fit.
+
+    In registers, that is: with one vector more, LLVM keeps all sums in memory.
+    """
     counts = [n for n in range(1, 9) if fits(n) and rows * n + n < N_REGISTER]
     return max(counts, default=1)
 

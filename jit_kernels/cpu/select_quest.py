@@ -4,7 +4,7 @@ from typing import Any
 
 from numba import njit
 
-from tamis.jit_kernels.cpu.attend_batch import N_REGISTER
+from tamis.jit_kernels.cpu.attend_batch import widest
 from tamis.jit_kernels.cpu.grid import (
     add_products,
     load_column,
@@ -74,35 +74,25 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
 
     The larger of q M and q m is max(q, 0) M + min(q, 0) m, as m <= M.
     """
-    # A register holds the query: with one more sum than fits, LLVM keeps all sums in memory.
-    several = max(n for n in (1, 2, 4) if n == 1 or heads * n + n < N_REGISTER)
-    one, row, part, page_size = 1, 8 * head_dim, 4 * head_dim, 4 * head_dim
+    several = widest(heads, lambda n: 4 % n == 0)
+    row, part, page_size = 8 * head_dim, 4 * head_dim, 4 * head_dim
 
-    @njit(error_model="numpy")
-    def score(parts, bounds, scores, stride):
-        for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
-            prefetch(bounds + line)
-        sums = zero_grid(heads, several)
-        for d in range(0, head_dim, LANES):
-            at = bounds + 2 * d
-            column = load_column(parts + 4 * d, row, heads)
-            sums = add_products(sums, column, load_half_spaced(at, page_size, several))
-            column = load_column(parts + part + 4 * d, row, heads)
-            at += 2 * head_dim
-            sums = add_products(sums, column, load_half_spaced(at, page_size, several))
-        store_sums(scores, stride, sums)
+    def scoring(n_page: int) -> Any:
+        @njit(error_model="numpy")
+        def score(parts, bounds, scores, stride):
+            sums = zero_grid(heads, n_page)
+            for d in range(0, head_dim, LANES):
+                at = bounds + 2 * d
+                column = load_column(parts + 4 * d, row, heads)
+                sums = add_products(sums, column, load_half_spaced(at, page_size, n_page))
+                column = load_column(parts + part + 4 * d, row, heads)
+                at += 2 * head_dim
+                sums = add_products(sums, column, load_half_spaced(at, page_size, n_page))
+            store_sums(scores, stride, sums)
 
-    @njit(error_model="numpy")
-    def score_one(parts, bounds, scores, stride):
-        sums = zero_grid(heads, one)
-        for d in range(0, head_dim, LANES):
-            at = bounds + 2 * d
-            column = load_column(parts + 4 * d, row, heads)
-            sums = add_products(sums, column, load_half_spaced(at, page_size, one))
-            column = load_column(parts + part + 4 * d, row, heads)
-            at += 2 * head_dim
-            sums = add_products(sums, column, load_half_spaced(at, page_size, one))
-        store_sums(scores, stride, sums)
+        return score
+
+    score, score_one = scoring(several), scoring(1)
 
     @njit(error_model="numpy")
     def join(scores, stride, n):
@@ -127,6 +117,8 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
             queries, own = parts + row * heads * h, bounds + page_size * n_page * h
             rows = scores + stride * heads * h
             for p in range(first, whole, several):
+                for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
+                    prefetch(own + page_size * p + line)
                 score(queries, own + page_size * p, rows + 4 * p, stride)
             for p in range(whole, end):
                 score_one(queries, own + page_size * p, rows + 4 * p, stride)

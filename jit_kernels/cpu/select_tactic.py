@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu.attend import first_at_least
-from tamis.jit_kernels.cpu.attend_batch import N_REGISTER
+from tamis.jit_kernels.cpu.attend_batch import widest
 from tamis.jit_kernels.cpu.grid import (
     add_outer,
     add_products,
@@ -533,8 +533,7 @@ def weighing(head_dim: int, n_head: int) -> Any:
     The scaled products of n_head neighbouring queries with the keys of the rows listed up to `end`,
     to logits + stride * head; KEYS more rows and LANES more logits are written.
     """
-    # A register holds the query: with one more sum than fits, LLVM keeps all sums in memory.
-    n_key = max(n for n in (1, 2, 4, KEYS) if n == 1 or n_head * n + n < N_REGISTER)
+    n_key = widest(n_head, lambda n: KEYS % n == 0)
     lanes_row, size = 4 * head_dim, 2 * head_dim
 
     @njit(error_model="numpy")
