@@ -12,7 +12,8 @@ from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import Runner
-from tamis.kv.cache import KVTypes, kv_bytes
+from tamis.kv.store import PageStore, most_slots
+from tamis.kv.types import KVTypes, kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
 from tamis.select.notation import parse_methods
@@ -45,6 +46,7 @@ class Engine:
         self.backend = backend
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
         self._template: ChatTemplate | None = None
+        self._stores: dict[KVTypes, PageStore] = {}
 
     @staticmethod
     def load(
@@ -141,6 +143,21 @@ class Engine:
             available=self.backend.free_bytes(),
         )
 
+    def page_store(self, types: KVTypes, n_page: int) -> PageStore:
+        """The pages that all sessions of these types share, or room of its own for one session.
+
+        The latter on a device that copies whole arrays, and where address space is limited.
+        """
+        if isinstance(self.backend, CudaBackend):
+            return PageStore(self.hp, types, n_page)
+        if types not in self._stores:
+            try:
+                n_slot = max(n_page, most_slots(self.hp, types))
+                self._stores[types] = PageStore(self.hp, types, n_slot)
+            except OSError:
+                return PageStore(self.hp, types, n_page)
+        return self._stores[types]
+
     def context(self, n_ctx: int | None) -> int:
         """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
         return n_ctx or min(self.hp.n_ctx_train, DEFAULT_CTX)
@@ -160,7 +177,7 @@ class Engine:
 
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
-        type_k, type_v: what keys and values are kept as, "f16" or "q8_0".
+        type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
         Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.

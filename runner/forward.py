@@ -13,7 +13,8 @@ from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import KVView, zeros
 from tamis.jit_kernels.workers import Progress
-from tamis.kv.cache import KVCache, KVTypes
+from tamis.kv.cache import KVCache
+from tamis.kv.types import KVTypes
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
 from tamis.select.base import Recording, SelectorState

@@ -13,8 +13,9 @@ import numpy as np
 
 from tamis.audit import Audit
 from tamis.forward import Forward
-from tamis.jit_kernels.types import kv_row
-from tamis.kv.cache import KVCache, KVTypes
+from tamis.jit_kernels.types import PAGE, kv_row
+from tamis.kv.cache import KVCache
+from tamis.kv.types import KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.stream import TextStream
@@ -72,7 +73,7 @@ class Session:
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
-        self._kv = KVCache(hp, n_ctx, kv_types)
+        self._kv = KVCache(hp, n_ctx, engine.page_store(kv_types, -(-n_ctx // PAGE)))
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
         self._state = selector.open(
             SelectorShape(
@@ -136,7 +137,7 @@ class Session:
         Raises ContextError, ValueError, AuditError.
         """
         ids = self._checked([token_id])
-        self._kv.reserve(self.n_past + 1)
+        self._kv.reserve(self.n_past, self.n_past + 1)
         logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
         self._tokens.append(int(ids[0]))
         return logits
@@ -199,10 +200,15 @@ class Session:
                 yield Piece(text + stream.finish(), token, logprob, "length")
 
     def copy(self, other: "Session") -> None:
-        """Replace the sequence by another session's of the same engine. Raises ContextError."""
+        """Replace the sequence by another session's of the same engine. Raises ContextError.
+
+        Where both keep the same types in memory, they share its pages until one of them writes.
+        """
         self._check_room(f"the other session holds {other.n_past}", other.n_past)
         self.truncate(0)
-        self._kv.copy_from(other._kv, other.n_past)
+        if not self._kv.share(other._kv, other.n_past):
+            for layer in range(self._engine.hp.n_layer):
+                self._put(layer, *other._rows(layer))
         self._tokens = other.tokens
         self.recall()
 
@@ -212,7 +218,10 @@ class Session:
         Keys and values stay as they are: those of a file may come from another method's prefill.
         """
         n = min(self._state.n_recall, self.n_past)
+        if n == 0:
+            return
         first = self.n_past - n
+        self._kv.reserve(first, self.n_past)
         pages = self._kv.pages_from(first)
         try:
             for start in range(first, self.n_past, self._forward.n_ubatch):
@@ -272,7 +281,7 @@ class Session:
         """
         tokens, n_past = self._checked(ids), self.n_past
         try:
-            self._kv.reserve(n_past + len(tokens))
+            self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
             for start in range(0, len(tokens), self._forward.n_ubatch):
                 chunk = tokens[start : start + self._forward.n_ubatch]
@@ -314,10 +323,19 @@ class Session:
     def _parts(self, header: bytes) -> Iterator[bytes]:
         yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
         for layer in range(self._engine.hp.n_layer):
-            view = self._kv.view(layer)
-            self._engine.backend.fetch(view.k, view.v)
-            for array in self._kv.read(layer, self.n_past):
+            for array in self._rows(layer):
                 yield array.tobytes()
+
+    def _rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """A layer's keys and values: see KVCache.read."""
+        view = self._kv.view(layer)
+        self._engine.backend.fetch(view.k, view.v)
+        return self._kv.read(layer, self.n_past)
+
+    def _put(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        self._kv.write(layer, k, v)
+        view = self._kv.view(layer)
+        self._engine.backend.send(view.k, view.v)
 
     def _restore(self, data: bytes, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
@@ -327,9 +345,7 @@ class Session:
             for type in types:
                 rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
                 at += rows[-1].nbytes
-            self._kv.write(layer, *rows)
-            view = self._kv.view(layer)
-            self._engine.backend.send(view.k, view.v)
+            self._put(layer, *rows)
         self._tokens = list(tokens)
 
 

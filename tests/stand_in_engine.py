@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tamis.engine import MemoryPlan
-from tamis.kv.cache import KVTypes
+from tamis.kv.types import KVTypes
 from tamis.session import Piece
 
 N_VOCAB = 256

@@ -9,7 +9,7 @@ from typing import Any
 from tamis.cli import UsageError
 
 MIB = 1 << 20
-CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
+CACHE_TYPES = ("f16", "q8_0", "q4_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
     "top-k": int,
