@@ -147,7 +147,7 @@ ROPE_APPEND = _op(
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
 # Query t is row step.row + stride * t of q, at position pos + stride * t; out and lse have row t.
 # scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
-# Where q_block is 1 and keys are q8_0 or q4_0, queries are rounded to 15 bits, one scale a KV_BLOCK.
+# Where q_block is 1 and keys are quantised, queries are rounded to 15 bits, one scale a KV_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",

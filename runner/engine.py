@@ -13,6 +13,7 @@ from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import Runner
 from tamis.kv.store import PageStore, most_slots
+from tamis.kv.tier import UNIT
 from tamis.kv.types import KVTypes, kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
@@ -35,6 +36,7 @@ class MemoryPlan(NamedTuple):
     kv: int
     workspace: int
     available: int
+    disk: int = 0  # of the file of keys and values that memory has no room for
 
 
 class Engine:
@@ -133,12 +135,16 @@ class Engine:
         n_ubatch: int = 256,
         type_k: str = "f16",
         type_v: str = "f16",
+        kv_ram: int | None = None,
     ) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what the machine has free now."""
         hp = self.hp
+        kv = kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v))
+        tiered = kv_ram is not None and kv_ram < kv
         return MemoryPlan(
             weights=self.model.weights.n_bytes,
-            kv=kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v)),
+            kv=kv_ram if tiered else kv,
+            disk=kv if tiered else 0,
             workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
             available=self.backend.free_bytes(),
         )
@@ -171,6 +177,9 @@ class Engine:
         audit: int = 0,
         type_k: str = "f16",
         type_v: str = "f16",
+        kv_ram: int | None = None,
+        kv_dir: str | Path | None = None,
+        kv_unit: int = UNIT,
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
@@ -178,6 +187,9 @@ class Engine:
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
         type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
+        kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the
+        folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
+        then raises KVFileError where the disk fails.
         Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.
@@ -190,6 +202,7 @@ class Engine:
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill),
             kv_types=KVTypes(type_k, type_v),
+            tier=_tier(kv_ram, kv_dir, kv_unit),
             audit=audit,
             progress=progress,
         )
@@ -197,3 +210,16 @@ class Engine:
     def close(self) -> None:
         """End the threads, or free the device. Sessions must not be used afterwards."""
         self.backend.close()
+
+
+def _tier(
+    kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int
+) -> tuple[int, Path, int] | None:
+    """The memory and the folder of a session's keys and values. Raises ValueError."""
+    if (kv_ram is None) != (kv_dir is None):
+        raise ValueError("kv_ram and kv_dir go together: how much memory, and where the rest is")
+    if kv_ram is None or kv_dir is None:
+        return None
+    if not Path(kv_dir).is_dir():
+        raise ValueError(f"kv_dir is {str(kv_dir)!r}, which is no folder: make it first")
+    return kv_ram, Path(kv_dir), kv_unit

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from tamis.audit import Audit
 from tamis.forward import Forward
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
+from tamis.kv.tier import TierCounts, TieredKV
 from tamis.kv.types import KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
@@ -22,7 +24,7 @@ from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine, Progress
+    from tamis.engine import Engine, MemoryPlan, Progress
 
 TokenProgress = Callable[[int, int], None]
 MAGIC, VERSION = b"TAMISSES", 1
@@ -57,6 +59,7 @@ class Session:
         n_ubatch: int,
         selector: Selector,
         kv_types: KVTypes,
+        tier: tuple[int, Path, int] | None = None,
         audit: int = 0,
         progress: "Progress | None" = None,
     ) -> None:
@@ -69,11 +72,15 @@ class Session:
         for type in kv_types:
             if type not in engine.backend.kv_types:
                 raise ValueError(f"this device has no {type} keys and values: use f16")
-        _check_memory(engine, n_ctx, n_ubatch, kv_types)
+        plan = _checked_plan(engine, n_ctx, n_ubatch, kv_types, tier)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
-        self._kv = KVCache(hp, n_ctx, engine.page_store(kv_types, -(-n_ctx // PAGE)))
+        self._kv: KVCache | TieredKV
+        if tier is not None and plan.disk:
+            self._kv = TieredKV(hp, n_ctx, kv_types, tier, n_tok)
+        else:
+            self._kv = KVCache(hp, n_ctx, engine.page_store(kv_types, -(-n_ctx // PAGE)))
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
         self._state = selector.open(
             SelectorShape(
@@ -110,6 +117,11 @@ class Session:
         return self._kv.types
 
     @property
+    def kv_counts(self) -> TierCounts | None:
+        """What the disk has been asked for; None where all keys and values are in memory."""
+        return self._kv.counts if isinstance(self._kv, TieredKV) else None
+
+    @property
     def audit(self) -> Audit | None:
         """What audited steps have shown; None where none are."""
         return self._audit
@@ -134,7 +146,7 @@ class Session:
     def decode(self, token_id: int) -> np.ndarray:
         """Append one token; its logits, f32 [n_vocab].
 
-        Raises ContextError, ValueError, AuditError.
+        Raises ContextError, ValueError, AuditError, KVFileError.
         """
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
@@ -349,11 +361,31 @@ class Session:
         self._tokens = list(tokens)
 
 
-def _check_memory(engine: "Engine", n_ctx: int, n_ubatch: int, types: KVTypes) -> None:
-    plan = engine.memory_plan(n_ctx, n_ubatch, *types)
+def _checked_plan(
+    engine: "Engine",
+    n_ctx: int,
+    n_ubatch: int,
+    types: KVTypes,
+    tier: tuple[int, Path, int] | None,
+) -> "MemoryPlan":
+    """The plan, where it fits. Raises MemoryError, ValueError; on CUDA there is no tier."""
+    plan = engine.memory_plan(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier[0])
+    gib = 1 << 30
     if plan.kv + plan.workspace > plan.available:
-        gib = 1 << 30
         raise MemoryError(
             f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "
-            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx"
+            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx, "
+            "or keep a part on disk with --kv-ram and --kv-dir"
         )
+    if tier is not None and plan.disk:
+        if "q8_0" not in engine.backend.kv_types:
+            raise ValueError(
+                "this device keeps all keys and values in its memory: leave out kv_ram"
+            )
+        free = shutil.disk_usage(tier[1]).free
+        if plan.disk > free:
+            raise ValueError(
+                f"KV at {n_ctx} tokens is {plan.disk / gib:.1f} GiB, {tier[1]} has "
+                f"{free / gib:.1f} GiB free: lower --ctx, or choose another --kv-dir"
+            )
+    return plan

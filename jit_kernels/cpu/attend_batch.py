@@ -1,8 +1,8 @@
 """Attention of a few queries to a batch of up to PAGE keys: what a thread does with its scratch.
 
 Two ways to multiply: `few_queries` reads each key and value once, as it lies in the pages (those of
-q8_0 and q4_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all queries
-then read.
+q8_0 and q4_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all
+queries then read.
 """
 
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ class Layout(NamedTuple):
     batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
-    # Of one token's queries, for q8_0 and q4_0. There, keys has pairs of int16: words [head_dim / 2, PAGE].
+    # Of one token's queries, for q8_0 and q4_0. There, keys has pairs of int16: words
+    # [head_dim / 2, PAGE].
     scales: int  # f32 [n_block, PAGE] of the keys
     words: int  # int16 [group, head_dim] the queries
     word_scales: int  # f32 [group, n_block] of these

@@ -5,6 +5,7 @@ import weakref
 import numpy as np
 
 from tamis.hparams import HParams
+from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import PAGE, KVView
 from tamis.kv.convert import as_type
 from tamis.kv.store import PageStore
@@ -61,12 +62,12 @@ class KVCache:
             self._store.pool.release(self._held.pop())
             self._table[len(self._held)] = -1
 
-    def share(self, other: "KVCache", n_tokens: int) -> bool:
+    def share(self, other: object, n_tokens: int) -> bool:
         """Hold what another sequence holds of its first n_tokens positions, without copying.
 
         False, and no change, where its pages lie elsewhere.
         """
-        if other._store is not self._store:
+        if not isinstance(other, KVCache) or other._store is not self._store:
             return False
         held = other._held[: -(-n_tokens // PAGE)]
         for slot in held:
@@ -94,6 +95,19 @@ class KVCache:
             for page in range(-(-len(rows) // PAGE)):
                 part = own[page * PAGE : (page + 1) * PAGE]
                 pages[self._table[page], :, : len(part)] = part.swapaxes(0, 1)
+
+    def stops(self, _program: Program) -> list[int]:
+        """The calls of a Program before which `bring` must be called: none."""
+        return []
+
+    def bring(self, program: Program, at: int) -> None:
+        """Nothing: all that a call may read is there."""
+
+    def begin(self, pos: int, n_tok: int) -> None:
+        """Nothing: `reserve` has made a chunk's positions writable."""
+
+    def finish(self, pos: int, n_tok: int) -> None:
+        """Nothing: a chunk's keys and values stay where they are."""
 
     def pages_from(self, first: int) -> list[np.ndarray]:
         """A copy of all layers' pages that hold positions from `first` on."""

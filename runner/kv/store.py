@@ -31,7 +31,7 @@ class PageStore:
         self.pool = PagePool(n_slot)
         shape = (n_slot * hp.n_layer, hp.n_head_kv, PAGE)
         self._maps, arrays = zip(
-            *(_huge_zeros(shape, kv_row(type, hp.head_dim)) for type in types), strict=True
+            *(huge_zeros(shape, kv_row(type, hp.head_dim)) for type in types), strict=True
         )
         self.k, self.v = arrays  # kv_row [n_slot * n_layer, n_head_kv, PAGE]
 
@@ -64,7 +64,7 @@ def most_slots(hp: HParams, types: KVTypes) -> int:
     return min(memory // kv_bytes(hp, PAGE, types), MOST_ROWS // rows - 1)
 
 
-def _huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
+def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
     """Zeros in memory of its own that the kernel is asked to back with huge pages."""
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
