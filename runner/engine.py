@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
-from tamis.hparams import HParams
+from tamis.hparams import HParams, RopeScaling
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
@@ -57,13 +57,15 @@ class Engine:
         n_threads: int | None = None,
         library: KernelLibrary | None = None,
         device: str = "cpu",
+        rope: RopeScaling | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
         n_threads: None = one a core this process may use. library: of kernels, the process's own by
         default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda", for which
-        n_threads and library say nothing. progress(stage, done, total).
+        n_threads and library say nothing. rope: how positions are stretched, instead of what the
+        file says; n_ctx_orig 0: its training context. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -75,7 +77,7 @@ class Engine:
         backend: Runner = CudaBackend() if device == "cuda" else Backend(n_threads, library)
         report("load", 0, 3)
         file = GGUFFile(path)
-        model = load_model(file)
+        model = load_model(file, rope)
         report("load", 1, 3)
         vocab = Vocab.from_gguf(file)
         if len(vocab.tokens) != model.hp.n_vocab:

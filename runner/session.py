@@ -8,7 +8,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -115,6 +115,11 @@ class Session:
     def kv_types(self) -> KVTypes:
         """The types that keys and values are kept in."""
         return self._kv.types
+
+    @property
+    def kv_ram(self) -> int | None:
+        """Bytes of memory for keys and values; None where it is as much as they need."""
+        return self._kv.kv_ram if isinstance(self._kv, TieredKV) else None
 
     @property
     def kv_counts(self) -> TierCounts | None:
@@ -267,22 +272,36 @@ class Session:
         Raises SessionFileError (damaged, other version or model), ContextError; the session is then
         as it was.
         """
-        data = Path(path).read_bytes()
-        body, digest = data[:-32], data[-32:]
-        if body[:8] != MAGIC or hashlib.sha256(body).digest() != digest:
+        with Path(path).open("rb") as file:
+            header, start = self._header(file, path)
+            tokens = header["tokens"]
+            self._check_room(f"{path} holds {len(tokens)}", len(tokens))
+            self.truncate(0)
+            file.seek(start)
+            # Files from before there was a choice have no types.
+            self._restore(file, tokens, KVTypes(*header.get("kv", ())))
+        self.recall()
+
+    def _header(self, file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], int]:
+        """What a session file says of itself, checked, and the byte after it."""
+        n_left, digest = os.fstat(file.fileno()).st_size - 32, hashlib.sha256()
+        magic = file.read(8)
+        digest.update(magic)
+        n_left -= 8
+        while n_left > 0:  # a piece at a time: the file may be larger than memory
+            piece = file.read(min(n_left, 1 << 20))
+            digest.update(piece)
+            n_left -= len(piece)
+        if n_left or magic != MAGIC or file.read() != digest.digest():
             raise SessionFileError(f"{path} is not a session file, or it is damaged")
-        version, size = struct.unpack_from("<II", body, 8)
+        file.seek(8)
+        version, size = struct.unpack("<II", file.read(8))
         if version != VERSION:
             raise SessionFileError(f"{path} has version {version}, this program reads {VERSION}")
-        header = json.loads(body[16 : 16 + size])
+        header = json.loads(file.read(size))
         if header["model"] != self._fingerprint():
             raise SessionFileError(f"{path} was saved for another model")
-        tokens = header["tokens"]
-        self._check_room(f"{path} holds {len(tokens)}", len(tokens))
-        self.truncate(0)
-        # Files from before there was a choice have no types.
-        self._restore(body[16 + size :], tokens, KVTypes(*header.get("kv", ())))
-        self.recall()
+        return header, 16 + size
 
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
@@ -349,14 +368,12 @@ class Session:
         view = self._kv.view(layer)
         self._engine.backend.send(view.k, view.v)
 
-    def _restore(self, data: bytes, tokens: list[int], types: KVTypes) -> None:
+    def _restore(self, file: BinaryIO, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
-        shape, at = (len(tokens), hp.n_head_kv), 0
         for layer in range(hp.n_layer):
-            rows = []
-            for type in types:
-                rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
-                at += rows[-1].nbytes
+            rows = [np.empty((len(tokens), hp.n_head_kv), kv_row(t, hp.head_dim)) for t in types]
+            for array in rows:
+                file.readinto(array.reshape(-1).view(np.uint8))
             self._put(layer, *rows)
         self._tokens = list(tokens)
 

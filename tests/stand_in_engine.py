@@ -38,6 +38,8 @@ class FakeSession:
     def n_past(self) -> int:
         return len(self.tokens)
 
+    kv_ram = kv_counts = None
+
     def truncate(self, n: int) -> None:
         del self.tokens[n:]
 
@@ -86,7 +88,7 @@ class FakeEngine:
         self.chats.append([dict(m) for m in messages])
         return [3, *"".join(m["content"] for m in messages).encode(), 4]
 
-    def memory_plan(self, _n_ctx: int, **_types: str) -> MemoryPlan:
+    def memory_plan(self, _n_ctx: int, **_options: Any) -> MemoryPlan:
         return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
 
     def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:

@@ -111,7 +111,7 @@ class Units:
 
 
 def _bytes(units: np.ndarray) -> memoryview:
-    return memoryview(units.reshape(-1))
+    return units.reshape(-1).data
 
 
 def _cuts(jumps: np.ndarray, n: int) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Which positions of a layer an op is about to read, told from its fields just before it runs."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from tamis.jit_kernels.types import PAGE
 Spans = list[tuple[int, int]]  # positions first .. last - 1
 
 
-class Fields(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fields:
     """A recorded op's fields by name, and the arrays that some are addresses of."""
 
     values: dict[str, Any]

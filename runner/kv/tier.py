@@ -69,7 +69,7 @@ class TieredKV:
         if self._unit not in UNITS:
             raise ValueError(f"kv_unit is {self._unit}, expected one of {UNITS}")
         self.types, self.counts, self._hp = types, TierCounts(), hp
-        self._kv_ram, self._n_page = kv_ram, -(-n_ctx // PAGE)
+        self.kv_ram, self._n_page = kv_ram, -(-n_ctx // PAGE)
         self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
         self._n_frame = kv_ram // self._page_bytes
         self._n_claimed = hp.n_layer * (-(-n_ubatch // PAGE) + 1)
@@ -176,6 +176,12 @@ class TieredKV:
                     side.claim(layer, np.array([at]))
                     side.frames[side.table[layer, at], :, : part.shape[1]] = part
         self._end[layer] = end
+
+    def forget_cached(self) -> None:
+        """Let the system drop its copies of what is in the file: for measurements."""
+        self._settle(wait=True)
+        self._join()
+        self._file.forget_cached()
 
     # ---- what a Program needs --------------------------------------------------------------------
     def stops(self, program: Program) -> list[int]:
@@ -312,7 +318,7 @@ class TieredKV:
         except OutOfFramesError as error:
             least = (self._n_frame + error.n) * self._page_bytes
             raise ValueError(
-                f"layer {layer} needs {error.n} pages more at once than kv_ram of {self._kv_ram} "
+                f"layer {layer} needs {error.n} pages more at once than kv_ram of {self.kv_ram} "
                 f"bytes has room for: raise --kv-ram to {-(-least >> 20)} MiB, lower --ctx, or "
                 "choose a method that reads less"
             ) from None
@@ -349,9 +355,9 @@ class TieredKV:
 
     def _check(self, n_frame: int, who: str) -> None:
         least = (n_frame + self._n_claimed) * self._page_bytes
-        if self._kv_ram < least:
+        if self.kv_ram < least:
             raise ValueError(
-                f"kv_ram is {self._kv_ram / (1 << 20):.1f} MiB, {who} needs "
+                f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "
                 f"{-(-least >> 20)} MiB at this context: raise --kv-ram, or lower --ctx"
             )
 
