@@ -142,11 +142,11 @@ class Engine:
         """What a session of n_ctx tokens takes, and what the machine has free now."""
         hp = self.hp
         kv = kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v))
-        tiered = kv_ram is not None and kv_ram < kv
+        in_ram = kv if kv_ram is None else min(kv, kv_ram)
         return MemoryPlan(
             weights=self.model.weights.n_bytes,
-            kv=kv_ram if tiered else kv,
-            disk=kv if tiered else 0,
+            kv=in_ram,
+            disk=kv if in_ram < kv else 0,
             workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
             available=self.backend.free_bytes(),
         )

@@ -7,8 +7,9 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -282,7 +283,7 @@ class Session:
             self._restore(file, tokens, KVTypes(*header.get("kv", ())))
         self.recall()
 
-    def _header(self, file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], int]:
+    def _header(self, file: BufferedReader, path: str | Path) -> tuple[dict[str, Any], int]:
         """What a session file says of itself, checked, and the byte after it."""
         n_left, digest = os.fstat(file.fileno()).st_size - 32, hashlib.sha256()
         magic = file.read(8)
@@ -368,12 +369,12 @@ class Session:
         view = self._kv.view(layer)
         self._engine.backend.send(view.k, view.v)
 
-    def _restore(self, file: BinaryIO, tokens: list[int], types: KVTypes) -> None:
+    def _restore(self, file: BufferedReader, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
         for layer in range(hp.n_layer):
             rows = [np.empty((len(tokens), hp.n_head_kv), kv_row(t, hp.head_dim)) for t in types]
             for array in rows:
-                file.readinto(array.reshape(-1).view(np.uint8))
+                file.readinto(array.reshape(-1).view(np.uint8).data)
             self._put(layer, *rows)
         self._tokens = list(tokens)
 

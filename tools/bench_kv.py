@@ -18,7 +18,7 @@ import numpy as np
 
 from tamis.cli import common
 from tamis.engine import Engine
-from tamis.kv.tier import UNITS
+from tamis.kv.tier import UNITS, TierCounts
 
 METHODS = ["dense", "topk", "quest", "hip", "tactic"]
 
@@ -45,31 +45,39 @@ def disk_bytes() -> int:
 
 
 def decoded(session: Any, first: int, n: int, forget: bool) -> tuple[list[int], list[list[float]]]:
-    """Greedy tokens from `first` on; of each step seconds, disk bytes, hits, misses, bytes read."""
+    """Greedy tokens from `first` on; of each step seconds, disk bytes and what `counted` says."""
     tokens, steps = [first], []
     for _ in range(n):
         counts = session.kv_counts
         if counts is not None and forget:
             session._kv.forget_cached()
-        before = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
+        before = counted(counts)
         n_disk, start = disk_bytes(), time.perf_counter()
         logits = session.decode(tokens[-1])
         spent, n_disk = time.perf_counter() - start, disk_bytes() - n_disk
-        after = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
+        after = counted(counts)
         steps.append([spent, n_disk, *(b - a for a, b in zip(before, after, strict=True))])
         tokens.append(int(np.argmax(logits)))
     return tokens, steps
 
 
+def counted(counts: TierCounts | None) -> tuple[int, ...]:
+    """Units that were in memory, units waited for, units read ahead, bytes read."""
+    if counts is None:
+        return 0, 0, 0, 0
+    return counts.n_hit, counts.n_miss, counts.n_ahead, counts.n_read
+
+
 def row_of(steps: list[list[float]], session: Any) -> dict[str, Any]:
     """Medians over all steps but the first, which finds nothing in memory."""
-    spent, n_disk, n_hit, n_miss, n_read = (
+    spent, n_disk, n_hit, n_miss, n_ahead, n_read = (
         statistics.median(column) for column in zip(*steps[1:], strict=True)
     )
     row = {"ms": round(1e3 * spent, 1), "first_s": round(steps[0][0], 2)}
     if session.kv_counts is not None:
         row |= {
-            "hit": round(n_hit / max(1, n_hit + n_miss), 4),
+            "hit": round((n_hit - n_ahead) / (n_hit + n_miss), 4),
+            "ahead": round(n_ahead / (n_hit + n_miss), 4),
             "mb_read": round(n_read / 1e6, 2),
             "mb_disk": round(n_disk / 1e6, 2),
             "amplification": round(session.kv_counts.amplification, 2),

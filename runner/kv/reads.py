@@ -74,7 +74,8 @@ def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.nda
     shape = n_head_kv, n_page * PAGE
     need = _inside(heads, starts, stops, shape, int(np.gcd(np.gcd(unit, block), PAGE)))
     n_key = int(need.sum()) * shape[1] // need.shape[1]
-    return need.reshape(n_head_kv, n_page, PAGE // unit, -1).any(-1).swapaxes(0, 1), n_key
+    units = need.reshape(n_head_kv, n_page, PAGE // unit, -1).any(axis=-1)
+    return np.swapaxes(units, 0, 1), n_key
 
 
 def _inside(

@@ -46,8 +46,8 @@ class TierCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The share of units that were in memory."""
-        return self.n_hit / max(1, self.n_hit + self.n_miss)
+        """The share of units that were in memory, and not only because they were read ahead."""
+        return max(0, self.n_hit - self.n_ahead) / max(1, self.n_hit + self.n_miss)
 
     @property
     def amplification(self) -> float:
