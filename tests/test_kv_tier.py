@@ -12,6 +12,7 @@ from tamis.engine import Engine
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.disk import KVFile, KVFileError, Units
 from tamis.kv.tier import UNITS
+from tamis.tools.stress_kv import CHUNK, Shape, stress
 
 N_CTX = 64 * PAGE
 METHODS = [
@@ -163,3 +164,13 @@ def test_the_plan_has_the_file(engine):
     plan, tiered = engine.memory_plan(N_CTX), engine.memory_plan(N_CTX, kv_ram=1 << 20)
     assert (tiered.kv, tiered.disk) == (1 << 20, plan.kv)
     assert plan.disk == engine.memory_plan(N_CTX, kv_ram=1 << 40).disk == 0
+
+
+def test_a_store_of_many_pages_gives_back_every_bit(tmp_path):
+    counts, n = stress(
+        Shape(n_layer=5, head_dim=32), 32 * CHUNK, 4 << 20, tmp_path, n_round=4, share=0.05
+    )
+    whole = 32 * CHUNK * 5 * 3 * 32 * 2 * 2
+    assert counts.n_written == whole + whole // 8
+    assert n > 4 * 0.04 * 2 * whole / (16 * 32 * 2 * 2)
+    assert 0.2 < counts.hit_rate < 0.9

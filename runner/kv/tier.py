@@ -235,7 +235,7 @@ class TieredKV:
         for side in self._sides[:n_side]:
             self.counts.n_chosen += n_key * side.unit_bytes // self._unit
             self.counts.n_covered += int(flat.sum()) * side.unit_bytes
-        self._bring(layer, [flat] * n_side)
+        self.bring_units(layer, [flat] * n_side)
         if call.spec.op is ops.ATTEND:
             self._read_ahead((layer + 1) % self._hp.n_layer)
 
@@ -259,8 +259,12 @@ class TieredKV:
         need = np.broadcast_to(line.reshape(n_page, 1, per_page), shape)
         return need, n_head_kv * sum(last - first for first, last in spans)
 
-    def _bring(self, layer: int, needs: list[np.ndarray]) -> None:
-        """Wait until the units of `needs` (of keys, or of keys and values) are in memory."""
+    def bring_units(self, layer: int, needs: list[np.ndarray]) -> None:
+        """Wait until units of keys, or of keys and of values, are in memory.
+
+        needs: bool [n_page, units of a page], those of a KV head after another's. They stay until
+        the next call. Raises KVFileError, ValueError.
+        """
         self._join()
         self._unpin()
         loads = []
