@@ -168,9 +168,9 @@ def test_the_plan_has_the_file(engine):
 
 def test_a_store_of_many_pages_gives_back_every_bit(tmp_path):
     counts, n = stress(
-        Shape(n_layer=5, head_dim=32), 32 * CHUNK, 4 << 20, tmp_path, n_round=4, share=0.05
+        Shape(n_layer=5, head_dim=32), 32 * CHUNK, 10 << 20, tmp_path, n_round=4, share=0.05
     )
     whole = 32 * CHUNK * 5 * 3 * 32 * 2 * 2
     assert counts.n_written == whole + whole // 8
     assert n > 4 * 0.04 * 2 * whole / (16 * 32 * 2 * 2)
-    assert 0.2 < counts.hit_rate < 0.9
+    assert 0.1 < counts.hit_rate < 0.9

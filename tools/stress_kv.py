@@ -111,7 +111,8 @@ def main() -> None:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.write(
         f"{given.tokens} tokens: {counts.n_written / 1e9:.1f} GB written, "
-        f"{counts.n_read / 1e9:.2f} GB read, {n} units compared, all as written; {100 * counts.hit_rate:.1f} % were in "
+        f"{counts.n_read / 1e9:.2f} GB read, {n} units compared, all as written; "
+        f"{100 * counts.hit_rate:.1f} % were in "
         f"memory; {time.monotonic() - start:.0f} s; at most {(most - before) / 1024:.0f} MiB of "
         f"memory beyond {before / 1024:.0f} MiB\n"
     )

@@ -1,6 +1,7 @@
 """The keys and values of one sequence: the table that says which page of the store is where."""
 
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -109,11 +110,11 @@ class KVCache:
     def finish(self, pos: int, n_tok: int) -> None:
         """Nothing: a chunk's keys and values stay where they are."""
 
-    def pages_from(self, first: int) -> list[np.ndarray]:
-        """A copy of all layers' pages that hold positions from `first` on."""
+    def pages_from(self, first: int) -> list[Any]:
+        """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""
         return [pages[self._held[first // PAGE :]] for pages in self._store.slots]
 
-    def put_back(self, first: int, pages: list[np.ndarray]) -> None:
+    def put_back(self, first: int, pages: list[Any]) -> None:
         """Undo what was written since `pages_from(first)`; the same pages must be held."""
         for slots, kept in zip(self._store.slots, pages, strict=True):
             slots[self._held[first // PAGE :]] = kept

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -146,13 +146,13 @@ class TieredKV:
         """Set keys and values of positions 0 .. len(k) - 1. Raises KVFileError."""
         self._put(layer, 0, k, v)
 
-    def pages_from(self, first: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Copies of all layers' rows of the pages that hold positions from `first` on."""
+    def pages_from(self, first: int) -> list[Any]:
+        """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
         start, n = first // PAGE * PAGE, int(self._end.max())
         rows = [self.read(layer, n) for layer in range(self._hp.n_layer)]
         return [(k[start:].copy(), v[start:].copy()) for k, v in rows]
 
-    def put_back(self, first: int, pages: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def put_back(self, first: int, pages: list[Any]) -> None:
         """Undo what was written since `pages_from(first)`."""
         for layer, (k, v) in enumerate(pages):
             self._put(layer, first // PAGE, k, v)
