@@ -14,7 +14,7 @@ from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import Runner
 from tamis.kv.store import PageStore, most_slots
 from tamis.kv.tier import UNIT
-from tamis.kv.types import KVTypes, kv_bytes
+from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
 from tamis.select.notation import parse_methods
@@ -203,8 +203,7 @@ class Engine:
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill),
-            kv_types=KVTypes(type_k, type_v),
-            tier=_tier(kv_ram, kv_dir, kv_unit),
+            kv=KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit)),
             audit=audit,
             progress=progress,
         )
@@ -214,9 +213,7 @@ class Engine:
         self.backend.close()
 
 
-def _tier(
-    kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int
-) -> tuple[int, Path, int] | None:
+def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:
     """The memory and the folder of a session's keys and values. Raises ValueError."""
     if (kv_ram is None) != (kv_dir is None):
         raise ValueError("kv_ram and kv_dir go together: how much memory, and where the rest is")
@@ -224,4 +221,4 @@ def _tier(
         return None
     if not Path(kv_dir).is_dir():
         raise ValueError(f"kv_dir is {str(kv_dir)!r}, which is no folder: make it first")
-    return kv_ram, Path(kv_dir), kv_unit
+    return Tier(kv_ram, Path(kv_dir), kv_unit)

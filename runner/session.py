@@ -18,7 +18,7 @@ from tamis.forward import Forward
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
 from tamis.kv.tier import TierCounts, TieredKV
-from tamis.kv.types import KVTypes
+from tamis.kv.types import KVOptions, KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.stream import TextStream
@@ -59,8 +59,7 @@ class Session:
         n_ctx: int,
         n_ubatch: int,
         selector: Selector,
-        kv_types: KVTypes,
-        tier: tuple[int, Path, int] | None = None,
+        kv: KVOptions,
         audit: int = 0,
         progress: "Progress | None" = None,
     ) -> None:
@@ -69,19 +68,19 @@ class Session:
             raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
-        kv_types.check(hp.head_dim)
-        for type in kv_types:
+        kv.types.check(hp.head_dim)
+        for type in kv.types:
             if type not in engine.backend.kv_types:
                 raise ValueError(f"this device has no {type} keys and values: use f16")
-        plan = _checked_plan(engine, n_ctx, n_ubatch, kv_types, tier)
+        plan = _checked_plan(engine, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
         self._kv: KVCache | TieredKV
-        if tier is not None and plan.disk:
-            self._kv = TieredKV(hp, n_ctx, kv_types, tier, n_tok)
+        if kv.tier is not None and plan.disk:
+            self._kv = TieredKV(hp, n_ctx, kv.types, kv.tier, n_tok)
         else:
-            self._kv = KVCache(hp, n_ctx, engine.page_store(kv_types, -(-n_ctx // PAGE)))
+            self._kv = KVCache(hp, n_ctx, engine.page_store(kv.types, -(-n_ctx // PAGE)))
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
         self._state = selector.open(
             SelectorShape(
@@ -96,7 +95,7 @@ class Session:
         )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         ws = new_workspace(hp, n_tok, engine.n_threads)
-        self._audit = Audit(audit, hp, window, n_kv, kv_types) if audit else None
+        self._audit = Audit(audit, hp, window, n_kv, kv.types) if audit else None
         self._forward = Forward(
             model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
         )
@@ -379,15 +378,10 @@ class Session:
         self._tokens = list(tokens)
 
 
-def _checked_plan(
-    engine: "Engine",
-    n_ctx: int,
-    n_ubatch: int,
-    types: KVTypes,
-    tier: tuple[int, Path, int] | None,
-) -> "MemoryPlan":
+def _checked_plan(engine: "Engine", n_ctx: int, n_ubatch: int, kv: KVOptions) -> "MemoryPlan":
     """The plan, where it fits. Raises MemoryError, ValueError; on CUDA there is no tier."""
-    plan = engine.memory_plan(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier[0])
+    types, tier = kv
+    plan = engine.memory_plan(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier.ram)
     gib = 1 << 30
     if plan.kv + plan.workspace > plan.available:
         raise MemoryError(
@@ -400,10 +394,10 @@ def _checked_plan(
             raise ValueError(
                 "this device keeps all keys and values in its memory: leave out kv_ram"
             )
-        free = shutil.disk_usage(tier[1]).free
+        free = shutil.disk_usage(tier.folder).free
         if plan.disk > free:
             raise ValueError(
-                f"KV at {n_ctx} tokens is {plan.disk / gib:.1f} GiB, {tier[1]} has "
+                f"KV at {n_ctx} tokens is {plan.disk / gib:.1f} GiB, {tier.folder} has "
                 f"{free / gib:.1f} GiB free: lower --ctx, or choose another --kv-dir"
             )
     return plan

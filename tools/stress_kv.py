@@ -17,7 +17,7 @@ from tamis.cli import common
 from tamis.hparams import HParams, RopeScaling
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.tier import UNIT, TierCounts, TieredKV
-from tamis.kv.types import KVTypes
+from tamis.kv.types import KVTypes, Tier
 
 CHUNK = 512  # tokens written at once
 
@@ -83,11 +83,12 @@ def stress(
     The last eighth of the context is forgotten and written again on the way.
     """
     rng = np.random.default_rng(0)
-    kv = TieredKV(shape.hp, n_tokens, KVTypes(), (kv_ram, folder, UNIT), CHUNK)
+    kv = TieredKV(shape.hp, n_tokens, KVTypes(), Tier(kv_ram, folder, UNIT), CHUNK)
     fill(kv, shape, 0, n_tokens)
     keep = n_tokens * 7 // 8 // CHUNK * CHUNK
     kv.truncate(keep)
     fill(kv, shape, keep, n_tokens)
+    kv.forget_cached()
     n, size = 0, (n_tokens // PAGE, shape.n_head_kv, PAGE // UNIT)
     needs = [rng.random(size, np.float32) < share for _ in range(shape.n_layer)]
     for _ in range(n_round):

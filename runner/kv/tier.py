@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from tamis.kv import reads
 from tamis.kv.convert import as_type
 from tamis.kv.disk import KVFile
 from tamis.kv.frames import Frames, Load, OutOfFramesError
-from tamis.kv.types import KVTypes
+from tamis.kv.types import KVTypes, Tier
 
 T = TypeVar("T")
 UNITS = (1, 16, 64)  # tokens of a KV head that are read at once
@@ -56,15 +55,12 @@ class TierCounts:
 
 
 class TieredKV:
-    """As KVCache, with kv_ram bytes of frames and a file in `folder`.
+    """As KVCache, with frames for so much memory, and a file.
 
     Raises ValueError where kv_ram is too little, OSError where there can be no file.
     """
 
-    def __init__(
-        self, hp: HParams, n_ctx: int, types: KVTypes, tier: tuple[int, Path, int], n_ubatch: int
-    ) -> None:
-        """tier: kv_ram, folder, unit."""
+    def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, tier: Tier, n_ubatch: int) -> None:
         kv_ram, folder, self._unit = tier
         if self._unit not in UNITS:
             raise ValueError(f"kv_unit is {self._unit}, expected one of {UNITS}")

@@ -1,5 +1,6 @@
 """What types keys and values are kept in, and what they take."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from tamis.hparams import HParams
@@ -26,6 +27,21 @@ class KVTypes(NamedTuple):
     def row_bytes(self, head_dim: int) -> int:
         """Bytes of a key and a value of one head."""
         return sum(kv_row(type, head_dim).itemsize for type in self)
+
+
+class Tier(NamedTuple):
+    """How much memory keys and values may take, and where the rest of them is."""
+
+    ram: int  # bytes
+    folder: Path
+    unit: int  # tokens of a KV head that are read at once
+
+
+class KVOptions(NamedTuple):
+    """What the keys and values of a session are kept as, and where."""
+
+    types: KVTypes
+    tier: Tier | None  # None: all in memory
 
 
 def kv_bytes(hp: HParams, n_ctx: int, types: KVTypes) -> int:
