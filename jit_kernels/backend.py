@@ -16,6 +16,7 @@ from tamis.jit_kernels.program import KernelSpec, Program
 from tamis.jit_kernels.types import KV_TYPES
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
+PARTS = 8  # of a thread's share of a decode step's keys: what threads may take over from another
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
 
 
@@ -99,6 +100,7 @@ class Backend:
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1
         self.n_thread = n_thread
+        self.n_part = PARTS * n_thread if n_thread > 1 else 1
         self.library = library or shared()
         self.forget_team()
         _backends.add(self)
