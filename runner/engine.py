@@ -147,7 +147,7 @@ class Engine:
             weights=self.model.weights.n_bytes,
             kv=in_ram,
             disk=kv if in_ram < kv else 0,
-            workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
+            workspace=workspace_bytes(hp, n_ubatch, self.backend),
             available=self.backend.free_bytes(),
         )
 
