@@ -78,7 +78,8 @@ class TieredKV:
             at += side.page_bytes * hp.n_layer * self._n_page
         self._sides: list[Frames] = sides
         self._end = np.zeros(hp.n_layer, np.int64)  # positions that each layer has
-        self._wanted: dict[tuple[int, int], np.ndarray] = {}  # of a layer and side, the last time
+        # Of a layer and side, the step that last asked for units, and these.
+        self._wanted: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._pool = ThreadPoolExecutor(N_READER, "tamis-kv")
         self._writer = ThreadPoolExecutor(1, "tamis-kv-write")
         self._writing: list[tuple[Future[None], int, int, np.ndarray]] = []
@@ -267,7 +268,9 @@ class TieredKV:
         for i, need in enumerate(needs):
             side = self._sides[i]
             load = self._with_frames(partial(side.lookup, layer, need, self._step), layer)
-            self._wanted[layer, i] = need
+            step, before = self._wanted.get((layer, i), (0, need))
+            # An op that chooses may have read more keys of this step than what was chosen.
+            self._wanted[layer, i] = self._step, need | before if step == self._step else need
             loads.append(load)
             self.counts.n_hit += int(need.sum()) - len(load.numbers)
             self.counts.n_miss += len(load.numbers)
@@ -275,8 +278,8 @@ class TieredKV:
 
     def _read_ahead(self, layer: int) -> None:
         for i, side in enumerate(self._sides):
-            need = self._wanted.get((layer, i))
-            if need is not None:
+            if (layer, i) in self._wanted:
+                _, need = self._wanted[layer, i]
                 load = side.lookup(layer, need, self._step, ahead=True)
                 self.counts.n_ahead += len(load.numbers)
                 self._ahead.append((i, self._start(i, load), load))
