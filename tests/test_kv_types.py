@@ -62,13 +62,14 @@ def test_rows_are_converted_to_the_nearest(type, n, off):
 
 @pytest.mark.model
 @pytest.mark.parametrize("n", golden_data.PROMPTS)
-# The rounding of q8_0 alone moves them by 4 to 8 % of their spread, mostly all together.
-@pytest.mark.parametrize(("types", "share"), [(Q8_0, 0.1), (Q4_0, 0.5)], ids=["q8_0", "q4_0"])
+# The rounding of q8_0 alone moves them by 1 to 2 % of their spread, that of q4_0 by 18 to 27 %, and
+# all of them together by more, which no token's probability knows of.
+@pytest.mark.parametrize(("types", "share"), [(Q8_0, 0.05), (Q4_0, 0.35)], ids=["q8_0", "q4_0"])
 def test_logits_stay_near_the_true_ones(engine, n, types, share):
     golden = golden_data.load(MODEL)
     logits = engine.session(n_ctx=1024, **types).prefill(golden.prompt_ids(n))
     true = golden.float64_logits(n)
-    assert golden_data.rms(logits - true) < share * true.std()
+    assert (logits - true).std() < share * true.std()
 
 
 @pytest.mark.model
@@ -112,10 +113,11 @@ def test_a_session_is_saved_truncated_and_loaded(engine, types, tmp_path):
     other.truncate(70)
     copy.copy(other)
     np.testing.assert_array_equal(copy.decode(int(ids[70])), expected)
-    # Into another type: converted, and nearly the same. Queries beside q4_0 have 15 bits.
+    # Into another type: converted, and nearly the same; the new token's own are not rounded.
     wide = engine.session(n_ctx=128)
     wide.load(tmp_path / "s")
-    assert golden_data.rms(wide.decode(int(ids[70])) - expected) < 0.1 * expected.std()
+    share = 0.2 if "q4_0" in types else 0.05
+    assert golden_data.rms(wide.decode(int(ids[70])) - expected) < share * expected.std()
 
 
 @pytest.mark.model
