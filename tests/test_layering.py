@@ -62,6 +62,7 @@ LAYERS = {
     "tamis.tokenizers.*": 8,
     "tamis.engine": 9,
     "tamis.session": 9,
+    "tamis.session_file": 9,
     "tamis.bindings.*": 10,
     "tamis.fetch.*": 10,
     "tamis.models": 10,
