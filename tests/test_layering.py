@@ -66,6 +66,7 @@ LAYERS = {
     "tamis.bindings.*": 10,
     "tamis.fetch.*": 10,
     "tamis.models": 10,
+    "tamis.summary.*": 10,
     "tamis.__main__": 11,
     "tamis.cli.*": 11,
     "tamis.tools.*": 11,
