@@ -124,11 +124,10 @@ def html_text(source: str) -> str:
 
 _HIDDEN = {"script", "style", "template", "noscript", "svg", "math", "head"}
 _HEADINGS = {f"h{n}": "#" * n + " " for n in range(1, 7)}
-_BLOCKS = set(
-    "address article aside blockquote body caption center dd details dialog div dl dt fieldset "
-    "figcaption figure footer form header hr html legend li main menu nav ol p pre section summary "
-    "table tbody tfoot thead title tr ul".split()
-) | set(_HEADINGS)
+_BLOCK_NAMES = """address article aside blockquote body caption center dd details dialog div dl dt
+fieldset figcaption figure footer form header hr html legend li main menu nav ol p pre section
+summary table tbody tfoot thead title tr ul"""
+_BLOCKS = {*_BLOCK_NAMES.split(), *_HEADINGS}
 _CELLS = {"td", "th"}
 
 

@@ -3,7 +3,7 @@
 Decided from its tokens, the model's training length and the memory that is free now.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tamis.sampler import SamplerParams
@@ -30,8 +30,8 @@ class Settings:
     of keys and values. n_session: how many sessions will share the memory.
     """
 
-    task: Task = Task(150)
-    params: SamplerParams = SamplerParams(temp=0)
+    task: Task = field(default_factory=Task)
+    params: SamplerParams = field(default_factory=lambda: SamplerParams(temp=0))
     n_ctx: int | None = None
     attn: str = "dense"
     prefill: str = "auto"

@@ -16,7 +16,7 @@ class Task:
     n_words: about how long it shall be.
     """
 
-    n_words: int
+    n_words: int = 150
     instruction: str | None = None
     question: str | None = None
 

@@ -35,8 +35,8 @@ class Answer:
 class Watch:
     """Who is told what happens to the document `name`.
 
-    say: a line for the person. write: gets an answer's text as it comes. progress: of compiling. check: called often, may raise
-    to stop the work.
+    say: a line for the person. write: gets an answer's text as it comes. progress: of compiling.
+    check: called often, may raise to stop the work.
     """
 
     name: str
