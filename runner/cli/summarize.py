@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.cli import UsageError, common, one_line
-from tamis.cli.answer import open_answer, visible
+from tamis.cli.answer import Answer, open_answer, visible
 
 N_WORDS = 150
 DRAW_EVERY = 0.1  # seconds
@@ -305,7 +305,8 @@ class _Stream:
     """An answer on the terminal while it is written."""
 
     def __init__(self, line: _Line) -> None:
-        self._line, self._stack, self._answer = line, contextlib.ExitStack(), None
+        self._line, self._stack = line, contextlib.ExitStack()
+        self._answer: Answer | None = None
 
     @property
     def shown(self) -> bool:

@@ -122,7 +122,7 @@ def html_text(source: str) -> str:
     return reader.text()
 
 
-_HIDDEN = {"script", "style", "template", "noscript", "svg", "math", "head"}
+_HIDDEN = {"script", "style", "template"}
 _HEADINGS = {f"h{n}": "#" * n + " " for n in range(1, 7)}
 _BLOCK_NAMES = """address article aside blockquote body caption center dd details dialog div dl dt
 fieldset figcaption figure footer form header hr html legend li main menu nav ol p pre section
@@ -132,7 +132,7 @@ _CELLS = {"td", "th"}
 
 
 class _Reader(HTMLParser):
-    """Collects blocks of text. A tag that is never closed hides or opens no more than it must."""
+    """Collects blocks of text. Of a head only the title is text; scripts and styles are none."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -143,12 +143,7 @@ class _Reader(HTMLParser):
         self._n_pre = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "body":
-            self._hidden.clear()  # a head without its end
-        elif tag == "title" and "head" in self._hidden:
-            self._end_block()
-            self._hidden.remove("head")
-        elif tag in _HIDDEN:
+        if tag in _HIDDEN:
             self._hidden.append(tag)
         elif tag in _BLOCKS:
             self._end_block()
@@ -165,8 +160,6 @@ class _Reader(HTMLParser):
         elif tag in _BLOCKS:
             self._end_block()
             self._n_pre -= tag == "pre" and self._n_pre > 0
-            if tag == "title":
-                self._hidden.append("head")
 
     def handle_data(self, data: str) -> None:
         if not self._hidden:
