@@ -57,10 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     work = _Work(arguments, settings, names, output)
     n_done = n_failed = 0
     try:
-        for outcome in work.outcomes():
-            output.add(outcome)
-            n_done += 1
-            n_failed += "error" in outcome
+        with contextlib.closing(work.outcomes()) as outcomes:
+            for outcome in outcomes:
+                output.add(outcome)
+                n_done += 1
+                n_failed += "error" in outcome
     except KeyboardInterrupt:
         work.line.clear()
         if n_done < len(names):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
 from tamis.session import ContextError, Session
@@ -54,7 +54,7 @@ class Reader:
         self._engine, self._settings, self._cache = engine, settings, cache
         self._model = "" if cache is None else model_digest(engine.path)
         self._session: Session | None = None
-        self._plan: Plan | None = None
+        self._opened: dict[str, Any] = {}
 
     def answer(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:
         """What the model says about a text; keep: its keys and values are saved for other tasks.
@@ -110,18 +110,18 @@ class Reader:
 
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session as the plan wants it: the one there is, or a new one."""
-        if self._session is None or self._plan != plan:
+        options = {
+            "n_ctx": plan.n_ctx,
+            "prefill": plan.prefill,
+            "type_k": plan.type_k,
+            "type_v": plan.type_v,
+        }
+        if self._session is None or self._opened != options:
             self._session = None  # its memory goes before the next one's is taken
             self._session = self._engine.session(
-                n_ctx=plan.n_ctx,
-                n_ubatch=N_UBATCH,
-                attn=self._settings.attn,
-                prefill=plan.prefill,
-                type_k=plan.type_k,
-                type_v=plan.type_v,
-                progress=watch.progress,
+                n_ubatch=N_UBATCH, attn=self._settings.attn, progress=watch.progress, **options
             )
-            self._plan = plan
+            self._opened = options
         self._session.truncate(0)
         return self._session
 
