@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -203,7 +203,7 @@ class _Work:
             folder = None if arguments.cache_dir is None else Path(arguments.cache_dir)
             self._cache = Cache(folder, arguments.cache_size or MAX_BYTES, self.line.say)
 
-    def outcomes(self) -> Iterator[dict[str, Any]]:
+    def outcomes(self) -> Generator[dict[str, Any], None, None]:
         """What became of each document, in their order: a Summary's fields, or name and error."""
         for name in self._names:
             self._guess(name)

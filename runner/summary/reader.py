@@ -110,7 +110,7 @@ class Reader:
 
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session as the plan wants it: the one there is, or a new one."""
-        options = {
+        options: dict[str, Any] = {
             "n_ctx": plan.n_ctx,
             "prefill": plan.prefill,
             "type_k": plan.type_k,
