@@ -184,7 +184,7 @@ class _Output:
 
 
 class _Work:
-    """All documents, by one engine; it is loaded when the first answer is not in the cache."""
+    """All documents, each by one of the workers."""
 
     def __init__(
         self, arguments: argparse.Namespace, settings: Any, names: list[str], output: _Output
@@ -196,7 +196,7 @@ class _Work:
         self._output, self._meter = output, Meter(settings.n_session)
         self.line, self._progress = _Line(self._meter), common.Progress()
         self._lock, self._own, self._stop = threading.Lock(), threading.local(), threading.Event()
-        self._engine: Any = None
+        self._engines: list[Any] = []
         self._model = common.model_file(arguments.model, self._progress)
         self._cache = None
         if not arguments.no_cache:
@@ -221,9 +221,9 @@ class _Work:
                 pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Free the engine."""
-        if self._engine is not None:
-            self._engine.close()
+        """Free the engines."""
+        for engine in self._engines:
+            engine.close()
 
     def _guess(self, name: str) -> None:
         """Let the meter know of a document that nobody has read yet: four bytes a token."""
@@ -263,28 +263,43 @@ class _Work:
             self.line.clear()
             if stream is not None:
                 stream.close()
-        cut = "" if summary.finish == "length" else f"{summary.n_cut} answers about parts, not "
         if summary.n_cut:
-            self.line.say(f"{document.name}: {cut}the answer was cut at its longest: --length")
+            what = "the answer" if summary.finish == "length" else "answers about parts"
+            self.line.say(
+                f"{document.name}: {what} had to end after {self._settings.task.n_token} tokens, "
+                f"the most for {self._settings.task.n_words} words: raise --length"
+            )
         return asdict(summary) | {"shown": stream is not None and stream.shown}
 
     def _summarizer(self) -> Any:
-        """The one of this thread; the engine is loaded by the first."""
-        from tamis.engine import Engine
+        """The one of this thread, made when its first document is not in the cache."""
         from tamis.summary.summarize import Summarizer
 
         if not hasattr(self._own, "summarizer"):
             with self._lock:
-                if self._engine is None:
-                    self._engine = Engine.load(
-                        self._model,
-                        n_threads=self._arguments.threads,
-                        device=self._arguments.device,
-                        progress=self._progress,
-                    )
-                    self._progress.clear()
-            self._own.summarizer = Summarizer(self._engine, self._settings, self._cache)
+                engine = self._engine()
+            self._own.summarizer = Summarizer(engine, self._settings, self._cache)
         return self._own.summarizer
+
+    def _engine(self) -> Any:
+        """An engine for a worker, with its share of the threads: the weights are mapped once.
+
+        Two of one thread do more than one of two. A device has one engine for all.
+        """
+        from tamis.engine import Engine
+
+        device, n_threads = self._arguments.device, self._arguments.threads
+        if device != "cpu" and self._engines:
+            return self._engines[0]
+        if self._settings.n_session > 1:
+            n_threads = n_threads or len(os.sched_getaffinity(0))
+            n_threads = max(1, n_threads // self._settings.n_session)
+        engine = Engine.load(
+            self._model, n_threads=n_threads, device=device, progress=self._progress
+        )
+        self._progress.clear()
+        self._engines.append(engine)
+        return engine
 
     def _watch(self, name: str, write: Callable[[str], None]) -> Any:
         from tamis.summary.reader import Watch

@@ -118,7 +118,7 @@ class Summarizer:
             watch.check()
             return len(self._engine.tokenizer.encode(text, add_special=False))
 
-        plan = self._plan(count(document.text))
+        plan = self._plan(self._n_tokens(document, count))
         watch.say(f"{document.name}: {plan}")
         run = _Run(self._reader, plan, self._settings.task, watch)
         if plan.whole:
@@ -132,6 +132,17 @@ class Summarizer:
         if self._cache is not None and key is not None:
             self._cache.put(key, asdict(summary))
         return summary
+
+    def _n_tokens(self, document: Document, count: chunks.Count) -> int:
+        """Tokens of a document; counting those of a long one takes longer than a look."""
+        if self._cache is None:
+            return count(document.text)
+        key = key_of("tokens", model_digest(self._engine.path), document.digest)
+        if (found := self._cache.get(key)) is None:
+            found = {"n_tokens": count(document.text)}
+            self._cache.put(key, found)
+        n_tokens: int = found["n_tokens"]
+        return n_tokens
 
     def _plan(self, n_text: int) -> Plan:
         task = self._settings.task
