@@ -18,6 +18,7 @@ from tamis.cli.answer import Answer, open_answer, visible
 
 N_WORDS = 150
 DRAW_EVERY = 0.1  # seconds
+BAR = 20  # characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +120,10 @@ class _Line:
             if self.silent or time.monotonic() - self._drawn < DRAW_EVERY:
                 return
             self._drawn, left = time.monotonic(), self._meter.left()
-            how = "" if left is None else f": {100 * left[0]:.0f} %, {_duration(left[1])} left"
+            how = ": reading"
+            if left is not None:
+                bar = "#" * int(left[0] * BAR)
+                how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {_duration(left[1])} left"
             sys.stderr.write(f"\r\x1b[K{visible(name)}{how}")
             sys.stderr.flush()
 
