@@ -33,6 +33,13 @@ def test_a_word_alone_too_long_is_cut_inside():
         split("aü", lambda text: len(text.encode()), 1)
 
 
+@pytest.mark.parametrize("bit", ["\n", " \n", " ", "=\n", "a" * 9 + "\n---\n", ". ", "#"])
+def test_a_monotonous_text_takes_no_longer_than_another(bit):
+    """Seconds would be hours here if a border were looked for from every character on."""
+    text = bit * (30_000 // len(bit))
+    assert "".join(split("a\n" + text, len, 2000)) == "a\n" + text
+
+
 def test_parts_are_even_where_the_borders_allow_it():
     parts = split("w " * 101, n_words, 50)
     assert [n_words(part) for part in parts] == [34, 34, 33]

@@ -49,6 +49,12 @@ def test_html_that_is_not_closed_loses_nothing(source):
     assert [c for c in html_text(source) if c in "ab"] == ["a", "b"]
 
 
+def test_a_hostile_page_takes_no_longer_than_another():
+    """The beginning of a page is looked at once; blocks are joined once."""
+    assert read_document("x", b"<!-- a -->" * 10_000 + b"x").kind == "text"
+    assert html_text("<p>a" * 50_000) == "\n\n".join("a" * 50_000)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         work.line.clear()
         if n_done < len(names):
-            common.note(f"{n_done} of {len(names)} done; the same command goes on from here")
+            more = "" if arguments.no_cache else "; the same command goes on from here"
+            common.note(f"{n_done} of {len(names)} done{more}")
         raise
     finally:
         work.close()
@@ -264,6 +265,7 @@ class _Work:
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return self._failed(document.name, error)
         finally:
+            self._meter.finish(document.name)
             self.line.clear()
             if stream is not None:
                 stream.close()

@@ -15,7 +15,7 @@ _BORDERS = tuple(
     re.compile(pattern, re.M)
     for pattern in (
         r"(?=^#{1,6}[ \t]\S)|(?<=\n)(?=[^\n]+\n[=\-~^]{3,}[ \t]*$)|\f",  # a heading; a new page
-        r"(?<=\n)(?:[ \t]*\n)+(?=[^\n])",  # a blank line
+        r"(?<=\n)(?:[ \t]*\n)++",  # a blank line
         r"(?<=\n)(?=[^\n])",
         r"(?<=[.!?])(?=[ \t])|(?<=[。!?])",
         r"(?<=\s)(?=\S)",
@@ -51,13 +51,13 @@ def pack(sizes: Sequence[int], n_max: int) -> list[tuple[int, int]]:
 
 
 def _greedy(sizes: Sequence[int], n_max: int) -> list[tuple[int, int]]:
-    groups: list[tuple[int, int]] = []
-    room = -1
+    groups, first, total = [], 0, 0
     for i, size in enumerate(sizes):
-        first = groups.pop()[0] if groups and size <= room else i
-        room = (room if first < i else n_max) - size
-        groups.append((first, i + 1))
-    return groups
+        if total + size > n_max and i > first:
+            groups.append((first, i))
+            first, total = i, 0
+        total += size
+    return [*groups, (first, len(sizes))] if sizes else []
 
 
 def _units(text: str, count: Count, n_max: int, level: int) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 _HTML_NAMES = {".html", ".htm", ".xhtml"}
-_HTML_START = re.compile(r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", re.I)
+_HTML_START = re.compile(
+    r"\s*+(?:<\?xml[^>]*+>\s*+)?+(?:<!--(?:(?!-->).)*+-->\s*+)*+<(?:!doctype\s+html|html)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as UTF-16's does
@@ -177,8 +180,9 @@ class _Reader(HTMLParser):
     def text(self) -> str:
         """All blocks, a blank line between them; items of a list on lines of their own."""
         self._end_block()
-        out = ""
+        out, before = [], ""
         for block in self._blocks:
-            listed = block.startswith("- ") and out.rpartition("\n")[2].startswith("- ")
-            out += ("\n" if listed else "\n\n") * bool(out) + block
-        return out
+            listed = block.startswith("- ") and before.startswith("- ")
+            out.append(("\n" if listed else "\n\n") * bool(before) + block)
+            before = block
+        return "".join(out)
