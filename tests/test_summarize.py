@@ -500,7 +500,7 @@ def test_the_text_of_a_document_is_text_and_a_kept_one_answers_as_a_new_one(tiny
 
 
 def test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice(tiny, tmp_path):
-    (tmp_path / "doc.txt").write_text(TEXT)
+    (tmp_path / "doc.txt").write_text(TEXT[:5000])
     words = [sys.executable, "-m", "tamis", "summarize", "doc.txt", "-m", str(tiny), "-t", "1"]
     words += ["--length", "4", "-c", "640", "--format", "json", "--cache-dir", "cache"]
 
@@ -552,11 +552,11 @@ def test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice(tiny
 @pytest.mark.model
 def test_smollm2_answers_about_a_licence(model_path, root, cache):
     engine = Engine.load(model_path("smollm2"))
-    text = (root / "LICENSE").read_text()[:3500]
-    summary = summarize(engine, text, Settings(Task(40)), cache)
+    text = (root / "LICENSE").read_text()[:1800]
+    summary = summarize(engine, text, Settings(Task(20)), cache)
     assert "licen" in summary.text.lower()
-    asked = Settings(Task(20, question="What does this licence grant?"))
+    asked = Settings(Task(8, question="What does this licence grant?"))
     kept, fresh = (summarize(engine, text, asked, c) for c in (cache, None))
     assert kept.text == fresh.text
-    assert kept.n_kept > 600 > 100 > kept.n_read
+    assert kept.n_kept > 300 > 100 > kept.n_read
     engine.close()
