@@ -18,7 +18,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis import summarize
 from tamis.cli import common, main
 from tamis.cli import summarize as command
-from tamis.engine import Engine, MemoryPlan
+from tamis.engine import Engine
 from tamis.sampler import SamplerParams
 from tamis.session import ContextError, Piece
 from tamis.summary import plan as planning
@@ -72,7 +72,7 @@ class ScribeEngine(FakeEngine):
 
     def memory_plan(self, n_ctx, n_ubatch, type_k, type_v):
         kv = n_ctx * sum(50 if type_ == "f16" else 25 for type_ in (type_k, type_v))
-        return MemoryPlan(0, kv, 0, self.free)
+        return SimpleNamespace(kv=kv, workspace=0, available=self.free)
 
     def session(self, n_ctx, **options):
         self.opened.append({"n_ctx": n_ctx} | options)
@@ -226,6 +226,15 @@ def test_a_question_goes_to_every_part_and_to_their_notes(engine):
     assert all("Who is it?" in prompt for prompt in engine.prompts)
     assert all("If there is nothing" in prompt for prompt in engine.prompts[:-1])
     assert "notes on the parts" in engine.prompts[-1]
+
+
+def test_the_states_of_parts_are_kept_where_all_fit_into_half_the_cache(engine, tmp_path):
+    """At 100 bytes a token: of more than that, each would only push out another."""
+    settings = replace(SHORT, n_ctx=700)
+    for share, kept in ((0.9, False), (1.1, True)):
+        cache = Cache(tmp_path / str(share), int(share * 2 * 100 * len(TEXT)))
+        n_parts = summarize(engine, TEXT, settings, cache).n_parts
+        assert len(list(cache.folder.glob("*.session"))) == n_parts * kept
 
 
 def test_an_answer_that_was_cut_is_counted(engine):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tamis import __version__
-from tamis.kv.cache import KVTypes, kv_bytes
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.documents import Document
@@ -154,8 +153,7 @@ class Summarizer:
         """Whether the keys and values of all parts of a document may go into the cache."""
         if self._cache is None:
             return False
-        types = KVTypes(plan.type_k, plan.type_v)
-        n_bytes = kv_bytes(self._engine.hp, plan.n_text, types)
+        n_bytes = plan.n_bytes * plan.n_text // plan.n_ctx
         return n_bytes <= STATES_SHARE * self._cache.max_bytes
 
     def _summary(
