@@ -12,6 +12,7 @@ _EXPORTS = {
     "Engine": "tamis.engine",
     "Session": "tamis.session",
     "SamplerParams": "tamis.sampler",
+    "summarize": "tamis.summary.summarize",
 }
 __all__ = ["__version__", *sorted(_EXPORTS)]
 

@@ -68,6 +68,11 @@ def count_or_zero(text: str) -> int:
     return _whole(text, least=0)
 
 
+def count_or_auto(text: str) -> int | None:
+    """An argument that is a whole number of at least 1, or auto: None."""
+    return None if text == "auto" else count(text)
+
+
 def counts(text: str) -> list[int]:
     """An argument such as 1,2,4: whole numbers of at least 1."""
     return [count(item) for item in text.split(",")]
@@ -89,24 +94,32 @@ def _whole(text: str, least: int) -> int:
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    threads: bool = True,
+    several: bool = False,
+    auto: bool = False,
 ) -> None:
     """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
 
-    several: --attn is a list.
+    several: --attn is a list. auto: context, types and --prefill are chosen where none is named;
+    their defaults are then None, None and "auto".
     """
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
-    parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
+    if auto:
+        parser.add_argument("-c", "--ctx", type=count_or_auto, help="context in tokens, or auto")
+    else:
+        parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
         parser.add_argument(
             f"-ct{short}",
             f"--cache-{name}",
             choices=CACHE_TYPES,
-            default="f16",
-            help=f"what {what} are kept as (default: f16)",
+            default=None if auto else "f16",
+            help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
         )
     text = "attention method of decoding: see `tamis methods`"
     if several:
@@ -114,7 +127,9 @@ def add_model_arguments(
     else:
         parser.add_argument("--attn", default="dense", help=text)
     parser.add_argument(
-        "--prefill", default="dense", help="attention method of reading prompts: likewise"
+        "--prefill",
+        default="auto" if auto else "dense",
+        help="attention method of reading prompts: likewise" + (", or auto" if auto else ""),
     )
 
 
