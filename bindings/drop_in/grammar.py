@@ -34,5 +34,6 @@ class LlamaGrammar:
 
     def step(self, tokenizer: GrammarTokenizer) -> Grammar:
         """The sampler's step. Raises SamplerError, ImportError."""
-        text = json_grammar(self._grammar) if self._is_schema else gbnf_grammar(self._grammar)
-        return Grammar(text, tokenizer)
+        if self._is_schema:
+            return Grammar(json_grammar(json.loads(self._grammar)), tokenizer)
+        return Grammar(gbnf_grammar(self._grammar), tokenizer)

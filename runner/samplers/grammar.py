@@ -66,20 +66,40 @@ class GrammarTokenizer:
         return self._tokenizer.encode(text, add_special=False)
 
 
-def json_grammar(schema: Mapping[str, Any] | str) -> str:
-    """Llguidance's text of a JSON schema. Raises SamplerError, ImportError."""
-    library = _llguidance()
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+def json_grammar(schema: Any) -> str:
+    """A JSON schema as text for llguidance. Raises SamplerError, ImportError.
+
+    As llama.cpp reads schemas, an object with properties has no others unless the schema says so.
+    """
+    text = json.dumps(_closed(schema))
+    overrides: Any = {"whitespace_pattern": _SPACE}
     try:
-        overrides = {"whitespace_pattern": _SPACE}
-        found = library.LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+        found = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=overrides)
     except ValueError as e:
         raise SamplerError(f"JSON schema: {e}") from e
     return _checked(found)
 
 
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have the properties named in it; parts of an allOf stay open."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(found.get(key), Mapping):
+            found[key] = {name: _closed(part) for name, part in found[key].items()}
+    for key in ("items", "additionalProperties"):
+        found |= {key: _closed(found[key])} if key in found else {}
+    for key in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(found.get(key), list):
+            found[key] = [_closed(part) for part in found[key]]
+    if "properties" in found and "allOf" not in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
 def gbnf_grammar(text: str) -> str:
-    """Llguidance's text of a GBNF grammar, as llama.cpp writes it. Raises SamplerError."""
+    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises SamplerError."""
     library = _llguidance()
     try:
         found = library.grammar_from("gbnf", text)
