@@ -36,7 +36,8 @@ class ChatFormat:
     """A template, and the stop strings that go with it."""
 
     def __init__(self, engine: Engine, name: str | None) -> None:
-        self._engine, self.stop = engine, ()
+        self._engine = engine
+        self.stop: tuple[str, ...] = ()
         if name in (None, "chat_template.default"):
             self._template = engine.chat_template
             return

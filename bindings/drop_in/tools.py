@@ -81,8 +81,8 @@ def find_calls(text: str, names: Sequence[str]) -> tuple[str, list[ToolCall]]:
     """The text before the calls, and the calls; only of tools that there are."""
     tagged = list(_TAGGED.finditer(text))
     if tagged:
-        calls = [_call(match[1], names) for match in tagged]
-        return text[: tagged[0].start()].strip(), [call for call in calls if call is not None]
+        inside = [_call(match[1], names) for match in tagged]
+        return text[: tagged[0].start()].strip(), [call for call in inside if call is not None]
     bare = text.strip()
     for mark in _BEFORE:
         bare = bare.removeprefix(mark)

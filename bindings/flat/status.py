@@ -60,7 +60,7 @@ def returns(failed: Any = CODE) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*args, **kwargs)
             except Exception as e:
-                code = _report(function.__name__, e)
+                code: Any = _report(function.__name__, e)
                 return code if failed is CODE else failed
 
         return call

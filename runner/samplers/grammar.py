@@ -111,7 +111,7 @@ def gbnf_grammar(text: str) -> str:
 def _checked(grammar: str) -> str:
     wrong, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
-        raise SamplerError(f"grammar: {messages[0]}")
+        raise SamplerError(f"grammar: {messages[0].splitlines()[0]}")
     return grammar
 
 
@@ -121,7 +121,7 @@ class Grammar(Step):
     def __init__(self, grammar: str, tokenizer: GrammarTokenizer) -> None:
         matcher = _llguidance().LLMatcher(tokenizer.wrapped, grammar, log_level=0)
         if matcher.is_error():
-            raise SamplerError(f"grammar: {matcher.get_error()}")
+            raise SamplerError(f"grammar: {matcher.get_error().splitlines()[0]}")
         self._matcher, self._n_vocab = matcher, tokenizer.n_vocab
         self._accepted: list[int] = []
 
@@ -142,16 +142,17 @@ class Grammar(Step):
         return kept
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token. SamplerError where the grammar does not allow it."""
+        """Go on with a token. SamplerError where the grammar does not allow it; nothing changes."""
         if self._matcher.is_stopped():
             return
-        self._matcher.consume_token(token_id)
-        self._raise_error()
+        if self._matcher.try_consume_tokens([token_id]) != 1:
+            raise SamplerError(f"the grammar does not allow token {token_id} here")
         self._accepted.append(token_id)
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise SamplerError(f"grammar: {self._matcher.get_error()}")
+            # The rest of the message is the parser's state, page after page.
+            raise SamplerError(f"grammar: {self._matcher.get_error().splitlines()[0]}")
 
     def reset(self) -> None:
         """Begin the text again."""
