@@ -73,7 +73,8 @@ int main(int argc, char ** argv) {
     int once = llama_free(ctx);
     printf("free %d %d\n", once, llama_free(ctx));
     llama_model_free(model);
-    printf("stale %d: %s\n", llama_model_n_embd(model), tamis_last_error());
+    int stale = llama_model_n_embd(model);
+    printf("stale %d: %s\n", stale, tamis_last_error());
     free(tokens);
     free(state);
     return code;
