@@ -211,17 +211,12 @@ def _argument(ffi: Any, kind: str, name: str, values: dict[str, Any]) -> Any:
     if kind.startswith("struct") and kind.endswith("params"):
         return _params(ffi, kind.removeprefix("struct "), value)
     if kind == "struct llama_chat_message *":
-        messages = [value[i] for i in range(min(values["n_msg"], 1 << 20))] if value else []
-        return [
-            api.llama_chat_message(_bytes(ffi, m.role), _bytes(ffi, m.content)) for m in messages
-        ]
+        return [_message(ffi, value[i]) for i in range(values["n_msg"])] if value else []
     if kind == "ggml_abort_callback":
         return value or None
     if kind == "const char *":
         n = values.get("text_len", -1)
-        return (
-            ffi.buffer(value, n)[:] if value and name == "text" and n >= 0 else _bytes(ffi, value)
-        )
+        return ffi.buffer(value, n)[:] if value and n >= 0 else _bytes(ffi, value)
     if name in _MEMORY:
         sizes, n_bytes = _MEMORY[name]
         n = next(values[s] for s in sizes if s in values)

@@ -605,3 +605,13 @@ def test_the_examples_of_llama_cpps_readme_run_through_a_shim(model_path, root):
     assert found["draft"]["usage"]["completion_tokens"] <= 8
     assert (found["embedding"]["data"], found["embeddings"]) == (1, 2)
     assert len(found["low level"]) > 10
+
+
+@pytest.mark.model
+def test_the_example_of_embedding_runs(model_path, root):
+    pytest.importorskip("llguidance")
+    command = [sys.executable, str(root / "examples" / "embed.py"), str(model_path("smollm2"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert any(line in ("red", "green", "blue") for line in done.stdout.splitlines())
+    assert "cat and dog" in done.stdout.splitlines()[-1]
