@@ -226,6 +226,19 @@ def test_an_aborted_batch_leaves_nothing_of_any_sequence(model, new_context, ref
     assert seen[-1] == (len(ids), len(ids))
 
 
+def test_a_callback_cannot_pull_the_context_from_under_its_call(model, new_context, reference):
+    ctx, ids, codes = new_context(n_ctx=256), tokens_of(model), []
+
+    def meddle(data):
+        codes.extend((L.llama_free(ctx), decode(ctx, [1])))
+        codes.append(L.llama_memory_clear(ctx, True))
+
+    L.llama_set_abort_callback(ctx, meddle, None)
+    assert decode(ctx, ids) == L.LLAMA_OK
+    assert set(codes) == {L.LLAMA_INVALID}
+    np.testing.assert_array_equal(L.llama_get_logits_ith(ctx, -1), reference[0][-1])
+
+
 def test_handles_that_were_freed_or_are_of_another_kind_are_errors(path):
     model = L.llama_model_load_from_file(str(path), L.llama_model_default_params())
     ctx = L.llama_init_from_model(model, L.llama_context_default_params())
@@ -514,7 +527,10 @@ ARGUMENTS = st.lists(st.one_of(NUMBERS, st.integers(0, 19).map(lambda i: ("thing
     suppress_health_check=list(HealthCheck),
 )
 @given(calls=st.lists(st.tuples(st.sampled_from(FUNCTIONS), ARGUMENTS, st.booleans()), min_size=8))
-def test_any_arguments_give_codes_and_later_calls_are_right(calls, path, reference):
+def test_any_arguments_give_codes_and_later_calls_are_right(
+    calls, path, reference, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # some of the arguments are names of files
     model = _FUZZED.setdefault("model", None) or _load(path)
     ctx = L.llama_init_from_model(model, L.llama_context_default_params())
     if not ctx:  # an earlier example has freed the model, as it may

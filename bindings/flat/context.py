@@ -1,8 +1,8 @@
 """A context: one Session a sequence, a lock, and what the last llama_decode has put out.
 
 Calls on one context, from any threads, run one after another; contexts of one model may be used
-side by side. A callback runs in the thread of the call it belongs to, with the lock held: it may
-use the context.
+side by side. A callback runs in the thread of the call it belongs to, in the middle of it: calls
+on the same context are refused there.
 """
 
 import threading
@@ -72,6 +72,7 @@ class Context:
     def __init__(self, model: Model, params: llama_context_params) -> None:
         engine, p = model.engine, params
         self.model, self.lock = model, threading.RLock()
+        self.busy = False  # within decode: seen by callbacks only, others wait for the lock
         self.n_seq_max = as_int(p.n_seq_max, "n_seq_max", 1, MAX_SEQ)
         n_ctx = as_int(p.n_ctx, "n_ctx", 0, MAX_CTX)
         self.n_ctx_seq = n_ctx // self.n_seq_max if n_ctx else engine.context(None)
@@ -143,6 +144,7 @@ class Context:
         """Run a batch. Raises Refusal or what a Session does; nothing of it is then held."""
         jobs = self._jobs(batch)
         self.forget_outputs()
+        self.busy = True
         held = {job.seq: self.n_past(job.seq) for job in jobs}
         try:
             for job in jobs:
@@ -153,6 +155,8 @@ class Context:
                 if seq in self.sessions:
                     self.sessions[seq].truncate(n)
             raise
+        finally:
+            self.busy = False
 
     def _jobs(self, batch: llama_batch) -> list[Job]:
         """The batch by sequence, checked: nothing has been run when this raises."""
@@ -275,6 +279,7 @@ def using(handle: Any) -> Iterator[Context]:
     context = TABLE.get(handle, Context)
     with context.lock:
         TABLE.get(handle, Context)  # another thread may have freed it while this one waited
+        _check_idle(context)
         yield context
 
 
@@ -284,4 +289,10 @@ def using_memory(handle: Any) -> Iterator[Context]:
     context = TABLE.get(handle, Memory).context
     with context.lock:
         TABLE.get(handle, Memory)
+        _check_idle(context)
         yield context
+
+
+def _check_idle(context: Context) -> None:
+    if context.busy:
+        invalid("a callback cannot call functions of the context that is calling it")

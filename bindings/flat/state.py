@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,13 +115,20 @@ def _tokens(tokens: Any, n: Any) -> list[int]:
     return as_array(tokens, np.int32, "tokens", n).tolist() if n else []
 
 
-def _give_tokens(state: State, tokens: Any, capacity: Any, count: Any) -> None:
+def _tokens_out(state: State, tokens: Any, capacity: Any, count: Any) -> Callable[[], None]:
+    """What puts the state's tokens in the caller's buffers; those are checked now."""
     n = len(state.tokens)
     if n > as_int(capacity, "n_token_capacity", 0, 1 << 62):
         invalid(f"tokens_out has room for {capacity} tokens, the state has {n}")
-    if n:
-        as_array(tokens, np.int32, "tokens_out", n, write=True)[:] = state.tokens
-    as_array(count, np.uint64, "n_token_count_out", 1, write=True)[0] = n
+    target = as_array(tokens, np.int32, "tokens_out", n, write=True) if n else None
+    counted = as_array(count, np.uint64, "n_token_count_out", 1, write=True)
+
+    def put() -> None:
+        counted[0] = n
+        if target is not None:
+            target[:] = state.tokens
+
+    return put
 
 
 def _write(path: Any, data: bytes) -> int:
@@ -177,8 +184,9 @@ def llama_state_load_file(
     """
     with using(ctx) as context:
         state = unpack(Path(as_text(path_session, "path_session")).read_bytes())
-        _give_tokens(state, tokens_out, n_token_capacity, n_token_count_out)
+        put = _tokens_out(state, tokens_out, n_token_capacity, n_token_count_out)
         restore(context, state)
+        put()
         return True
 
 
@@ -227,6 +235,7 @@ def llama_state_seq_load_file(
     with using(ctx) as context:
         data = Path(as_text(filepath, "filepath")).read_bytes()
         state = unpack(data)
-        _give_tokens(state, tokens_out, n_token_capacity, n_token_count_out)
+        put = _tokens_out(state, tokens_out, n_token_capacity, n_token_count_out)
         restore(context, state, context.seq_id(dest_seq_id))
+        put()
         return len(data)
