@@ -48,7 +48,7 @@ from tamis.bindings.drop_in.sampling import (
 from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
 from tamis.bindings.drop_in.tools import ToolCall, as_tools, call_schema, forced
 from tamis.bindings.flat.context import pool
-from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED
+from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
 from tamis.engine import Engine
 from tamis.sampler import Sampler
@@ -203,6 +203,12 @@ class Llama:
     def engine(self) -> Engine:
         """The engine under it, for what llama_cpp has no name for."""
         return self._engine
+
+    @property
+    def context_params(self) -> llama_context_params:
+        """The size of its context, as the flat API says it."""
+        n_ubatch = self._session.forward.n_ubatch
+        return llama_context_params(n_ctx=self._n_ctx, n_batch=self.n_batch, n_ubatch=n_ubatch)
 
     @property
     def n_tokens(self) -> int:
