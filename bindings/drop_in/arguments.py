@@ -24,7 +24,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "rope_scaling_type": (-1, None),
     "attention_type": (-1,),
     "rope_freq_base": (0.0,),
-    "rope_freq_scale": (0.0,),
+    "rope_freq_scale": (0.0, 1.0),
     "yarn_ext_factor": (-1.0,),
     "yarn_attn_factor": (1.0,),
     "yarn_beta_fast": (32.0,),
