@@ -559,7 +559,8 @@ def shape(value):
 def test_results_are_llama_cpps_in_shape_and_greedy_text(model_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     path = str(model_path("smollm2"))
-    settings = {"n_ctx": 512, "logits_all": True, "verbose": False}
+    # One thread: llama.cpp spins where several wait, which a busy machine turns to minutes.
+    settings = {"n_ctx": 512, "logits_all": True, "n_threads": 1, "verbose": False}
     both = [cls(path, **settings) for cls in (llama_cpp.Llama, Llama)]
     text = "The capital of France is"
     # Not every prompt will do: llama.cpp's rounding decides where two tokens are 0.1 apart.
