@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Engine": "tamis.engine",
+    "Llama": "tamis.bindings.compat",
+    "LlamaGrammar": "tamis.bindings.compat",
     "Session": "tamis.session",
     "SamplerParams": "tamis.sampler",
     "summarize": "tamis.summary.summarize",

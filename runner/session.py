@@ -144,6 +144,14 @@ class Session:
             for row in range(0, len(chunk), HEAD_ROWS):
                 yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
 
+    def hidden(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Append tokens; what the output head reads of each, in slices f32 [n_row, n_embd].
+
+        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        """
+        for chunk, _ in self._append(ids, None):
+            yield self._forward.hidden(len(chunk))
+
     def truncate(self, n_tokens: int) -> None:
         """Forget all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
