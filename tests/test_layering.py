@@ -63,6 +63,7 @@ LAYERS = {
     "tamis.engine": 9,
     "tamis.session": 9,
     "tamis.bindings.*": 10,
+    "tamis.evals.*": 10,
     "tamis.fetch.*": 10,
     "tamis.models": 10,
     "tamis.__main__": 11,

@@ -89,17 +89,22 @@ def _whole(text: str, least: int) -> int:
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    threads: bool = True,
+    several: bool = False,
+    lengths: bool = False,
 ) -> None:
     """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
 
-    several: --attn is a list.
+    several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
     """
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
-    parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
+    if not lengths:
+        parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
         parser.add_argument(
             f"-ct{short}",
@@ -113,9 +118,11 @@ def add_model_arguments(
         parser.add_argument("--attn", action="append", help=text + "; may be given again")
     else:
         parser.add_argument("--attn", default="dense", help=text)
-    parser.add_argument(
-        "--prefill", default="dense", help="attention method of reading prompts: likewise"
-    )
+    text = "attention method of reading prompts: likewise"
+    if lengths:
+        parser.add_argument("--prefill", action="append", help=text)
+    else:
+        parser.add_argument("--prefill", default="dense", help=text)
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
