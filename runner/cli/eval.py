@@ -133,7 +133,7 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     from tamis.engine import Engine
     from tamis.evals import predict
     from tamis.evals.plan import missing, origin_of
-    from tamis.evals.run import check_lengths, run
+    from tamis.evals.run import Evaluation
     from tamis.evals.store import Store
 
     progress = common.Progress()
@@ -145,12 +145,13 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     )
     progress.clear()
     _warn_of_lengths(engine, settings)
-    check_lengths(engine, settings)
-    todo = missing(settings, origin_of(engine, text), store)
+    evaluation = Evaluation(engine, settings, store, progress)
+    evaluation.check()
+    todo = missing(settings, origin_of(engine, arguments.device, text), store)
     clock = _Clock([cell.job.length for cells in todo for cell in cells])
     if store.rows:
         common.note(f"{len(store.rows)} results are there, {clock.n_left} are missing")
-    for row in run(engine, settings, todo, store, text=text, progress=progress):
+    for row in evaluation.run(todo, text):
         progress.clear()
         common.note(f"{clock.count(row['length'])} {_line(row)}")
         if arguments.json:

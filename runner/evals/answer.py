@@ -65,7 +65,7 @@ def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: 
     return Prompt(ids, n_shared, draft)
 
 
-def answer(engine: "Engine", session: "Session", prompt: Prompt, task: Task) -> dict[str, Any]:
+def answer(engine: "Engine", prompt: Prompt, task: Task, session: "Session") -> dict[str, Any]:
     """What a session that holds the shared tokens answers, and its score.
 
     Decoding ends at the end of generation, after task.n_predict tokens, or as soon as the answer
@@ -90,7 +90,7 @@ def answer(engine: "Engine", session: "Session", prompt: Prompt, task: Task) -> 
         if len(ids) < task.n_predict:
             logits = decode(token)
     found = {"answer": text, "finish": finish, "n_answer": len(ids), **score(text)}
-    return {"expected": prompt.draft.expected, **found, **decode.found()}
+    return {"expected": list(prompt.draft.expected), **found, **decode.found()}
 
 
 def _encode(engine: "Engine", draft: Draft, raw: bool) -> list[int]:

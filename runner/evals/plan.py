@@ -105,7 +105,7 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
     return list(made.values())
 
 
-def origin_of(engine: "Engine", text: str) -> dict[str, Any]:
+def origin_of(engine: "Engine", device: str, text: str) -> dict[str, Any]:
     """Model (every byte of its tensors), device, versions of program and tasks, the text."""
     digest = hashlib.sha256()
     for name in sorted(engine.file.tensors):
@@ -114,7 +114,7 @@ def origin_of(engine: "Engine", text: str) -> dict[str, Any]:
     return {
         "model": engine.path.name,
         "digest": digest.hexdigest()[:16],
-        "device": type(engine.backend).__name__,
+        "device": device,
         "version": f"{tamis.__version__}/{GENERATION}",
         "text_digest": hashlib.sha256(text.encode()).hexdigest()[:16],
     }

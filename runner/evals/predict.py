@@ -2,7 +2,7 @@
 
 A token needs the context where dense attention loses over GAIN nats more when it sees only SHORT
 tokens before it (and those of the passage that were predicted already), and less than LOSS nats
-with all of it: the key tokens of LongPPL (Fang et al. 2024, arXiv 2410.23771) with its alpha and beta.
+with all of it: the key tokens of LongPPL (Fang et al. 2024, arXiv 2410.23771), its alpha and beta.
 """
 
 import math

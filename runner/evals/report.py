@@ -21,7 +21,8 @@ Row = Mapping[str, Any]
 NOTES = (
     "Scores are means over samples, from 0 to 1; in parentheses 95 % intervals: Wilson's for a "
     "score, a paired bootstrap over samples (within tasks, 2000 draws) for a difference to dense "
-    "attention. Differences are of the same samples.",
+    "attention. Differences are of the same samples; an interval without width says that all pairs "
+    "were equal, not that methods are.",
     "All of a prompt but its last token was read once, by dense attention where no other method is "
     "named after “after”, and shared; the last token and the answer were decoded with each method.",
 )
@@ -51,7 +52,7 @@ def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _mode(row: Row) -> tuple[Any, ...]:
     names = ("model", "digest", "device", "version", "raw", "seed")
-    # A text has no question, so that it belongs to no mode: it goes with the usual one.
+    # A text has no question: it is never of the fair mode.
     return (*(row[name] for name in names), row["fair"], *row["types"])
 
 

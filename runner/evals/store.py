@@ -45,8 +45,11 @@ class Store:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Append a result; it is on the disk when this returns. OSError: nothing was added."""
+    def add(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Append a result and return it with its key; it is then on the disk.
+
+        Raises OSError: nothing was added.
+        """
         assert key not in self._keys, f"{key} is there already"
         whole = {"key": key, **row}
         line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
@@ -61,6 +64,7 @@ class Store:
             raise
         self._keys.add(key)
         self.rows.append(whole)
+        return whole
 
     def close(self) -> None:
         """Give the folder free for other processes."""

@@ -52,14 +52,15 @@ def _hay(kind: Needles, seed: str, n: int, keys: list[str]) -> list[str]:
     if kind.hay == PROSE:
         return prose(seed, n)
     rng, draw = stream(seed, "hay"), _drawing(kind.value)
-    if kind.key == "code":
-        others = [words.code(rng) for _ in range(n)]
-    else:
-        # The keys of the longest hay there may be, so that a longer hay only adds to it.
-        n_all = len(words.ADJECTIVES) * len(words.NOUNS)
-        check_units(n + len(keys), n_all, "keys")
-        others = [key for key in words.keys(rng, n_all) if key not in keys][:n]
-    return [_line(kind, key, draw(stream(seed, f"hay {i}"))) for i, key in enumerate(others)]
+    check_units(n, len(words.ADJECTIVES) * len(words.NOUNS) // 2, "keys")
+    seen = set(keys)
+    lines = []
+    while len(lines) < n:  # one by one, so that a longer hay only adds to a shorter one
+        (key,) = _drawn(kind.key, rng, 1)
+        if key not in seen:
+            seen.add(key)
+            lines.append(_line(kind, key, draw(rng)))
+    return lines
 
 
 def _line(kind: Needles, key: str, value: str) -> str:
