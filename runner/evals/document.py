@@ -1,7 +1,7 @@
 """A document of headings, paragraphs, tables and plots, as Markdown and as one HTML page."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +21,20 @@ class Plot(NamedTuple):
     svg: str
 
 
-Block = str | Table | Plot | tuple[Plot, ...]  # "# ..." is a heading; plots together are in a row
+class Gallery(NamedTuple):
+    """Plots beside each other."""
+
+    plots: tuple[Plot, ...]
+
+
+Block = str | Table | Gallery  # "# ..." is a heading, other text a paragraph
 
 
 def write_document(blocks: Sequence[Block], folder: Path) -> list[Path]:
     """Write report.md (its plots beside it) and report.html (all in one file) into the folder."""
     plot_folder = folder / "plots"
     plot_folder.mkdir(exist_ok=True)
-    for plot in _plots_of(blocks):
+    for plot in [plot for block in blocks if isinstance(block, Gallery) for plot in block.plots]:
         _write(plot_folder / f"{plot.name}.svg", plot.svg)
     files = {"report.md": markdown(blocks), "report.html": html(blocks)}
     for name, text in files.items():
@@ -46,7 +52,7 @@ def markdown(blocks: Sequence[Block]) -> str:
             lines = [block.titles, ["---"] * len(block.titles), *block.rows]
             parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         else:
-            parts.append("\n".join(f"![{p.name}](plots/{p.name}.svg)" for p in _plots_of([block])))
+            parts.append("\n".join(f"![{p.name}](plots/{p.name}.svg)" for p in block.plots))
     return "\n\n".join(parts) + "\n"
 
 
@@ -66,7 +72,7 @@ def html(blocks: Sequence[Block]) -> str:
             )
             parts.append(f"<table><tr>{head}</tr>\n{body}</table>")
         else:
-            parts.append(f"<p>{''.join(plot.svg for plot in _plots_of([block]))}</p>")
+            parts.append(f"<p>{''.join(plot.svg for plot in block.plots)}</p>")
     style = (
         "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
         "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .6em;"
@@ -76,14 +82,6 @@ def html(blocks: Sequence[Block]) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>tamis eval</title>'
         f"<style>{style}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
-
-
-def _plots_of(blocks: Sequence[Block]) -> Iterator[Plot]:
-    for block in blocks:
-        if isinstance(block, Plot):
-            yield block
-        elif isinstance(block, tuple) and not isinstance(block, Table):
-            yield from block
 
 
 def _write(path: Path, text: str) -> None:

@@ -110,7 +110,7 @@ def origin_of(engine: "Engine", device: str, text: str) -> dict[str, Any]:
     digest = hashlib.sha256()
     for name in sorted(engine.file.tensors):
         digest.update(name.encode())
-        digest.update(engine.file.data(name))
+        digest.update(engine.file.data(name).data)
     return {
         "model": engine.path.name,
         "digest": digest.hexdigest()[:16],

@@ -85,8 +85,8 @@ def predicted(session: "Session", part: Passage) -> tuple[np.ndarray, dict[str, 
 
 def reference(engine: "Engine", log_p: np.ndarray, part: Passage) -> Reference:
     """Dense attention's log-probabilities, and which tokens they show to need the context."""
-    bos = [engine.tokenizer.bos] if engine.tokenizer.add_bos else []
-    ids = [*bos, *part.ids[part.n_shared + 1 - SHORT : -1]]
+    bos = engine.tokenizer.bos if engine.tokenizer.add_bos else None
+    ids = [*([] if bos is None else [bos]), *part.ids[part.n_shared + 1 - SHORT : -1]]
     session = engine.session(n_ctx=len(ids))
     rows = np.concatenate([np.array(logits) for logits in session.logits(ids)])[-part.n_predict :]
     short = _losses(np.stack([log_softmax(row) for row in rows]), part.expected)

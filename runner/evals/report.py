@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from tamis.evals import plots
-from tamis.evals.document import Block, Plot, Table, write_document
+from tamis.evals.document import Block, Gallery, Plot, Table, write_document
 from tamis.evals.plan import DENSE, TEXT
 from tamis.evals.predict import GAIN, LOSS, SHORT
 from tamis.evals.scoring import Interval, paired, wilson
@@ -251,7 +251,7 @@ def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         for label, own in _grouped(rows, _label).items()
     }
     x = plots.axis_of("context in tokens", lengths, log=True)
-    yield Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))
+    found = [Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))]
     for name, title in (("read", "share of the keys read"), ("step_ms", "ms a step")):
         at_most = [row for row in rows if row["length"] == lengths[-1] and name in row]
         points = {
@@ -262,7 +262,8 @@ def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
             x = plots.axis_of(
                 f"{title}, at {lengths[-1]} tokens", [p.x for own in points.values() for p in own]
             )
-            yield Plot(f"{prefix}score-{name}", plots.chart(points, x, y, lines=False))
+            found.append(Plot(f"{prefix}score-{name}", plots.chart(points, x, y, lines=False)))
+    yield Gallery(tuple(found))
 
 
 def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
@@ -278,7 +279,7 @@ def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         found.append(Plot(f"{prefix}mass-{i + 1}", plots.heat_map(means, label)))
     yield "### Retained mass by layer and KV head"
     yield f"At {length} tokens; dark is 1, white is 0."
-    yield tuple(found)
+    yield Gallery(tuple(found))
 
 
 # Small things

@@ -54,7 +54,7 @@ def _hay(kind: Needles, seed: str, n: int, keys: list[str]) -> list[str]:
     rng, draw = stream(seed, "hay"), _drawing(kind.value)
     check_units(n, len(words.ADJECTIVES) * len(words.NOUNS) // 2, "keys")
     seen = set(keys)
-    lines = []
+    lines: list[str] = []
     while len(lines) < n:  # one by one, so that a longer hay only adds to a shorter one
         (key,) = _drawn(kind.key, rng, 1)
         if key not in seen:
