@@ -13,7 +13,7 @@ from typing import Any
 
 from tamis.cli import UsageError, common
 
-DEFAULT_AUDIT = 5  # shares no factor with the rounds of methods, which are powers of two
+DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers have three tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.count_or_zero,
         default=DEFAULT_AUDIT,
         metavar="N",
-        help="what attention keeps, on every N-th decode step; 0 = never (default: 5)",
+        help="what attention keeps, on every N-th decode step; 0 = never (default: 3)",
     )
     parser.add_argument(
         "--text", metavar="FILE", help="for --task text (default: Python's language reference)"

@@ -55,12 +55,12 @@ class Steps:
 
 def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: Settings) -> Prompt:
     """The task's prompt of at most `length` tokens with its answer. Raises LengthError."""
-    draft = fit(task, length, seed, lambda draft: len(_encode(engine, draft, settings.raw))).draft
-    ids = _encode(engine, draft, settings.raw)
+    draft = fit(task, length, seed, lambda draft: len(encode(engine, draft, settings.raw))).draft
+    ids = encode(engine, draft, settings.raw)
     n_shared = len(ids) - 1
     if settings.fair:
         # The tokens that are the same whatever is asked.
-        without = _encode(engine, draft._replace(question="", prefix=""), settings.raw)
+        without = encode(engine, draft._replace(question="", prefix=""), settings.raw)
         n_shared = min(_n_common(ids, without), n_shared)
     return Prompt(ids, n_shared, draft)
 
@@ -93,7 +93,8 @@ def answer(engine: "Engine", prompt: Prompt, task: Task, session: "Session") -> 
     return {"expected": list(prompt.draft.expected), **found, **decode.found()}
 
 
-def _encode(engine: "Engine", draft: Draft, raw: bool) -> list[int]:
+def encode(engine: "Engine", draft: Draft, raw: bool) -> list[int]:
+    """The tokens of a draft: in the model's chat template with the answer begun, or as text."""
     text = draft.context + draft.question
     if raw:
         return engine.tokenizer.encode(f"{text}\n{draft.prefix}")

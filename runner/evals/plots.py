@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 640, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 190, 18, 44  # the legend is on the right
+WIDTH, HEIGHT = 480, 360  # without the legend, which is on the right
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 30, 18, 44
+_LETTER = 6.5  # pixels at most, on average
 _COLOURS = (
     *("#1b6ca8", "#d1495b", "#3c887e", "#e09f3e", "#6a4c93", "#7f5539", "#4d4d4d", "#c71f8e"),
     *("#58a618", "#00a6c7"),
@@ -67,9 +68,10 @@ def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: boo
             parts.append(_line(a, low, a, high, colour))
             parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>')
         at = _TOP + 8 + 16 * i
-        parts.append(f'<circle cx="{WIDTH - _RIGHT + 16}" cy="{at - 4}" r="4" fill="{colour}"/>')
-        parts.append(_text(WIDTH - _RIGHT + 26, at, name))
-    return _svg(parts, WIDTH, max(HEIGHT, _TOP + 16 * len(series) + 16))
+        parts.append(f'<circle cx="{WIDTH}" cy="{at - 4}" r="4" fill="{colour}"/>')
+        parts.append(_text(WIDTH + 10, at, name))
+    legend = 20 + math.ceil(_LETTER * max(map(len, series), default=0))
+    return _svg(parts, WIDTH + legend, max(HEIGHT, _TOP + 16 * len(series) + 16))
 
 
 def heat_map(rows: Sequence[Sequence[float]], title: str) -> str:
@@ -88,7 +90,8 @@ def heat_map(rows: Sequence[Sequence[float]], title: str) -> str:
                 "</title></rect>"
             )
     parts.append(_text(30, 28, "KV heads; layers downwards"))
-    return _svg(parts, max(200, 40 + cell_w * len(rows[0])), 40 + cell_h * len(rows))
+    width = max(200, 40 + cell_w * len(rows[0]), math.ceil(_LETTER * len(title)))
+    return _svg(parts, width, 40 + cell_h * len(rows))
 
 
 def _axes(x: Axis, y: Axis) -> list[str]:

@@ -253,10 +253,11 @@ def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
     x = plots.axis_of("context in tokens", lengths, log=True)
     found = [Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))]
     for name, title in (("read", "share of the keys read"), ("step_ms", "ms a step")):
-        at_most = [row for row in rows if row["length"] == lengths[-1] and name in row]
+        at_most = [row for row in rows if row["length"] == lengths[-1]]
         points = {
-            label: [plots.Point(fmean(r[name] for r in own), *_mean_over_tasks(own))]
+            label: [plots.Point(fmean(known), *_mean_over_tasks(own))]
             for label, own in _grouped(at_most, _label).items()
+            if (known := [row[name] for row in own if name in row])
         }
         if points:
             x = plots.axis_of(

@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tamis.evals import predict
-from tamis.evals.answer import answer, make_prompt
+from tamis.evals.answer import answer, encode, make_prompt
 from tamis.evals.plan import DENSE, TEXT, Cell, Job, Settings
 from tamis.evals.store import Store
 from tamis.evals.tasks import tasks
+from tamis.evals.tasks.base import check_room
 
 if TYPE_CHECKING:
     from tamis.engine import Engine, Progress
@@ -38,9 +39,10 @@ class Evaluation:
     def check(self) -> None:
         """Raise LengthError where a length has no room for a task, before anything is run."""
         for name in self.settings.tasks:
-            for length in self.settings.lengths:
-                if name != TEXT:
-                    self._prompt(Job(name, length, 0))
+            if name != TEXT:
+                draft = tasks()[name].make(f"{self.settings.seed}/{name}/0", 0)
+                n_token = len(encode(self.engine, draft, self.settings.raw))
+                check_room(tasks()[name], min(self.settings.lengths), n_token)
 
     def run(self, todo: Sequence[Sequence[Cell]], text: str) -> Iterator[dict[str, Any]]:
         """Make and keep every result of `todo` (plan.missing), yielding each once it is kept.

@@ -59,11 +59,7 @@ def fit(task: Task, length: int, seed: str, count: Callable[[Draft], int]) -> Sa
         return sizes[n]
 
     low, high = 0, 8
-    if size(0) > room:
-        raise LengthError(
-            f"{task.name} takes {size(0) + task.n_predict} tokens without any filler, "
-            f"{task.n_predict} of them for the answer: --length is {length}"
-        )
+    check_room(task, length, size(0))
     while size(high) <= room:
         low, high = high, 2 * high
     while high - low > 1:
@@ -73,6 +69,15 @@ def fit(task: Task, length: int, seed: str, count: Callable[[Draft], int]) -> Sa
         middle = min(max(guess, low + 1), high - 1)
         low, high = (middle, high) if size(middle) <= room else (low, middle)
     return Sample(task.make(seed, low), low, size(low))
+
+
+def check_room(task: Task, length: int, n_token: int) -> None:
+    """Raise LengthError where a prompt of n_token without any filler is too long already."""
+    if n_token + task.n_predict > length:
+        raise LengthError(
+            f"{task.name} takes {n_token + task.n_predict} tokens without any filler, "
+            f"{task.n_predict} of them for the answer: --length is {length}"
+        )
 
 
 def check_units(n: int, most: int, what: str) -> None:
