@@ -165,6 +165,15 @@ def test_an_answer_ends_when_all_is_found(engine, tmp_path, monkeypatch):
     assert all("mass" in row and len(row["mass_by_layer"]) == 2 for row in rows[1:])
 
 
+def test_auto_chooses_for_each_sample_and_says_what(engine, tmp_path):
+    auto = "auto:least=64,mass=0.01,share=9,probe=2"
+    rows = evaluate(engine, changed(attn=(auto, "auto")), tmp_path)
+    assert [row["label"] for row in rows] == ["dense", auto, "auto"]
+    assert rows[1]["chosen"] not in ("dense", auto)
+    assert rows[2]["chosen"] == "dense"  # 496 tokens are few
+    assert rows[2]["answer"] == rows[0]["answer"]
+
+
 # A text
 
 

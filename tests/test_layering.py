@@ -62,6 +62,7 @@ LAYERS = {
     "tamis.tokenizers.*": 8,
     "tamis.engine": 9,
     "tamis.session": 9,
+    "tamis.auto": 10,
     "tamis.bindings.*": 10,
     "tamis.evals.*": 10,
     "tamis.fetch.*": 10,

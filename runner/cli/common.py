@@ -9,6 +9,11 @@ from typing import Any
 from tamis.cli import UsageError
 
 MIB = 1 << 20
+AUTO_HELP = (
+    "--attn auto decodes the prompt's last tokens again with several methods, takes the one that "
+    "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
+    "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
+)
 CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
@@ -162,6 +167,16 @@ def check_methods(attn: str, prefill: str) -> None:
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
+        raise UsageError(str(error)) from error
+
+
+def auto_method(attn: str) -> Any:
+    """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
+    from tamis.auto import AutoError, parse_auto
+
+    try:
+        return parse_auto(attn)
+    except AutoError as error:
         raise UsageError(str(error)) from error
 
 

@@ -18,6 +18,7 @@ DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers ha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
     common.add_model_arguments(parser, several=True, lengths=True)
     parser.add_argument(
         "--task",
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Any:
     """What was asked for, checked as far as it can be without a model. Raises UsageError."""
-    from tamis.evals.plan import Settings
+    from tamis.evals.plan import DENSE, Settings
     from tamis.evals.scoring import rouge_scorer
     from tamis.evals.tasks import tasks
     from tamis.evals.tasks.base import ROUGE
@@ -107,7 +108,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
         n_predict=arguments.predict,
     )
     for prefill, attn in settings.pairs():
-        common.check_methods(attn, prefill)
+        common.check_methods(DENSE if common.auto_method(attn) else attn, prefill)
     return settings
 
 

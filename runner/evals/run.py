@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tamis.auto import choose, parse_auto
 from tamis.evals import predict
 from tamis.evals.answer import answer, encode, make_prompt
 from tamis.evals.plan import DENSE, TEXT, Cell, Job, Settings
@@ -95,14 +96,24 @@ class Evaluation:
             subject.measure(base)
             base.truncate(subject.n_shared)
         for cell in own:
-            session, read = base, {"read": 1.0}
-            if cell.attn != DENSE:
-                session, read = self._session(job.length, cell.attn, prefill), {}
+            attn, known = self._method(cell, base)
+            session = base
+            if attn != DENSE:
+                session = self._session(job.length, attn, prefill)
                 session.copy(base)
-            row = {**cell.settings, "label": label(cell), **spent, **read}
+            row = {**cell.settings, "label": label(cell), **spent, **known}
             row |= subject.measure(session)
             base.truncate(subject.n_shared)
             yield self.store.add(cell.key, row)
+
+    def _method(self, cell: Cell, base: "Session") -> tuple[str, dict[str, Any]]:
+        """The decode method of a result, and what is known before it is measured."""
+        attn, known = cell.attn, {}
+        how = parse_auto(cell.attn)
+        if how is not None:
+            attn = choose(self.engine, base, how).attn
+            known["chosen"] = attn
+        return attn, known | ({"read": 1.0} if attn == DENSE else {})
 
     def _session(self, n_ctx: int, attn: str, prefill: str) -> "Session":
         return self.engine.session(

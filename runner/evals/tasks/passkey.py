@@ -18,8 +18,8 @@ def _make(seed: str, n: int) -> Draft:
     return Draft(
         context="Somewhere in the dull text below there is one thing that matters. Find it and "
         f"keep it in mind.\n\n{' '.join(hide([needle], hay, rng))}",
-        question="\n\nWhat is the pass key?",
-        prefix="The pass key is",
+        question="\n\nWhat is the pass key that the text above tells?",
+        prefix="The pass key told in the text is",
         expected=(key,),
     )
 
