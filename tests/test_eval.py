@@ -10,6 +10,7 @@ import pytest
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import main
+from tamis.cli.eval import _Clock
 from tamis.engine import Engine
 from tamis.evals import predict
 from tamis.evals.plan import Settings, cells, jobs, missing, origin_of
@@ -253,6 +254,21 @@ def test_the_list_has_every_task(capsys):
     out = capsys.readouterr().out
     assert "niah_multikey_3\n    ruler: " in out
     assert "\ntext\n" in out
+
+
+def test_the_time_left_goes_by_the_tokens_that_are_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("tamis.cli.eval.time.monotonic", lambda: now[0])
+    clock = _Clock([1000, 1000, 8000])
+    now[0] += 10
+    assert clock.count(1000) == "[1 of 3, 2 min left]"  # 9000 tokens at 100 a second
+    now[0] += 10
+    assert clock.count(1000) == "[2 of 3, 1 min left]"
+    now[0] += 4000
+    assert clock.count(8000) == "[3 of 3, 0 s left]"
+    hours = _Clock([1] * 1000)
+    now[0] += 10
+    assert hours.count(1) == "[1 of 1000, 2 h 46 min left]"
 
 
 def test_a_length_without_room_is_an_error_before_anything_is_run(engine, tmp_path, capsys):
