@@ -83,6 +83,27 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
     assert [row["key"] for row in read_results(tmp_path)] == ["a", "c"]
 
 
+@pytest.mark.parametrize(("at", "there"), [("write", False), ("fsync", True)])
+def test_an_interrupt_leaves_a_whole_line_or_none(tmp_path, monkeypatch, at, there):
+    store = Store(tmp_path)
+    store.add("a", {})
+    write = os.write
+
+    def interrupted(file: int, data: bytes | None = None) -> int:
+        if data is not None:
+            write(file, bytes(data[:5]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.add("b", {"x": 1})
+    monkeypatch.undo()
+    assert ("b" in store) == there
+    store.add("c", {})
+    store.close()
+    assert [row["key"] for row in read_results(tmp_path)] == ["a", *(["b"] * there), "c"]
+
+
 def test_a_key_depends_on_every_setting_and_not_on_their_order():
     assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1})
     assert key_of({"a": 1}) != key_of({"a": 2})

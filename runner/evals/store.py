@@ -48,7 +48,7 @@ class Store:
     def add(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Append a result and return it with its key; it is then on the disk.
 
-        Raises OSError: nothing was added.
+        Raises OSError: nothing was added. An interrupt leaves the whole line or nothing of it.
         """
         assert key not in self._keys, f"{key} is there already"
         whole = {"key": key, **row}
@@ -59,12 +59,18 @@ class Store:
             while view:
                 view = view[os.write(self._file, view) :]
             os.fsync(self._file)
-        except BaseException:
-            os.ftruncate(self._file, size)
+        except BaseException as error:
+            if isinstance(error, OSError) or os.fstat(self._file).st_size < size + len(line):
+                os.ftruncate(self._file, size)
+            else:
+                self._keep(whole)
             raise
-        self._keys.add(key)
-        self.rows.append(whole)
+        self._keep(whole)
         return whole
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self._keys.add(row["key"])
+        self.rows.append(row)
 
     def close(self) -> None:
         """Give the folder free for other processes."""
