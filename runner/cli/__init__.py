@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "show metadata, tensors and the memory plan of a model",
     "bench": "measure prefill and decode",
     "perplexity": "perplexity of a text",
+    "eval": "measure what attention methods keep of quality",
     "tokenize": "show the tokens of a text",
     "methods": "list the attention methods of --attn and --prefill",
     "warmup": "compile the kernels of a model now",

@@ -9,6 +9,11 @@ from typing import Any
 from tamis.cli import UsageError
 
 MIB = 1 << 20
+AUTO_HELP = (
+    "--attn auto decodes the prompt's last tokens again with several methods, takes the one that "
+    "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
+    "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
+)
 CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
@@ -99,11 +104,13 @@ def add_model_arguments(
     threads: bool = True,
     several: bool = False,
     auto: bool = False,
+    lengths: bool = False,
 ) -> None:
     """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
 
-    several: --attn is a list. auto: context, types and --prefill are chosen where none is named;
-    their defaults are then None, None and "auto".
+    several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
+    auto: context, types and --prefill are chosen where none is named; their defaults are then
+    None, None and "auto".
     """
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
@@ -111,7 +118,7 @@ def add_model_arguments(
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
     if auto:
         parser.add_argument("-c", "--ctx", type=count_or_auto, help="context in tokens, or auto")
-    else:
+    elif not lengths:
         parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
         parser.add_argument(
@@ -126,11 +133,13 @@ def add_model_arguments(
         parser.add_argument("--attn", action="append", help=text + "; may be given again")
     else:
         parser.add_argument("--attn", default="dense", help=text)
-    parser.add_argument(
-        "--prefill",
-        default="auto" if auto else "dense",
-        help="attention method of reading prompts: likewise" + (", or auto" if auto else ""),
-    )
+    text = "attention method of reading prompts: likewise"
+    if lengths:
+        parser.add_argument("--prefill", action="append", help=text)
+    elif auto:
+        parser.add_argument("--prefill", default="auto", help=text + ", or auto")
+    else:
+        parser.add_argument("--prefill", default="dense", help=text)
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +179,16 @@ def check_methods(attn: str, prefill: str) -> None:
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
+        raise UsageError(str(error)) from error
+
+
+def auto_method(attn: str) -> Any:
+    """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
+    from tamis.auto import AutoError, parse_auto
+
+    try:
+        return parse_auto(attn)
+    except AutoError as error:
         raise UsageError(str(error)) from error
 
 
