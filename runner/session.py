@@ -2,17 +2,14 @@
 
 import hashlib
 import json
-import os
 import shutil
-import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tamis import session_file
 from tamis.audit import Audit
 from tamis.forward import Forward
 from tamis.jit_kernels.types import PAGE, kv_row
@@ -21,6 +18,7 @@ from tamis.kv.tier import TierCounts, TieredKV
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
+from tamis.session_file import SessionFileError
 from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
@@ -28,16 +26,11 @@ if TYPE_CHECKING:
     from tamis.engine import Engine, MemoryPlan, Progress
 
 TokenProgress = Callable[[int, int], None]
-MAGIC, VERSION = b"TAMISSES", 1
 MAX_CTX = 1 << 24
 
 
 class ContextError(ValueError):
     """The tokens do not fit the context; the message has both numbers and the remedy."""
-
-
-class SessionFileError(ValueError):
-    """A session file is damaged, or was saved for another model."""
 
 
 class Piece(NamedTuple):
@@ -168,6 +161,14 @@ class Session:
             for row in range(0, len(chunk), HEAD_ROWS):
                 yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
 
+    def hidden(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Append tokens; what the output head reads of each, in slices f32 [n_row, n_embd].
+
+        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        """
+        for chunk, _ in self._append(ids, None):
+            yield self._forward.hidden(len(chunk))
+
     def truncate(self, n_tokens: int) -> None:
         """Forget all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
@@ -250,20 +251,8 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Write tokens, keys and values to a file: whole or not at all."""
-        path = Path(path)
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                digest = hashlib.sha256()
-                for part in self._parts(json.dumps(header).encode()):
-                    digest.update(part)
-                    file.write(part)
-                file.write(digest.digest())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        session_file.write(Path(path), header, self._arrays())
 
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
@@ -272,36 +261,15 @@ class Session:
         Raises SessionFileError (damaged, other version or model), ContextError; the session is then
         as it was.
         """
-        with Path(path).open("rb") as file:
-            header, start = self._header(file, path)
-            tokens = header["tokens"]
-            self._check_room(f"{path} holds {len(tokens)}", len(tokens))
-            self.truncate(0)
-            file.seek(start)
-            # Files from before there was a choice have no types.
-            self._restore(file, tokens, KVTypes(*header.get("kv", ())))
-        self.recall()
-
-    def _header(self, file: BufferedReader, path: str | Path) -> tuple[dict[str, Any], int]:
-        """What a session file says of itself, checked, and the byte after it."""
-        n_left, digest = os.fstat(file.fileno()).st_size - 32, hashlib.sha256()
-        magic = file.read(8)
-        digest.update(magic)
-        n_left -= 8
-        while n_left > 0:  # a piece at a time: the file may be larger than memory
-            piece = file.read(min(n_left, 1 << 20))
-            digest.update(piece)
-            n_left -= len(piece)
-        if n_left or magic != MAGIC or file.read() != digest.digest():
-            raise SessionFileError(f"{path} is not a session file, or it is damaged")
-        file.seek(8)
-        version, size = struct.unpack("<II", file.read(8))
-        if version != VERSION:
-            raise SessionFileError(f"{path} has version {version}, this program reads {VERSION}")
-        header = json.loads(file.read(size))
+        header, data = session_file.read(Path(path))
         if header["model"] != self._fingerprint():
             raise SessionFileError(f"{path} was saved for another model")
-        return header, 16 + size
+        tokens = header["tokens"]
+        self._check_room(f"{path} holds {len(tokens)}", len(tokens))
+        self.truncate(0)
+        # Files from before there was a choice have no types.
+        self._restore(data, tokens, KVTypes(*header.get("kv", ())))
+        self.recall()
 
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
@@ -351,11 +319,9 @@ class Session:
         text = json.dumps([repr(self._engine.hp), tensors])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _parts(self, header: bytes) -> Iterator[bytes]:
-        yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
+    def _arrays(self) -> Iterator[np.ndarray]:
         for layer in range(self._engine.hp.n_layer):
-            for array in self._rows(layer):
-                yield array.tobytes()
+            yield from self._rows(layer)
 
     def _rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """A layer's keys and values: see KVCache.read."""
@@ -368,12 +334,14 @@ class Session:
         view = self._kv.view(layer)
         self._engine.backend.send(view.k, view.v)
 
-    def _restore(self, file: BufferedReader, tokens: list[int], types: KVTypes) -> None:
+    def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
+        shape, at = (len(tokens), hp.n_head_kv), 0
         for layer in range(hp.n_layer):
-            rows = [np.empty((len(tokens), hp.n_head_kv), kv_row(t, hp.head_dim)) for t in types]
-            for array in rows:
-                file.readinto(array.reshape(-1).view(np.uint8).data)
+            rows = []
+            for type in types:
+                rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
+                at += rows[-1].nbytes
             self._put(layer, *rows)
         self._tokens = list(tokens)
 
