@@ -137,6 +137,7 @@ class Engine:
         n_ubatch: int = 256,
         type_k: str = "f16",
         type_v: str = "f16",
+        *,
         kv_ram: int | None = None,
     ) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what the machine has free now."""
