@@ -191,6 +191,8 @@ class TieredKV:
     def begin(self, pos: int, n_tok: int) -> None:
         """Make positions pos .. pos + n_tok - 1 writable in all layers. Raises KVFileError."""
         self._step += 1
+        self._join()  # no frame that is still being filled may be taken for new pages
+        self._unpin()
         self._settle()
         if self._failed:
             self._failed = False
@@ -209,7 +211,6 @@ class TieredKV:
 
     def finish(self, pos: int, n_tok: int) -> None:
         """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file."""
-        self._unpin()
         if pos // PAGE < (pos + n_tok) // PAGE:
             self._write_behind((pos + n_tok) // PAGE)
 
