@@ -512,6 +512,58 @@ DELTA_ADD = _op(
     "step apart last apart_out last_out delta delta_pos out n_head gamma recompute",
 )
 
+# Column sums of attention weights: what `observe` gives to methods that learn from them. Of the
+# queries before this one that past holds (see LFPS_KEEP), one after the other, or of this one where
+# it holds none: sums f32 [n_row, capacity], the softmax over the positions up to each query's,
+# summed over queries and the row's `group` of the `heads` that share a KV head; 0 from there on.
+# capacity: a multiple of 64. scores f32 [n_head, capacity] is scratch.
+COLUMN_SUMS = _op(
+    "select_columns",
+    "column_sums",
+    "head_dim heads group",
+    "step q past past_pos k_pages k_table sums scores n_head_kv capacity n_past scale_f",
+)
+# The softmax of one query token over its Selection of single positions, summed over a row's heads,
+# is added to sums. Scratch, of `most` entries a row, a multiple of 16 and at least as many as it
+# has: lines int32 [n_row, most], scores f32 [n_head, most].
+COLUMN_ADD = _op(
+    "select_columns",
+    "column_add",
+    "head_dim group",
+    "step q k_pages k_table indptr indices sums lines scores n_row heads_per_kv n_head_kv capacity"
+    " most scale_f",
+)
+# Kept sets: kept int32 [n_row, 1 + n_keep], how many positions and these, ascending, from n_sink to
+# begin - 1; begin int64: what comes from there on is kept whole.
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the kept ones,
+# and begin .. pos. owners int32 [n_row]: whose kept ones, a number of a row of kept; 0: its own.
+KEPT_SETS = _op(
+    "select_kept",
+    "kept_sets",
+    "",
+    "step kept begin owners sets counts n_row n_keep set_capacity n_sink",
+)
+# H2O (Zhang et al. 2023, arXiv 2306.14048), Alg. 1. The n_keep largest sums f32 [n_row, capacity]
+# before the last n_local positions: chosen anew where `fresh` is 1, else by evicting the smallest
+# when the position that has just left the last n_local joins them.
+H2O_KEEP = _op(
+    "select_kept",
+    "h2o_keep",
+    "",
+    "step sums kept begin n_row capacity n_keep n_sink n_local fresh",
+)
+# SnapKV (Li et al. 2024, arXiv 2404.14469). Positions before the last n_local by their sums f32
+# [n_row, capacity], after 1-D pooling over `pool` neighbours (average 1: their sum, which orders as
+# the mean; 0: the largest). n_top a row; of these ada_f are handed out to the rows by how many of
+# their pooled sums are among the n_top * n_row best (Feng et al. 2024, arXiv 2407.11550, Alg. 1).
+# pooled f32 [n_row, capacity] is scratch.
+SNAPKV_KEEP = _op(
+    "select_kept",
+    "snapkv_keep",
+    "",
+    "step sums pooled kept begin n_row capacity n_keep n_sink n_local n_top pool average ada_f",
+)
+
 # Early token freezing, see select/cpe.py. rows int64 [2]: rows rows[0] .. rows[1] - 1 of
 # source f32 [n_tok, n] go to target.
 COPY_ROWS = _op("freeze", "copy_rows", "", "rows source target n")

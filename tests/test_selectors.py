@@ -94,6 +94,17 @@ EXAMPLES = {
         Example("lfps:budget=0.1,sink=4,local=8,s=4,rows=head", 4 + 8 + 25, 8),
         Example("lfps:epsilon=0.1,local=8,rows=head,renew=1", 4 + 8 + 5, 8),
     ],
+    "h2o": [
+        Example("h2o:budget=40,sink=4,s=8", 40, 20),
+        Example("h2o:budget=40,recent=0.2,sink=0,s=1,rows=head", 40, 8),
+        Example("h2o:budget=1,sink=0", 1, 1),
+    ],
+    "snapkv": [
+        Example("snapkv:budget=40,window=8,sink=4", 40 + N_DECODE, 9),
+        Example("snapkv:budget=40,window=8,sink=4,kernel=3,pool=mean,rows=head", 40 + N_DECODE, 9),
+        Example("snapkv:budget=60,window=8,ada=0.8,beta=20,rows=head", None, 9),
+        Example("snapkv:budget=9,window=9,kernel=1,sink=0", 9 + N_DECODE, 10),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
@@ -122,6 +133,8 @@ COVERING = {
     ],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "vertical_slash": ["vertical_slash:n_vertical=512", "vertical_slash:n_slash=512"],
+    "h2o": ["h2o:budget=512", "h2o:budget=512,recent=0,sink=0,rows=head"],
+    "snapkv": ["snapkv:budget=512", "snapkv:budget=512,window=1,ada=1,rows=head"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods() if name != "delta"]  # which needs one
