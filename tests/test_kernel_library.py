@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import test_kernels_attention
 import test_kernels_audit
+import test_kernels_bigbird
 import test_kernels_ceiling
 import test_kernels_columns
 import test_kernels_cpe
@@ -22,8 +23,11 @@ import test_kernels_delta
 import test_kernels_elementwise
 import test_kernels_freeze
 import test_kernels_hip
+import test_kernels_hshare
 import test_kernels_kept
+import test_kernels_labels
 import test_kernels_lfps
+import test_kernels_lsh
 import test_kernels_moe
 import test_kernels_quest
 import test_kernels_select
@@ -332,6 +336,7 @@ TESTED = [
     for module in (
         test_kernels_attention,
         test_kernels_audit,
+        test_kernels_bigbird,
         test_kernels_ceiling,
         test_kernels_columns,
         test_kernels_cpe,
@@ -339,8 +344,11 @@ TESTED = [
         test_kernels_elementwise,
         test_kernels_freeze,
         test_kernels_hip,
+        test_kernels_hshare,
         test_kernels_kept,
+        test_kernels_labels,
         test_kernels_lfps,
+        test_kernels_lsh,
         test_kernels_moe,
         test_kernels_quest,
         test_kernels_select,
