@@ -24,6 +24,7 @@ import test_kernels_elementwise
 import test_kernels_freeze
 import test_kernels_hip
 import test_kernels_hshare
+import test_kernels_hyper
 import test_kernels_kept
 import test_kernels_labels
 import test_kernels_lfps
@@ -345,6 +346,7 @@ TESTED = [
         test_kernels_freeze,
         test_kernels_hip,
         test_kernels_hshare,
+        test_kernels_hyper,
         test_kernels_kept,
         test_kernels_labels,
         test_kernels_lfps,

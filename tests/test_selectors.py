@@ -113,6 +113,10 @@ EXAMPLES = {
         Example("magicpig:K=3,L=6,dense=0,sink=4,recent=8,period=9", None, 8),
         Example("magicpig:K=5,L=40,dense=1,sink=0,recent=1,seed=3", None, 1),
     ],
+    "hyperattention": [
+        Example("hyperattention:block=16,sample=9,recent=8,size=8,bits=3", None, 8),
+        Example("hyperattention:block=0,sample=0,recent=1,sink=0", None, 1),
+    ],
     "bigbird": [
         Example("bigbird:block=16,sink=16,recent=32,random=32", 16 + 16 + 32 + 32, 32),
         Example("bigbird:block=1,sink=0,recent=1,random=0", 1, 1),
@@ -160,6 +164,11 @@ COVERING = {
         "magicpig:recent=512,L=2,K=1",
         "magicpig:sink=512,L=2,K=2",
         "magicpig:dense=9,L=2",
+    ],
+    "hyperattention": [
+        "hyperattention:recent=512",
+        "hyperattention:sink=512",
+        "hyperattention:l_d=9",
     ],
     "bigbird": ["bigbird:recent=512", "bigbird:random=512,sink=0", "bigbird:sink=512,block=5"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],

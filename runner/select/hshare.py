@@ -88,7 +88,7 @@ class _State(SelectorState):
         self._steps, self._phase = Steps(), START
         n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
         full = [layer for layer, window in enumerate(shape.window) if not window]
-        self._full = np.array(full, np.int32)
+        self._layers = np.array(full, np.int32)
         self._kept = np.zeros((shape.n_layer, n_row, 1 + p.n_top), np.int32)
         self._owners = np.zeros((shape.n_layer, n_row), np.int32)
         self._begin = np.zeros(1, np.int64)
@@ -115,18 +115,18 @@ class _State(SelectorState):
             capacity=min(self.shape.n_ctx, p.budget),
             owners=self._owners[layer],
         )
-        if self._phase == START and layer == self._full[-1]:
+        if self._phase == START and layer == self._layers[-1]:
             rec.program.add(
                 ops.HSHARE_MAP,
                 kept=self._kept,
-                layers=self._full,
+                layers=self._layers,
                 owners=self._owners,
                 alike=self._alike,
                 chosen=self._chosen,
-                n_layer=len(self._full),
+                n_layer=len(self._layers),
                 n_row=n_row,
                 n_keep=p.n_top,
-                n_layer_own=n_own(p.layers, len(self._full)),
+                n_layer_own=n_own(p.layers, len(self._layers)),
                 n_row_own=n_own(p.heads, n_row),
             )
         return sel

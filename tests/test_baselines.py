@@ -1,0 +1,171 @@
+"""The baselines: worked examples of their papers, and what they keep of real attention."""
+
+import numpy as np
+import pytest
+from stage import Stage, real_attention, weights_of
+
+from tamis.select.hshare import n_own
+from tamis.select.magicpig import sampling_probability
+from tamis.select.snapkv import pyramid
+
+N_SEEN = 33  # queries that methods see before the step
+
+
+def last_kept(text, *, pos, k, q, v=None):
+    """What a method keeps at `pos` after it has seen the queries before; q [pos + 1, ..]."""
+    stage = Stage(text, k, k if v is None else v, n_head=q.shape[1])
+    stage.see(q[pos - min(pos, N_SEEN) : pos], pos - min(pos, N_SEEN))
+    return stage, stage.decode(q[pos], pos)
+
+
+def test_h2o_evicts_the_smallest_sum_when_the_window_moves_on():
+    """Two heavy hitters, a window of two. Queries of the prompt look at 1, 2 and a little at 3.
+
+    The next step looks at 4, in the window: when 4 leaves it, its sum beats that of 2.
+    """
+    k = np.zeros((1, 12, 16), np.float16)
+    for j in range(12):
+        k[0, j, j] = 8
+    q = np.zeros((12, 1, 16), np.float32)
+    q[:6, 0, 1], q[:6, 0, 2], q[:6, 0, 3] = 6, 5.9, 5
+    q[6, 0, 5] = q[7, 0, 5] = 10
+    stage = Stage("h2o:budget=4,recent=0.5,sink=0,s=4", k, k, n_head=1)
+    stage.see(q[2:6], 2)
+    for pos, kept in ((6, [1, 2, 5, 6]), (7, [1, 5, 6, 7]), (8, [1, 5, 7, 8])):
+        found = stage.decode(q[pos], pos).kept[0]
+        if pos == 7:  # 5 has just left the window, with a whole step's weight
+            assert sorted(np.flatnonzero(found).tolist()) in ([1, 5, 6, 7], [1, 2, 6, 7])
+            continue
+        assert np.flatnonzero(found).tolist() == kept
+
+
+def test_snapkv_keeps_whole_clusters():
+    """One position stands out; pooling over five neighbours keeps those beside it (Listing 1)."""
+    rng = np.random.default_rng(0)
+    k = (0.01 * rng.standard_normal((1, 200, 16))).astype(np.float16)
+    k[0, 90] = 4
+    q = np.ones((200, 1, 16), np.float32)
+    for kernel, kept in ((1, {90}), (5, {88, 89, 90, 91, 92})):
+        text = f"snapkv:budget=13,window=8,sink=0,kernel={kernel}"
+        found = set(np.flatnonzero(last_kept(text, pos=150, k=k, q=q)[1].kept[0]).tolist())
+        assert kept <= found
+        assert len(found) == 13 + 1  # and the query's own position
+
+
+def test_pyramid_budgets_lie_on_a_line_and_sum_to_the_mean():
+    """PyramidKV's beta: the last layer has 1 / beta of the mean."""
+    budgets = pyramid(1000, 20, 5)
+    assert budgets == [1950, 1475, 1000, 525, 50]
+    assert pyramid(1000, 1, 3) == [1000, 1000, 1000]
+    assert pyramid(77, 20, 1) == [77]
+
+
+def test_label_channels_find_what_few_channels_tell():
+    """Keys and queries that live in 4 of 32 channels: an eighth of them chooses as all do."""
+    rng = np.random.default_rng(1)
+    k, q = np.zeros((1, 400, 32), np.float16), np.zeros((400, 2, 32), np.float32)
+    for c in (3, 8, 9, 30):
+        k[0, :, c], q[:, :, c] = rng.standard_normal(400), rng.standard_normal((400, 2))
+    texts = "double_sparsity:budget=50,sink=4,recent=8", "topk:k=38,sink=4,recent=8"
+    few, exact = (last_kept(text, pos=300, k=k, q=q)[1].kept for text in texts)
+    np.testing.assert_array_equal(few, exact)
+
+
+def test_hshare_that_shares_nothing_is_exact_top_k():
+    k, q, at = real_attention()
+    rows = Stage("hshare:budget=500,layers=1,heads=1,period=1,sink=16", k, k, n_head=14)
+    exact = Stage("topk:k=420,sink=16,recent=64,rows=head", k, k, n_head=14)
+    for i in (3, 9):
+        found, expected = rows.decode(q[i], int(at[i])), exact.decode(q[i], int(at[i]))
+        np.testing.assert_array_equal(found.kept, expected.kept)
+
+
+def test_hshare_retrieves_the_share_that_it_says():
+    """HShare(3/4-3/4-1/2): 0.28 of the head-steps (paper, Table 2)."""
+    assert [n_own(0.75, n) for n in (4, 14, 24, 1)] == [3, 11, 18, 1]
+    k, q, at = real_attention()
+    pos = int(at[5])
+    stage = Stage("hshare:budget=500,heads=0.5,period=2", k, k, n_head=14)
+    stage.decode(q[4], pos)
+    assert len(np.unique(stage.decode(q[5], pos + 1).kept, axis=0)) == 7
+    before = stage.decode(q[5], pos + 2).kept
+    after = stage.decode(q[6], pos + 3).kept  # between two retrievals sets stay
+    np.testing.assert_array_equal(after[:, : pos + 2], before[:, : pos + 2])
+
+
+def test_sampling_probability():
+    """Orthogonal vectors share a bit in half of the cases; with K = 1 and L = 2 both in a quarter.
+
+    Alike ones always; with K = 10 and L = 150 orthogonal ones in 0.9 %.
+    """
+    np.testing.assert_allclose(sampling_probability(np.array([0.0, 1.0]), 1, 2), [0.25, 1])
+    np.testing.assert_allclose(sampling_probability(np.array([0.0]), 10, 150), [0.0097], rtol=0.02)
+
+
+def test_magicpigs_samples_are_as_likely_as_it_says_and_weighed_by_that():
+    """Over 30 sets of planes: how often a position is sampled, and the mean of the outputs."""
+    rng = np.random.default_rng(2)
+    k, v = rng.standard_normal((2, 1, 300, 16)).astype(np.float16)
+    q = rng.standard_normal((1, 16)).astype(np.float32)
+    runs = [
+        Stage(f"magicpig:K=4,L=12,dense=0,sink=0,recent=1,seed={seed}", k, v, n_head=1).decode(
+            q, 299
+        )
+        for seed in range(30)
+    ]
+    centred = k[0, :299].astype(float) - k[0, :299].astype(float).mean(axis=0)
+    cosine = centred @ q[0] / np.linalg.norm(centred, axis=1) / np.linalg.norm(q)
+    expected = sampling_probability(cosine, 4, 12)
+    often = np.mean([run.kept[0, :299] for run in runs], axis=0)
+    # Tables of one run share nothing: a mean of 30 draws, over 299 positions.
+    assert abs((often - expected).mean()) < 0.02
+    assert np.abs(often - expected).max() < 0.4
+    weights = weights_of(q, k)
+    dense = weights[0] @ v[0].astype(float)
+    unweighted = []
+    for run in runs:
+        kept = weights[0] * run.kept[0]
+        unweighted.append(kept @ v[0].astype(float) / kept.sum())
+    error, without = (
+        np.linalg.norm(np.mean(outs, axis=0) - dense)
+        for outs in ([r.out[0] for r in runs], unweighted)
+    )
+    assert error < 0.7 * without
+
+
+def test_bigbird_draws_anew_for_each_block_and_seed():
+    k = np.zeros((1, 2048, 16), np.float16)
+    q = np.zeros((1, 16), np.float32)
+    kept = {}
+    for seed in (0, 1):
+        stage = Stage(f"bigbird:seed={seed}", k, k, n_head=1)
+        for pos in (1900, 1901, 2000):
+            kept[seed, pos] = stage.decode(q, pos).kept[0, :1600]
+    np.testing.assert_array_equal(kept[0, 1900], kept[0, 1901])
+    assert (kept[0, 1900] != kept[1, 1900]).any()
+    assert (kept[0, 1900] != kept[0, 2000]).any()
+    assert {k[128:].sum() for k in kept.values()} == {192}
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("h2o:budget=512", 0.9), ("snapkv:budget=512", 0.9),
+        ("snapkv:budget=512,ada=0.8,rows=head", 0.9), ("double_sparsity:budget=512", 0.9),
+        ("hshare:budget=512", 0.9), ("magicpig:dense=0", 0.9), ("bigbird", 0.8),
+    ],
+)  # fmt: skip
+def test_real_attention(text, share):
+    """Weight that is kept of 3,000 positions, beside that of as many of the best."""
+    k, q, _ = real_attention()
+    stage = Stage(text, k, k, n_head=14)
+    mass, best = [], []
+    first = 3071 - len(q)  # as if the queries, which are 25 apart, were neighbours
+    stage.see(q[:12], first)
+    for pos, queries in enumerate(q[12:], first + 12):
+        kept, weights = stage.decode(queries, pos).kept, weights_of(queries, k[:, : pos + 1])
+        n_best = kept.sum(axis=1)
+        mass.append((weights * kept).sum(axis=1))
+        best.append([np.sort(w)[-n:].sum() for w, n in zip(weights, n_best, strict=True)])
+    print(text, np.mean(n_best), np.mean(mass), np.mean(best))
+    assert np.mean(mass) > share * np.mean(best)
