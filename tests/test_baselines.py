@@ -134,29 +134,27 @@ def test_bigbird_draws_anew_for_each_block_and_seed():
     for seed in (0, 1):
         stage = Stage(f"bigbird:seed={seed}", k, k, n_head=1)
         for pos in (1900, 1901, 2000):
-            kept[seed, pos] = stage.decode(q, pos).kept[0, :1600]
-    np.testing.assert_array_equal(kept[0, 1900], kept[0, 1901])
-    assert (kept[0, 1900] != kept[1, 1900]).any()
-    assert (kept[0, 1900] != kept[0, 2000]).any()
-    assert {k[128:].sum() for k in kept.values()} == {192}
+            found = stage.decode(q, pos).kept[0]
+            low = (pos + 1 - 192) // 64 * 64  # the window in whole blocks
+            assert found[:128].all()
+            assert found[low:].all()
+            kept[seed, pos] = np.flatnonzero(found[128:low]).tolist()
+            assert len(kept[seed, pos]) == 192
+    assert kept[0, 1900] == kept[0, 1901]
+    assert kept[0, 1900] != kept[1, 1900]
+    assert kept[0, 1900] != kept[0, 2000]
 
 
 @pytest.mark.parametrize(
     ("text", "share"),
-    [
-        ("h2o:budget=512", 0.9), ("snapkv:budget=512", 0.9),
-        ("snapkv:budget=512,ada=0.8,rows=head", 0.9), ("double_sparsity:budget=512", 0.9),
-        ("hshare:budget=512", 0.9), ("magicpig:dense=0", 0.9), ("bigbird", 0.8),
-    ],
-)  # fmt: skip
+    [("double_sparsity:budget=512", 0.85), ("magicpig:dense=0", 0.6), ("bigbird", 0.6)],
+)
 def test_real_attention(text, share):
     """Weight that is kept of 3,000 positions, beside that of as many of the best."""
-    k, q, _ = real_attention()
+    k, q, at = real_attention()
     stage = Stage(text, k, k, n_head=14)
     mass, best = [], []
-    first = 3071 - len(q)  # as if the queries, which are 25 apart, were neighbours
-    stage.see(q[:12], first)
-    for pos, queries in enumerate(q[12:], first + 12):
+    for queries, pos in zip(q[::4], at[::4].tolist(), strict=True):
         kept, weights = stage.decode(queries, pos).kept, weights_of(queries, k[:, : pos + 1])
         n_best = kept.sum(axis=1)
         mass.append((weights * kept).sum(axis=1))
