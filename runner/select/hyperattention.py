@@ -60,6 +60,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params, p = params, params
         n_ctx = self._capacity = -(-shape.n_ctx // PAGE) * PAGE
+        self._n_sink = min(p.sink, n_ctx)  # no list is longer
         n_kv, n_code = shape.n_head_kv, 1 << p.bits
         rng = np.random.default_rng(p.seed)
         self._planes = rng.standard_normal((shape.head_dim, N_PLANE)).astype(np.float16)
@@ -90,7 +91,7 @@ class _State(SelectorState):
             "begin": self._begin,
             "n_head_kv": shape.n_head_kv,
             "capacity": self._capacity,
-            "n_sink": p.sink,
+            "n_sink": self._n_sink,
         }
         keys = {"k_pages": kv.k, "k_table": kv.k_table, "centre": self._centre}
         add(
@@ -170,7 +171,7 @@ class _State(SelectorState):
             heads_per_kv=shape.group,
             capacity=self._capacity,
             q_block=rec.q_block,
-            n_sink=p.sink,
+            n_sink=self._n_sink,
             n_block=p.block // p.size,
             size=p.size,
             n_sample=p.sample,

@@ -82,6 +82,7 @@ class _State(SelectorState):
         self._steps, self._phase = Steps(p.period), START
         self._n_plane = -(-p.K * p.L // 32) * 32
         n_ctx = self._capacity = -(-shape.n_ctx // PAGE) * PAGE
+        self._n_sink = min(p.sink, n_ctx)  # no list is longer
         rng = np.random.default_rng(p.seed)
         planes = rng.standard_normal((shape.head_dim, self._n_plane))
         self._planes = planes.astype(np.float16)
@@ -132,7 +133,7 @@ class _State(SelectorState):
             "begin": self._begin,
             "n_head_kv": shape.n_head_kv,
             "capacity": self._capacity,
-            "n_sink": p.sink,
+            "n_sink": self._n_sink,
         }
         keys = {"k_pages": kv.k, "k_table": kv.k_table, "centre": self._centre[layer]}
         add(
@@ -200,12 +201,12 @@ class _State(SelectorState):
             capacity=self._capacity,
             set_capacity=self._sets.shape[1],
             n_bias=N_BIAS,
-            n_sink=p.sink,
+            n_sink=self._n_sink,
         )
 
     def _sample_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
         """The sampled keys of the last layer, and what its lists hold on average."""
-        exact = self._params.sink + pos + 1 - int(self._begin[0])
+        exact = self._n_sink + pos + 1 - int(self._begin[0])
         n_key = int(np.maximum(self._counts - exact, 0).sum())
         n_listed = self.shape.n_head * self._params.L * (pos >> self._params.K)
         size = self.shape.head_dim
