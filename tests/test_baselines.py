@@ -63,7 +63,7 @@ def test_label_channels_find_what_few_channels_tell():
     k, q = np.zeros((1, 400, 32), np.float16), np.zeros((400, 2, 32), np.float32)
     for c in (3, 8, 9, 30):
         k[0, :, c], q[:, :, c] = rng.standard_normal(400), rng.standard_normal((400, 2))
-    texts = "double_sparsity:budget=50,sink=4,recent=8", "topk:k=38,sink=4,recent=8"
+    texts = "double_sparsity:budget=50,label=0.125,sink=4,recent=8", "topk:k=38,sink=4,recent=8"
     few, exact = (last_kept(text, pos=300, k=k, q=q)[1].kept for text in texts)
     np.testing.assert_array_equal(few, exact)
 

@@ -6,11 +6,11 @@ the channels in which |q_c k_c| is largest, by KV head (its section 3.1). Their 
 lie apart, so that choosing reads `label` of the keys' bytes.
 
 Departures. Calibration is on the prompt's own keys and its last `s` queries, not offline. Labels
-stay float16 where the paper has 4 bits: an eighth of the keys is little beside what attention
-reads. `rows="group"` makes one set for the query heads that share a KV head, by the largest of
-their scores; "head" one set a query head. Sinks and the last ones are kept whole, as in all methods
-here. After a prompt or truncate() the channels are found anew; /load runs the last tokens once more
-for their queries. Layers that have a sliding window of their own stay as they are.
+stay float16 where the paper has 4 bits: they are read once for all heads of a KV head.
+`rows="group"` makes one set for the query heads that share a KV head, by the largest of their
+scores; "head" one set a query head. Sinks and the last ones are kept whole, as in all methods here.
+After a prompt or truncate() the channels are found anew; /load runs the last tokens once more for
+their queries. Layers that have a sliding window of their own stay as they are.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class DoubleSparsity:
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
-    label: float = 0.125
+    label: float = 0.25
     s: int = 32  # queries before the first step that channels are found by
     sink: int = 4
     recent: int = 64
