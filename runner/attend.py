@@ -42,9 +42,9 @@ def record_attention(
     program.part = ""
 
 
-def n_split(n_row: int, n_thread: int) -> int:
-    """Parts that a row's keys are cut into, so that n_thread threads share n_row rows evenly."""
-    return n_thread // math.gcd(n_row, n_thread)
+def n_split(n_row: int, n_part: int) -> int:
+    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part."""
+    return n_part // math.gcd(n_row, n_part)
 
 
 def _record_attend(
