@@ -625,8 +625,8 @@ HSHARE_MAP = _op(
 
 # MagicPIG (Chen et al. 2024, arXiv 2410.16179). Indexed are positions n_sink .. begin - 1; begin
 # int64 is written: the first of the last n_local. n_sink is at most capacity, a multiple of 64.
-# centre f32 [n_head_kv, head_dim]: their keys' mean; norms f32 [n_head_kv, capacity]: the lengths of
-# the keys without it.
+# centre f32 [n_head_kv, head_dim]: their keys' mean; norms f32 [n_head_kv, capacity]: the lengths
+# of the keys without it.
 LSH_CENTRE = _op(
     "select_lsh",
     "lsh_centre",
