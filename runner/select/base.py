@@ -6,7 +6,7 @@ never look at values. The defaults here are dense attention.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -200,7 +200,7 @@ class LastQueries:
         self._past = np.zeros(sizes, np.float32)
         self._past_pos = np.full((shape.n_layer, n), -1, np.int64)
 
-    def of(self, layer: int) -> dict[str, np.ndarray | int]:
+    def of(self, layer: int) -> dict[str, Any]:
         """The fields of an op that reads them."""
         return {"past": self._past[layer], "past_pos": self._past_pos[layer], "n_past": self._n}
 

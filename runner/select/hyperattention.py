@@ -93,7 +93,7 @@ class _State(SelectorState):
             "capacity": self._capacity,
             "n_sink": self._n_sink,
         }
-        keys = {"k_pages": kv.k, "k_table": kv.k_table, "centre": self._centre}
+        keys: dict[str, Any] = {"k_pages": kv.k, "k_table": kv.k_table, "centre": self._centre}
         add(
             ops.LSH_CENTRE,
             (shape.head_dim,),
@@ -113,7 +113,7 @@ class _State(SelectorState):
             **keys,
             **of_all,
         )
-        lists = {"starts": self._starts, "order": self._lists}
+        lists: dict[str, Any] = {"starts": self._starts, "order": self._lists}
         add(ops.LSH_TABLES, (p.bits, 1), codes=self._codes, **lists, **of_all)
         add(
             ops.HYPER_SORT,

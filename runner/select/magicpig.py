@@ -135,7 +135,11 @@ class _State(SelectorState):
             "capacity": self._capacity,
             "n_sink": self._n_sink,
         }
-        keys = {"k_pages": kv.k, "k_table": kv.k_table, "centre": self._centre[layer]}
+        keys: dict[str, Any] = {
+            "k_pages": kv.k,
+            "k_table": kv.k_table,
+            "centre": self._centre[layer],
+        }
         add(
             ops.LSH_CENTRE,
             (shape.head_dim,),
