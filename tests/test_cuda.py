@@ -25,13 +25,14 @@ F16 = ("f16", "f16")  # keys and values
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
-    KernelSpec(ops.MATMUL, ("Q4_1",)): ["mma.sync", "ldmatrix", "cp.async", "dp4a"],
+    KernelSpec(ops.MATMUL, ("Q4_1",)): ["wgmma|mma.sync", "wgmma|ldmatrix", "cp.async", "dp4a"],
     KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
     KernelSpec(ops.ROPE_APPEND, (64, 0, *F16)): ["st.global.u16|st.global.b16"],
     KernelSpec(ops.ATTEND, (64, 3, 1, *F16)): [
         "ld.global.nc.v4.u32",
+        "mma.sync",
         "ex2.approx",
         "shfl.sync.bfly",
     ],
@@ -44,6 +45,13 @@ MEANT = {
     KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
+    KernelSpec(ops.SCORE_KEYS, (64, 3, 3)): ["ld.global.nc.v4.u32", "mma.sync"],
+    KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
+    KernelSpec(ops.SELECT_TOP_K, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
+    KernelSpec(ops.SELECT_UNION, ()): ["red.global.or", "popc"],
+    KernelSpec(ops.SELECT_PACK, ()): ["st.global.u32"],
+    KernelSpec(ops.QUEST_BOUNDS, (64,)): ["ld.global.nc", "st.global.u16|st.global.b16"],
+    KernelSpec(ops.QUEST_SCORE, (64, 3, 1)): ["ld.global.nc.v4.u32", "mma.sync"],
 }
 
 
@@ -137,9 +145,9 @@ def test_ptx_is_kept_in_the_kernel_library(tmp_path):
 
 def test_an_op_without_a_kernel_is_named(tmp_path):
     pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-    with pytest.raises(CompileError, match="no kernel yet for moe_route, score_keys"):
+    with pytest.raises(CompileError, match="no kernel yet for moe_route, tactic_score"):
         PtxLibrary(StandIn(), tmp_path).load(
-            [KernelSpec(ops.SCORE_KEYS, (64, 2)), KernelSpec(ops.MOE_ROUTE, ())]
+            [KernelSpec(ops.TACTIC_SCORE, (64, 2)), KernelSpec(ops.MOE_ROUTE, ())]
         )
 
 

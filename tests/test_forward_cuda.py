@@ -30,3 +30,35 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
     # Prompts are products of float16; single tokens have float32 sums, as on the CPU.
     assert relative_error(prompt, expected) < 1e-2
     assert relative_error(single, expected) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "attn",
+    [
+        "window:sink=2,recent=20",
+        "topk:k=8,sink=2,recent=6",
+        "topk:k=8,sink=2,recent=6,rows=head",
+        "quest:budget=24,page=4,dense=0,sink=2,recent=4",
+        "quest:budget=24,page=4,dense=0,sink=2,recent=4,rows=group",
+    ],
+)
+def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32"))
+    ids = np.random.default_rng(1).integers(0, 256, 120)
+    try:
+        engines = [Engine.load(path, device="cuda"), Engine.load(path)]
+    except CudaError as error:
+        pytest.skip(str(error))
+    found = []
+    for engine in engines:
+        session = engine.session(n_ctx=256, attn=attn)
+        rows = [session.decode(int(i)) for i in ids]
+        # What is remembered of positions that others take must be forgotten.
+        session.truncate(30)
+        session.prefill(ids[::-1][:70])
+        found.append(np.array([*rows, *(session.decode(int(i)) for i in ids[:9])]))
+        engine.close()
+    assert relative_error(found[0][:120], found[1][:120]) < 1e-4
+    # The prompt of 70 is products of float16; a set may then have another position at its edge.
+    assert relative_error(found[0][120:], found[1][120:]) < 3e-2

@@ -248,13 +248,6 @@ def store_f16x8(b, p, v):
     _store(b, p, b.bitcast(halves, ir.VectorType(I32, 4)), 16)
 
 
-@op(F8, U4)
-def halves_f32(b, words):
-    """The eight float16 of four words."""
-    halves = b.bitcast(_vector(b, words), ir.VectorType(HALF, 8))
-    return [b.fpext(x, FLOAT) for x in _elements(b, halves, 8)]
-
-
 @op(float32, F8, F8, float32)
 def dot8(b, x, y, start):
     """Start + x . y."""
@@ -396,3 +389,12 @@ def bits_f32(b, v):
 def f32_bits(b, v):
     """The bits of a float32."""
     return b.bitcast(v, I32)
+
+
+@op(uint32, float32)
+def ordered(b, v):
+    """A number that orders as the float does; both zeros give the same."""
+    bits = b.bitcast(v, I32)
+    size = b.and_(bits, ir.Constant(I32, 0x7FFFFFFF))
+    signed = b.select(b.icmp_signed("<", bits, ir.Constant(I32, 0)), b.neg(size), size)
+    return b.xor(signed, ir.Constant(I32, 0x80000000))
