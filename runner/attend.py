@@ -43,8 +43,12 @@ def record_attention(
 
 
 def n_split(n_row: int, n_thread: int) -> int:
-    """Parts that a row's keys are cut into, so that n_thread threads share n_row rows evenly."""
-    return n_thread // math.gcd(n_row, n_thread)
+    """Parts that a row's keys are cut into, so that n_thread threads share n_row rows evenly.
+
+    Up to a tenth of many threads may be left without one: each part has its own start and end.
+    """
+    few = n_thread // n_row
+    return few if 10 * few * n_row >= 9 * n_thread else n_thread // math.gcd(n_row, n_thread)
 
 
 def _record_attend(
