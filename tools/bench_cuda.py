@@ -182,7 +182,12 @@ def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
     backend.run(linked)  # what a method keeps of the whole context is made here
     choosing = timed(backend, lambda: backend.run(linked, 0, n_choose))
     whole = timed(backend, lambda: backend.run(linked))
-    return [Row(f"{attn} at {n_kv}: choose", choosing, 0, 0), Row("  and attend", whole, 0, 0)]
+    rows = [Row(f"{attn} at {n_kv}: choose", choosing, 0, 0), Row("  and attend", whole, 0, 0)]
+    names = [call.spec.op.name for call in program.calls]
+    for name, graph in zip(names, linked.launches(backend), strict=True):
+        seconds = timed(backend, lambda graph=graph: backend.device.start(graph))  # type: ignore[misc]
+        rows.append(Row(f"  {name}", seconds, 0, 0))
+    return rows
 
 
 def main() -> None:

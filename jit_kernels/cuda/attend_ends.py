@@ -40,7 +40,7 @@ def part_of(indptr, indices, blocks, split):
     if begin < end and load_i32(indices + 4 * (end - 1)) >= high:
         end = first_at_least(indices, begin, end, high)
     n = end - begin
-    return begin + n * part // n_split, begin + n * (part + 1) // n_split
+    return begin + quotient(n * part, n_split), begin + quotient(n * (part + 1), n_split)
 
 
 @device
@@ -49,7 +49,7 @@ def key_of(p, keys):
     begin, n_key, indices, block, low, high = keys
     if p >= n_key:
         return -1, begin
-    s = quotient(uint32(p), uint32(block))
+    s = quotient(p, block)
     j = load_i32(indices + 4 * (begin + s)) * block + (p - s * block)
     return (j if low <= j and j <= high else -1), begin + s
 

@@ -12,7 +12,14 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST, MASKED, finishing, key_of, part_of
 from tamis.jit_kernels.cuda.grid import WARPS, Launch, lane, sync_block, warp
-from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i32, load_i64
+from tamis.jit_kernels.cuda.intrinsic import (
+    device,
+    load_f32,
+    load_i32,
+    load_i64,
+    quotient,
+    remainder,
+)
 from tamis.jit_kernels.cuda.ptx import (
     exp2,
     shared_address,
@@ -67,9 +74,10 @@ def weights_of(scores, top):
 
 
 def _adding(head_dim: int) -> tuple[Any, Any]:
-    """Load and add: 16 keys, of which a lane has `found` one, taken into maximum, total and sums.
+    """Load and add: 16 keys taken into maximum, total and sums.
 
-    The keys' matrix has keys g and g + 8 of each lane, the values' 2t, 2t + 1, 2t + 8 and 2t + 9.
+    A lane has `found` one of them. The matrix of keys has keys g and g + 8 of each lane, that of
+    values 2t, 2t + 1, 2t + 8 and 2t + 9.
     """
     scoring, weighing = scoring_of(head_dim), weighing_of(head_dim)
     load_k, load_v, score = scoring.load_k, weighing.load_v, scoring.score
@@ -136,21 +144,23 @@ def attend_few(head_dim: int, group: int) -> Launch:
         n_k = (head_dim - 8 * t + 31) // 32
         n_v, n_sum = (head_dim - 8 * g + 63) // 64, (head_dim - 16 * t + 63) // 64
         at = k_pages + 16 * t, v_pages + 16 * g, max(n_k, 0), max(n_v, 0)
-        for item in range(tid, n_tok * n_row * n_turn * n_split, n_thread):
-            split, row, turn = (item % n_split, n_split), item // n_split // n_turn, 0
-            if n_turn > 1:
-                turn = item // n_split % n_turn
-            head, high = row % n_row * group + heads * turn, pos + stride * (row // n_row)
+        item = tid - n_thread
+        while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
+            item += n_thread
+            split, turn = (remainder(item, n_split), n_split), quotient(item, n_split)
+            row, turn = turn // n_turn, turn % n_turn
+            tok = quotient(row, n_row)
+            head, high = remainder(row, n_row) * group + heads * turn, pos + stride * tok
             low = max(0, high - window + 1) if window != 0 else 0
-            blocks = (low // block, high // block + 1)
+            blocks = quotient(low, block), quotient(high, block) + 1
             begin, end = part_of(indptr + 4 * row, indices, blocks, split)
-            query = n_head * (row // n_row) + head
-            at_q = (load_i64(step + STEP.row) + stride * (row // n_row)) * n_head + head
+            query = n_head * tok + head
+            at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
             values = load_q(mine + 32 * t, last, scale_f * float32(LOG2_E))
             keys = begin, (end - begin) * block, indices, block, low, high
-            pages = k_table, v_table, n_head_kv, head // heads_per_kv, log_weight
+            pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
             state = float32(LOWEST), float32(0), zero()
             first = KEYS * warp() + lane() % KEYS
             found = find(keys, pages, first)

@@ -21,13 +21,15 @@ class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
     blocks: a multiprocessor's. rows: the kernel is for calls of "few" rows (at most FEW_ROWS),
-    "many", or "any".
+    "many", or "any". start: what the kernel does with its parameters before the kernel before it
+    has ended, reading nothing that other kernels write.
     """
 
     kernel: Any
     blocks: int = 1
     shared: int = 0  # bytes of dynamic shared memory
     rows: str = "any"
+    start: Any = None
 
 
 @device

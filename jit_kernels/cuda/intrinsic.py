@@ -232,10 +232,16 @@ def const_u128(b, p):
     return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16, constant=True), 4)
 
 
-@op(uint32, uint32, uint32)
+@op(int64, int64, int64)
 def quotient(b, x, y):
-    """X / y, rounded down: much faster than Python's // of int64."""
-    return b.udiv(x, y)
+    """X / y, rounded down, of numbers from 0 to 2^32: much faster than Python's // of int64."""
+    return b.zext(b.udiv(b.trunc(x, I32), b.trunc(y, I32)), I64)
+
+
+@op(int64, int64, int64)
+def remainder(b, x, y):
+    """X % y of the same."""
+    return b.zext(b.urem(b.trunc(x, I32), b.trunc(y, I32)), I64)
 
 
 # ---- eight floats --------------------------------------------------------------------------------

@@ -34,13 +34,15 @@ from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
     load_i64,
+    quotient,
     store_f32,
 )
-from tamis.jit_kernels.cuda.ptx import dot_s8, dot_u8, shuffle_xor
+from tamis.jit_kernels.cuda.ptx import dot_s8, dot_u8, prefetch, shuffle_xor
 from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.ops import STEP
 
 AT_ONCE = 4  # rows of weights that a warp multiplies at a time: their loads go together
+AHEAD, LINE = 2, 128  # turns that weights are on their way to the cache before; bytes of a line
 MOST = 256  # rows whose sums lie in shared memory
 
 
@@ -56,9 +58,9 @@ def x_unit(row, n, at):
     )
 
 
-def _adding(type: str) -> Any:
-    """The function (sum, u, row, x, y) -> sum + the product of 32 elements with units x and y."""
-    dot, halves = (dot_s8 if is_signed(type) else dot_u8), halves_of(type)
+def _multiplying(type: str) -> Any:
+    """The function (weights of two units, units x and y) -> the product of 32 elements."""
+    dot = dot_s8 if is_signed(type) else dot_u8
 
     @device
     def unit(weights, x):
@@ -68,11 +70,11 @@ def _adding(type: str) -> Any:
         return d * scale * (float32(128) * float32(h) + float32(s)) + m * total
 
     @device
-    def add(total, u, row, x, y):
-        _, one, other = halves(row, u)
-        return total + (unit(one, x) + unit(other, y))
+    def both(weights, x, y):
+        _, one, other = weights
+        return unit(one, x) + unit(other, y)
 
-    return add
+    return both
 
 
 @device
@@ -97,44 +99,73 @@ def put(y, bias, add, value):
     store_f32(y, value + load_f32(y) if add else value)
 
 
-def _few(type: str) -> Any:
+@device
+def rows_of(tid, n_thread, n_out):
+    """The first and last of a block's rows of weights."""
+    return quotient(n_out * tid, n_thread), quotient(n_out * (tid + 1), n_thread)
+
+
+def _few(type: str) -> Launch:
     """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
 
     Warps share each row's elements, as many of them as have 32 units of 32; four rows at a time.
     """
-    row_bytes, add_product, places = row_bytes_of(type), _adding(type), halves_of(type)
+    row_bytes, product, halves = row_bytes_of(type), _multiplying(type), halves_of(type)
 
     @device
-    def multiply(w, size, last, x, n, part, n_part):
+    def fetch(begin, end):
+        for at in range(begin + LINE * thread(), end, LINE * THREADS):
+            prefetch(at)
+
+    @device
+    def shares(n_in):
+        n_part = 1
+        while 2 * n_part <= WARPS and n_in >= 2 * n_part * 32 * WARP:
+            n_part *= 2
+        return warp() & (n_part - 1), n_part
+
+    def start(
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        # Weights are constant: the first come to the cache while the kernel before still runs.
+        size, (begin, end) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
+        first, (_, n_part) = w + size * begin, shares(n_in)
+        n_byte = AHEAD * quotient(WARPS, n_part) * AT_ONCE * size
+        fetch(first, min(first + n_byte, w + size * end))
+
+    @device
+    def multiply(w, size, last, x_row, n, part, n_part):
         a, b, c, d = float32(0), float32(0), float32(0), float32(0)
         second, third, fourth = w + size, w + 2 * size, w + 3 * size
-        for u in range(WARP * part + lane(), n // 32, WARP * n_part):
-            at, _, _ = places(w, u)
-            one, other = x_unit(x, n, at[0]), x_unit(x, n, at[1])
-            a = add_product(a, u, w, one, other)
-            b = add_product(b, u, min(second, last), one, other)
-            c = add_product(c, u, min(third, last), one, other)
-            d = add_product(d, u, min(fourth, last), one, other)
+        second, third, fourth = min(second, last), min(third, last), min(fourth, last)
+        u = WARP * part + lane()
+        while u < n // 32:  # a range divides by its step
+            one, other = halves(w, u), halves(second, u)
+            more, most = halves(third, u), halves(fourth, u)
+            x, y = x_unit(x_row, n, one[0][0]), x_unit(x_row, n, one[0][1])
+            a, b = a + product(one, x, y), b + product(other, x, y)
+            c, d = c + product(more, x, y), d + product(most, x, y)
+            u += WARP * n_part
         return four_sums((a, b, c, d))
 
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         sums = cuda.shared.array((WARPS, MOST), float32)
-        n_tok, size, n_part = load_i64(step + STEP.n_tok), row_bytes(n_in), 1
-        while 2 * n_part <= WARPS and n_in >= 2 * n_part * 32 * WARP:
-            n_part *= 2
-        part, apart = warp() % n_part, WARPS // n_part * AT_ONCE
-        begin, end = n_out * tid // n_thread, n_out * (tid + 1) // n_thread
+        n_tok, size, (part, n_part) = load_i64(step + STEP.n_tok), row_bytes(n_in), shares(n_in)
+        apart = quotient(WARPS, n_part) * AT_ONCE
+        begin, end = rows_of(tid, n_thread, n_out)
         for t in range(n_tok):
             x = packed + FEW_ROW.size * n_in // 4 * t
             for first in range(begin, end, MOST):
                 n_row = min(MOST, end - first)
-                for r in range(warp() // n_part * AT_ONCE, n_row, apart):
+                r = quotient(warp(), n_part) * AT_ONCE
+                while r < n_row:
                     at, last = w + size * (first + r), w + size * (first + n_row - 1)
                     total = multiply(at, size, last, x, n_in, part, n_part)
                     if lane() % 8 == 0:
                         sums[part, r + lane() // 8] = total
+                    r += apart
                 sync_block()
                 for r in range(thread(), n_row, THREADS):
                     value = sums[0, r]
@@ -144,10 +175,10 @@ def _few(type: str) -> Any:
                     put(y + 4 * (y_stride * t + c), bias + 4 * c if bias != 0 else 0, add, value)
                 sync_block()  # before the next sums overwrite what is read here
 
-    return kernel
+    return Launch(kernel, blocks=2, rows="few", start=start)
 
 
-def _few_floats(type: str) -> Any:
+def _few_floats(type: str) -> Launch:
     """The same for weights of floats, whose rows may have any length: one row at a time."""
     row_bytes, element = row_bytes_of(type), element_of(type)
 
@@ -164,13 +195,10 @@ def _few_floats(type: str) -> Any:
                 if lane() == 0:
                     put(y + 4 * (y_stride * t + r), bias + 4 * r if bias != 0 else 0, add, a)
 
-    return kernel
+    return Launch(kernel, blocks=4, rows="few")
 
 
 def matmul(type: str) -> list[Launch]:
     """Kernels of MATMUL."""
-    if is_quantised(type):
-        few = Launch(_few(type), blocks=2, rows="few")
-    else:
-        few = Launch(_few_floats(type), blocks=4, rows="few")
+    few = _few(type) if is_quantised(type) else _few_floats(type)
     return [few, narrowing(type), gemm()]

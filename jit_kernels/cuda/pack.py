@@ -95,7 +95,8 @@ def pack_rows(form: str, source: str) -> list[Launch]:
     def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
         n_tok, skip = load_i64(step + STEP.n_tok), load_i64(step + STEP.row)
         many, width, apart = n_tok > FEW_ROWS, padding(n), 0 if is_norm else 4 * n
-        for t in range(tid if many else 0, n_tok, n_thread if many else 1):
+        t, turn = tid if many else 0, n_thread if many else 1
+        while t < n_tok:  # a range divides by its step
             row, right = x + 4 * n * (skip + t), other + apart * (skip + t)
             scale = scale_of(row, n, eps_f)
             if many:
@@ -104,7 +105,10 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                     store_f16(packed + 2 * (width * t + i), made)
             else:
                 # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
-                for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
+                i = tid * THREADS + thread()
+                while i < n:
                     put(packed + n_quarter * n // 4 * t, n, i, element(row, right, i, scale))
+                    i += n_thread * THREADS
+            t += turn
 
     return [Launch(kernel, blocks=2)]

@@ -201,6 +201,9 @@ def copy_wait(n: int) -> Any:
     )
 
 
+prefetch = _ptx("prefetch.global.L2 [$0];", void, int64, volatile=True)(
+    "Bring the 128 bytes around $0 to the second-level cache (9.7.9.15)."
+)
 fence_async = _ptx("fence.proxy.async.shared::cta;", void, volatile=True)(
     "Show what this thread wrote to shared memory to the units that read it by descriptor. sm_90."
 )
