@@ -19,11 +19,11 @@ from tamis.jit_kernels.cuda.intrinsic import (
     const_i8,
     const_u8,
     const_u16,
-    const_u32,
     const_u128,
     device,
     field,
     fields,
+    half_f32,
     join,
     joined,
     signed_bytes_f32,
@@ -107,16 +107,19 @@ def scale_and_minimum(p, i):
 
 
 @device
-def scales_and_minima(p, i):
-    """Scales and minima i and i + 1, i being even; p is a multiple of 4."""
-    shift, late = 8 * (i & 2), i >> 2
-    one, two, three = const_u32(p), const_u32(p + 4), const_u32(p + 8)
+def scales_and_minima(head, i):
+    """Scales and minima i and i + 1, i being even, of a block of Q4_K or Q5_K: times d and dmin.
+
+    head: its first 16 bytes.
+    """
+    shift, late, (both, one, two, three) = 8 * (i & 2), i >> 2, head
+    d, m = half_f32(both), -half_f32(field(both, 16, 0xFFFF))
     one, two, three = field(one, shift, ALL), field(two, shift, ALL), field(three, shift, ALL)
     scale = join(field(three, 0, 0x0F0F), field(one, 6, 0x0303), 4) if late else one
     minimum = join(field(three, 4, 0x0F0F), field(two, 6, 0x0303), 4) if late else two
     return (
-        (float32(field(scale, 0, 63)), float32(field(minimum, 0, 63))),
-        (float32(field(scale, 8, 63)), float32(field(minimum, 8, 63))),
+        (d * float32(field(scale, 0, 63)), m * float32(field(minimum, 0, 63))),
+        (d * float32(field(scale, 8, 63)), m * float32(field(minimum, 8, 63))),
     )
 
 
@@ -155,26 +158,26 @@ def quants_q6_k(p, i):
 def halves_q4_k(p, u):
     """Low and high nibbles of 16 bytes: 32 elements apart."""
     b, side, part = p + 144 * (u >> 3), 16 * (u & 1), u & 6
-    (one, least), (other, lower) = scales_and_minima(b + 4, part)
-    w, d, m = const_u128(b + 16 + 16 * part + side), const_f16(b), -const_f16(b + 2)
+    (one, least), (other, lower) = scales_and_minima(const_u128(b), part)
+    w = const_u128(b + 16 + 16 * part + side)
     at = 256 * (u >> 3) + 32 * part + side
     return (
         (at, at + 32),
-        (fields(w, 0, NIBBLES), d * one, m * least),
-        (fields(w, 4, NIBBLES), d * other, m * lower),
+        (fields(w, 0, NIBBLES), one, least),
+        (fields(w, 4, NIBBLES), other, lower),
     )
 
 
 def halves_q5_k(p, u):
     """The same, with fifth bits."""
     b, side, part = p + 176 * (u >> 3), 16 * (u & 1), u & 6
-    (one, least), (other, lower) = scales_and_minima(b + 4, part)
-    w, d, m = const_u128(b + 48 + 16 * part + side), const_f16(b), -const_f16(b + 2)
-    fifth, at = const_u128(b + 16 + side), 256 * (u >> 3) + 32 * part + side
+    (one, least), (other, lower) = scales_and_minima(const_u128(b), part)
+    w, fifth = const_u128(b + 48 + 16 * part + side), const_u128(b + 16 + side)
+    at = 256 * (u >> 3) + 32 * part + side
     return (
         (at, at + 32),
-        (joined(fields(w, 0, NIBBLES), fields(fifth, part, ONES), 4), d * one, m * least),
-        (joined(fields(w, 4, NIBBLES), fields(fifth, part + 1, ONES), 4), d * other, m * lower),
+        (joined(fields(w, 0, NIBBLES), fields(fifth, part, ONES), 4), one, least),
+        (joined(fields(w, 4, NIBBLES), fields(fifth, part + 1, ONES), 4), other, lower),
     )
 
 

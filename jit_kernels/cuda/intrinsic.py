@@ -203,12 +203,6 @@ def words_even(b, p):
 
 
 @op(uint32, int64)
-def const_u32(b, p):
-    """The uint32 at p."""
-    return _load(b, p, I32, 4, constant=True)
-
-
-@op(uint32, int64)
 def const_u16(b, p):
     """The uint16 at p."""
     return b.zext(_load(b, p, I16, 2, constant=True), I32)
