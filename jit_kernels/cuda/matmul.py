@@ -42,7 +42,7 @@ from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.ops import STEP
 
 AT_ONCE = 4  # rows of weights that a warp multiplies at a time: their loads go together
-AHEAD, LINE = 2, 128  # turns that weights are on their way to the cache before; bytes of a line
+LINE = 128  # bytes that the cache fetches
 MOST = 256  # rows whose sums lie in shared memory
 
 
@@ -130,7 +130,7 @@ def _few(type: str) -> Launch:
         # Weights are constant: the first come to the cache while the kernel before still runs.
         size, (begin, end) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
         first, (_, n_part) = w + size * begin, shares(n_in)
-        n_byte = AHEAD * quotient(WARPS, n_part) * AT_ONCE * size
+        n_byte = quotient(WARPS, n_part) * AT_ONCE * size
         fetch(first, min(first + n_byte, w + size * end))
 
     @device
