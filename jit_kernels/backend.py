@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.layout import TAPE, TEAM
+from tamis.jit_kernels.layout import TAPE, TEAM, TURNS
 from tamis.jit_kernels.library import KernelLibrary, Progress, shared
 from tamis.jit_kernels.program import KernelSpec, Program
 from tamis.jit_kernels.types import KV_TYPES
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
+PARTS = 8  # of a thread's share of a decode step's keys: what threads may take over from another
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
 
 
@@ -37,12 +38,14 @@ class LinkedProgram:
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
         self._counted = np.zeros((len(program), 3), np.int64)  # calls, bytes and operations
-        starts = np.cumsum([0] + [len(call.values) for call in program.calls])
+        sizes = [TURNS // 8 + len(call.values) for call in program.calls]
+        starts = np.cumsum([0, *sizes])
         self._args = np.zeros(max(1, int(starts[-1])), np.int64)
         self.tape = np.zeros((max(1, len(program)), TAPE.size // 8), np.int64)
         for i, call in enumerate(program.calls):
             for j, (name, value) in enumerate(zip(call.spec.op.fields, call.values, strict=True)):
-                at = slice(starts[i] + j, starts[i] + j + 1)
+                at = starts[i] + TURNS // 8 + j
+                at = slice(at, at + 1)
                 view = self._args[at].view(np.float64) if name.endswith("_f") else self._args[at]
                 view[0] = value
             args = self._args.ctypes.data + 8 * int(starts[i])
@@ -97,6 +100,7 @@ class Backend:
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1
         self.n_thread = n_thread
+        self.n_part = PARTS * n_thread if n_thread > 1 else 1
         self.library = library or shared()
         self.forget_team()
         _backends.add(self)

@@ -124,7 +124,7 @@ class CudaBackend:
     def __init__(self) -> None:
         self.device = Device()
         self.library = PtxLibrary(self.device)
-        self.n_thread = PARTS * self.device.n_multiprocessor
+        self.n_thread = self.n_part = PARTS * self.device.n_multiprocessor
         self._lock = threading.RLock()
         self._mirrors: weakref.WeakValueDictionary[tuple[int, int], Mirror]
         self._mirrors = weakref.WeakValueDictionary()

@@ -27,3 +27,7 @@ class _Tape(NamedTuple):
 # Words that different threads write lie on cache lines (64 bytes) of their own.
 TEAM = _Team(0, 64, 128, 192, 256, tape=320, n_op=328, quit=336, spin=344, size=512)
 TAPE = _Tape(0, 8, 16, 24, 32)
+
+# Bytes before an op's fields in its argument struct: how many turns at its work were taken, for
+# kernels whose threads share it as they come (cpu/turns.py). It is 0 whenever no thread is in it.
+TURNS = 8

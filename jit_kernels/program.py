@@ -92,7 +92,8 @@ class Runner(Protocol):
     `link` gives what `run` replays; between them lies only the backend's own kind of Program.
     """
 
-    n_thread: int  # parts that work may be cut into
+    n_thread: int  # that an op's work is shared by
+    n_part: int  # parts that the keys of a decode step are best cut into
     kv_types: tuple[str, ...]  # of keys and values that it has kernels for
 
     def load(

@@ -42,13 +42,13 @@ def record_attention(
     program.part = ""
 
 
-def n_split(n_row: int, n_thread: int) -> int:
-    """Parts that a row's keys are cut into, so that n_thread threads share n_row rows evenly.
+def n_split(n_row: int, n_part: int) -> int:
+    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part.
 
-    Up to a tenth of many threads may be left without one: each part has its own start and end.
+    Or, of many, up to a 32nd fewer than n_part: each part has a start and an end of its own.
     """
-    few = n_thread // n_row
-    return few if 10 * few * n_row >= 9 * n_thread else n_thread // math.gcd(n_row, n_thread)
+    few = n_part // n_row
+    return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
 
 
 def _record_attend(

@@ -52,11 +52,18 @@ class Audit:
     """The samples of one session's audited steps."""
 
     def __init__(
-        self, every: int, hp: HParams, window: Sequence[int], n_ctx: int, kv_types: KVTypes
+        self,
+        every: int,
+        hp: HParams,
+        window: Sequence[int],
+        n_ctx: int,
+        kv_types: KVTypes,
+        n_thread: int,
     ) -> None:
         if every < 1:
             raise ValueError(f"audit is {every}, expected at least 1: every how manyth step")
         self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
+        self._n_thread = n_thread
         self._kv_types, self._row_bytes = kv_types, kv_types.row_bytes(hp.head_dim)
         self._report = np.zeros((hp.n_layer, hp.n_head, len(AUDIT)), np.float64)
         self._work: np.ndarray | None = None  # made when there is a team to know the size of
@@ -94,8 +101,8 @@ class Audit:
         """Record the check of what is in ws.att."""
         hp = self._hp
         if self._work is None:
-            n_thread = ws.partial.shape[1]
-            self._work = np.zeros((n_thread, ops.audit_work(self._n_ctx, hp.head_dim)), np.float64)
+            n_work = ops.audit_work(self._n_ctx, hp.head_dim)
+            self._work = np.zeros((self._n_thread, n_work), np.float64)
         rec.program.add(
             ops.AUDIT_HEADS,
             (hp.head_dim, *kv.types),

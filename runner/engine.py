@@ -137,7 +137,7 @@ class Engine:
         return MemoryPlan(
             weights=self.model.weights.n_bytes,
             kv=kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v)),
-            workspace=workspace_bytes(hp, n_ubatch, self.n_threads),
+            workspace=workspace_bytes(hp, n_ubatch, self.backend),
             available=self.backend.free_bytes(),
         )
 

@@ -86,8 +86,8 @@ class Session:
             )
         )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
-        ws = new_workspace(hp, n_tok, engine.n_threads)
-        self._audit = Audit(audit, hp, window, n_kv, kv_types) if audit else None
+        ws = new_workspace(hp, n_tok, engine.backend)
+        self._audit = Audit(audit, hp, window, n_kv, kv_types, engine.n_threads) if audit else None
         self._forward = Forward(
             model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from tamis.hparams import HParams
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.program import Runner
 from tamis.jit_kernels.types import zeros
 
 HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
@@ -45,8 +46,8 @@ class Workspace:
         return sum(getattr(self, name).nbytes for name in self.__slots__)
 
 
-def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
-    """Buffers for chunks of up to n_tok tokens on n_thread threads."""
+def new_workspace(hp: HParams, n_tok: int, backend: Runner) -> Workspace:
+    """Buffers for chunks of up to n_tok tokens."""
 
     def f32(*shape: int) -> np.ndarray:
         return zeros(shape, np.float32)
@@ -73,15 +74,15 @@ def new_workspace(hp: HParams, n_tok: int, n_thread: int) -> Workspace:
         route=f32(n_tok, max(1, hp.n_expert)),
         expert_ids=np.zeros((n_tok, n_used), np.int32),
         expert_weights=f32(n_tok, n_used),
-        partial=f32(hp.n_head, n_thread, hp.head_dim + 2),
+        partial=f32(hp.n_head, backend.n_part, hp.head_dim + 2),
         cos=f32(2, n_tok, hp.n_rot // 2),
         sin=f32(2, n_tok, hp.n_rot // 2),
         logits=f32(HEAD_ROWS, hp.n_vocab),
         packed=zeros(ops.packed_bytes(max(n_tok, HEAD_ROWS), widest), np.uint8),
-        scratch=zeros(n_thread * scratch, np.uint8),
+        scratch=zeros(backend.n_thread * scratch, np.uint8),
     )
 
 
-def workspace_bytes(hp: HParams, n_tok: int, n_thread: int) -> int:
+def workspace_bytes(hp: HParams, n_tok: int, backend: Runner) -> int:
     """Bytes of `new_workspace`, which reserves address space only until rows are used."""
-    return new_workspace(hp, n_tok, n_thread).n_bytes
+    return new_workspace(hp, n_tok, backend).n_bytes

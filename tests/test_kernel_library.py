@@ -44,7 +44,7 @@ def gate(library, spec=GATE):
     x, up = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
     y, step = np.zeros(4, np.float32), np.array([1, 0, 0])
     fields = [step, x, up, y]
-    args = np.array([*(a.ctypes.data for a in fields), 4], np.int64)
+    args = np.array([0, *(a.ctypes.data for a in fields), 4], np.int64)  # 0: see layout.TURNS
     library.function(spec)(0, 1, args.ctypes.data)
     return y
 

@@ -130,10 +130,10 @@ class Cache(NamedTuple):
         return cls(KVView(*pages, table, table), step, q, n_kv)
 
 
-def record_attend(program: Program, cache: Cache, sel: Selection, n_thread: int) -> None:
+def record_attend(program: Program, cache: Cache, sel: Selection, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
     q, kv, group = cache.q, cache.kv, N_HEAD // sel.n_row
-    split = n_split(sel.n_row, n_thread) if len(q) == 1 else 1
+    split = n_split(sel.n_row, n_part) if len(q) == 1 else 1
     out, partial = zeros(q.shape, np.float32), zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)
     program.add(
         ops.ATTEND, (HEAD_DIM, group, sel.q_block, *kv.types), step=cache.step, q=q, k_pages=kv.k,
@@ -160,7 +160,7 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
         rows = [chosen[chosen <= p // PAGE] for p in last for _ in range(N_HEAD_KV)]
         indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
         sel = Selection(indptr, np.concatenate(rows), PAGE, q_block, N_HEAD_KV)
-        record_attend(program, cache, sel, backend.n_thread)
+        record_attend(program, cache, sel, backend.n_part)
     linked = backend.link(program)
     seconds = timed(backend, lambda: backend.run(linked)) / copies
     n_bytes = 2 * 2 * HEAD_DIM * N_HEAD_KV * (n_kv // share)
@@ -177,7 +177,7 @@ def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
     rec = Recording(program, cache.step, 1, 1)
     sel = parse_method(attn).open(shape).decode(rec, 0, cache.q, cache.kv)
     n_choose = len(program)
-    record_attend(program, cache, sel, backend.n_thread)
+    record_attend(program, cache, sel, backend.n_part)
     linked = backend.link(program)
     backend.run(linked)  # what a method keeps of the whole context is made here
     choosing = timed(backend, lambda: backend.run(linked, 0, n_choose))

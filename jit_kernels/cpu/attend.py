@@ -34,6 +34,7 @@ from tamis.jit_kernels.cpu.simd import (
     store_i,
     zero_f,
 )
+from tamis.jit_kernels.cpu.turns import take
 from tamis.jit_kernels.ops import MAX_Q_BLOCK, STEP, attend_scratch
 from tamis.jit_kernels.types import PAGE
 
@@ -154,13 +155,15 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
     @njit(error_model="numpy")
     def finish_part(state, n_q, query, n_head, partial, split):
-        """Write sums, maximum and total of one part of n_split."""
-        part, n_split = split
+        """Write sums, maximum and total of parts of n_split: the first has all, others nothing."""
+        first, n_part, n_split = split
         for r in range(n_q):
-            to = partial + part_size * ((query + r // group * n_head + r % group) * n_split + part)
-            write(state, r, ONE, to)
-            store_f32(to + row_size, load_f32(state + at.top + 4 * r))
-            store_f32(to + row_size + 4, load_f32(state + at.total + 4 * r))
+            parts = (query + r // group * n_head + r % group) * n_split
+            for part in range(first, first + n_part):
+                to, factor = partial + part_size * (parts + part), ONE if part == first else ZERO
+                write(state, r, factor, to)
+                store_f32(to + row_size, load_f32(state + at.top + 4 * r))
+                store_f32(to + row_size + 4, load_f32(state + at.total + 4 * r) * factor)
 
     return start, finish, finish_part
 
@@ -222,7 +225,7 @@ def _adding(
 
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
-    """Kernel of ATTEND: threads take rows and parts of rows in turn, long and short alternately."""
+    """Kernel of ATTEND: threads take rows, or neighbouring parts of rows."""
     assert q_block <= MAX_Q_BLOCK
     at = layout_of(q_block * group, group, head_dim)
     state_size = attend_scratch(group, head_dim)
@@ -231,47 +234,50 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
+        tid, n_thread, turns, step, q, k_pages, v_pages, k_table, v_table, indptr, indices,
+        log_weight, block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out,
+        lse, scratch, scale_f,
     ):  # fmt: skip
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
         row_q = q + 4 * head_dim * n_row * group * load_i64(step + STEP.row)
         n_head, state = n_row * group, (scratch + tid * state_size + 63) // 64 * 64
         n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
-        for turn in range(0, n_item, n_thread):
-            # Later rows are longer: the order of the threads is reversed every other turn.
-            item = turn + (tid if turn // n_thread % 2 == 0 else n_thread - 1 - tid)
-            if item >= n_item:
-                continue
-            part, row = item % n_split, item // n_split
-            head, first_tok = row % n_row * group, row // n_row * q_block
-            n_q = min(n_tok - first_tok, q_block) * group
-            first = pos + stride * first_tok
-            low = max(0, first - window + 1) if window != 0 else 0
-            high = first + stride * (n_q // group - 1)
-            begin, end = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
-            begin = first_at_least(indices, begin, end, low // block)
-            n_seen = first_at_least(indices, begin, end, high // block + 1) - begin
-            cursor = begin + n_seen * part // n_split, 0
-            last = begin + n_seen * (part + 1) // n_split
-            query = n_head * first_tok + head
-            at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
-            start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
-            pack(state)
-            keys = last, indices, log_weight, block, low, high
-            tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
-            h = head // heads_per_kv
-            batch, ahead = state + at.batches, state + at.batches + BATCH.size
-            n, cursor = gather(batch, cursor, keys, tables, h)
-            while n > 0:
-                n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
-                add(state, batch, ahead, pages, n, n_q, (first, stride), window)
-                n, batch, ahead = n_ahead, ahead, batch
-            if n_split == 1:
-                finish(state, n_q, query, n_head, out, lse)
-            else:
-                finish_part(state, n_q, query, n_head, partial, (part, n_split))
+        turn = 0
+        item, end = take(turn, tid, n_thread, n_item, turns)
+        while item < n_item:
+            while item < end:
+                part, row = item % n_split, item // n_split
+                n_part = min(n_split - part, end - item)
+                item += n_part
+                head, first_tok = row % n_row * group, row // n_row * q_block
+                n_q = min(n_tok - first_tok, q_block) * group
+                first = pos + stride * first_tok
+                low = max(0, first - window + 1) if window != 0 else 0
+                high = first + stride * (n_q // group - 1)
+                begin, last = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
+                begin = first_at_least(indices, begin, last, low // block)
+                n_seen = first_at_least(indices, begin, last, high // block + 1) - begin
+                cursor = begin + n_seen * part // n_split, 0
+                last = begin + n_seen * (part + n_part) // n_split
+                query = n_head * first_tok + head
+                at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
+                start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
+                pack(state)
+                keys = last, indices, log_weight, block, low, high
+                tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
+                h = head // heads_per_kv
+                batch, ahead = state + at.batches, state + at.batches + BATCH.size
+                n, cursor = gather(batch, cursor, keys, tables, h)
+                while n > 0:
+                    n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
+                    add(state, batch, ahead, pages, n, n_q, (first, stride), window)
+                    n, batch, ahead = n_ahead, ahead, batch
+                if n_split == 1:
+                    finish(state, n_q, query, n_head, out, lse)
+                else:
+                    finish_part(state, n_q, query, n_head, partial, (part, n_part, n_split))
+            turn += 1
+            item, end = take(turn, tid, n_thread, n_item, turns)
 
     return kernel
 
@@ -293,13 +299,15 @@ def attend_merge(head_dim: int) -> Any:
             for p in range(n_split):
                 part = parts + part_size * p
                 total += weight_of(part, top) * load_f32(part + row_size + 4)
-            factor = ONE / total if total > ZERO else ZERO
+            factor, to = ONE / total if total > ZERO else ZERO, out + row_size * query
             for d in range(0, row_size, 4 * LANES):
-                x = zero_f()
-                for p in range(n_split):
-                    part = parts + part_size * p
-                    x += load_f(part + d) * splat_f(weight_of(part, top) * factor)
-                store_f(out + row_size * query + d, x)
+                store_f(to + d, zero_f())
+            for p in range(n_split):
+                part = parts + part_size * p
+                if load_f32(part + row_size + 4) > ZERO:
+                    weight = splat_f(weight_of(part, top) * factor)
+                    for d in range(0, row_size, 4 * LANES):
+                        store_f(to + d, load_f(to + d) + load_f(part + d) * weight)
             if lse != 0:
                 log = np.float32(math.log(total)) if total > ZERO else ZERO
                 store_f32(lse + 4 * query, top + log)

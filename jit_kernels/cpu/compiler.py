@@ -17,6 +17,7 @@ from numba.core import codegen, config, cpu
 
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.intrinsic import struct_reader
+from tamis.jit_kernels.layout import TURNS
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.workers import serve
@@ -40,15 +41,19 @@ def _entry(op: Op, constants: dict[str, int | str]) -> Any:
         return function
     expected = ["tid", "n_thread", *op.fields]
     found = list(inspect.signature(function).parameters)
-    if found != expected:
+    shares = found[2:3] == ["turns"]  # see cpu/turns.py
+    if found[:2] + found[2 + shares :] != expected:
         raise TypeError(f"kernel {op.name} takes {found}, the contract says {expected}")
     kernel = njit(**OPTIONS)(function)
     fields = struct_reader(tuple("f" if name.endswith("_f") else "i" for name in op.fields))
 
     def entry(tid, n_thread, args):
-        kernel(tid, n_thread, *fields(args))
+        kernel(tid, n_thread, *fields(args + TURNS))
 
-    return entry
+    def entry_with_turns(tid, n_thread, args):
+        kernel(tid, n_thread, args, *fields(args + TURNS))
+
+    return entry_with_turns if shares else entry
 
 
 def _private(module: Any, symbol: str, native: str) -> None:

@@ -573,7 +573,11 @@ def pair_of(dot: Any) -> Any:
     one = njit(error_model="numpy")(dot)
 
     def pair(row, other, n, prepared):
-        return one(row, n, prepared), one(other, n, prepared)
+        first = second = f32(0)
+        for _ in range(2):  # a loop, so that the compiler has one of them to optimise
+            first, second = second, one(row, n, prepared)
+            row = other
+        return first, second
 
     return pair
 

@@ -14,6 +14,7 @@ from tamis.jit_kernels.cpu.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
 from tamis.jit_kernels.cpu.pack import pack_row, scratch_of
 from tamis.jit_kernels.cpu.panel import MR, NR, share_of
+from tamis.jit_kernels.cpu.turns import take
 from tamis.jit_kernels.ops import FEW_ROWS, STEP, packed_form
 
 
@@ -71,34 +72,41 @@ def rows_of(type: str) -> Any:
 
 
 def matmul(type: str) -> Any:
-    """Kernel of MATMUL: each thread takes a range of weight rows for all rows of x."""
+    """Kernel of MATMUL: threads take ranges of weight rows for all rows of x."""
     pair, row_bytes, gemm = rows_of(type), row_bytes_of(type), gemm_of(type)
 
     def kernel(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+        tid, n_thread, turns, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         n_tok = load_i64(step + STEP.n_tok)
         mine = scratch + tid * scratch_of(n_in)
         if n_tok > FEW_ROWS:
             # Threads share (part of the rows of x, unit of NR weights), in this order.
             n_unit = (n_out + NR - 1) // NR
-            n_part = parts_of(n_unit, n_thread, n_tok)
-            begin, end = share_of(tid, n_thread, n_unit * n_part, 1)
-            for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
-                rows = share_of(part, n_part, n_tok, MR)
-                first = NR * max(0, begin - n_unit * part)
-                last = min(n_out, NR * (end - n_unit * part))
-                gemm(w, n_in, first, last, packed, rows, y, 4 * y_stride, bias, add, mine)
+            n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
+            begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
+            while begin < n_unit * n_part:
+                for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
+                    rows = share_of(part, n_part, n_tok, MR)
+                    first = NR * max(0, begin - n_unit * part)
+                    last = min(n_out, NR * (end - n_unit * part))
+                    gemm(w, n_in, first, last, packed, rows, y, 4 * y_stride, bias, add, mine)
+                turn += 1
+                begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
             return
-        (first, last), size = share_of(tid, n_thread, n_out, 1), row_bytes(n_in)
-        for r in range(first, last, 2):
-            row, next = w + size * r, min(r + 1, last - 1)  # the last may have no other row
-            for t in range(n_tok):
-                to = y + 4 * y_stride * t
-                sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, mine)
-                store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
-                if next > r:
-                    store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+        size, n_pair, turn = row_bytes(n_in), (n_out + 1) // 2, 0
+        begin, end = take(turn, tid, n_thread, n_pair, turns)
+        while begin < n_pair:
+            for r in range(2 * begin, 2 * end, 2):
+                row, next = w + size * r, min(r + 1, n_out - 1)  # the last may have no other row
+                for t in range(n_tok):
+                    to = y + 4 * y_stride * t
+                    sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, mine)
+                    store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
+                    if next > r:
+                        store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+            turn += 1
+            begin, end = take(turn, tid, n_thread, n_pair, turns)
 
     return kernel
 
