@@ -127,7 +127,7 @@ class Cache(NamedTuple):
         q = zeros((n_tok, N_HEAD, HEAD_DIM), np.float32)
         q[...] = rng.standard_normal(q.shape)
         step = np.array([n_tok, n_kv - n_tok, 0, 0, n_kv])
-        return cls(KVView(*pages, table, table), step, q, n_kv)
+        return cls(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
 
 def record_attend(program: Program, cache: Cache, sel: Selection, n_part: int) -> None:

@@ -1,5 +1,7 @@
 """The best k of a row of scores, by a block: the k-th best by its digits, then all from it on."""
 
+from typing import Any
+
 from numba import cuda, int32, uint32
 
 from tamis.jit_kernels.cuda.grid import (
@@ -19,6 +21,8 @@ DIGIT = 11  # bits: a sign, an exponent and two more spread scores over many cou
 BINS = 1 << DIGIT
 SHARE = BINS // THREADS  # counters that a thread adds up
 AT_ONCE = 4  # scores that a thread has on their way
+
+add_shared: Any = cuda.atomic.add
 
 
 @device
@@ -67,7 +71,7 @@ def threshold(scores, low, high, k, parts):
         for j in range(low + thread(), high, AT_ONCE * THREADS):
             for x in some_of(scores, j, THREADS, high):
                 if x != 0 and (turn == 0 or x >> (shift + width) == known):
-                    cuda.atomic.add(counts, (x >> shift) & ((1 << width) - 1), 1)
+                    add_shared(counts, (x >> shift) & ((1 << width) - 1), 1)
         sync_block()
         digit, k = digit_of(counts, k, parts)
         known = uint32((known << width) | digit)

@@ -47,7 +47,7 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     """PTX of one kernel, whose entry is `name` and takes the fields of its op as parameters."""
     body, overlaps = device(launch.kernel), target.overlaps
     starts = overlaps and launch.start is not None
-    start = device(launch.start) if starts else None
+    start: Any = device(launch.start) if starts else None
 
     def entry(fields):
         if starts:

@@ -83,7 +83,7 @@ def scoring_of(n: int) -> Scoring:
 
     @op(FOUR, q_kind, k_kind, k_kind)
     def score(b, q, first, second):
-        found = []
+        found: list[Any] = []
         for key in (first, second):
             sums = [[ir.Constant(FLOAT, 0.0)] * 4 for _ in range(2)]  # two: they need not wait
             for i in range(2 * n_piece):
