@@ -10,8 +10,11 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Engine": "tamis.engine",
+    "Llama": "tamis.bindings.compat",
+    "LlamaGrammar": "tamis.bindings.compat",
     "Session": "tamis.session",
     "SamplerParams": "tamis.sampler",
+    "summarize": "tamis.summary.summarize",
 }
 __all__ = ["__version__", *sorted(_EXPORTS)]
 

@@ -40,7 +40,7 @@ class Engine:
     """A loaded model. Immutable; sessions share its weights and its thread team."""
 
     def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, backend: Runner) -> None:
-        self._file, self.model, self._vocab = file, model, vocab
+        self._file, self.model, self.vocab = file, model, vocab
         self.n_threads = backend.n_thread
         self.backend = backend
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
@@ -108,9 +108,9 @@ class Engine:
     def chat_template(self) -> ChatTemplate:
         """The file's chat template, or the usual one for its tokens. Raises PromptError."""
         if self._template is None:
-            source = self._vocab.chat_template or default_template(self._vocab.tokens)
+            source = self.vocab.chat_template or default_template(self.vocab.tokens)
             bos, eos = (
-                "" if i is None else self._vocab.tokens[i]
+                "" if i is None else self.vocab.tokens[i]
                 for i in (self.tokenizer.bos, self.tokenizer.eos)
             )
             self._template = ChatTemplate(source, bos=bos, eos=eos)

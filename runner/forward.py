@@ -114,6 +114,13 @@ class Forward:
         self._count(self._head, n_row, 0)
         return self._logits(n_row)
 
+    def hidden(self, n_row: int) -> np.ndarray:
+        """The first n_row rows of the last chunk after the output norm, f32 [n_row, n_embd]."""
+        self._backend.fetch(self._ws.x)
+        x = self._ws.x[:n_row].astype(np.float64)
+        x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + self._model.hp.rms_eps)
+        return (x * self._model.weights.output_norm).astype(np.float32)
+
     def _logits(self, n_row: int) -> np.ndarray:
         found = self._ws.logits[:n_row]
         self._backend.fetch(found)

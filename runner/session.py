@@ -2,21 +2,20 @@
 
 import hashlib
 import json
-import os
-import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tamis import session_file
 from tamis.audit import Audit
 from tamis.forward import Forward
 from tamis.jit_kernels.types import kv_row
 from tamis.kv.cache import KVCache, KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
+from tamis.session_file import SessionFileError
 from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
@@ -24,16 +23,11 @@ if TYPE_CHECKING:
     from tamis.engine import Engine, Progress
 
 TokenProgress = Callable[[int, int], None]
-MAGIC, VERSION = b"TAMISSES", 1
 MAX_CTX = 1 << 24
 
 
 class ContextError(ValueError):
     """The tokens do not fit the context; the message has both numbers and the remedy."""
-
-
-class SessionFileError(ValueError):
-    """A session file is damaged, or was saved for another model."""
 
 
 class Piece(NamedTuple):
@@ -150,6 +144,14 @@ class Session:
             for row in range(0, len(chunk), HEAD_ROWS):
                 yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
 
+    def hidden(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Append tokens; what the output head reads of each, in slices f32 [n_row, n_embd].
+
+        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        """
+        for chunk, _ in self._append(ids, None):
+            yield self._forward.hidden(len(chunk))
+
     def truncate(self, n_tokens: int) -> None:
         """Forget all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
@@ -226,20 +228,8 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Write tokens, keys and values to a file: whole or not at all."""
-        path = Path(path)
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                digest = hashlib.sha256()
-                for part in self._parts(json.dumps(header).encode()):
-                    digest.update(part)
-                    file.write(part)
-                file.write(digest.digest())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        session_file.write(Path(path), header, self._arrays())
 
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
@@ -248,21 +238,14 @@ class Session:
         Raises SessionFileError (damaged, other version or model), ContextError; the session is then
         as it was.
         """
-        data = Path(path).read_bytes()
-        body, digest = data[:-32], data[-32:]
-        if body[:8] != MAGIC or hashlib.sha256(body).digest() != digest:
-            raise SessionFileError(f"{path} is not a session file, or it is damaged")
-        version, size = struct.unpack_from("<II", body, 8)
-        if version != VERSION:
-            raise SessionFileError(f"{path} has version {version}, this program reads {VERSION}")
-        header = json.loads(body[16 : 16 + size])
+        header, data = session_file.read(Path(path))
         if header["model"] != self._fingerprint():
             raise SessionFileError(f"{path} was saved for another model")
         tokens = header["tokens"]
         self._check_room(f"{path} holds {len(tokens)}", len(tokens))
         self.truncate(0)
         # Files from before there was a choice have no types.
-        self._restore(body[16 + size :], tokens, KVTypes(*header.get("kv", ())))
+        self._restore(data, tokens, KVTypes(*header.get("kv", ())))
         self.recall()
 
     def _append(
@@ -313,15 +296,13 @@ class Session:
         text = json.dumps([repr(self._engine.hp), tensors])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _parts(self, header: bytes) -> Iterator[bytes]:
-        yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
+    def _arrays(self) -> Iterator[np.ndarray]:
         for layer in range(self._engine.hp.n_layer):
             view = self._kv.view(layer)
             self._engine.backend.fetch(view.k, view.v)
-            for array in self._kv.read(layer, self.n_past):
-                yield array.tobytes()
+            yield from self._kv.read(layer, self.n_past)
 
-    def _restore(self, data: bytes, tokens: list[int], types: KVTypes) -> None:
+    def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
         shape, at = (len(tokens), hp.n_head_kv), 0
         for layer in range(hp.n_layer):

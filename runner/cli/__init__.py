@@ -15,10 +15,12 @@ from tamis import __version__
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt",
+    "summarize": "summarize documents of any length, or answer questions about them",
     "pull": "fetch a model",
     "inspect": "show metadata, tensors and the memory plan of a model",
     "bench": "measure prefill and decode",
     "perplexity": "perplexity of a text",
+    "eval": "measure what attention methods keep of quality",
     "tokenize": "show the tokens of a text",
     "methods": "list the attention methods of --attn and --prefill",
     "warmup": "compile the kernels of a model now",

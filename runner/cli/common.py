@@ -9,6 +9,11 @@ from typing import Any
 from tamis.cli import UsageError
 
 MIB = 1 << 20
+AUTO_HELP = (
+    "--attn auto decodes the prompt's last tokens again with several methods, takes the one that "
+    "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
+    "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
+)
 CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
@@ -68,6 +73,11 @@ def count_or_zero(text: str) -> int:
     return _whole(text, least=0)
 
 
+def count_or_auto(text: str) -> int | None:
+    """An argument that is a whole number of at least 1, or auto: None."""
+    return None if text == "auto" else count(text)
+
+
 def counts(text: str) -> list[int]:
     """An argument such as 1,2,4: whole numbers of at least 1."""
     return [count(item) for item in text.split(",")]
@@ -89,33 +99,47 @@ def _whole(text: str, least: int) -> int:
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *, threads: bool = True, several: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    threads: bool = True,
+    several: bool = False,
+    auto: bool = False,
+    lengths: bool = False,
 ) -> None:
     """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
 
-    several: --attn is a list.
+    several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
+    auto: context, types and --prefill are chosen where none is named; their defaults are then
+    None, None and "auto".
     """
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
-    parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
+    if auto:
+        parser.add_argument("-c", "--ctx", type=count_or_auto, help="context in tokens, or auto")
+    elif not lengths:
+        parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
     for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
         parser.add_argument(
             f"-ct{short}",
             f"--cache-{name}",
             choices=CACHE_TYPES,
-            default="f16",
-            help=f"what {what} are kept as (default: f16)",
+            default=None if auto else "f16",
+            help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
         )
     text = "attention method of decoding: see `tamis methods`"
     if several:
         parser.add_argument("--attn", action="append", help=text + "; may be given again")
     else:
         parser.add_argument("--attn", default="dense", help=text)
-    parser.add_argument(
-        "--prefill", default="dense", help="attention method of reading prompts: likewise"
-    )
+    text = "attention method of reading prompts: likewise"
+    if lengths:
+        parser.add_argument("--prefill", action="append", help=text)
+    elif auto:
+        parser.add_argument("--prefill", default="auto", help=text + ", or auto")
+    else:
+        parser.add_argument("--prefill", default="dense", help=text)
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +179,16 @@ def check_methods(attn: str, prefill: str) -> None:
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
+        raise UsageError(str(error)) from error
+
+
+def auto_method(attn: str) -> Any:
+    """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
+    from tamis.auto import AutoError, parse_auto
+
+    try:
+        return parse_auto(attn)
+    except AutoError as error:
         raise UsageError(str(error)) from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tamis.cli import audit, states
+from tamis.evals.predict import divergence, log_softmax
 
 COLUMNS = {
     "attn": "attn",
@@ -55,19 +56,6 @@ def measure(
             row |= {key: found[key] for key in COLUMNS if key in found}
             row["bounds"] = found["bounds"]
         yield row
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities, float32, of logits [n_vocab]; summed in float64."""
-    x = logits.astype(np.float64)
-    top = x.max()
-    return (x - top - math.log(np.exp(x - top).sum())).astype(np.float32)
-
-
-def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """KL(p || q) of each row, float64 [n], from log-probabilities [n, n_vocab]."""
-    rows = (a.astype(np.float64) for a in p), (b.astype(np.float64) for b in q)
-    return np.array([(np.exp(a) * (a - b)).sum() for a, b in zip(*rows, strict=True)])
 
 
 def _prediction(log_p: np.ndarray, expected: np.ndarray) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tamis.cli.answer import open_answer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
     common.add_model_arguments(parser)
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
@@ -34,13 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     params = common.sampler_params(arguments)
     text = _prompt(arguments)
     progress = common.Progress()
+    how = common.auto_method(arguments.attn)
+    arguments.attn = arguments.attn if how is None else "dense"
     engine = common.load_engine(arguments, progress)
     ids = _ids(engine, text, arguments)
     session = common.open_session(engine, arguments, progress)
     start, first, pieces = time.perf_counter(), 0.0, []
+    left = ids
+    if how is not None and len(ids) > 1:
+        session, left = _chosen(engine, session, arguments, how, ids), ids[-1:]
     with open_answer(plain=True) as answer:
         for piece in session.generate(
-            ids,
+            left,
             params,
             stop=arguments.stop,
             max_tokens=arguments.max_tokens,
@@ -55,6 +61,24 @@ def run(arguments: argparse.Namespace) -> int:
         audit.write(found)
     engine.close()
     return 0
+
+
+def _chosen(
+    engine: Any, session: Any, arguments: argparse.Namespace, how: Any, ids: list[int]
+) -> Any:
+    """A session that holds the prompt but its last token, with the method that suits it."""
+    from tamis.auto import choose
+
+    progress = common.Progress()
+    session.prefill(ids[:-1], progress.tokens)
+    choice = choose(engine, session, how)
+    common.note(f"--attn auto: {choice.attn}; {choice.reason}")
+    if choice.attn == "dense":
+        return session
+    arguments.attn = choice.attn
+    own = common.open_session(engine, arguments, progress)
+    own.copy(session)
+    return own
 
 
 def _prompt(arguments: argparse.Namespace) -> str:

@@ -1,0 +1,783 @@
+"""class Llama: llama_cpp.Llama's constructor, methods, defaults and results over a tamis engine.
+
+Arguments that mean nothing here are taken and warned about by name; LlamaGrammar, the caches and
+the lists of processors and criteria are llama_cpp's too. One Llama holds one sequence: calls that
+give a whole answer wait for each other, and a stream that another call overtakes ends with an
+error.
+"""
+
+import json
+import random
+import threading
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tamis import models
+from tamis.bindings.drop_in import chat, completion
+from tamis.bindings.drop_in.arguments import (
+    as_text,
+    file_of,
+    kv_type,
+    load_engine,
+    pooling_of,
+    sampling_of,
+    warn_without_effect,
+)
+from tamis.bindings.drop_in.caches import (
+    BaseLlamaCache,
+    LlamaCache,
+    LlamaDiskCache,
+    LlamaRAMCache,
+    LlamaState,
+    longest_token_prefix,
+)
+from tamis.bindings.drop_in.completion import Answer, Chunk, Request
+from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.bindings.drop_in.lookup import LlamaDraftModel, LlamaPromptLookupDecoding
+from tamis.bindings.drop_in.sampling import (
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    Sampling,
+    StoppingCriteriaList,
+)
+from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
+from tamis.bindings.drop_in.tools import ToolCall, as_tools, call_schema, forced
+from tamis.bindings.flat.context import pool
+from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
+from tamis.bindings.flat.state import load_session, session_bytes
+from tamis.engine import Engine
+from tamis.sampler import Sampler
+from tamis.samplers.grammar import GrammarTokenizer
+
+__all__ = [
+    "BaseLlamaCache",
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaDraftModel",
+    "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteriaList",
+]
+
+
+class Llama:
+    """A model and one sequence, with llama_cpp.Llama's interface.
+
+    Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
+    writes them. n_gpu_layers other than 0 puts the whole model on the CUDA device. type_k, type_v:
+    ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with logprobs
+    does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, MemoryError.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        n_gpu_layers: int = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: list[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: dict[str, bool | int | float | str] | None = None,
+        seed: int = LLAMA_DEFAULT_SEED,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int | None = -1,
+        pooling_type: int = -1,
+        attention_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: Any = None,
+        draft_model: LlamaDraftModel | None = None,
+        tokenizer: Any = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        spm_infill: bool = False,
+        verbose: bool = True,
+        attn: str = "dense",
+        prefill: str = "dense",
+        **kwargs: Any,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")}
+        warn_without_effect(given, kwargs)
+        self._given = given  # what pickle keeps
+        self.model_path, self.verbose = model_path, verbose
+        self.n_batch, self.last_n_tokens_size = n_batch, last_n_tokens_size
+        self.draft_model, self.spm_infill = draft_model, spm_infill
+        self.chat_format, self.chat_handler = chat_format, chat_handler
+        self.cache: BaseLlamaCache | None = None
+        self._seed, self._logits_all, self._embedding = seed, logits_all, embedding
+        self._lock = threading.RLock()
+        self._engine = load_engine(model_path, n_threads, n_gpu_layers)
+        self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
+        self._session = self._engine.session(
+            n_ctx=self._n_ctx,
+            n_ubatch=min(n_ubatch, n_batch, self._n_ctx),
+            attn=attn,
+            prefill=prefill,
+            type_k=kv_type(type_k, "type_k"),
+            type_v=kv_type(type_v, "type_v"),
+        )
+        if draft_model is not None and attn != prefill:
+            raise ValueError("draft_model needs one method: drafts are checked as prompts are")
+        self._pooling = pooling_of(self._engine, pooling_type)
+        self._format: chat.ChatFormat | None = None
+        if chat_format is not None:
+            self._format = chat.ChatFormat(self._engine, chat_format)
+        self._grammar_tokenizer: GrammarTokenizer | None = None
+        self._scores = np.zeros((self._n_ctx if logits_all else 0, self.n_vocab()), np.float32)
+        self._row: np.ndarray | None = None  # logits of the last token
+        self._ahead: deque[tuple[int, np.ndarray]] = deque()  # held, but not yet in the text
+        self._turn = 0
+        self.metadata = {key: as_text(value) for key, value in self._engine.metadata.items()}
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Tokens of context."""
+        return self._n_ctx
+
+    def n_embd(self) -> int:
+        """Width of the model."""
+        return self._engine.hp.n_embd
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._engine.hp.n_vocab
+
+    def token_eos(self) -> int:
+        """The token that ends a text, -1 for none."""
+        return _id(self._engine.vocab.eos)
+
+    def token_bos(self) -> int:
+        """The token that begins a text, -1 for none."""
+        return _id(self._engine.vocab.bos)
+
+    def token_nl(self) -> int:
+        """The token of a line feed."""
+        return _id(next(iter(self._engine.tokenizer.encode("\n", add_special=False)), None))
+
+    def tokenizer(self) -> "LlamaTokenizer":
+        """Its tokenizer as an object."""
+        return LlamaTokenizer(self)
+
+    def pooling_type(self) -> int:
+        """How rows of a text become one embedding: llama.h's number."""
+        return self._pooling
+
+    @property
+    def engine(self) -> Engine:
+        """The engine under it, for what llama_cpp has no name for."""
+        return self._engine
+
+    @property
+    def context_params(self) -> llama_context_params:
+        """The size of its context, as the flat API says it."""
+        n_ubatch = self._session.forward.n_ubatch
+        return llama_context_params(n_ctx=self._n_ctx, n_batch=self.n_batch, n_ubatch=n_ubatch)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the text so far."""
+        return self._session.n_past - len(self._ahead)
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        self._forget_ahead()
+        self._session.truncate(n)
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """Tokens of the text so far, int32 [n_tokens]."""
+        return np.array(self._session.tokens[: self.n_tokens], np.int32)
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """Tokens of the text so far."""
+        return deque(self.input_ids.tolist(), maxlen=self._n_ctx)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Logits f32 [n, n_vocab]: of all positions with logits_all, else of the last token."""
+        if self._logits_all:
+            return self._scores
+        return np.empty((0, self.n_vocab())) if self._row is None else self._row[None]
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """Logits of the text so far: of all tokens with logits_all, else of the last."""
+        rows = self._scores[: self.n_tokens] if self._logits_all else self.scores
+        return deque(rows.tolist(), maxlen=self._n_ctx if self._logits_all else 1)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text in UTF-8; special: control tokens written out in it are read."""
+        decoded = text.decode("utf-8", "replace")
+        return self._engine.tokenizer.encode(decoded, add_special=add_bos, parse_special=special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of tokens; without prev_tokens, a space that follows a leading BOS is cut."""
+        piece = self._engine.tokenizer.piece
+        out = b"".join(piece(int(token), special=special) for token in tokens)
+        first_is_bos = prev_tokens is None and len(tokens) > 0 and tokens[0] == self.token_bos()
+        return out.removeprefix(b" ") if first_is_bos else out
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Keep the states of completions in `cache` and begin later ones from them."""
+        self.cache = cache
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of calls that name none."""
+        self._seed = seed
+
+    # --- tokens ----------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the text."""
+        with self._lock:
+            self.n_tokens = 0
+            self._row = None
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text. Raises ContextError, ValueError; the text is then as it was.
+
+        Many tokens run in chunks of n_ubatch; Ctrl-C stops them.
+        """
+        with self._lock:
+            self._forget_ahead()
+            if len(tokens):
+                self._append(list(map(int, tokens)), last_only=True)
+
+    def _append(self, tokens: list[int], *, last_only: bool) -> np.ndarray:
+        """Append tokens; their logits f32 [n, n_vocab], or the last one's [1, n_vocab]."""
+        first = self._session.n_past
+        if len(tokens) == 1 and first:
+            rows = self._session.decode(tokens[0])[None]
+        elif last_only and not self._logits_all:
+            rows = self._session.prefill(tokens)[None]
+        else:
+            rows = np.concatenate(list(self._session.logits(tokens)))
+        if self._logits_all:
+            self._scores[first : first + len(tokens)] = rows
+        self._row = rows[-1]
+        return rows
+
+    def _forget_ahead(self) -> None:
+        n_past, n_ahead = self._session.n_past, len(self._ahead)
+        self._ahead.clear()
+        if n_ahead:
+            self._session.truncate(n_past - n_ahead)
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """A token by the logits of the last one, or of position idx with logits_all."""
+        given = locals()
+        if self._row is None:
+            raise ValueError("there are no logits: call eval first")
+        row = self._row if idx is None else self._scores[idx]
+        return self._sampler(sampling_of(given)).sample(row)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        grammar: LlamaGrammar | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Tokens that follow a prompt, for as long as they are asked for.
+
+        reset: the text is replaced by the prompt; what they begin with alike is kept. Tokens that
+        are sent in follow the one just given.
+        """
+        sampler = self._sampler(sampling_of(locals()))
+        prompt = list(map(int, tokens))
+        return self._generate(prompt, sampler, stopping_criteria, reset=reset, rows=[])
+
+    def _generate(
+        self,
+        prompt: list[int],
+        sampler: Sampler,
+        criteria: StoppingCriteriaList | None,
+        *,
+        reset: bool,
+        rows: list[np.ndarray],
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """As `generate`; rows gets the logits that each token was chosen by."""
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+            row = self._begin(prompt, reset=reset)
+        while True:
+            token = sampler.sample(row)
+            if criteria is not None and criteria(self.input_ids, row):
+                return
+            sampler.accept(token)
+            rows[:] = [row]
+            sent = yield token
+            with self._lock:
+                if turn != self._turn:
+                    raise RuntimeError("another call on this Llama has taken over its context")
+                row = self._follow(token, list(sent or ()))
+
+    def _begin(self, prompt: list[int], *, reset: bool) -> np.ndarray:
+        """Make the text the prompt, or end with it; logits of its last token."""
+        self._forget_ahead()
+        if reset:
+            # The last token runs again: its logits are needed.
+            n = min(longest_token_prefix(self._session.tokens, prompt), len(prompt) - 1)
+            self._session.truncate(max(n, 0))
+            prompt = prompt[n:]
+        return self._append(prompt, last_only=True)[-1]
+
+    def _follow(self, token: int, sent: list[int]) -> np.ndarray:
+        """Append a token that was chosen, and those sent in; logits of the last one."""
+        if not sent and self._ahead and self._ahead[0][0] == token:
+            return self._ahead.popleft()[1]
+        self._forget_ahead()
+        tokens = [token, *sent]
+        draft = self._draft(tokens)
+        rows = self._append(tokens + draft, last_only=not draft)
+        self._ahead.extend(zip(draft, rows[len(tokens) :], strict=True))
+        return rows[len(tokens) - 1] if draft else rows[-1]
+
+    def _draft(self, tokens: list[int]) -> list[int]:
+        if self.draft_model is None:
+            return []
+        text = np.array(self._session.tokens + tokens, np.int32)
+        room = min(self._n_ctx - len(text), self._session.forward.n_ubatch - len(tokens))
+        return [int(i) for i in self.draft_model(text)[: max(room, 0)]]
+
+    def _sampler(self, sampling: Sampling, seed: int | None = None) -> Sampler:
+        seed = self._seed if seed is None else seed
+        return sampling.sampler(
+            self.n_vocab(),
+            seed=None if seed == LLAMA_DEFAULT_SEED else seed & 0xFFFFFFFF,
+            last_n=self.last_n_tokens_size,
+            ids=lambda: self.input_ids,
+            tokenizer=self._tokenizer_of_grammars,
+        )
+
+    def _tokenizer_of_grammars(self) -> GrammarTokenizer:
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = GrammarTokenizer(self._engine.tokenizer, self.n_vocab())
+        return self._grammar_tokenizer
+
+    # --- completions -----------------------------------------------------------------------------
+
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006 - llama_cpp's default, never written to
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: dict[int, float] | None = None,
+    ) -> Chunk | Iterator[Chunk]:
+        """Go on with a text; a completion of OpenAI's API, or its chunks with stream=True.
+
+        max_tokens None or below 1: to the end of the context. suffix: what comes after the gap, for
+        models with tokens for that. Raises ValueError for a prompt that does not fit, SamplerError
+        for parameters out of range.
+        """
+        sampling, ids = sampling_of(locals()), self._prompt(prompt, suffix)
+        room = self._n_ctx - len(ids)
+        if echo and logprobs is not None and not self._logits_all:
+            raise ValueError("echo with logprobs needs a Llama with logits_all=True")
+        text = prompt if isinstance(prompt, str) else self._decode(prompt)
+        request = Request(
+            prompt=ids,
+            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
+            model=self.model_path if model is None else model,
+            stop=tuple(s for s in ([stop] if isinstance(stop, str) else stop or ()) if s),
+            logprobs=logprobs,
+            echo=text if echo else None,
+            offset=0 if echo else len(text),
+        )
+        sampler = self._sampler(sampling, seed if seed is not None else self._drawn_seed())
+        return self._answer(request, sampler, stopping_criteria, stream=stream)
+
+    __call__ = create_completion
+
+    def _drawn_seed(self) -> int:
+        """The seed of a call that names none: the same for each where the constructor got one."""
+        if self._seed == LLAMA_DEFAULT_SEED:
+            return LLAMA_DEFAULT_SEED
+        return random.Random(self._seed).randint(0, 0xFFFFFFFE)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self.detokenize(tokens, special=True).decode("utf-8", "replace")
+
+    def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
+        """The tokens of a prompt. Raises ValueError where they do not fit."""
+        tokenizer, vocab = self._engine.tokenizer, self._engine.vocab
+        if isinstance(prompt, str):
+            ids = tokenizer.encode(prompt, add_special=False, parse_special=suffix is None)
+        else:
+            ids = [int(i) for i in prompt]
+        if suffix is not None:
+            if not {"pre", "suf", "mid"} <= vocab.fim.keys():
+                raise ValueError("suffix needs a model with tokens for filling gaps: leave it out")
+            before = [vocab.fim["pre"], *ids]
+            after = [vocab.fim["suf"], *tokenizer.encode(suffix, add_special=False)]
+            ids = [*after, *before] if self.spm_infill else [*before, *after]
+            ids.append(vocab.fim["mid"])
+        if isinstance(prompt, str) or suffix is not None:
+            bos, eos = tokenizer.bos, tokenizer.eos
+            ids = [bos, *ids] if tokenizer.add_bos and bos is not None else ids
+            ids = [*ids, eos] if tokenizer.add_eos and eos is not None else ids
+        if not ids and vocab.bos is not None:
+            ids = [vocab.bos]
+        if len(ids) >= self._n_ctx:
+            raise ValueError(
+                f"Requested tokens ({len(ids)}) exceed context window of {self._n_ctx}: "
+                "raise n_ctx or shorten the prompt"
+            )
+        return ids
+
+    def _answer(
+        self,
+        request: Request,
+        sampler: Sampler,
+        criteria: StoppingCriteriaList | None,
+        *,
+        stream: bool,
+    ) -> Chunk | Iterator[Chunk]:
+        rows: list[np.ndarray] = []
+        tokens = self._generate(request.prompt, sampler, criteria, reset=True, rows=rows)
+        answer = Answer(request, self._engine.tokenizer, sampler, rows)
+        pieces = self._cached(request, answer, answer.pieces(tokens))
+        if stream:
+            return completion.chunks(request, pieces)
+        with self._lock:
+            found = list(pieces)
+            if request.echo is not None and request.logprobs is not None:
+                answer.prompt_rows = self._scores[: len(request.prompt)]
+            return completion.whole(request, answer, found)
+
+    def _cached(
+        self, request: Request, answer: Answer, pieces: Iterator[completion.Piece]
+    ) -> Iterator[completion.Piece]:
+        """The pieces, beginning from the cache's state where that helps, kept there at the end."""
+        if self.cache is not None:
+            self._recall(self.cache, request.prompt)
+        yield from pieces
+        if self.cache is not None:
+            self.cache[request.prompt + answer.tokens] = self.save_state()
+
+    def _recall(self, cache: BaseLlamaCache, prompt: list[int]) -> None:
+        try:
+            state = cache[prompt]
+        except KeyError:
+            return
+        held = longest_token_prefix(self.input_ids.tolist(), prompt)
+        if longest_token_prefix(state.input_ids.tolist(), prompt) > held:
+            self.load_state(state)
+
+    def create_chat_completion(
+        self,
+        messages: list[dict[str, Any]],
+        functions: list[dict[str, Any]] | None = None,
+        function_call: str | dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006 - llama_cpp's default, never written to
+        seed: int | None = None,
+        response_format: dict[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: dict[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> Chunk | Iterator[Chunk]:
+        """Answer a conversation; a chat completion of OpenAI's API, or its chunks.
+
+        Control tokens written out in messages stay text. response_format: json_object, with or
+        without a schema, or json_schema. A tool_choice that names a tool gives a call of it; else
+        calls are found in the answer (Hermes' tags, Llama 3's JSON), and a stream with tools gives
+        the text once it is whole. Raises PromptError, ValueError, SamplerError.
+        """
+        given = {k: v for k, v in locals().items() if k != "self"}
+        if self.chat_handler is not None:
+            return self.chat_handler(llama=self, **given)
+        return self._chat(given)
+
+    def _chat(self, given: dict[str, Any]) -> Chunk | Iterator[Chunk]:
+        tools = as_tools(given["tools"], given["functions"])
+        choice = given["tool_choice"] or given["function_call"]
+        tools = [] if choice == "none" else tools
+        must = forced(tools, given["tool_choice"], given["function_call"])
+        grammar = chat.grammar_of(given["response_format"]) or given["grammar"]
+        if must is not None:
+            grammar = LlamaGrammar.from_json_schema(json.dumps(must[1]))
+        elif choice == "required" and tools:
+            grammar = LlamaGrammar.from_json_schema(json.dumps(call_schema(tools)))
+        if self._format is None:
+            self._format = chat.ChatFormat(self._engine, self.chat_format)
+        request = self._chat_request(given, self._format.encode(given["messages"], tools), tools)
+        seed = given["seed"] if given["seed"] is not None else self._drawn_seed()
+        sampler = self._sampler(sampling_of({**given, "grammar": grammar}), seed)
+        if not tools:
+            found: Any = self._answer(request, sampler, None, stream=given["stream"])
+            if given["stream"]:
+                return chat.chunks(found)
+            return chat.whole(found, [], found["choices"][0]["text"], forced=False)
+        answer: Any = self._answer(request, sampler, None, stream=False)
+        if must is not None:
+            call = ToolCall(must[0], answer["choices"][0]["text"])
+            done = chat.whole(answer, [call], "", forced=True)
+        else:
+            done = chat.tool_answer(answer, tools)
+        return chat.chunks_of_whole(done) if given["stream"] else done
+
+    def _chat_request(
+        self, given: Mapping[str, Any], ids: list[int], tools: list[dict[str, Any]]
+    ) -> Request:
+        assert self._format is not None
+        ids, room = self._prompt(ids, None), self._n_ctx - len(ids)
+        n, stop = given["max_tokens"], given["stop"]
+        stop = [stop] if isinstance(stop, str) else list(stop or ())
+        return Request(
+            prompt=ids,
+            max_tokens=min(n, room) if n and n > 0 else room,
+            model=self.model_path if given["model"] is None else given["model"],
+            stop=tuple(s for s in [*stop, *self._format.stop] if s),
+            logprobs=(given["top_logprobs"] or 0) if given["logprobs"] else None,
+            special=bool(tools),
+        )
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """As create_chat_completion, in the classes of the package openai. Raises ImportError."""
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError as e:
+            raise ImportError("this method needs the package openai: pip install openai") from e
+        found: Any = self.create_chat_completion(*args, **kwargs)
+        if kwargs.get("stream", False):
+            return (ChatCompletionChunk(**chunk) for chunk in found)
+        return ChatCompletion(**found)
+
+    # --- embeddings ------------------------------------------------------------------------------
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> Chunk:
+        """Embeddings of texts in OpenAI's shape. Needs embedding=True."""
+        texts = [input] if isinstance(input, str) else input
+        found, n_tokens = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "embedding": row, "index": i} for i, row in enumerate(found)
+            ],
+            "model": self.model_path if model is None else model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def embed(
+        self,
+        input: str | list[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Embeddings of texts: lists of n_embd floats, or without pooling one for each token.
+
+        They are what the output head reads, after its norm. truncate: texts of more than n_batch
+        tokens are cut there, with a warning; otherwise they are a ValueError. normalize: to
+        Euclidean length 1. The Llama's text is lost. Raises RuntimeError without embedding=True.
+        """
+        if not self._embedding:
+            raise RuntimeError("embeddings need a Llama made with embedding=True")
+        most, found, n_tokens = min(self.n_batch, self._n_ctx), [], 0
+        with self._lock:
+            self._turn += 1
+            for text in [input] if isinstance(input, str) else input:
+                ids = self.tokenize(text.encode())
+                if len(ids) > most:
+                    if not truncate:
+                        raise ValueError(f"a text has {len(ids)} tokens, n_batch is {most}")
+                    warnings.warn(f"a text of {len(ids)} tokens was cut at {most}", stacklevel=2)
+                n_tokens += len(ids[:most])
+                found.append(self._embedding_of(ids[:most], normalize))
+            self.reset()
+        out = found[0] if isinstance(input, str) else found
+        return (out, n_tokens) if return_count else out
+
+    def _embedding_of(self, ids: list[int], normalize: bool) -> list[Any]:
+        self.reset()
+        rows = np.concatenate(list(self._session.hidden(ids or [max(self.token_bos(), 0)])))
+        out = pool(rows, self._pooling) if self._pooling else rows
+        if normalize:
+            out = out / np.linalg.norm(out, axis=-1, keepdims=True)
+        return out.tolist()
+
+    # --- states ----------------------------------------------------------------------------------
+
+    def save_state(self) -> LlamaState:
+        """The text with its keys and values, for load_state or a cache."""
+        with self._lock:
+            self._forget_ahead()
+            data = session_bytes(self._session)
+            n = self.n_tokens
+            scores = self._scores[:n].copy()
+            return LlamaState(self.input_ids, scores, n, data, len(data), self._seed)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go on from a state of this model. Raises SessionFileError, ContextError."""
+        with self._lock:
+            self._turn += 1
+            self._forget_ahead()
+            load_session(self._session, state.llama_state)
+            if len(state.scores) and self._logits_all:
+                self._scores[: len(state.scores)] = state.scores
+            self._row, self._seed = None, state.seed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Llama.__init__(self, **state)
+
+    def close(self) -> None:
+        """End the threads. Nothing may be called afterwards."""
+        self._engine.close()
+
+    @staticmethod
+    def logits_to_logprobs(logits: Any, axis: int = -1) -> np.ndarray:
+        """The log of the softmax along an axis, f32."""
+        x = np.asarray(logits, np.float64)
+        x = x - x.max(axis=axis, keepdims=True)
+        return (x - np.log(np.exp(x).sum(axis=axis, keepdims=True))).astype(np.float32)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many tokens two sequences begin with alike."""
+        return longest_token_prefix(a, b)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        additional_files: list[str] | None = None,
+        local_dir: Any = None,
+        local_dir_use_symlinks: Any = "auto",
+        cache_dir: Any = None,
+        **kwargs: Any,
+    ) -> "Llama":
+        """A Llama of a file of the Hugging Face hub, fetched once into the folder of models.
+
+        filename: a name or a pattern that one file of the repository matches; None: its only one.
+        local_dir: where to put it. Raises ModelError.
+        """
+        for name, value in (("additional_files", additional_files), ("cache_dir", cache_dir)):
+            if value is not None:
+                warnings.warn(f"{name} has no effect in tamis", stacklevel=2)
+        spec = f"hf:{repo_id}" + (f"/{file_of(repo_id, filename)}" if filename else "")
+        path = models.pull(spec, dest=None if local_dir is None else Path(local_dir))
+        return cls(str(path), **kwargs)
+
+
+def _id(token: int | None) -> int:
+    return -1 if token is None else token

@@ -1,0 +1,106 @@
+"""The arguments of llama_cpp.Llama: which have no effect here, and what the others become."""
+
+import fnmatch
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tamis import models
+from tamis.bindings.drop_in.sampling import Sampling
+from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS
+from tamis.engine import Engine
+from tamis.jit_kernels.cuda.driver import CudaError
+
+# Arguments of the constructor without effect, and the values that need none.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "split_mode": (1,),
+    "main_gpu": (0,),
+    "tensor_split": (None,),
+    "vocab_only": (False,),
+    "use_mmap": (True,),
+    "use_mlock": (False,),
+    "kv_overrides": (None,),
+    "n_threads_batch": (None,),
+    "rope_scaling_type": (-1, None),
+    "attention_type": (-1,),
+    "rope_freq_base": (0.0,),
+    "rope_freq_scale": (0.0, 1.0),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_beta_fast": (32.0,),
+    "yarn_beta_slow": (1.0,),
+    "yarn_orig_ctx": (0,),
+    "offload_kqv": (True,),
+    "flash_attn": (False, True),
+    "op_offload": (None,),
+    "swa_full": (None,),
+    "no_perf": (False, True),
+    "lora_base": (None,),
+    "lora_scale": (1.0,),
+    "lora_path": (None,),
+    "numa": (False, 0),
+    "tokenizer": (None,),
+}
+
+
+def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> None:
+    """Warn about arguments of the constructor that would be expected to do something."""
+    names = [name for name, usual in _WITHOUT_EFFECT.items() if given[name] not in usual]
+    for name in [*names, *unknown]:
+        warnings.warn(f"{name} has no effect in tamis.Llama", stacklevel=3)
+
+
+def load_engine(path: str, n_threads: int | None, n_gpu_layers: int) -> Engine:
+    """The engine on the CUDA device where that is asked for and there is one, else on the CPU."""
+    if n_gpu_layers:
+        try:
+            return Engine.load(path, device="cuda")
+        except (CudaError, ImportError) as e:
+            warnings.warn(f"n_gpu_layers has no effect, the CPU is used: {e}", stacklevel=3)
+    return Engine.load(path, n_threads=n_threads or None)
+
+
+def kv_type(value: int | None, name: str) -> str:
+    """The name of ggml's type; None is f16. Raises ValueError."""
+    if value is not None and value not in KV_TYPE_NAMES:
+        known = ", ".join(f"{i} ({text})" for i, text in KV_TYPE_NAMES.items())
+        raise ValueError(f"{name} is {value!r}, expected None or one of {known}")
+    return "f16" if value is None else KV_TYPE_NAMES[value]
+
+
+def pooling_of(engine: Engine, value: int) -> int:
+    """A pooling type; -1 is the model's own, mostly none. Raises ValueError."""
+    if value == -1:
+        value = engine.metadata.get(f"{engine.hp.arch}.pooling_type", POOLINGS[0])
+    if value not in POOLINGS:
+        raise ValueError(f"pooling_type is {value!r}, expected -1 or one of {POOLINGS}")
+    return int(value)
+
+
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """The sampling arguments among a method's."""
+    if given["tfs_z"] != 1.0:
+        warnings.warn("tfs_z has no effect in tamis.Llama, as in llama.cpp", stacklevel=3)
+    values = {name: given[name] for name in Sampling.__dataclass_fields__ if name in given}
+    if "temperature" in given:
+        values["temp"] = given["temperature"]
+    return Sampling(**values)
+
+
+def file_of(repo_id: str, pattern: str) -> str:
+    """The file of a hub's repository that a pattern names. Raises ModelError."""
+    if not any(c in pattern for c in "*?["):
+        return pattern
+    names = list(models.hub.list_files(repo_id).files)
+    found = [first for first in models.hub.groups(names) if fnmatch.fnmatch(first, pattern)]
+    if len(found) != 1:
+        listed = ", ".join(found or names)
+        raise models.ModelError(f"{pattern!r} matches {len(found)} models of {repo_id}: {listed}")
+    return found[0]
+
+
+def as_text(value: Any) -> str:
+    """A value of the metadata as llama.cpp prints it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else str(list(value[:16]))

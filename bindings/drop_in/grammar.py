@@ -1,0 +1,39 @@
+"""LlamaGrammar: a grammar's text, compiled for a vocabulary when it is used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tamis.samplers.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+
+
+class LlamaGrammar:
+    """What an answer must look like. Build it with from_string, from_file or from_json_schema."""
+
+    def __init__(self, *args: Any, _grammar: str, _is_schema: bool = False, **kwargs: Any) -> None:
+        self._grammar, self._is_schema = _grammar, _is_schema
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
+        """A grammar in GBNF, llama.cpp's notation, whose rule `root` is the answer."""
+        return cls(_grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | Path, verbose: bool = True) -> "LlamaGrammar":
+        """A grammar in a file. Raises OSError, ValueError for an empty one."""
+        grammar = Path(file).read_text(encoding="utf-8")
+        if not grammar.strip():
+            raise ValueError(f"{file} is empty, expected a grammar")
+        return cls.from_string(grammar, verbose=verbose)
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> "LlamaGrammar":
+        """JSON texts of a schema. Raises ValueError where it is no JSON."""
+        json.loads(json_schema)
+        return cls(_grammar=json_schema, _is_schema=True)
+
+    def step(self, tokenizer: GrammarTokenizer) -> Grammar:
+        """The sampler's step. Raises SamplerError, ImportError."""
+        if self._is_schema:
+            return Grammar(json_grammar(json.loads(self._grammar)), tokenizer)
+        return Grammar(gbnf_grammar(self._grammar), tokenizer)

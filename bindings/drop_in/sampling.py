@@ -1,0 +1,126 @@
+"""How llama_cpp's arguments become a sampler: its names, its order of steps, its special cases."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.sampler import Sampler, SamplerParams, build_chain
+from tamis.samplers.base import Candidates, Step
+from tamis.samplers.grammar import GrammarTokenizer
+from tamis.samplers.logits import LogitBias, Penalties
+
+LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
+StoppingCriteria = Callable[[np.ndarray, np.ndarray], bool]
+Ids = Callable[[], np.ndarray]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Functions of (tokens int32 [n], logits f32 [n_vocab]) that give logits, one after another."""
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Logits after all functions."""
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Functions of (tokens int32 [n], logits f32 [n_vocab]); the answer ends where one is true."""
+
+    def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
+        """Whether the answer ends."""
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class MinTokensLogitsProcessor:
+    """Forbids the token that ends the text before there are min_tokens more tokens."""
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens, self.token_eos = min_tokens, token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Logits, without the end of the text while it is too early."""
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores = scores.copy()
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
+class _Processors(Step):
+    """The caller's functions; they see all logits, so they come first."""
+
+    def __init__(self, processors: LogitsProcessorList, ids: Ids) -> None:
+        self._processors, self._ids = processors, ids
+
+    def apply(self, c: Candidates) -> Candidates:
+        """Return what the functions make of the logits."""
+        scores = np.array(c.logits, np.float32)
+        for processor in self._processors:
+            scores = np.asarray(processor(self._ids(), scores), np.float32)
+        return Candidates(c.ids, scores)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling arguments of llama_cpp.Llama's methods; last_n is its last_n_tokens_size."""
+
+    temp: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logits_processor: LogitsProcessorList | None = None
+    grammar: LlamaGrammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+    def sampler(
+        self,
+        n_vocab: int,
+        *,
+        seed: int | None,
+        last_n: int,
+        ids: Ids,
+        tokenizer: Callable[[], GrammarTokenizer],
+    ) -> Sampler:
+        """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
+
+        As in llama_cpp, the prompt's tokens are not penalised, a temperature of 0 is greedy and a
+        negative one draws from all tokens as they are. Raises SamplerError, ImportError.
+        """
+        steps: list[Step] = []
+        if self.logits_processor:
+            steps.append(_Processors(self.logits_processor, ids))
+        if self.logit_bias:
+            steps.append(LogitBias({int(i): float(b) for i, b in self.logit_bias.items()}))
+        if self.grammar is not None:
+            steps.append(self.grammar.step(tokenizer()))
+        penalties = self.repeat_penalty, self.frequency_penalty, self.presence_penalty
+        if last_n and penalties != (1.0, 0.0, 0.0):
+            steps.append(Penalties(last_n, *penalties))
+        return Sampler.chain([*steps, *build_chain(self._params(seed), n_vocab)], n_vocab)
+
+    def _params(self, seed: int | None) -> SamplerParams:
+        if self.temp < 0:
+            return SamplerParams(seed=seed, temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        return SamplerParams(
+            seed=seed,
+            temp=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            mirostat=self.mirostat_mode,
+            mirostat_tau=self.mirostat_tau,
+            mirostat_eta=self.mirostat_eta,
+        )

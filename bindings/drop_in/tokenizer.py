@@ -1,0 +1,35 @@
+"""LlamaTokenizer: a Llama's tokenizer as an object of its own."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tamis.bindings.compat import Llama
+
+
+class LlamaTokenizer:
+    """Tokens of bytes and of str."""
+
+    def __init__(self, llama: "Llama") -> None:
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text in UTF-8."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of tokens."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")

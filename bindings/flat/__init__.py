@@ -1,0 +1,1 @@
+"""The functions of `tamis.bindings.llama`, by subject."""

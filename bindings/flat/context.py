@@ -1,0 +1,298 @@
+"""A context: one Session a sequence, a lock, and what the last llama_decode has put out.
+
+Calls on one context, from any threads, run one after another; contexts of one model may be used
+side by side. A callback runs in the thread of the call it belongs to, in the middle of it: calls
+on the same context are refused there.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tamis.bindings.flat.buffers import as_array, as_function, as_int
+from tamis.bindings.flat.handles import TABLE
+from tamis.bindings.flat.model import Model
+from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS, llama_batch, llama_context_params
+from tamis.bindings.flat.status import (
+    LLAMA_ABORTED,
+    LLAMA_INVALID,
+    LLAMA_NO_KV_SLOT,
+    LLAMA_UNSUPPORTED,
+    Refusal,
+    invalid,
+)
+from tamis.session import MAX_CTX, Session
+
+MAX_SEQ = 256
+
+
+class Job(NamedTuple):
+    """What a batch has for one sequence."""
+
+    seq: int
+    rows: list[int]  # of the batch
+    ids: list[int]
+    wanted: np.ndarray  # bool: rows whose output is asked for
+
+
+class Memory(NamedTuple):
+    """A context's keys and values, as a handle of its own."""
+
+    context: "Context"
+
+
+class Timings:
+    """What llama_perf_context reports: milliseconds and tokens."""
+
+    def __init__(self) -> None:
+        self.t_start_ms = time.perf_counter() * 1e3
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.t_p_eval_ms = self.t_eval_ms = 0.0
+        self.n_p_eval = self.n_eval = 0
+
+    def add(self, n_token: int, seconds: float) -> None:
+        """Count a step of one token, or a prompt."""
+        if n_token == 1:
+            self.n_eval, self.t_eval_ms = self.n_eval + 1, self.t_eval_ms + seconds * 1e3
+        else:
+            self.n_p_eval += n_token
+            self.t_p_eval_ms += seconds * 1e3
+
+
+class Context:
+    """The sequences of one llama_init_from_model."""
+
+    def __init__(self, model: Model, params: llama_context_params) -> None:
+        engine, p = model.engine, params
+        self.model, self.lock = model, threading.RLock()
+        self.busy = False  # within decode: seen by callbacks only, others wait for the lock
+        self.n_seq_max = as_int(p.n_seq_max, "n_seq_max", 1, MAX_SEQ)
+        n_ctx = as_int(p.n_ctx, "n_ctx", 0, MAX_CTX)
+        self.n_ctx_seq = n_ctx // self.n_seq_max if n_ctx else engine.context(None)
+        if self.n_ctx_seq < 1:
+            invalid(f"n_ctx is {n_ctx}, expected at least one token for each of {self.n_seq_max}")
+        self.n_batch = as_int(p.n_batch, "n_batch", 1)
+        self.n_ubatch = min(as_int(p.n_ubatch, "n_ubatch", 1), self.n_batch, 4096)
+        for name in ("n_threads", "n_threads_batch"):
+            self.check_threads(getattr(p, name), name)
+        self.attn, self.prefill = p.attn, p.prefill
+        self._types = _kv_type(p.type_k, "type_k"), _kv_type(p.type_v, "type_v")
+        self._audit = as_int(p.audit, "audit", 0)
+        self.embeddings, self.pooling = bool(p.embeddings), _pooling(model, p.pooling_type)
+        self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
+        self.progress: tuple[Any, Any] = None, None
+        self.sessions: dict[int, Session] = {}
+        self.timings = Timings()
+        self.forget_outputs()
+        self.session(0)
+        self.memory_handle = TABLE.add(Memory(self))
+        model.share()
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of all sequences together."""
+        return self.n_ctx_seq * self.n_seq_max
+
+    def check_threads(self, n: Any, name: str) -> None:
+        """Raise Refusal for another number of threads than the model's."""
+        own = self.model.engine.n_threads
+        if as_int(n, name, 0) not in (0, own):
+            message = f"{name} is {n}, the model has {own}: set llama_model_params.n_threads"
+            raise Refusal(LLAMA_UNSUPPORTED, message)
+
+    def session(self, seq: int) -> Session:
+        """The sequence `seq`; it is made when it is first used."""
+        if seq not in self.sessions:
+            self.sessions[seq] = self.new_session()
+        return self.sessions[seq]
+
+    def new_session(self) -> Session:
+        """An empty sequence. Raises what Engine.session does."""
+        return self.model.engine.session(
+            n_ctx=self.n_ctx_seq,
+            n_ubatch=self.n_ubatch,
+            attn=self.attn,
+            prefill=self.prefill,
+            audit=self._audit,
+            type_k=self._types[0],
+            type_v=self._types[1],
+        )
+
+    def n_past(self, seq: int) -> int:
+        """Tokens that a sequence holds."""
+        return self.sessions[seq].n_past if seq in self.sessions else 0
+
+    def seq_id(self, value: Any, *, any_below: int = 0) -> int:
+        """A sequence's number; any_below -1 allows negative ones, which mean all. Refusal."""
+        low = -(1 << 31) if any_below < 0 else 0
+        return as_int(value, "seq_id", low, self.n_seq_max - 1)
+
+    def forget_outputs(self) -> None:
+        """Have no logits and no embeddings."""
+        self.logits: dict[int, np.ndarray] = {}  # by row of the batch
+        self.hidden: dict[int, np.ndarray] = {}
+        self.pooled: dict[int, np.ndarray] = {}  # by sequence
+
+    def decode(self, batch: llama_batch) -> None:
+        """Run a batch. Raises Refusal or what a Session does; nothing of it is then held."""
+        jobs = self._jobs(batch)
+        self.forget_outputs()
+        self.busy = True
+        held = {job.seq: self.n_past(job.seq) for job in jobs}
+        try:
+            for job in jobs:
+                self._run(job)
+        except BaseException:
+            self.forget_outputs()
+            for seq, n in held.items():
+                if seq in self.sessions:
+                    self.sessions[seq].truncate(n)
+            raise
+        finally:
+            self.busy = False
+
+    def _jobs(self, batch: llama_batch) -> list[Job]:
+        """The batch by sequence, checked: nothing has been run when this raises."""
+        if not isinstance(batch, llama_batch):
+            invalid(f"batch is {batch!r}, expected llama_batch_init() or llama_batch_get_one()")
+        n = as_int(batch.n_tokens, "n_tokens", 1, self.n_batch)
+        if batch.embd is not None:
+            raise Refusal(LLAMA_INVALID, "batch.embd is set: input embeddings are not supported")
+        ids = as_array(batch.token, np.int32, "batch.token", n)
+        n_vocab = self.model.engine.hp.n_vocab
+        if ids.min() < 0 or ids.max() >= n_vocab:
+            invalid(f"batch.token has {ids.min()} to {ids.max()}, expected 0 to {n_vocab - 1}")
+        wanted = np.zeros(n, bool)
+        wanted[-1] = True
+        if batch.logits is not None:
+            wanted = as_array(batch.logits, np.int8, "batch.logits", n) != 0
+        jobs = []
+        for seq, rows in self._by_sequence(batch, n).items():
+            self._check_positions(batch, seq, rows, n)
+            jobs.append(Job(seq, rows, ids[rows].tolist(), wanted[rows] | self.embeddings))
+        return jobs
+
+    def _by_sequence(self, batch: llama_batch, n: int) -> dict[int, list[int]]:
+        if batch.seq_id is None:
+            return {0: list(range(n))}
+        counts = np.ones(n, np.int32)
+        if batch.n_seq_id is not None:
+            counts = as_array(batch.n_seq_id, np.int32, "batch.n_seq_id", n)
+        if len(batch.seq_id) < n:
+            invalid(f"batch.seq_id has {len(batch.seq_id)} rows, expected at least {n}")
+        found: dict[int, list[int]] = {}
+        for i in range(n):
+            count = as_int(int(counts[i]), "batch.n_seq_id", 1, self.n_seq_max)
+            for seq in as_array(batch.seq_id[i], np.int32, "batch.seq_id", count).tolist():
+                rows = found.setdefault(self.seq_id(seq), [])
+                if rows[-1:] == [i]:
+                    invalid(f"batch.seq_id names sequence {seq} twice for token {i}")
+                rows.append(i)
+        return found
+
+    def _check_positions(self, batch: llama_batch, seq: int, rows: list[int], n: int) -> None:
+        first = self.n_past(seq)
+        if batch.pos is not None:
+            found = as_array(batch.pos, np.int32, "batch.pos", n)[rows]
+            if not np.array_equal(found, first + np.arange(len(rows))):
+                invalid(f"batch.pos of sequence {seq} begins at {found[0]}, expected {first} on")
+        if first + len(rows) > self.n_ctx_seq:
+            raise Refusal(
+                LLAMA_NO_KV_SLOT,
+                f"sequence {seq} holds {first} tokens and gets {len(rows)}, its context is "
+                f"{self.n_ctx_seq}: raise n_ctx",
+            )
+
+    def _run(self, job: Job) -> None:
+        session, begin = self.session(job.seq), time.perf_counter()
+        watch = self._watch()
+        watch(0, len(job.ids))
+        if self.embeddings:
+            rows = np.concatenate([_watched(part, watch) for part in session.hidden(job.ids)])
+            self.hidden |= {i: rows[k] for k, i in enumerate(job.rows) if i not in self.hidden}
+            self.pooled[job.seq] = pool(rows, self.pooling)
+        elif job.wanted[:-1].any():
+            parts = [_watched(part, watch) for part in session.logits(job.ids)]
+            self._keep(job, np.concatenate(parts)[job.wanted])
+        elif len(job.ids) == 1 and session.n_past:
+            self._keep(job, session.decode(job.ids[0])[None])
+        else:
+            self._keep(job, session.prefill(job.ids, watch)[None])
+        self.timings.add(len(job.ids), time.perf_counter() - begin)
+
+    def _keep(self, job: Job, logits: np.ndarray) -> None:
+        rows = [i for i, wanted in zip(job.rows, job.wanted, strict=True) if wanted]
+        for i, row in zip(rows, logits, strict=False):
+            self.logits.setdefault(i, row)
+
+    def _watch(self) -> Callable[[int, int], None]:
+        """What is called as tokens are done: the caller's callbacks. Raises Refusal."""
+        (abort, abort_data), (progress, progress_data) = self.abort, self.progress
+
+        def watch(done: int, total: int) -> None:
+            if progress is not None and done:
+                progress(done, total, progress_data)
+            if abort is not None and abort(abort_data):
+                raise Refusal(LLAMA_ABORTED, "the abort callback ended the batch")
+
+        return watch
+
+
+def _watched(part: np.ndarray, watch: Callable[[int, int], None]) -> np.ndarray:
+    watch(0, len(part))
+    return part
+
+
+def pool(rows: np.ndarray, pooling: int) -> np.ndarray:
+    """One vector f32 [n_embd] of a sequence's rows [n, n_embd]: mean, first (CLS) or last."""
+    if pooling == POOLINGS[1]:
+        return rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return rows[0] if pooling == POOLINGS[2] else rows[-1]
+
+
+def _kv_type(value: Any, name: str) -> str:
+    if value not in KV_TYPE_NAMES:
+        known = ", ".join(f"{i} ({text})" for i, text in KV_TYPE_NAMES.items())
+        raise Refusal(LLAMA_UNSUPPORTED, f"{name} is {value!r}, expected one of {known}")
+    return KV_TYPE_NAMES[value]
+
+
+def _pooling(model: Model, value: Any) -> int:
+    if value == -1:
+        hp = model.engine.hp
+        value = model.engine.metadata.get(f"{hp.arch}.pooling_type", POOLINGS[0])
+    if value not in POOLINGS:
+        raise Refusal(LLAMA_UNSUPPORTED, f"pooling_type is {value!r}, expected one of {POOLINGS}")
+    return int(value)
+
+
+@contextmanager
+def using(handle: Any) -> Iterator[Context]:
+    """The context of a handle, for this thread alone until the block ends. Raises Refusal."""
+    context = TABLE.get(handle, Context)
+    with context.lock:
+        TABLE.get(handle, Context)  # another thread may have freed it while this one waited
+        _check_idle(context)
+        yield context
+
+
+@contextmanager
+def using_memory(handle: Any) -> Iterator[Context]:
+    """The same, of a handle that llama_get_memory gave."""
+    context = TABLE.get(handle, Memory).context
+    with context.lock:
+        TABLE.get(handle, Memory)
+        _check_idle(context)
+        yield context
+
+
+def _check_idle(context: Context) -> None:
+    if context.busy:
+        invalid("a callback cannot call functions of the context that is calling it")

@@ -1,0 +1,205 @@
+"""Functions of a context's memory: sequences cut, copied, kept; what tamis adds about methods.
+
+A sequence is held from position 0 without gaps: its end can be cut off, its beginning cannot.
+Positions are never shifted (llama_memory_can_shift is False).
+"""
+
+from typing import Any, NamedTuple
+
+from tamis.audit import Findings
+from tamis.bindings.flat.buffers import as_int, as_text
+from tamis.bindings.flat.context import Context, using, using_memory
+from tamis.bindings.flat.model import engine_of
+from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_context_params
+from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
+from tamis.engine import MemoryPlan
+from tamis.kv.cache import KVTypes, kv_bytes
+
+
+class MemoryStats(NamedTuple):
+    """What a context holds now; bytes of keys and values."""
+
+    n_seq: int  # sequences with tokens
+    n_tokens: int
+    kv_bytes: int  # of the tokens held, in whole pages
+    kv_bytes_max: int  # where all sequences are full
+
+
+@returns()
+def llama_memory_clear(mem: int, data: bool) -> int:
+    """Forget all tokens of all sequences."""
+    with using_memory(mem) as context:
+        for session in context.sessions.values():
+            session.truncate(0)
+    return LLAMA_OK
+
+
+@returns(False)
+def llama_memory_seq_rm(mem: int, seq_id: int, p0: int, p1: int) -> bool:
+    """Remove positions p0 to p1 - 1; negative: from the first, to the last; seq_id < 0: of all.
+
+    False, with nothing removed, where tokens would remain after a gap.
+    """
+    with using_memory(mem) as context:
+        seq = context.seq_id(seq_id, any_below=-1)
+        chosen = list(context.sessions) if seq < 0 else [seq]
+        cuts = {s: _cut(context, s, p0, p1) for s in chosen if context.n_past(s)}
+        for s, n_kept in cuts.items():
+            context.sessions[s].truncate(n_kept)
+        return True
+
+
+def _cut(context: Context, seq: int, p0: Any, p1: Any) -> int:
+    """How many tokens of a sequence stay. Raises Refusal for a gap."""
+    n = context.n_past(seq)
+    first, end = _range(p0, p1, n)
+    if first >= end:
+        return n
+    if end < n:
+        message = f"sequence {seq} has {n} tokens: {first} to {end} cannot go without those after"
+        raise Refusal(LLAMA_UNSUPPORTED, message)
+    return first
+
+
+def _range(p0: Any, p1: Any, n: int) -> tuple[int, int]:
+    first, end = as_int(p0, "p0"), as_int(p1, "p1")
+    return max(first, 0), n if end < 0 else min(end, n)
+
+
+@returns()
+def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> int:
+    """Let an empty sequence hold the first p1 tokens of another (p1 < 0: all).
+
+    LLAMA_UNSUPPORTED where p0 is above 0 or the target holds tokens already.
+    """
+    with using_memory(mem) as context:
+        source, target = context.seq_id(seq_id_src), context.seq_id(seq_id_dst)
+        first, end = _range(p0, p1, context.n_past(source))
+        if source == target or first >= end:
+            return LLAMA_OK
+        if first or context.n_past(target):
+            message = f"sequence {target} must be empty and p0 0 (it is {first}) to copy into it"
+            raise Refusal(LLAMA_UNSUPPORTED, message)
+        copy = context.session(target)
+        copy.copy(context.sessions[source])
+        copy.truncate(end)
+    return LLAMA_OK
+
+
+@returns()
+def llama_memory_seq_keep(mem: int, seq_id: int) -> int:
+    """Forget all sequences but one."""
+    with using_memory(mem) as context:
+        kept = context.seq_id(seq_id)
+        for seq, session in context.sessions.items():
+            if seq != kept:
+                session.truncate(0)
+    return LLAMA_OK
+
+
+@returns()
+def llama_memory_seq_add(mem: int, seq_id: int, p0: int, p1: int, delta: int) -> int:
+    """LLAMA_UNSUPPORTED unless delta is 0 or the range is empty: keys keep their positions."""
+    with using_memory(mem) as context:
+        seq = context.seq_id(seq_id)
+        first, end = _range(p0, p1, context.n_past(seq))
+        if as_int(delta, "delta") and first < end:
+            raise Refusal(LLAMA_UNSUPPORTED, "positions cannot be shifted")
+    return LLAMA_OK
+
+
+@returns()
+def llama_memory_seq_div(mem: int, seq_id: int, p0: int, p1: int, d: int) -> int:
+    """LLAMA_UNSUPPORTED unless d is 1 or the range is empty: keys keep their positions."""
+    with using_memory(mem) as context:
+        seq = context.seq_id(seq_id)
+        first, end = _range(p0, p1, context.n_past(seq))
+        if as_int(d, "d", 1) != 1 and first < end:
+            raise Refusal(LLAMA_UNSUPPORTED, "positions cannot be shifted")
+    return LLAMA_OK
+
+
+@returns(-1)
+def llama_memory_seq_pos_min(mem: int, seq_id: int) -> int:
+    """The first position of a sequence; -1 where it is empty."""
+    with using_memory(mem) as context:
+        return 0 if context.n_past(context.seq_id(seq_id)) else -1
+
+
+@returns(-1)
+def llama_memory_seq_pos_max(mem: int, seq_id: int) -> int:
+    """The last position of a sequence; -1 where it is empty."""
+    with using_memory(mem) as context:
+        return context.n_past(context.seq_id(seq_id)) - 1
+
+
+@returns(False)
+def llama_memory_can_shift(mem: int) -> bool:
+    """False: positions are never shifted."""
+    with using_memory(mem):
+        return False
+
+
+@returns(None)
+def tamis_memory_plan(model: int, params: llama_context_params) -> MemoryPlan | None:
+    """Bytes that a context of these parameters would take, all sequences full; None: no model."""
+    engine = engine_of(model)
+    if not isinstance(params, llama_context_params):
+        invalid(f"params is {params!r}, expected llama_context_default_params()")
+    n_seq = as_int(params.n_seq_max, "n_seq_max", 1, 256)
+    n_ctx = as_int(params.n_ctx, "n_ctx", 0, 1 << 24) // n_seq
+    types = [KV_TYPE_NAMES.get(t) for t in (params.type_k, params.type_v)]
+    if None in types:
+        invalid(f"type_k is {params.type_k!r}, type_v {params.type_v!r}: of {KV_TYPE_NAMES}")
+    n_ubatch = as_int(params.n_ubatch, "n_ubatch", 1, 4096)
+    plan = engine.memory_plan(n_ctx, n_ubatch, *map(str, types))
+    return plan._replace(kv=n_seq * plan.kv, workspace=n_seq * plan.workspace)
+
+
+@returns(None)
+def tamis_memory_stats(ctx: int) -> MemoryStats | None:
+    """What a context holds; None: no context."""
+    with using(ctx) as context:
+        hp = context.model.engine.hp
+        held = [s for s in context.sessions.values() if s.n_past]
+        types = KVTypes(*context.session(0).kv_types)
+        return MemoryStats(
+            n_seq=len(held),
+            n_tokens=sum(s.n_past for s in held),
+            kv_bytes=sum(kv_bytes(hp, s.n_past, types) for s in held),
+            kv_bytes_max=context.n_seq_max * kv_bytes(hp, context.n_ctx_seq, types),
+        )
+
+
+@returns()
+def tamis_set_attn_policy(ctx: int, attn: Any, prefill: Any) -> int:
+    """Go on with other methods, written as `tamis methods` lists them; tokens stay.
+
+    LLAMA_FAILED for a method that is not known or does not fit; the context is then as it was.
+    """
+    with using(ctx) as context:
+        before = context.attn, context.prefill
+        context.attn, context.prefill = as_text(attn, "attn"), as_text(prefill, "prefill")
+        try:
+            new = {}
+            for seq, session in context.sessions.items():
+                new[seq] = context.new_session()
+                new[seq].copy(session)
+        except BaseException:
+            context.attn, context.prefill = before
+            raise
+        context.sessions = new
+    return LLAMA_OK
+
+
+@returns(None)
+def tamis_attn_stats(ctx: int, seq_id: int) -> Findings | None:
+    """What audited steps of a sequence have shown: tokens read, mass kept, error.
+
+    None where none was audited: set llama_context_params.audit.
+    """
+    with using(ctx) as context:
+        session = context.sessions.get(context.seq_id(seq_id))
+        if session is None or session.audit is None or not session.audit.n_step:
+            invalid("no step of this sequence was audited: set llama_context_params.audit")
+        return session.audit.total()

@@ -1,0 +1,255 @@
+"""Functions of models: load and free, shapes, metadata; and of the library as a whole."""
+
+import os
+import threading
+import time
+from typing import Any, NamedTuple
+
+from tamis.bindings.flat.buffers import as_function, as_int, as_text, write_string
+from tamis.bindings.flat.handles import TABLE
+from tamis.bindings.flat.params import llama_model_params
+from tamis.bindings.flat.status import LLAMA_ABORTED, LLAMA_OK, Refusal, invalid, returns
+from tamis.engine import Engine
+from tamis.jit_kernels.cpu import features
+
+
+class Model:
+    """An engine, and who uses it: its threads end when the model and its contexts are freed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._lock, self._n_user = threading.Lock(), 1
+        self.handle, self.vocab_handle = TABLE.add(self), TABLE.add(Vocab(self))
+
+    def share(self) -> None:
+        """One user more."""
+        with self._lock:
+            self._n_user += 1
+
+    def release(self) -> None:
+        """One user less; the last one closes the engine."""
+        with self._lock:
+            self._n_user -= 1
+            last = self._n_user == 0
+        if last:
+            self.engine.close()
+
+
+class Vocab(NamedTuple):
+    """A model's vocabulary, as a handle of its own."""
+
+    model: Model
+
+
+def engine_of(model: Any) -> Engine:
+    """The engine of a model's handle. Raises Refusal."""
+    return TABLE.get(model, Model).engine
+
+
+def llama_backend_init() -> None:
+    """Nothing to do here; for programs written for llama.h."""
+
+
+def llama_backend_free() -> None:
+    """Nothing to do here; for programs written for llama.h."""
+
+
+@returns(0)
+def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> int:
+    """A handle of the model in a GGUF file; of a split file, part one. 0 where it fails."""
+    if not isinstance(params, llama_model_params):
+        invalid(f"params is {params!r}, expected llama_model_default_params()")
+    path, n_threads = as_text(path_model, "path_model"), as_int(params.n_threads, "n_threads", 0)
+    device = "cuda" if as_int(params.n_gpu_layers, "n_gpu_layers") else "cpu"
+    callback = as_function(params.progress_callback, "progress_callback")
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        share = done / total if total else 0.0
+        if callback is not None and not callback(share, params.progress_callback_user_data):
+            raise Refusal(LLAMA_ABORTED, "the progress callback ended the loading")
+
+    engine = Engine.load(path, n_threads=n_threads or None, device=device, progress=report)
+    return Model(engine).handle
+
+
+@returns()
+def llama_model_free(model: int) -> int:
+    """Free a model. Contexts made from it go on until they are freed."""
+    found = TABLE.remove(model, Model)
+    TABLE.remove(found.vocab_handle, Vocab)
+    found.release()
+    return LLAMA_OK
+
+
+@returns(0)
+def llama_model_get_vocab(model: int) -> int:
+    """A handle of the model's vocabulary, which is freed with the model."""
+    return TABLE.get(model, Model).vocab_handle
+
+
+@returns(-1)
+def llama_model_n_ctx_train(model: int) -> int:
+    """Tokens of context that the model was trained with."""
+    return engine_of(model).hp.n_ctx_train
+
+
+@returns(-1)
+def llama_model_n_embd(model: int) -> int:
+    """Width of the model."""
+    return engine_of(model).hp.n_embd
+
+
+@returns(-1)
+def llama_model_n_layer(model: int) -> int:
+    """Blocks of the model."""
+    return engine_of(model).hp.n_layer
+
+
+@returns(-1)
+def llama_model_n_head(model: int) -> int:
+    """Query heads of a layer."""
+    return engine_of(model).hp.n_head
+
+
+@returns(-1)
+def llama_model_n_head_kv(model: int) -> int:
+    """Key and value heads of a layer."""
+    return engine_of(model).hp.n_head_kv
+
+
+@returns(-1)
+def llama_model_n_swa(model: int) -> int:
+    """Tokens of the sliding window; 0 where there is none."""
+    return engine_of(model).hp.sliding_window
+
+
+@returns(0)
+def llama_model_size(model: int) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.n_bytes for tensor in engine_of(model).file.tensors.values())
+
+
+@returns(0)
+def llama_model_n_params(model: int) -> int:
+    """Numbers in all tensors."""
+    total = 0
+    for tensor in engine_of(model).file.tensors.values():
+        n = 1
+        for extent in tensor.shape:
+            n *= int(extent)
+        total += n
+    return total
+
+
+@returns(-1)
+def llama_model_desc(model: int, buf: Any, buf_size: int) -> int:
+    """Write "architecture, parameters, tensor types"; its length, as snprintf."""
+    engine = engine_of(model)
+    types = sorted({tensor.type.name for tensor in engine.file.tensors.values()})
+    text = f"{engine.hp.arch} {llama_model_n_params(model) / 1e6:.0f}M {' '.join(types)}"
+    return write_string(text, buf, buf_size)
+
+
+@returns(False)
+def llama_model_has_encoder(model: int) -> bool:
+    """False: no architecture here has one."""
+    engine_of(model)
+    return False
+
+
+@returns(False)
+def llama_model_has_decoder(model: int) -> bool:
+    """True: every architecture here is one."""
+    engine_of(model)
+    return True
+
+
+@returns(False)
+def llama_model_is_recurrent(model: int) -> bool:
+    """False: no architecture here is."""
+    engine_of(model)
+    return False
+
+
+@returns(None)
+def llama_model_chat_template(model: int, name: Any) -> bytes | None:
+    """The file's chat template, or the usual one for its tokens; None where there is none.
+
+    name must be None: files with several templates are not read.
+    """
+    engine = engine_of(model)
+    if name is not None:
+        return None
+    return engine.chat_template.source.encode()
+
+
+@returns(-1)
+def llama_model_meta_count(model: int) -> int:
+    """Pairs of the file's metadata."""
+    return len(engine_of(model).metadata)
+
+
+@returns(-1)
+def llama_model_meta_val_str(model: int, key: Any, buf: Any, buf_size: int) -> int:
+    """Write a value of the metadata as text; its length, as snprintf. -1: no such key."""
+    metadata, name = engine_of(model).metadata, as_text(key, "key")
+    if name not in metadata:
+        return -1
+    return write_string(_as_string(metadata[name]), buf, buf_size)
+
+
+@returns(-1)
+def llama_model_meta_key_by_index(model: int, i: int, buf: Any, buf_size: int) -> int:
+    """Write the key at place i; its length, as snprintf. -1: no such place."""
+    return write_string(_key_at(model, i), buf, buf_size)
+
+
+@returns(-1)
+def llama_model_meta_val_str_by_index(model: int, i: int, buf: Any, buf_size: int) -> int:
+    """Write the value at place i as text; its length, as snprintf. -1: no such place."""
+    value = engine_of(model).metadata[_key_at(model, i)]
+    return write_string(_as_string(value), buf, buf_size)
+
+
+def _key_at(model: int, i: int) -> str:
+    keys = list(engine_of(model).metadata)
+    return keys[as_int(i, "i", 0, len(keys) - 1)]
+
+
+def _as_string(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    return "[" + ", ".join(map(str, list(value)[:16])) + (", ...]" if len(value) > 16 else "]")
+
+
+def llama_time_us() -> int:
+    """Microseconds of a clock that never goes back."""
+    return time.perf_counter_ns() // 1000
+
+
+def llama_max_devices() -> int:
+    """How many devices one model can be spread over."""
+    return 1
+
+
+def llama_supports_mmap() -> bool:
+    """True: weights are always mapped."""
+    return True
+
+
+def llama_supports_mlock() -> bool:
+    """False: weights are never locked in memory."""
+    return False
+
+
+def llama_supports_gpu_offload() -> bool:
+    """True: whether there is a device is known once a model is loaded on it."""
+    return True
+
+
+@returns(b"")
+def llama_print_system_info() -> bytes:
+    """The processors this process may use, and the highest level of kernels for its CPU."""
+    return f"n_cpu = {len(os.sched_getaffinity(0))} | level = {features.host().name}".encode()

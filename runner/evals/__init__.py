@@ -1,0 +1,1 @@
+"""What `tamis eval` measures, how its results are kept and what the report makes of them."""

@@ -1,0 +1,141 @@
+"""A sample's answer: the prompt as tokens, greedy decoding, and what a step took and read."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tamis.evals import scoring
+from tamis.evals.plan import Settings
+from tamis.evals.tasks.base import ROUGE, Draft, Task, fit
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine
+    from tamis.session import Session
+
+
+class Prompt(NamedTuple):
+    """What is read. The first n_shared tokens are read once, by the method of prompts.
+
+    The others are decoded by each method in turn, one by one: the last token of a usual prompt, so
+    that no word of the answer is dense attention's; the whole question in fair mode.
+    """
+
+    ids: list[int]
+    n_shared: int
+    draft: Draft
+
+
+class Steps:
+    """A session's decode steps, timed."""
+
+    def __init__(self, session: "Session") -> None:
+        self.session = session
+        self.seconds: list[float] = []
+
+    def __call__(self, token: int) -> np.ndarray:
+        """The logits after one more token."""
+        start = time.perf_counter()
+        logits = self.session.decode(token)
+        self.seconds.append(time.perf_counter() - start)
+        return logits
+
+    def found(self) -> dict[str, Any]:
+        """Milliseconds of the median step, seconds of the first (which may cluster keys)."""
+        rest = self.seconds[1:] or self.seconds
+        return {
+            "step_ms": round(1e3 * statistics.median(rest), 3),
+            "first_s": round(self.seconds[0], 4),
+            "decode_s": round(sum(self.seconds), 3),
+            **_audited(self.session),
+        }
+
+
+def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: Settings) -> Prompt:
+    """The task's prompt of at most `length` tokens with its answer. Raises LengthError."""
+    draft = fit(task, length, seed, lambda draft: len(encode(engine, draft, settings.raw))).draft
+    ids = encode(engine, draft, settings.raw)
+    n_shared = len(ids) - 1
+    if settings.fair:
+        # The tokens that are the same whatever is asked.
+        without = encode(engine, draft._replace(question="", prefix=""), settings.raw)
+        n_shared = min(_n_common(ids, without), n_shared)
+    return Prompt(ids, n_shared, draft)
+
+
+def answer(engine: "Engine", prompt: Prompt, task: Task, session: "Session") -> dict[str, Any]:
+    """What a session that holds the shared tokens answers, and its score.
+
+    Decoding ends at the end of generation, after task.n_predict tokens, or as soon as the answer
+    has all that is looked for: more text could not change the score.
+    """
+    decode, tokenizer = Steps(session), engine.tokenizer
+    for token in prompt.ids[prompt.n_shared :]:
+        logits = decode(token)
+    score = _scorer(task, prompt.draft.expected)
+    ids: list[int] = []
+    text, finish = "", "length"
+    while len(ids) < task.n_predict:
+        token = int(logits.argmax())
+        if token in tokenizer.eog:
+            finish = "stop"
+            break
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        if task.score != ROUGE and score(text)["score"] == 1:
+            finish = "found"
+            break
+        if len(ids) < task.n_predict:
+            logits = decode(token)
+    found = {"answer": text, "finish": finish, "n_answer": len(ids), **score(text)}
+    return {"expected": list(prompt.draft.expected), **found, **decode.found()}
+
+
+def encode(engine: "Engine", draft: Draft, raw: bool) -> list[int]:
+    """The tokens of a draft: in the model's chat template with the answer begun, or as text."""
+    text = draft.context + draft.question
+    if raw:
+        return engine.tokenizer.encode(f"{text}\n{draft.prefix}")
+    ids = engine.encode_chat([{"role": "user", "content": text}])
+    return ids + engine.tokenizer.encode(draft.prefix, add_special=False)
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _scorer(task: Task, expected: tuple[str, ...]) -> Callable[[str], dict[str, float]]:
+    if task.score == ROUGE:
+        return lambda text: _rouge(text, expected[0])
+    match = scoring.MATCHES[task.score]
+    return lambda text: {"score": match(text, expected)}
+
+
+def _rouge(text: str, reference: str) -> dict[str, float]:
+    found = {name: round(value, 4) for name, value in scoring.rouge(text, reference).items()}
+    return {"score": found["rougeL"], **found}
+
+
+def _audited(session: "Session") -> dict[str, Any]:
+    """Means of the audited steps: share of keys read, mass in all and by layer and KV head."""
+    if session.audit is None or not session.audit.n_step:
+        return {}
+    total = session.audit.total()
+    groups = session.audit.groups()
+    n_layer = 1 + max(found.layer or 0 for found in groups)
+    return {
+        "n_audited": session.audit.n_step,
+        "read": round(total.n_kept / total.n_seen, 5),
+        "tokens": round(total.n_kept),
+        "mass": round(total.mass, 5),
+        "best_mass": round(total.best_mass, 5),
+        "recall": round(total.recall, 5),
+        "error": round(total.error, 5),
+        "mass_by_layer": [
+            [round(found.mass, 3) for found in groups if found.layer == layer]
+            for layer in range(n_layer)
+        ],
+    }

@@ -1,0 +1,91 @@
+"""A document of headings, paragraphs, tables and plots, as Markdown and as one HTML page."""
+
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A table: titles, and cells as text."""
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Plot(NamedTuple):
+    """A plot, with the name of its file."""
+
+    name: str
+    svg: str
+
+
+class Gallery(NamedTuple):
+    """Plots beside each other."""
+
+    plots: tuple[Plot, ...]
+
+
+Block = str | Table | Gallery  # "# ..." is a heading, other text a paragraph
+
+
+def write_document(blocks: Sequence[Block], folder: Path) -> list[Path]:
+    """Write report.md (its plots beside it) and report.html (all in one file) into the folder."""
+    plot_folder = folder / "plots"
+    plot_folder.mkdir(exist_ok=True)
+    for plot in [plot for block in blocks if isinstance(block, Gallery) for plot in block.plots]:
+        _write(plot_folder / f"{plot.name}.svg", plot.svg)
+    files = {"report.md": markdown(blocks), "report.html": html(blocks)}
+    for name, text in files.items():
+        _write(folder / name, text)
+    return [folder / name for name in files]
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """The blocks as Markdown; plots are files in plots/."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, str):
+            parts.append(block)
+        elif isinstance(block, Table):
+            lines = [block.titles, ["---"] * len(block.titles), *block.rows]
+            parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        else:
+            parts.append("\n".join(f"![{p.name}](plots/{p.name}.svg)" for p in block.plots))
+    return "\n\n".join(parts) + "\n"
+
+
+def html(blocks: Sequence[Block]) -> str:
+    """The blocks as one HTML page that needs no other file."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, str):
+            level = len(block) - len(block.lstrip("#"))
+            tag = f"h{level}" if level else "p"
+            parts.append(f"<{tag}>{escape(block[level:].strip())}</{tag}>")
+        elif isinstance(block, Table):
+            head = "".join(f"<th>{escape(title)}</th>" for title in block.titles)
+            body = "".join(
+                f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n"
+                for row in block.rows
+            )
+            parts.append(f"<table><tr>{head}</tr>\n{body}</table>")
+        else:
+            parts.append(f"<p>{''.join(plot.svg for plot in block.plots)}</p>")
+    style = (
+        "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
+        "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .6em;"
+        "text-align:left}"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>tamis eval</title>'
+        f"<style>{style}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,121 @@
+"""What is to be evaluated, and the key under which each result is kept."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tamis
+from tamis.auto import parse_auto
+from tamis.evals.store import Store, key_of
+from tamis.select.base import DECODE, PREFILL
+from tamis.select.notation import parse_method
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine
+
+GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
+DENSE = "dense"
+TEXT = "text"  # the task that predicts a text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for. Methods are as select.notation writes them."""
+
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]  # tokens of prompt and answer
+    samples: int
+    attn: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = (DENSE,)
+    seed: int = 0
+    fair: bool = False  # the question is not known while the context is read
+    raw: bool = False  # no chat template
+    audit: int = 0  # every how manyth decode step; the answers do not depend on it
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_predict: int = 128  # tokens of a text that are predicted
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """(prefill, attn) in the order they are run: dense after dense is always the first."""
+        prefills = list(dict.fromkeys([DENSE, *self.prefill]))
+        attns = list(dict.fromkeys([DENSE, *self.attn]))
+        return [
+            (prefill, attn)
+            for prefill in prefills
+            for attn in attns
+            if prefill in self.prefill or attn == DENSE
+        ]
+
+
+class Job(NamedTuple):
+    """One sample: what is read once for every method that decodes after it."""
+
+    task: str
+    length: int
+    sample: int
+
+
+class Cell(NamedTuple):
+    """One result to be made: a method's on a sample."""
+
+    job: Job
+    prefill: str
+    attn: str
+    key: str
+    settings: dict[str, Any]  # what the key stands for
+
+
+def jobs(settings: Settings) -> Iterator[Job]:
+    """Every sample. A round has one of each task and length: a run cut short is balanced."""
+    for sample in range(settings.samples):
+        for length in settings.lengths:
+            for task in settings.tasks:
+                yield Job(task, length, sample)
+
+
+def missing(settings: Settings, origin: dict[str, Any], store: Store) -> list[list[Cell]]:
+    """The results that the store has not, by job. origin: what tells this model and text apart."""
+    found = [
+        [cell for cell in cells(settings, origin, job) if cell.key not in store]
+        for job in jobs(settings)
+    ]
+    return [left for left in found if left]
+
+
+def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
+    """Every method's result on a sample; methods that are spelled differently but equal are one."""
+    made: dict[str, Cell] = {}
+    for prefill, attn in settings.pairs():
+        known = {
+            "task": job.task,
+            "length": job.length,
+            "sample": job.sample,
+            "seed": settings.seed,
+            "attn": repr(parse_auto(attn) or parse_method(attn, DECODE)),
+            "prefill": repr(parse_method(prefill, PREFILL)),
+            "fair": settings.fair and job.task != TEXT,
+            "raw": settings.raw,
+            "types": [settings.type_k, settings.type_v],
+            **{name: value for name, value in origin.items() if name != "text_digest"},
+        }
+        if job.task == TEXT:
+            known |= {"text": origin["text_digest"], "n_predict": settings.n_predict}
+        key = key_of(known)
+        made.setdefault(key, Cell(job, prefill, attn, key, known))
+    return list(made.values())
+
+
+def origin_of(engine: "Engine", device: str, text: str) -> dict[str, Any]:
+    """Model (every byte of its tensors), device, versions of program and tasks, the text."""
+    digest = hashlib.sha256()
+    for name in sorted(engine.file.tensors):
+        digest.update(name.encode())
+        digest.update(engine.file.data(name).data)
+    return {
+        "model": engine.path.name,
+        "digest": digest.hexdigest()[:16],
+        "device": device,
+        "version": f"{tamis.__version__}/{GENERATION}",
+        "text_digest": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }

@@ -1,0 +1,137 @@
+"""Plots as SVG text: lines, points and heat maps. Enough for a report; nothing to install."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 480, 360  # without the legend, which is on the right
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 30, 18, 44
+_LETTER = 6.5  # pixels at most, on average
+_COLOURS = (
+    *("#1b6ca8", "#d1495b", "#3c887e", "#e09f3e", "#6a4c93", "#7f5539", "#4d4d4d", "#c71f8e"),
+    *("#58a618", "#00a6c7"),
+)
+
+
+class Point(NamedTuple):
+    """A value with its interval; low = high = y where there is none."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+class Axis(NamedTuple):
+    """What an axis shows. log: equal ratios are equally far apart."""
+
+    title: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    log: bool = False
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Where a value is between two pixels."""
+        a, b, c = (math.log(v) if self.log else v for v in (value, self.low, self.high))
+        return start + (end - start) * (0.5 if c == b else (a - b) / (c - b))
+
+
+def axis_of(title: str, values: Sequence[float], *, log: bool = False) -> Axis:
+    """An axis with room for the values: from 0, or with log from the least to the largest."""
+    if log:
+        ticks = tuple(sorted(set(values)))
+        return Axis(title, ticks[0] / 1.1, ticks[-1] * 1.1, ticks, log=True)
+    most = max([*values, 1e-9])
+    step = 10.0 ** math.floor(math.log10(most))
+    step *= next(f for f in (0.2, 0.5, 1, 2) if most / (f * step) <= 6)
+    n = math.ceil(most / step - 1e-9)
+    return Axis(title, 0.0, n * step, tuple(round(i * step, 10) for i in range(n + 1)))
+
+
+SHARE = Axis("", 0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+
+
+def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: bool) -> str:
+    """Points of each series with their intervals, joined by lines where asked."""
+    parts = [*_axes(x, y)]
+    for i, (name, points) in enumerate(series.items()):
+        colour = _COLOURS[i % len(_COLOURS)]
+        # Beside each other, so that equal values and their intervals can be told apart.
+        shift = 3 * (i - (len(series) - 1) / 2) if lines else 0
+        places = [(_x(x, p.x) + shift, _y(y, p.y), _y(y, p.low), _y(y, p.high)) for p in points]
+        if lines and len(places) > 1:
+            path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in places)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
+        for a, b, low, high in places:
+            parts.append(_line(a, low, a, high, colour))
+            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>')
+        at = _TOP + 8 + 16 * i
+        parts.append(f'<circle cx="{WIDTH}" cy="{at - 4}" r="4" fill="{colour}"/>')
+        parts.append(_text(WIDTH + 10, at, name))
+    legend = 20 + math.ceil(_LETTER * max(map(len, series), default=0))
+    return _svg(parts, WIDTH + legend, max(HEIGHT, _TOP + 16 * len(series) + 16))
+
+
+def heat_map(rows: Sequence[Sequence[float]], title: str) -> str:
+    """Values from 0 to 1, a row a layer and a column a KV head: dark is 1."""
+    cell_w, cell_h = max(12, min(40, 240 // max(1, len(rows[0])))), 12
+    parts = [_text(0, 12, title)]
+    for i, row in enumerate(rows):
+        top = 34 + cell_h * i
+        if i % 4 == 0:
+            parts.append(_text(24, top + 10, str(i), anchor="end"))
+        for j, value in enumerate(row):
+            shade = round(255 - 215 * min(max(value, 0.0), 1.0))
+            parts.append(
+                f'<rect x="{30 + cell_w * j}" y="{top}" width="{cell_w - 1}" height="{cell_h - 1}" '
+                f'fill="rgb({shade},{shade},255)"><title>layer {i}, KV head {j}: {value:.3f}'
+                "</title></rect>"
+            )
+    parts.append(_text(30, 28, "KV heads; layers downwards"))
+    width = max(200, 40 + cell_w * len(rows[0]), math.ceil(_LETTER * len(title)))
+    return _svg(parts, width, 40 + cell_h * len(rows))
+
+
+def _axes(x: Axis, y: Axis) -> list[str]:
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    parts = [
+        _line(_LEFT, bottom, right, bottom),
+        _line(_LEFT, _TOP, _LEFT, bottom),
+        _text((_LEFT + right) / 2, HEIGHT - 8, x.title, anchor="middle"),
+        f'<g transform="rotate(-90 14 {HEIGHT / 2})">'
+        f"{_text(14, HEIGHT / 2, y.title, anchor='middle')}</g>",
+    ]
+    for tick in x.ticks:
+        parts.append(_line(_x(x, tick), bottom, _x(x, tick), bottom + 4))
+        parts.append(_text(_x(x, tick), bottom + 17, f"{tick:g}", anchor="middle"))
+    for tick in y.ticks:
+        parts.append(_line(_LEFT, _y(y, tick), right, _y(y, tick), "#ddd"))
+        parts.append(_text(_LEFT - 6, _y(y, tick) + 4, f"{tick:g}", anchor="end"))
+    return parts
+
+
+def _x(axis: Axis, value: float) -> float:
+    return axis.place(value, _LEFT, WIDTH - _RIGHT)
+
+
+def _y(axis: Axis, value: float) -> float:
+    return axis.place(value, HEIGHT - _BOTTOM, _TOP)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "#333") -> str:
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(parts: Sequence[str], width: float, height: float) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
+        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>'
+    )

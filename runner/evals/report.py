@@ -1,0 +1,330 @@
+"""The report of a folder of results: tables with intervals, and plots, as Markdown and HTML.
+
+Results of different models, modes, KV types or versions are reported apart, never averaged.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import exp
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from tamis.evals import plots
+from tamis.evals.document import Block, Gallery, Plot, Table, write_document
+from tamis.evals.plan import DENSE, TEXT
+from tamis.evals.predict import GAIN, LOSS, SHORT
+from tamis.evals.scoring import Interval, paired, wilson
+from tamis.evals.tasks import tasks
+from tamis.evals.tasks.base import ROUGE, RULER
+
+Row = Mapping[str, Any]
+NOTES = (
+    "Scores are means over samples, from 0 to 1; in parentheses 95 % intervals: Wilson's for a "
+    "score, a paired bootstrap over samples (within tasks, 2000 draws) for a difference to dense "
+    "attention. Differences are of the same samples; an interval without width says that all pairs "
+    "were equal, not that methods are.",
+    "All of a prompt but its last token was read once, by dense attention where no other method is "
+    "named after “after”, and shared; the last token and the answer were decoded with each method.",
+)
+FAIR_NOTE = (
+    "Fair mode: the context was read before the question was known; the question too was decoded "
+    "token by token with each method."
+)
+
+
+def write_report(rows: Sequence[Row], folder: str | Path) -> list[Path]:
+    """Write the report of these results into the folder: report.md and report.html."""
+    return write_document(list(_blocks(rows)), Path(folder))
+
+
+# What the report has
+
+
+def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
+    yield "# tamis eval"
+    yield from NOTES
+    groups = _grouped(rows, _mode)
+    if not groups:
+        yield "There are no results yet."
+    for i, group in enumerate(groups.values()):
+        yield from _group_blocks(group, f"{i + 1}-" if len(groups) > 1 else "")
+
+
+def _mode(row: Row) -> tuple[Any, ...]:
+    names = ("model", "digest", "device", "version", "raw", "seed")
+    # A text has no question: it is never of the fair mode.
+    return (*(row[name] for name in names), row["fair"], *row["types"])
+
+
+def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
+    row = rows[0]
+    yield f"## {row['model']}" + (", fair mode" if row["fair"] else "")
+    if row["fair"]:
+        yield FAIR_NOTE
+    prompt = "no chat template" if row["raw"] else "the model's chat template"
+    yield (
+        f"Digest {row['digest']}, {row['device']}, keys {row['types'][0]} and values "
+        f"{row['types'][1]}, {prompt}, seed {row['seed']}, tamis {row['version']}; {len(rows)} "
+        f"results that took {_spent(rows) / 60:.1f} minutes of prefill and decoding."
+    )
+    answered = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
+    for name, table in (
+        ("Scores", _scores),
+        ("Summaries", _summaries),
+        ("Prediction of a text", _prediction),
+        ("What attention read and kept", _kept),
+        ("Speed", _speed),
+        ("Every cell", _every),
+    ):
+        tables = list(table(rows))
+        if tables:
+            yield f"### {name}"
+            yield from tables
+        if name == "Scores" and answered:
+            yield from _score_plots(answered, prefix)
+    yield from _maps(rows, prefix)
+
+
+def _scores(rows: Sequence[Row]) -> Iterator[Block]:
+    """A table a length: methods down, tasks across, their mean and the difference to dense."""
+    rows = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
+    for length, at in _grouped(rows, lambda row: row["length"]).items():
+        names = list(_grouped(at, lambda row: row["task"]))
+        body = []
+        for label, own in _grouped(at, _label).items():
+            by_task = _grouped(own, lambda row: row["task"])
+            cells = [_mean(by_task.get(name, []), "score") for name in names]
+            mean, difference = _overall(own, at)
+            body.append([f"`{label}`", *cells, mean, difference, str(len(own))])
+        titles = ["method", *names, "mean (95 %)", "to dense (95 %)", "samples"]
+        yield f"Length {length}: mean over the tasks of RULER (over all where there are none)."
+        yield Table(titles, body)
+
+
+def _overall(own: Sequence[Row], rows: Sequence[Row]) -> tuple[str, str]:
+    """Mean over tasks, and the paired difference to dense."""
+    mean = _mean_over_tasks(own)
+    dense = {_sample(row): row["score"] for row in rows if row["label"] == DENSE}
+    pairs = [
+        [row["score"] - dense[_sample(row)] for row in items if _sample(row) in dense]
+        for items in _grouped(_counted(own), lambda row: row["task"]).values()
+    ]
+    pairs = [items for items in pairs if items]
+    shown = own[0]["label"] != DENSE and pairs
+    return _interval(mean), _interval(paired(pairs), sign="+") if shown else ""
+
+
+def _mean_over_tasks(own: Sequence[Row]) -> Interval:
+    """Wilson's interval over all samples, about the mean of the tasks' means."""
+    counted = _counted(own)
+    by_task = _grouped(counted, lambda row: row["task"]).values()
+    mean = fmean(fmean(row["score"] for row in items) for items in by_task)
+    return wilson(mean, len(counted))
+
+
+def _counted(rows: Sequence[Row]) -> Sequence[Row]:
+    """Those of RULER's tasks; all where there are none."""
+    known = tasks()
+    of_ruler = [r for r in rows if r["task"] in known and known[r["task"]].group == RULER]
+    return of_ruler or rows
+
+
+def _summaries(rows: Sequence[Row]) -> Iterator[Block]:
+    rows = [row for row in rows if _is_rouge(row)]
+    names = ("rouge1", "rouge2", "rougeL")
+    body = [
+        [str(length), f"`{label}`", *(_mean(own, name) for name in names), str(len(own))]
+        for (length, label), own in _grouped(rows, _length_and_label).items()
+    ]
+    if body:
+        yield Table(["length", "method", "ROUGE-1", "ROUGE-2", "ROUGE-L", "samples"], body)
+
+
+def _prediction(rows: Sequence[Row]) -> Iterator[Block]:
+    body = []
+    texts = [row for row in rows if row["task"] == TEXT]
+    for (length, label), own in _grouped(texts, _length_and_label).items():
+        n, needing = sum(r["n"] for r in own), sum(r["n_needing"] for r in own)
+        loss = sum(r["loss"] * r["n"] for r in own) / n
+        hard = [r["loss_needing"] * r["n_needing"] for r in own if r["n_needing"]]
+        body.append(
+            [
+                str(length),
+                f"`{label}`",
+                f"{exp(loss):.3f}",
+                f"{exp(sum(hard) / needing):.3f}" if needing else "",
+                f"{needing} of {n}",
+                _mean(own, "kl", 5),
+                _mean(own, "kl_p95", 4),
+                _mean(own, "same_top", 4),
+            ]
+        )
+    if body:
+        yield (
+            f"Tokens that need the context are those of which dense attention loses over {GAIN:g} "
+            f"nats more when it sees only {SHORT} tokens before what is predicted, and under "
+            f"{LOSS:g} nats with all of it (LongPPL's rule)."
+        )
+        titles = ["length", "method", "perplexity", "on tokens that need the context"]
+        yield Table([*titles, "of these", "KL from dense", "its p95", "same top token"], body)
+
+
+def _kept(rows: Sequence[Row]) -> Iterator[Block]:
+    names = ("read", "tokens", "mass", "best_mass", "recall", "error")
+    audited = [row for row in rows if "mass" in row]
+    body = [
+        [
+            str(length),
+            f"`{label}`",
+            *(_mean(own, name, 0 if name == "tokens" else 3) for name in names),
+        ]
+        for (length, label), own in _grouped(audited, _length_and_label).items()
+    ]
+    if body:
+        yield (
+            "Means over audited steps, layers and heads: the share of the keys read, how many, the "
+            "attention weight they hold, what as many of the best hold, the share of those best "
+            "that were read, and the output's relative error."
+        )
+        titles = ["length", "method", "read", "keys", "mass", "best mass", "recall", "output error"]
+        yield Table(titles, body)
+
+
+def _speed(rows: Sequence[Row]) -> Iterator[Block]:
+    body = []
+    for (length, label), own in _grouped(rows, _length_and_label).items():
+        dense = {
+            _sample(row): row["step_ms"]
+            for row in rows
+            if row["label"] == DENSE and row["length"] == length
+        }
+        ratios = [
+            dense[_sample(row)] / row["step_ms"]
+            for row in own
+            if _sample(row) in dense and row["step_ms"]
+        ]
+        body.append(
+            [
+                str(length),
+                f"`{label}`",
+                f"{median(row['prefill_s'] for row in own):.2f}",
+                f"{median(row['first_s'] for row in own):.3f}",
+                f"{median(row['step_ms'] for row in own):.1f}",
+                f"{median(ratios):.2f}" if ratios else "",
+            ]
+        )
+    yield (
+        "Medians over samples. A step is the whole model's; its ratio to dense is of the same "
+        "sample. `tamis bench` measures attention alone, by turns."
+    )
+    titles = ["length", "method", "prefill s", "first step s", "step ms", "dense / step"]
+    yield Table(titles, body)
+
+
+def _every(rows: Sequence[Row]) -> Iterator[Block]:
+    body = []
+    rows = [row for row in rows if row["task"] != TEXT]
+    dense = {(*_sample(row), row["length"]): row["score"] for row in rows if row["label"] == DENSE}
+    key = _length_and_label
+    for (task, (length, label)), own in _grouped(rows, lambda r: (r["task"], key(r))).items():
+        pairs = [
+            row["score"] - dense[(*_sample(row), length)]
+            for row in own
+            if (*_sample(row), length) in dense
+        ]
+        difference = _interval(paired([pairs]), sign="+") if pairs and label != DENSE else ""
+        score = _interval(wilson(fmean(row["score"] for row in own), len(own)))
+        body.append([task, str(length), f"`{label}`", str(len(own)), score, difference])
+    if body:
+        yield Table(["task", "length", "method", "n", "score (95 %)", "to dense (95 %)"], body)
+
+
+def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
+    """Accuracy against context, against the share of keys read, and against a step's time."""
+    lengths = sorted({row["length"] for row in rows})
+    y = plots.SHARE._replace(title="score")
+    lines = {
+        label: [
+            plots.Point(length, *_mean_over_tasks(at))
+            for length, at in sorted(_grouped(own, lambda row: row["length"]).items())
+        ]
+        for label, own in _grouped(rows, _label).items()
+    }
+    x = plots.axis_of("context in tokens", lengths, log=True)
+    found = [Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))]
+    for name, title in (("read", "share of the keys read"), ("step_ms", "ms a step")):
+        at_most = [row for row in rows if row["length"] == lengths[-1]]
+        points = {
+            label: [plots.Point(fmean(known), *_mean_over_tasks(own))]
+            for label, own in _grouped(at_most, _label).items()
+            if (known := [row[name] for row in own if name in row])
+        }
+        if points:
+            x = plots.axis_of(
+                f"{title}, at {lengths[-1]} tokens", [p.x for own in points.values() for p in own]
+            )
+            found.append(Plot(f"{prefix}score-{name}", plots.chart(points, x, y, lines=False)))
+    yield Gallery(tuple(found))
+
+
+def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
+    audited = [row for row in rows if "mass_by_layer" in row]
+    if not audited:
+        return
+    length = max(row["length"] for row in audited)
+    at_most = [row for row in audited if row["length"] == length]
+    found = []
+    for i, (label, own) in enumerate(_grouped(at_most, _label).items()):
+        layers = zip(*(row["mass_by_layer"] for row in own), strict=True)
+        means = [[fmean(heads) for heads in zip(*layer, strict=True)] for layer in layers]
+        found.append(Plot(f"{prefix}mass-{i + 1}", plots.heat_map(means, label)))
+    yield "### Retained mass by layer and KV head"
+    yield f"At {length} tokens; dark is 1, white is 0."
+    yield Gallery(tuple(found))
+
+
+# Small things
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Rows by key, in the order in which keys first come; numbers in theirs."""
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    if all(isinstance(value, int) for value in found):
+        return dict(sorted(found.items()))
+    return found
+
+
+def _label(row: Row) -> str:
+    return str(row["label"])
+
+
+def _length_and_label(row: Row) -> tuple[int, str]:
+    return row["length"], row["label"]
+
+
+def _sample(row: Row) -> tuple[str, int]:
+    return row["task"], row["sample"]
+
+
+def _is_rouge(row: Row) -> bool:
+    task = tasks().get(row["task"])
+    return task is not None and task.score == ROUGE
+
+
+def _mean(rows: Sequence[Row], name: str, digits: int = 3) -> str:
+    values = [row[name] for row in rows if name in row]
+    return f"{fmean(values):.{digits}f}" if values else ""
+
+
+def _interval(found: Interval, sign: str = "") -> str:
+    return f"{found.mean:{sign}.3f} ({found.low:{sign}.2f} to {found.high:{sign}.2f})"
+
+
+def _spent(rows: Sequence[Row]) -> float:
+    """Seconds of prefill, once a sample, and of decoding."""
+    prefills = {
+        (*_sample(row), row["length"], row["prefill"]): float(row["prefill_s"]) for row in rows
+    }
+    return sum(prefills.values()) + sum(row["decode_s"] for row in rows)

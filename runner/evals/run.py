@@ -1,0 +1,132 @@
+"""Runs what is missing: each prompt is read once, and every decode method goes on from there."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tamis.auto import choose, parse_auto
+from tamis.evals import predict
+from tamis.evals.answer import answer, encode, make_prompt
+from tamis.evals.plan import DENSE, TEXT, Cell, Job, Settings
+from tamis.evals.store import Store
+from tamis.evals.tasks import tasks
+from tamis.evals.tasks.base import check_room
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine, Progress
+    from tamis.session import Session
+
+
+class Subject(NamedTuple):
+    """What a sample is to the runner: tokens to read, and how a session's part is measured."""
+
+    ids: list[int]
+    n_shared: int  # read once; `measure` gets a session that holds these
+    measure: Callable[["Session"], dict[str, Any]]
+    needs_dense: bool = False  # dense attention is measured first, kept already or not
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model, what is asked of it, and where the results go."""
+
+    engine: "Engine"
+    settings: Settings
+    store: Store
+    progress: "Progress"
+
+    def check(self) -> None:
+        """Raise LengthError where a length has no room for a task, before anything is run."""
+        for name in self.settings.tasks:
+            if name != TEXT:
+                draft = tasks()[name].make(f"{self.settings.seed}/{name}/0", 0)
+                n_token = len(encode(self.engine, draft, self.settings.raw))
+                check_room(tasks()[name], min(self.settings.lengths), n_token)
+
+    def run(self, todo: Sequence[Sequence[Cell]], text: str) -> Iterator[dict[str, Any]]:
+        """Make and keep every result of `todo` (plan.missing), yielding each once it is kept.
+
+        text: for the task that predicts one. Raises LengthError, ValueError, MemoryError,
+        AuditError, OSError; what was yielded stays kept.
+        """
+        text_ids: list[int] = []
+        for left in todo:
+            job = left[0].job
+            if job.task == TEXT:
+                text_ids = text_ids or self.engine.tokenizer.encode(text)
+                subject = self._passage(job, text_ids)
+            else:
+                subject = self._prompt(job)
+            for prefill in dict.fromkeys([DENSE] * subject.needs_dense + [c.prefill for c in left]):
+                own = [cell for cell in left if cell.prefill == prefill]
+                yield from self._after(prefill, job, subject, own)
+
+    def _prompt(self, job: Job) -> Subject:
+        task = tasks()[job.task]
+        # The same at every length, which says how much hay there is round the same needles.
+        seed = f"{self.settings.seed}/{job.task}/{job.sample}"
+        prompt = make_prompt(self.engine, task, job.length, seed, self.settings)
+        measure = partial(answer, self.engine, prompt, task)
+        return Subject(prompt.ids, prompt.n_shared, measure)
+
+    def _passage(self, job: Job, text_ids: Sequence[int]) -> Subject:
+        seed = f"{self.settings.seed}/{TEXT}/{job.sample}"
+        part = predict.passage(text_ids, job.length, seed, self.settings.n_predict)
+        known: list[predict.Reference] = []
+
+        def measure(session: "Session") -> dict[str, Any]:
+            log_p, steps = predict.predicted(session, part)
+            if not known:  # dense attention's turn, which is the first
+                known.append(predict.reference(self.engine, log_p, part))
+            return predict.compared(log_p, known[0], part) | steps
+
+        return Subject(part.ids, part.n_shared, measure, needs_dense=True)
+
+    def _after(
+        self, prefill: str, job: Job, subject: Subject, own: Sequence[Cell]
+    ) -> Iterator[dict[str, Any]]:
+        """Read the shared tokens with one method of prompts, then decode with each method."""
+        base = self._session(job.length, DENSE, prefill)
+        start = time.perf_counter()
+        base.prefill(subject.ids[: subject.n_shared], partial(self.progress, "reading the prompt"))
+        spent = {"n_read": subject.n_shared, "prefill_s": round(time.perf_counter() - start, 3)}
+        if subject.needs_dense and prefill == DENSE and DENSE not in [cell.attn for cell in own]:
+            subject.measure(base)
+            base.truncate(subject.n_shared)
+        for cell in own:
+            attn, known = self._method(cell, base)
+            session = base
+            if attn != DENSE:
+                session = self._session(job.length, attn, prefill)
+                session.copy(base)
+            row = {**cell.settings, "label": label(cell), **spent, **known}
+            row |= subject.measure(session)
+            base.truncate(subject.n_shared)
+            yield self.store.add(cell.key, row)
+
+    def _method(self, cell: Cell, base: "Session") -> tuple[str, dict[str, Any]]:
+        """The decode method of a result, and what is known before it is measured."""
+        attn, known = cell.attn, {}
+        how = parse_auto(cell.attn)
+        if how is not None:
+            attn = choose(self.engine, base, how).attn
+            known["chosen"] = attn
+        return attn, known | ({"read": 1.0} if attn == DENSE else {})
+
+    def _session(self, n_ctx: int, attn: str, prefill: str) -> "Session":
+        return self.engine.session(
+            n_ctx=n_ctx,
+            attn=attn,
+            prefill=prefill,
+            audit=0 if attn == DENSE else self.settings.audit,
+            type_k=self.settings.type_k,
+            type_v=self.settings.type_v,
+            progress=self.progress,
+        )
+
+
+def label(cell: Cell) -> str:
+    """The methods of a result as they were asked for."""
+    return cell.attn if cell.prefill == DENSE else f"{cell.attn} after {cell.prefill}"

@@ -1,0 +1,76 @@
+"""How an answer is scored, and how sure a mean of scores is."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tamis.evals.tasks.base import MATCH_ALL, MATCH_PART
+
+Z95 = 1.959963984540054
+N_RESAMPLE = 2000
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def match_all(answer: str, expected: Sequence[str]) -> float:
+    """The share of the expected strings that the answer has (RULER's string_match_all)."""
+    text = answer.lower()
+    return sum(item.lower() in text for item in expected) / len(expected)
+
+
+def match_part(answer: str, expected: Sequence[str]) -> float:
+    """1 where the answer has one of the expected strings (RULER's string_match_part)."""
+    text = answer.lower()
+    return float(any(item.lower() in text for item in expected))
+
+
+MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part}
+
+
+def rouge(answer: str, reference: str) -> dict[str, float]:
+    """F-measures of ROUGE-1, -2 and -L with stems. Raises ImportError that names the extra."""
+    scorer: Any = rouge_scorer().RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    return {name: found.fmeasure for name, found in scorer.score(reference, answer).items()}
+
+
+def rouge_scorer() -> Any:
+    """The module of rouge-score. Raises ImportError that names the extra."""
+    try:
+        from rouge_score import rouge_scorer as module
+    except ImportError as error:
+        raise ImportError('ROUGE needs the extra: pip install "tamis[eval]"') from error
+    return module
+
+
+def wilson(mean: float, n: int) -> Interval:
+    """Wilson's 95 % interval of the mean of n scores from 0 to 1.
+
+    Of scores in between (three needles of four) it is too wide, never too narrow: no distribution
+    on [0, 1] varies more than the one on {0, 1} with the same mean.
+    """
+    centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
+    return Interval(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def paired(differences: Sequence[Sequence[float]], seed: int = 0) -> Interval:
+    """The mean difference of pairs with its 95 % bootstrap percentile interval.
+
+    differences: one list a task; resampled within each task, and tasks weigh alike.
+    """
+    rng = np.random.default_rng(seed)
+    means = np.zeros(N_RESAMPLE)
+    for items in differences:
+        values = np.asarray(items, np.float64)
+        means += rng.choice(values, (N_RESAMPLE, len(values))).mean(-1) / len(differences)
+    low, high = np.percentile(means, [2.5, 97.5])
+    mean = math.fsum(math.fsum(items) / len(items) for items in differences) / len(differences)
+    return Interval(mean, float(low), float(high))

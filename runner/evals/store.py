@@ -1,0 +1,116 @@
+"""Results on disk: one JSON object a line, each safe once it is written.
+
+A process that is killed loses the sample it was at and no other; what it had half written is found
+and cut off by the next one. Two processes cannot write to one folder.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = "results.jsonl"
+
+
+class StoreError(RuntimeError):
+    """The folder's results are damaged, or another process is writing them."""
+
+
+class Store:
+    """The results of one folder, open for appending."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Make the folder where there is none. Raises StoreError, OSError."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise StoreError(f"another process is writing {self.path}: wait for it") from None
+        try:
+            self.rows, size = _read(self.path)
+            os.ftruncate(self._file, size)
+            _sync_folder(folder)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._keys = {row["key"] for row in self.rows}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Append a result and return it with its key; it is then on the disk.
+
+        Raises OSError: nothing was added. An interrupt leaves the whole line or nothing of it.
+        """
+        assert key not in self._keys, f"{key} is there already"
+        whole = {"key": key, **row}
+        line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
+        size = os.fstat(self._file).st_size
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fsync(self._file)
+        except BaseException as error:
+            if isinstance(error, OSError) or os.fstat(self._file).st_size < size + len(line):
+                os.ftruncate(self._file, size)
+            else:
+                self._keep(whole)
+            raise
+        self._keep(whole)
+        return whole
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self._keys.add(row["key"])
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Give the folder free for other processes."""
+        os.close(self._file)
+
+
+def read_results(folder: str | Path) -> list[dict[str, Any]]:
+    """The results of a folder; what is half written is left out. Raises StoreError, OSError."""
+    return _read(Path(folder) / FILE)[0]
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """What tells one result from another: a digest of everything that it depends on."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The results, and how many bytes of the file are whole lines."""
+    data = path.read_bytes()
+    size = data.rfind(b"\n") + 1
+    rows: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(data[:size].split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            key = row["key"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path}: line {number} is no result: take it out to go on without it"
+            ) from error
+        if key in rows:
+            raise StoreError(f"{path}: line {number} has a result that was there before: {key}")
+        rows[key] = row
+    return list(rows.values()), size
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that a new file is there after a power cut, as its lines are."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

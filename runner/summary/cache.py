@@ -1,0 +1,214 @@
+"""What was read and written before: saved keys and values of texts, and finished answers.
+
+A private folder of files named by a hash of all that made them. A file is there whole or not at
+all; the least recently used go when the folder is over its size.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tamis.jit_kernels import store
+
+MAX_BYTES = 4 << 30
+_ANSWER, _STATE = ".json", ".session"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SAMPLE, _N_SAMPLE, _HEAD = 4096, 64, 1 << 20
+_OURS = re.compile(r"[0-9a-f]{32}\.(?:json|session)(.*)")
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf")
+
+
+class CacheError(RuntimeError):
+    """The folder of the cache cannot be used; the message says why and what to do."""
+
+
+def default_folder() -> Path:
+    """The folder beside that of the kernels: tamis/documents in $XDG_CACHE_HOME or ~/.cache."""
+    return store.user_folder().parent / "documents"
+
+
+def key_of(*values: Any) -> str:
+    """32 hex digits of values that JSON can write."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def model_digest(path: Path) -> str:
+    """64 hex digits that tell model files apart without reading all of them.
+
+    Of each part of the model: size, time of the last change, its beginning with the metadata, and
+    samples of the weights. Raises OSError.
+    """
+    digest = hashlib.sha256()
+    for part in _parts(path):
+        with part.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest.update(f"{status.st_size} {status.st_mtime_ns} ".encode() + file.read(_HEAD))
+            for i in range(_N_SAMPLE):
+                file.seek(i * max(status.st_size - _SAMPLE, 0) // (_N_SAMPLE - 1))
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def _parts(path: Path) -> list[Path]:
+    match = _PART.search(path.name)
+    if match is None:
+        return [path]
+    stem = path.name[: match.start()]
+    return sorted(path.parent.glob(f"{stem}-?????-of-{match[1]}.gguf"))
+
+
+class Cache:
+    """Answers and states by key. Several processes and threads may use one folder.
+
+    say: gets a line for the person where something was removed or could not be kept: a full disk
+    is no reason to stop.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.folder, self.max_bytes, self._say = folder or default_folder(), max_bytes, say
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.folder.stat()
+            self._lock = (self.folder / "lock").open("a")
+        except OSError as error:
+            raise CacheError(
+                f"cannot make the cache folder {self.folder}: {error.strerror}; "
+                "name another with --cache-dir, or use --no-cache"
+            ) from error
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+            self._lock.close()
+            raise CacheError(
+                f"cache folder {self.folder} can be written by others (mode "
+                f"{stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}); expected 0700 and "
+                f"owner {os.getuid()}: name another with --cache-dir, or use --no-cache"
+            )
+        self._remove_unfinished()
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The answer of a key; None where there is none, or it is damaged."""
+        path = self.folder / (key + _ANSWER)
+        try:
+            digest, _, text = path.read_text().partition("\n")
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+        if digest != _digest(key, text):
+            return None
+        self._used(path)
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def put(self, key: str, answer: dict[str, Any]) -> None:
+        """Keep an answer; it is on the disk when this returns."""
+        text = json.dumps(answer)
+        path = self.folder / (key + _ANSWER)
+        with self._room(path):
+            handle, name = tempfile.mkstemp(dir=self.folder, prefix=path.name)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(f"{_digest(key, text)}\n{text}")
+                    file.flush()
+                    os.fsync(handle)
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+            self._sync()
+
+    def state(self, key: str) -> Path | None:
+        """The session file of a key, or None. Its checksums are the reader's business."""
+        path = self.folder / (key + _STATE)
+        if not path.exists():
+            return None
+        self._used(path)
+        return path
+
+    def drop_state(self, key: str) -> None:
+        """Forget a session file that turned out to be damaged."""
+        (self.folder / (key + _STATE)).unlink(missing_ok=True)
+
+    def keep_state(self, key: str, n_bytes: int, save: Callable[[Path], None]) -> None:
+        """Keep a session of about n_bytes, which save(path) writes whole or not at all."""
+        if n_bytes > self.max_bytes:
+            self._say(
+                f"not kept for more questions: {n_bytes / 1e9:.2f} GB of keys and values, the "
+                f"cache may have {self.max_bytes / 1e9:.2f} GB: raise --cache-size"
+            )
+            return
+        path = self.folder / (key + _STATE)
+        with self._room(path):
+            save(path)
+
+    @contextlib.contextmanager
+    def _room(self, path: Path) -> Any:
+        """Around the writing of a file: a full disk is said, and then the oldest are removed."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._say(f"not kept in the cache {self.folder}: {error.strerror}")
+        self._evict(keep=path)
+
+    def _evict(self, keep: Path) -> None:
+        found = []
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        total, n_gone = sum(size for _, size, _ in found), 0
+        for _, size, path in sorted(found):
+            if total <= self.max_bytes:
+                break
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total, n_gone = total - size, n_gone + 1
+        if n_gone:
+            self._say(
+                f"the cache is over {self.max_bytes / 1e9:.2f} GB: removed what was not used for "
+                f"longest ({n_gone} files); --cache-size sets its size"
+            )
+
+    def _remove_unfinished(self) -> None:
+        """Remove what processes that were killed had begun to write, if none is at work now."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            for path in self._files(unfinished=True):
+                path.unlink(missing_ok=True)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _files(self, *, unfinished: bool = False) -> list[Path]:
+        """Our files of the folder, which may have others too."""
+        named = ((path, _OURS.fullmatch(path.name)) for path in self.folder.iterdir())
+        return [path for path, match in named if match and bool(match[1]) == unfinished]
+
+    def _used(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+
+    def _sync(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _digest(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()

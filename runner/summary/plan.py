@@ -1,0 +1,142 @@
+"""How a document is read: at once or in parts, in which context, with which keys and values.
+
+Decided from its tokens, the model's training length and the memory that is free now.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tamis.sampler import SamplerParams
+from tamis.session import ContextError
+from tamis.summary.prompts import Task
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine
+
+N_UBATCH = 512
+PART_CTX = 8192  # of parts, where the caller names no context: more only makes attention dearer
+LONG = 8192  # tokens of a prompt from which a window and Delta are near to dense and much faster
+LONG_PREFILL = "delta(window:recent=2044):gamma=64"
+SLACK = 16  # tokens that a text may have more inside the chat template than alone
+HEADING = 8  # tokens of "Part 12:" and what is around it
+MEMORY_SHARE = 0.9  # of the free memory
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the caller wants; None and "auto" leave it to `choose`.
+
+    n_ctx: context in tokens. attn, prefill: methods as select.notation writes them. type_k, type_v:
+    of keys and values. n_session: how many sessions will share the memory.
+    """
+
+    task: Task = field(default_factory=Task)
+    params: SamplerParams = field(default_factory=lambda: SamplerParams(temp=0))
+    n_ctx: int | None = None
+    attn: str = "dense"
+    prefill: str = "auto"
+    type_k: str | None = None
+    type_v: str | None = None
+    n_session: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was chosen. n_text: tokens of the document; n_room: of it that a prompt has room for."""
+
+    n_text: int
+    n_room: int
+    n_ctx: int
+    n_train: int
+    prefill: str
+    type_k: str
+    type_v: str
+    n_bytes: int  # of keys and values at n_ctx
+
+    @property
+    def whole(self) -> bool:
+        """Whether the document is read at once."""
+        return self.n_text <= self.n_room
+
+    def __str__(self) -> str:
+        how = "whole" if self.whole else f"in parts of at most {self.n_room}"
+        types = self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
+        beyond = f", trained on {self.n_train}" if self.n_ctx > self.n_train else ""
+        return (
+            f"{self.n_text} tokens, read {how}; context {self.n_ctx}{beyond}, "
+            f"keys and values {types} in memory ({self.n_bytes / 1e6:.0f} MB), "
+            f"prefill {self.prefill}"
+        )
+
+
+def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> Plan:
+    """The plan for a document of n_text tokens, in prompts with n_frame more around it.
+
+    The whole document, where the context that was asked for or trained and the memory allow it:
+    with f16 keys and values, else with q8_0; otherwise in parts.
+    Raises ContextError where the context has no room for parts and the answers about them.
+    """
+    n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
+    n_around = n_frame + n_answer + SLACK
+    n_whole = _rounded(n_text + n_around)
+    if n_whole <= (settings.n_ctx or n_train):
+        for types in _types(engine, settings):
+            if _fits(engine, settings, n_whole, types):
+                return _plan(engine, settings, n_text, n_whole, n_around, types)
+    types = _types(engine, settings)[0]
+    n_ctx = settings.n_ctx or min(n_train, PART_CTX)
+    # What is written about two parts must fit, or nothing would ever get shorter.
+    n_least = n_around + 2 * (n_answer + HEADING)
+    while settings.n_ctx is None and n_ctx // 2 >= n_least:
+        if _fits(engine, settings, n_ctx, types):
+            break
+        n_ctx //= 2
+    if n_ctx < n_least:
+        raise ContextError(
+            f"n_ctx is {n_ctx}, a text of {n_text} tokens read in parts, with answers of "
+            f"{settings.task.n_words} words, needs at least {n_least}: raise --ctx or lower "
+            "--length"
+        )
+    return _plan(engine, settings, n_text, n_ctx, n_around, types)
+
+
+def _rounded(n: int) -> int:
+    return -(-n // 256) * 256
+
+
+def _types(engine: "Engine", settings: Settings) -> list[tuple[str, str]]:
+    """The types to try. Only dense decoding is sure to read q8_0 wherever the backend does."""
+    k, v = settings.type_k, settings.type_v
+    small = settings.attn == "dense" and engine.hp.head_dim % 32 == 0
+    types = ["f16", "q8_0"] if small and "q8_0" in engine.backend.kv_types else ["f16"]
+    return list(dict.fromkeys((k or type, v or type) for type in types))
+
+
+def _fits(engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]) -> bool:
+    plan = engine.memory_plan(n_ctx, N_UBATCH, *types)
+    free = plan.available * MEMORY_SHARE / settings.n_session
+    return plan.kv + plan.workspace <= free
+
+
+def _plan(
+    engine: "Engine",
+    settings: Settings,
+    n_text: int,
+    n_ctx: int,
+    n_around: int,
+    types: tuple[str, str],
+) -> Plan:
+    n_room = n_ctx - n_around
+    prefill = settings.prefill
+    if prefill == "auto":
+        prefill = LONG_PREFILL if min(n_text, n_room) > LONG else "dense"
+    return Plan(
+        n_text=n_text,
+        n_room=n_room,
+        n_ctx=n_ctx,
+        n_train=engine.hp.n_ctx_train,
+        prefill=prefill,
+        type_k=types[0],
+        type_v=types[1],
+        n_bytes=engine.memory_plan(n_ctx, N_UBATCH, *types).kv,
+    )

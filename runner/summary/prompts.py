@@ -1,0 +1,74 @@
+"""What the model is told. The text comes first and what to do with it last.
+
+So prompts about one text begin with the same tokens, whose keys and values serve all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FRAME = "Here is a text:\n\n<text>\n{text}\n</text>\n\n{task}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is wanted: an answer to `question`, or to `instruction`, or else a summary.
+
+    n_words: about how long it shall be.
+    """
+
+    n_words: int = 150
+    instruction: str | None = None
+    question: str | None = None
+
+    @property
+    def n_token(self) -> int:
+        """The most tokens of an answer: words of many languages take two, and none is counted."""
+        return 16 + self.n_words * 5 // 2
+
+    def whole(self) -> str:
+        """For the whole text at once."""
+        return self._of("the text above", "the text")
+
+    def part(self) -> str:
+        """For one part of a longer text. It does not say which, so that equal parts are equal."""
+        if self.question is None and self.instruction is None:
+            return self._of("the text above, which is part of a longer one", "this part")
+        wish = self.question or self.instruction
+        return (
+            "The text above is part of a longer one, about which this is asked:\n\n"
+            f"{wish}\n\nWrite down what this part says that helps to answer, in at most "
+            f"{self.n_words} words. If there is nothing, write: nothing."
+        )
+
+    def joined(self) -> str:
+        """For notes on the parts, in place of the text."""
+        if self.question is None and self.instruction is None:
+            return self._of("the longer text whose parts are summarized above", "the whole")
+        wish = self.question or self.instruction
+        return (
+            "Above are notes on the parts of a longer text, in their order. With them, do this "
+            f"for the whole text, in at most {self.n_words} words:\n\n{wish}"
+        )
+
+    def _of(self, text: str, all_of_it: str) -> str:
+        if self.question is not None:
+            return (
+                f"Answer this question with what the text above says, in at most {self.n_words} "
+                f"words:\n\n{self.question}"
+            )
+        if self.instruction is not None:
+            return f"{self.instruction}\n\nWrite at most {self.n_words} words."
+        return (
+            f"Write a summary of {text} in about {self.n_words} words: what {all_of_it} is about, "
+            "and its most important points. Write only the summary."
+        )
+
+
+def message(text: str, task: str) -> list[dict[str, str]]:
+    """The conversation: one message of the user, in which whatever the text says is text."""
+    return [{"role": "user", "content": _FRAME.format(text=text, task=task)}]
+
+
+def notes(answers: Sequence[str]) -> list[str]:
+    """Answers about consecutive parts as the text that joins them."""
+    return [f"Part {i}:\n{answer.strip()}\n\n" for i, answer in enumerate(answers, 1)]

@@ -1,0 +1,177 @@
+"""Answers about one text: read once, its keys and values kept for the next question about it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tamis import __version__
+from tamis.session import ContextError, Session
+from tamis.session_file import SessionFileError
+from tamis.summary.cache import Cache, key_of, model_digest
+from tamis.summary.meter import Meter, Work
+from tamis.summary.plan import N_UBATCH, Plan, Settings
+from tamis.summary.prompts import message
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model wrote; finish: "stop" or "length".
+
+    n_read: tokens of the prompt that were read for it, n_kept: that did not have to be; n_written:
+    tokens of the answer.
+    """
+
+    text: str
+    finish: str
+    n_read: int
+    n_kept: int
+    n_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is told what happens to the document `name`.
+
+    say: a line for the person. write: gets an answer's text as it comes. progress: of compiling.
+    check: called often, may raise to stop the work.
+    """
+
+    name: str
+    meter: Meter
+    say: Callable[[str], None]
+    write: Callable[[str], None]
+    progress: "Progress"
+    check: Callable[[], None]
+
+
+class Reader:
+    """A session that is opened when it is needed; one thread may use it."""
+
+    def __init__(self, engine: "Engine", settings: Settings, cache: Cache | None) -> None:
+        self._engine, self._settings, self._cache = engine, settings, cache
+        self._model = "" if cache is None else model_digest(engine.path)
+        self._session: Session | None = None
+        self._opened: dict[str, Any] = {}
+
+    def answer(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:
+        """What the model says about a text; keep: its keys and values are saved for other tasks.
+
+        An answer that is in the cache is not made again. Raises ContextError, PromptError.
+        """
+        key = self._answer_key(plan, text, task)
+        if self._cache is not None and key is not None and (found := self._cache.get(key)):
+            watch.meter.begin(watch.name, Work(0, 0))
+            watch.meter.done(watch.name)
+            n_kept = found["n_read"] + found["n_kept"]
+            return Answer(**found | {"n_read": 0, "n_kept": n_kept, "n_written": 0})
+        answer = self._make(plan, text, task, watch, keep=keep and self._cache is not None)
+        if self._cache is not None and key is not None:
+            self._cache.put(key, asdict(answer))
+        return answer
+
+    def _make(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:
+        ids = self._engine.encode_chat(message(text, task))
+        n_answer = self._settings.task.n_token
+        if len(ids) + n_answer > plan.n_ctx:
+            raise ContextError(
+                f"the prompt is {len(ids)} tokens and the answer up to {n_answer}, n_ctx is "
+                f"{plan.n_ctx}: raise --ctx"
+            )
+        session = self._open(plan, watch)
+        n_kept = self._recall(session, plan, text, ids)
+        watch.meter.begin(watch.name, Work(len(ids), n_answer, at=n_kept))
+        n_text = n_kept
+        if keep and not n_kept:
+            n_text = shared(ids, self._engine.encode_chat(message(text, "")))
+            session.prefill(ids[:n_text], self._told(watch, 0))
+            self._keep(session, plan, text)
+        pieces = []
+        for piece in session.generate(
+            ids[n_text:],
+            self._settings.params,
+            max_tokens=n_answer,
+            progress=self._told(watch, n_text),
+        ):
+            pieces.append(piece.text)
+            watch.meter.wrote(watch.name)
+            watch.write(piece.text)
+            watch.check()
+        watch.meter.done(watch.name)
+        return Answer(
+            text="".join(pieces).strip(),
+            finish=piece.finish or "length",
+            n_read=len(ids) - n_kept,
+            n_kept=n_kept,
+            n_written=len(pieces),
+        )
+
+    def _open(self, plan: Plan, watch: Watch) -> Session:
+        """An empty session as the plan wants it: the one there is, or a new one."""
+        options: dict[str, Any] = {
+            "n_ctx": plan.n_ctx,
+            "prefill": plan.prefill,
+            "type_k": plan.type_k,
+            "type_v": plan.type_v,
+        }
+        if self._session is None or self._opened != options:
+            self._session = None  # its memory goes before the next one's is taken
+            self._session = self._engine.session(
+                n_ubatch=N_UBATCH, attn=self._settings.attn, progress=watch.progress, **options
+            )
+            self._opened = options
+        self._session.truncate(0)
+        return self._session
+
+    def _recall(self, session: Session, plan: Plan, text: str, ids: Sequence[int]) -> int:
+        """How many tokens of the prompt the session holds, from the cache: never all of them."""
+        if self._cache is None:
+            return 0
+        key = self._state_key(plan, text)
+        if (path := self._cache.state(key)) is None:
+            return 0
+        try:
+            session.load(path)
+        except (FileNotFoundError, SessionFileError):  # just removed, or damaged: read it again
+            self._cache.drop_state(key)
+            return 0
+        session.truncate(min(shared(ids, session.tokens), len(ids) - 1))
+        return session.n_past
+
+    def _keep(self, session: Session, plan: Plan, text: str) -> None:
+        assert self._cache is not None
+        n_bytes = plan.n_bytes * session.n_past // plan.n_ctx
+        self._cache.keep_state(self._state_key(plan, text), n_bytes, session.save)
+
+    def _state_key(self, plan: Plan, text: str) -> str:
+        """Of all that keys and values depend on; a prompt's tokens are compared besides."""
+        return key_of("state", self._model, plan.prefill, plan.type_k, plan.type_v, text)
+
+    def _answer_key(self, plan: Plan, text: str, task: str) -> str | None:
+        """Of all that an answer depends on; None where chance decides."""
+        params = self._settings.params
+        if not repeatable(self._settings):
+            return None
+        made_by = [__version__, self._model, self._settings.attn, plan.prefill]
+        types, n_token = [plan.type_k, plan.type_v], self._settings.task.n_token
+        return key_of("answer", made_by, types, repr(params), n_token, task, text)
+
+    def _told(self, watch: Watch, n_past: int) -> Callable[[int, int], None]:
+        def told(done: int, _total: int) -> None:
+            watch.meter.read(watch.name, n_past + done)
+            watch.check()
+
+        return told
+
+
+def repeatable(settings: Settings) -> bool:
+    """Whether the same prompt gets the same answer again."""
+    return settings.params.greedy or settings.params.seed not in (None, -1)
+
+
+def shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

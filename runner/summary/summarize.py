@@ -1,0 +1,230 @@
+"""Summaries, and answers to questions, of documents of any length.
+
+A document that fits is read whole. One that does not is read in parts, each token in exactly one;
+what is written about the parts is joined, and where that is too long for one prompt, joined in
+groups, and again, until it fits.
+"""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tamis import __version__
+from tamis.summary import chunks
+from tamis.summary.cache import Cache, key_of, model_digest
+from tamis.summary.documents import Document
+from tamis.summary.meter import Meter, Work
+from tamis.summary.plan import Plan, Settings, choose
+from tamis.summary.prompts import Task, message, notes
+from tamis.summary.reader import Answer, Reader, Watch, repeatable
+
+if TYPE_CHECKING:
+    from tamis.engine import Engine
+
+STATES_SHARE = 0.5  # of the cache, that the parts of one document may take
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A finished answer about a document, and how it was made.
+
+    finish: "stop", or "length" where it was cut at its longest; n_cut: how many answers were, those
+    about parts included. n_tokens: of the document. n_parts: 1 where it was read whole; n_levels:
+    how often answers about parts were joined. n_read, n_written: tokens of prompts that were read
+    and of answers that were written for it; n_kept: tokens of prompts that were in the cache.
+    cached: whether all of it was.
+    """
+
+    name: str
+    text: str
+    finish: str
+    n_cut: int
+    n_tokens: int
+    n_parts: int
+    n_levels: int
+    n_read: int
+    n_kept: int
+    n_written: int
+    n_ctx: int
+    method: str
+    model: str
+    seconds: float
+    cached: bool = False
+
+
+def summarize(
+    engine: "Engine", text: str, settings: Settings | None = None, cache: Cache | None = None
+) -> Summary:
+    """A summary of a text, or what settings.task asks for, as `tamis summarize` makes it.
+
+    Raises ContextError, PromptError, MemoryError, MethodError.
+    """
+    settings = settings or Settings()
+    return Summarizer(engine, settings, cache).summarize(Document("text", text), silent("text"))
+
+
+def silent(name: str) -> Watch:
+    """A Watch that tells nobody."""
+    return Watch(
+        name=name,
+        meter=Meter(),
+        say=lambda text: None,
+        write=lambda text: None,
+        progress=lambda stage, done, total: None,
+        check=lambda: None,
+    )
+
+
+def finished(
+    cache: Cache | None, model: Path, document: Document, settings: Settings
+) -> Summary | None:
+    """The summary that the same call made before; None where there is none."""
+    key = _request_key(cache, model, document, settings)
+    if cache is None or key is None or (found := cache.get(key)) is None:
+        return None
+    return Summary(**found | {"name": document.name, "cached": True})
+
+
+def _request_key(
+    cache: Cache | None, model: Path, document: Document, settings: Settings
+) -> str | None:
+    """Of what was asked for, not of what was chosen: memory that is free now says nothing."""
+    if cache is None or not repeatable(settings):
+        return None
+    asked = repr(replace(settings, n_session=1))
+    return key_of("summary", __version__, model_digest(model), asked, document.digest)
+
+
+class Summarizer:
+    """One model and settings for any number of documents, one after the other."""
+
+    def __init__(self, engine: "Engine", settings: Settings, cache: Cache | None) -> None:
+        self._engine, self._settings, self._cache = engine, settings, cache
+        self._reader = Reader(engine, settings, cache)
+
+    def summarize(self, document: Document, watch: Watch) -> Summary:
+        """The summary, or the answer. Raises ContextError, PromptError, MemoryError, MethodError.
+
+        What was finished before an error or an interruption is in the cache: the same call goes on
+        from there.
+        """
+        if found := finished(self._cache, self._engine.path, document, self._settings):
+            return found
+        start = time.monotonic()
+
+        def count(text: str) -> int:
+            watch.check()
+            return len(self._engine.tokenizer.encode(text, add_special=False))
+
+        plan = self._plan(self._n_tokens(document, count))
+        watch.say(f"{document.name}: {plan}")
+        run = _Run(self._reader, plan, self._settings.task, watch)
+        if plan.whole:
+            answer = run.whole(document.text)
+        else:
+            parts = chunks.split(document.text, count, plan.n_room)
+            answer = run.parts(parts, count, keep=self._keeps(plan))
+        watch.meter.finish(document.name)
+        summary = self._summary(document, plan, run, answer, time.monotonic() - start)
+        key = _request_key(self._cache, self._engine.path, document, self._settings)
+        if self._cache is not None and key is not None:
+            self._cache.put(key, asdict(summary))
+        return summary
+
+    def _n_tokens(self, document: Document, count: chunks.Count) -> int:
+        """Tokens of a document; counting those of a long one takes longer than a look."""
+        if self._cache is None:
+            return count(document.text)
+        key = key_of("tokens", model_digest(self._engine.path), document.digest)
+        if (found := self._cache.get(key)) is None:
+            found = {"n_tokens": count(document.text)}
+            self._cache.put(key, found)
+        n_tokens: int = found["n_tokens"]
+        return n_tokens
+
+    def _plan(self, n_text: int) -> Plan:
+        task = self._settings.task
+        frames = [message("", text) for text in (task.whole(), task.part(), task.joined())]
+        n_frame = max(len(self._engine.encode_chat(frame)) for frame in frames)
+        return choose(self._engine, self._settings, n_text, n_frame)
+
+    def _keeps(self, plan: Plan) -> bool:
+        """Whether the keys and values of all parts of a document may go into the cache."""
+        if self._cache is None:
+            return False
+        n_bytes = plan.n_bytes * plan.n_text // plan.n_ctx
+        return n_bytes <= STATES_SHARE * self._cache.max_bytes
+
+    def _summary(
+        self, document: Document, plan: Plan, run: "_Run", answer: Answer, seconds: float
+    ) -> Summary:
+        return Summary(
+            name=document.name,
+            text=answer.text,
+            finish=answer.finish,
+            n_cut=run.n_cut,
+            n_tokens=plan.n_text,
+            n_parts=run.n_parts,
+            n_levels=run.n_levels,
+            n_read=run.n_read,
+            n_kept=run.n_kept,
+            n_written=run.n_written,
+            n_ctx=plan.n_ctx,
+            method=f"attn={self._settings.attn} prefill={plan.prefill} "
+            f"keys={plan.type_k} values={plan.type_v}",
+            model=self._engine.path.name,
+            seconds=round(seconds, 3),
+        )
+
+
+class _Run:
+    """The calls of the model for one document, and their sums."""
+
+    def __init__(self, reader: Reader, plan: Plan, task: Task, watch: Watch) -> None:
+        self._reader, self._plan, self._task, self._watch = reader, plan, task, watch
+        self.n_parts, self.n_levels, self.n_cut = 1, 0, 0
+        self.n_read = self.n_kept = self.n_written = 0
+
+    def whole(self, text: str) -> Answer:
+        self._expect(1, self._plan.n_text)
+        return self._ask(text, self._task.whole(), keep=True, last=True)
+
+    def parts(self, texts: list[str], count: chunks.Count, *, keep: bool) -> Answer:
+        self.n_parts = len(texts)
+        self._expect(len(texts), self._plan.n_text // len(texts))
+        task = self._task.part()
+        answers = [self._ask(text, task, keep=keep, last=False).text for text in texts]
+        while True:
+            self.n_levels += 1
+            written = notes(answers)
+            groups = chunks.pack([count(note) for note in written], self._plan.n_room)
+            if len(groups) == 1:
+                return self._ask("".join(written), self._task.joined(), keep=False, last=True)
+            answers = [self._join(answers[i:j], written[i:j]) for i, j in groups]
+
+    def _join(self, answers: list[str], written: list[str]) -> str:
+        if len(answers) == 1:
+            return answers[0]
+        return self._ask("".join(written), self._task.joined(), keep=False, last=False).text
+
+    def _ask(self, text: str, task: str, *, keep: bool, last: bool) -> Answer:
+        watch = self._watch if last else replace(self._watch, write=lambda text: None)
+        answer = self._reader.answer(self._plan, text, task, watch, keep=keep)
+        self.n_read += answer.n_read
+        self.n_kept += answer.n_kept
+        self.n_written += answer.n_written
+        self.n_cut += answer.finish == "length"
+        return answer
+
+    def _expect(self, n_part: int, n_text: int) -> None:
+        """Tell the meter of all calls, with those that join answers if there are several parts."""
+        n_answer, works = self._task.n_token, []
+        while True:
+            works += [Work(n_text, n_answer) for _ in range(n_part)]
+            if n_part == 1:
+                break
+            n_text = n_part * n_answer
+            n_part = -(-n_text // self._plan.n_room)
+            n_text //= n_part
+        self._watch.meter.expect(self._watch.name, works)

@@ -1,0 +1,1 @@
+from tamis.bindings.compat import LlamaDraftModel, LlamaPromptLookupDecoding  # noqa: F401

@@ -1,0 +1,119 @@
+"""Files as text: what a reader sees of HTML and PDF, and a clear no to everything else."""
+
+import sys
+
+import pytest
+
+from tamis.summary.documents import DocumentError, html_text, read_document
+
+
+def test_text_and_markdown_stay_as_they_are_but_for_line_ends_and_byte_order_marks():
+    text = "# Title\r\n\r\ngrüß <|im_end|> <b>\rend"
+    expected = "# Title\n\ngrüß <|im_end|> <b>\nend"
+    marks = {"utf-8": b"\xef\xbb\xbf", "utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}
+    for encoding, mark in [("utf-8", b""), *marks.items()]:
+        document = read_document("a.md", mark + text.encode(encoding))
+        assert (document.text, document.kind) == (expected, "text")
+
+
+def test_a_digest_is_of_the_text_alone():
+    a, b = read_document("a.txt", b"x\r\ny"), read_document("b.md", b"x\ny")
+    assert a.digest == b.digest
+    assert a.digest != read_document("a.txt", b"x\ny ").digest
+
+
+PAGE = """<!DOCTYPE html><html><head><title>A &amp; B</title><style>p { x: y }</style>
+<script>var s = "<p>no</p>";</script></head>
+<body><!-- no --><h1>One <em>two</em></h1><p>First   line<br>second&nbsp;line</p>
+<ul><li>a</li><li>b<p>c</p></ul><pre>
+  x = 1
+    y</pre><table><tr><th>k</th><th>v</th></tr><tr><td>1</td><td></td></tr></table>
+<noscript>shown</noscript> tail <template>no</template></body></html>"""
+
+
+def test_html_is_what_a_reader_sees_of_it():
+    assert html_text(PAGE) == (
+        "A & B\n\n# One two\n\nFirst line\nsecond line\n\n- a\n- b\n\nc\n\n  x = 1\n    y\n\n"
+        "k | v\n\n1 |\n\nshown tail"
+    )
+
+
+@pytest.mark.parametrize(("name", "data"), [("p.html", "<p>a"), ("p", " <!DOCTYPE HTML><p>a")])
+def test_html_is_known_by_its_name_or_its_beginning(name, data):
+    document = read_document(name, data.encode())
+    assert (document.text, document.kind) == ("a", "html")
+
+
+@pytest.mark.parametrize("source", ["<p>a<p>b", "<title>a<p>b", "a<pre>b", "<h2>a<div>b", "a</p>b"])
+def test_html_that_is_not_closed_loses_nothing(source):
+    assert [c for c in html_text(source) if c in "ab"] == ["a", "b"]
+
+
+def test_a_hostile_page_takes_no_longer_than_another():
+    """The beginning of a page is looked at once; blocks are joined once."""
+    assert read_document("x", b"<!-- a -->" * 10_000 + b"x").kind == "text"
+    assert html_text("<p>a" * 50_000) == "\n\n".join("a" * 50_000)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "x has no text: expected at least a word"),
+        (b" \n\t\n", "x has no text"),
+        (b"<html><body><script>1</script>", "x has no text"),
+        (b"a\0b", "x is binary (byte 0 at 1), expected text, HTML or PDF"),
+        (b"caf\xe9!", "x is not UTF-8: byte 0xe9 at 3; convert it first"),
+        (b"\xff\xfea", "x is not UTF-16-LE: byte 0x61 at 0"),
+        (b"PK\x03\x04rest", "x is a ZIP archive (docx, odt, epub are such), expected text"),
+        (b"GGUF\3", "x is a model, expected text, HTML or PDF: give it with -m first"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_what_to_do(data, message):
+    with pytest.raises(DocumentError) as error:
+        read_document("x", data)
+    assert str(error.value).startswith(message)
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF whose pages have a line each."""
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
+    objects = [
+        "<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
+        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    for i, text in enumerate(pages):
+        content = f"BT /F1 12 Tf 50 700 Td ({text}) Tj ET" if text else ""
+        objects.append(
+            "<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Resources<</Font<</F1 3 0 R>>>>"
+            f"/Contents {5 + 2 * i} 0 R>>"
+        )
+        objects.append(f"<</Length {len(content)}>>stream\n{content}\nendstream")
+    out, at = b"%PDF-1.4\n", []
+    for number, text in enumerate(objects, 1):
+        at.append(len(out))
+        out += f"{number} 0 obj\n{text}\nendobj\n".encode()
+    table = "".join(f"{offset:010} 00000 n \n" for offset in at)
+    head = f"xref\n0 {len(at) + 1}\n0000000000 65535 f \n{table}"
+    tail = f"trailer<</Size {len(at) + 1}/Root 1 0 R>>\nstartxref\n{len(out)}\n%%EOF"
+    return out + (head + tail).encode()
+
+
+def test_the_pages_of_a_pdf_are_paragraphs():
+    pytest.importorskip("pypdf")
+    document = read_document("x.pdf", pdf("first page", "", "third"))
+    assert (document.text, document.kind) == ("first page\n\nthird", "pdf")
+
+
+def test_a_pdf_without_text_and_a_damaged_one_are_refused():
+    pytest.importorskip("pypdf")
+    with pytest.raises(DocumentError, match=r"2 pages and no text.*OCR"):
+        read_document("x.pdf", pdf("", ""))
+    with pytest.raises(DocumentError, match=r"x\.pdf is a damaged PDF"):
+        read_document("x.pdf", b"%PDF-1.4\nnothing")
+
+
+def test_a_pdf_without_the_extra_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(ImportError, match=r'pip install "tamis\[pdf\]"'):
+        read_document("x.pdf", pdf("a"))
