@@ -73,7 +73,7 @@ def scoring_of(n: int) -> Scoring:
 
     @op(q_kind, int64, int64, float32)
     def load_q(b, address, last, scale):
-        found = []
+        found: list[Any] = []
         for i in range(n_piece):
             at = last if i == n_piece - 1 else b.add(address, ir.Constant(I64, 128 * i))
             x = [b.fmul(value, scale) for value in floats(b, at, 8)]
