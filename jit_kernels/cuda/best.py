@@ -1,7 +1,5 @@
 """The best k of a row of scores, by a block: the k-th best by its digits, then all from it on."""
 
-from typing import Any
-
 from numba import cuda, int32, uint32
 
 from tamis.jit_kernels.cuda.grid import (
@@ -21,8 +19,6 @@ DIGIT = 11  # bits: a sign, an exponent and two more spread scores over many cou
 BINS = 1 << DIGIT
 SHARE = BINS // THREADS  # counters that a thread adds up
 AT_ONCE = 4  # scores that a thread has on their way
-
-add_shared: Any = cuda.atomic.add
 
 
 @device
@@ -71,7 +67,8 @@ def threshold(scores, low, high, k, parts):
         for j in range(low + thread(), high, AT_ONCE * THREADS):
             for x in some_of(scores, j, THREADS, high):
                 if x != 0 and (turn == 0 or x >> (shift + width) == known):
-                    add_shared(counts, (x >> shift) & ((1 << width) - 1), 1)
+                    at = (x >> shift) & ((1 << width) - 1)
+                    cuda.atomic.add(counts, at, 1)  # type: ignore[call-arg]
         sync_block()
         digit, k = digit_of(counts, k, parts)
         known = uint32((known << width) | digit)
