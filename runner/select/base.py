@@ -82,6 +82,8 @@ class SelectorState:
     # Keys and values of frozen positions: the layer's own of the state they keep ("project"), the
     # layer's before ("reuse"); "" freezes nothing.
     freezing = ""
+    # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
+    counters: tuple[np.ndarray, ...] = ()
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
@@ -244,6 +246,7 @@ class _PerRoleState(SelectorState):
         super().__init__(shape)
         self._for_prefill, self._for_decode = for_prefill, for_decode
         self.freezing = for_prefill.freezing
+        self.counters = (*for_prefill.counters, *for_decode.counters)
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_prefill.prefill(rec, layer, q, kv)
