@@ -126,8 +126,9 @@ ROPE_TABLE = _op("rope", "rope_table", "", "step inv_freq cos sin n_half scale_f
 # The heads of new tokens made ready, in place, and kept. q f32 [n_tok, n_head, head_dim] and
 # k f32 [n_tok, n_head_kv, head_dim]: rms norm by q_norm and k_norm f32 [head_dim] (both may be 0:
 # none), then turned by cos and sin; pairs (i, i + n_half) where neox, else (2i, 2i + 1); elements
-# from 2 * n_half on stay. k and v go to positions pos.. of the pages (see KVView): as float16, or
-# as q8_0 (ggml's: d = largest / 127, each element to the nearest multiple, ties away from 0).
+# from 2 * n_half on stay. k and v go to positions pos.. of the pages (see KVView): as float16,
+# as q8_0 (ggml's: d = largest / 127, each element to the nearest multiple, ties away from 0) or as
+# q4_0 (ggml's: d = the element of largest magnitude / -8, x / d + 8.5 cut off, at most 15).
 # type_k, type_v: of the pages, one of KV_TYPES; an op that has no such constant reads float16.
 ROPE_APPEND = _op(
     "rope",
@@ -146,7 +147,7 @@ ROPE_APPEND = _op(
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
 # Query t is row step.row + stride * t of q, at position pos + stride * t; out and lse have row t.
 # scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
-# Where q_block is 1 and keys are q8_0, queries are rounded to 15 bits, one scale a KV_BLOCK.
+# Where q_block is 1 and keys are quantised, queries are rounded to 15 bits, one scale a KV_BLOCK.
 ATTEND = _op(
     "attend",
     "attend",
@@ -803,7 +804,7 @@ def audit_work(capacity: int, head_dim: int) -> int:
 def attend_scratch(group: int, head_dim: int) -> int:
     """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32.
 
-    And of one token's queries what q8_0 needs: 16-bit copies, and weights a KV_BLOCK.
+    And of one token's queries what q8_0 and q4_0 need: 16-bit copies, and weights a KV_BLOCK.
     """
     n_query, n_block = MAX_Q_BLOCK * group, -(-head_dim // KV_BLOCK)
     a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10 + n_block

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 PAGE = 64  # tokens a KV page
-KV_TYPES = ("f16", "q8_0")  # of keys and of values
-KV_BLOCK = 32  # elements of q8_0 that share a scale
+KV_TYPES = ("f16", "q8_0", "q4_0")  # of keys and of values
+KV_BLOCK = 32  # elements of q8_0 and q4_0 that share a scale
 LINE = 64  # bytes of a cache line, and of the widest vector
 
 
@@ -29,15 +29,22 @@ class QTensor(NamedTuple):
 
 
 def kv_row(type: str, head_dim: int) -> np.dtype:
-    """One key or value of one head: float16, or q8_0 as ggml has it, q[i] * d[i // KV_BLOCK]."""
+    """One key or value of one head: float16, or q8_0 or q4_0 as ggml has them.
+
+    q8_0: q[i] * d[i // KV_BLOCK]. q4_0: (n - 8) * d[i // KV_BLOCK], n a nibble of q: of each block
+    of 16 bytes, the low nibbles are the first half, the high ones the second.
+    """
     if type == "f16":
         return np.dtype((np.float16, head_dim))
-    return np.dtype([("q", np.int8, head_dim), ("d", np.float16, head_dim // KV_BLOCK)])
+    q = (np.int8, head_dim) if type == "q8_0" else (np.uint8, head_dim // 2)
+    return np.dtype([("q", *q), ("d", np.float16, head_dim // KV_BLOCK)])
 
 
 def kv_type(rows: np.ndarray) -> str:
     """The type of an array of `kv_row`."""
-    return "f16" if rows.dtype == np.float16 else "q8_0"
+    if rows.dtype == np.float16:
+        return "f16"
+    return "q8_0" if rows.dtype["q"].base == np.int8 else "q4_0"
 
 
 class KVView(NamedTuple):

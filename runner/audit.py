@@ -14,7 +14,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.ops import AUDIT
 from tamis.jit_kernels.program import ATTEND, SELECT, KernelSpec, Program
 from tamis.jit_kernels.types import KVView, Selection
-from tamis.kv.cache import KVTypes
+from tamis.kv.types import KVTypes
 from tamis.select.base import Recording, SelectorState
 from tamis.workspace import Workspace
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
-from tamis.hparams import HParams
+from tamis.hparams import HParams, RopeScaling
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.library import KernelLibrary
 from tamis.jit_kernels.program import Runner
-from tamis.kv.cache import KVTypes, kv_bytes
+from tamis.kv.store import PageStore, most_slots
+from tamis.kv.tier import UNIT
+from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
 from tamis.model import Model, load_model
 from tamis.prompt import ChatTemplate, default_template, encode_chat
 from tamis.select.notation import parse_methods
@@ -34,6 +36,7 @@ class MemoryPlan(NamedTuple):
     kv: int
     workspace: int
     available: int
+    disk: int = 0  # of the file of keys and values that memory has no room for
 
 
 class Engine:
@@ -45,6 +48,7 @@ class Engine:
         self.backend = backend
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
         self._template: ChatTemplate | None = None
+        self._stores: dict[KVTypes, PageStore] = {}
 
     @staticmethod
     def load(
@@ -53,13 +57,15 @@ class Engine:
         n_threads: int | None = None,
         library: KernelLibrary | None = None,
         device: str = "cpu",
+        rope: RopeScaling | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
         n_threads: None = one a core this process may use. library: of kernels, the process's own by
         default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda", for which
-        n_threads and library say nothing. progress(stage, done, total).
+        n_threads and library say nothing. rope: how positions are stretched, instead of what the
+        file says; n_ctx_orig 0: its training context. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -71,7 +77,7 @@ class Engine:
         backend: Runner = CudaBackend() if device == "cuda" else Backend(n_threads, library)
         report("load", 0, 3)
         file = GGUFFile(path)
-        model = load_model(file)
+        model = load_model(file, rope)
         report("load", 1, 3)
         vocab = Vocab.from_gguf(file)
         if len(vocab.tokens) != model.hp.n_vocab:
@@ -131,15 +137,35 @@ class Engine:
         n_ubatch: int = 256,
         type_k: str = "f16",
         type_v: str = "f16",
+        *,
+        kv_ram: int | None = None,
     ) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what the machine has free now."""
         hp = self.hp
+        kv = kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v))
+        in_ram = kv if kv_ram is None else min(kv, kv_ram)
         return MemoryPlan(
             weights=self.model.weights.n_bytes,
-            kv=kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v)),
+            kv=in_ram,
+            disk=kv if in_ram < kv else 0,
             workspace=workspace_bytes(hp, n_ubatch, self.backend),
             available=self.backend.free_bytes(),
         )
+
+    def page_store(self, types: KVTypes, n_page: int) -> PageStore:
+        """The pages that all sessions of these types share, or room of its own for one session.
+
+        The latter on a device that copies whole arrays, and where address space is limited.
+        """
+        if isinstance(self.backend, CudaBackend):
+            return PageStore(self.hp, types, n_page)
+        if types not in self._stores:
+            try:
+                n_slot = max(n_page, most_slots(self.hp, types))
+                self._stores[types] = PageStore(self.hp, types, n_slot)
+            except OSError:
+                return PageStore(self.hp, types, n_page)
+        return self._stores[types]
 
     def context(self, n_ctx: int | None) -> int:
         """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
@@ -154,13 +180,19 @@ class Engine:
         audit: int = 0,
         type_k: str = "f16",
         type_v: str = "f16",
+        kv_ram: int | None = None,
+        kv_dir: str | Path | None = None,
+        kv_unit: int = UNIT,
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
-        type_k, type_v: what keys and values are kept as, "f16" or "q8_0".
+        type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
+        kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the
+        folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
+        then raises KVFileError where the disk fails.
         Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.
@@ -172,7 +204,7 @@ class Engine:
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill),
-            kv_types=KVTypes(type_k, type_v),
+            kv=KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit)),
             audit=audit,
             progress=progress,
         )
@@ -180,3 +212,14 @@ class Engine:
     def close(self) -> None:
         """End the threads, or free the device. Sessions must not be used afterwards."""
         self.backend.close()
+
+
+def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:
+    """The memory and the folder of a session's keys and values. Raises ValueError."""
+    if (kv_ram is None) != (kv_dir is None):
+        raise ValueError("kv_ram and kv_dir go together: how much memory, and where the rest is")
+    if kv_ram is None or kv_dir is None:
+        return None
+    if not Path(kv_dir).is_dir():
+        raise ValueError(f"kv_dir is {str(kv_dir)!r}, which is no folder: make it first")
+    return Tier(kv_ram, Path(kv_dir), kv_unit)

@@ -13,7 +13,9 @@ from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import KVView, zeros
 from tamis.jit_kernels.workers import Progress
-from tamis.kv.cache import KVCache, KVTypes
+from tamis.kv.cache import KVCache
+from tamis.kv.tier import TieredKV
+from tamis.kv.types import KVTypes
 from tamis.model import Model
 from tamis.rope import RopeFrequencies
 from tamis.select.base import Recording, SelectorState
@@ -38,7 +40,7 @@ class Forward:
         model: Model,
         backend: Runner,
         ws: Workspace,
-        kv: KVCache,
+        kv: KVCache | TieredKV,
         state: SelectorState,
         audit: Audit | None = None,
         progress: Progress | None = None,
@@ -56,8 +58,9 @@ class Forward:
         _check_readers(decode, "--attn", kv.types)
         checked = set() if audit is None else audit.specs
         backend.load(body.specs | head.specs | decode.specs | checked, progress)
-        self._prefill, self._head = backend.link(body), backend.link(head)
-        self._phases = {(phase, False): backend.link(decode)}
+        self._stops: dict[LinkedProgram, list[int]] = {}
+        self._prefill, self._head = self._linked(body), backend.link(head)
+        self._phases = {(phase, False): self._linked(decode)}
         self._counting = False
 
     @property
@@ -71,6 +74,7 @@ class Forward:
         prompt: the positions of all its chunks. Between layers the interpreter looks for signals,
         so Ctrl-C stops a long chunk.
         """
+        self._kv.begin(pos, len(ids))
         self._set(ids, pos, prompt)
         for layer, at in enumerate(self._layers):
             frozen = self._state.frozen(layer, prompt.stop)
@@ -81,9 +85,24 @@ class Forward:
             else:
                 reuse = self._state.freezing == "reuse" and layer > 0
                 self._run(at.projected if reuse else at.first, at.ready)
+        self._kv.finish(pos, len(ids))
+
+    def _linked(self, program: Program) -> LinkedProgram:
+        linked: LinkedProgram = self._backend.link(program)
+        self._stops[linked] = self._kv.stops(program)
+        return linked
+
+    def _replay(self, linked: LinkedProgram, first: int, last: int) -> None:
+        """Run ops first .. last - 1, stopping where keys and values must be brought in."""
+        for stop in self._stops[linked]:
+            if first <= stop < last:
+                self._backend.run(linked, first, stop)
+                self._kv.bring(linked.program, stop)
+                first = stop
+        self._backend.run(linked, first, last)
 
     def _run(self, first: int, last: int) -> None:
-        self._backend.run(self._prefill, first, last)
+        self._replay(self._prefill, first, last)
         if self._counting:
             n_tok, pos, *_ = self._ws.step.tolist()
             self._prefill.count(n_tok, pos, first, last)
@@ -96,10 +115,12 @@ class Forward:
         audit = self._audit if self._audit is not None and self._audit.due() else None
         phase = self._state.phase(step), audit is not None
         if phase not in self._phases:
-            self._phases[phase] = self._backend.link(self._decode(audit))
+            self._phases[phase] = self._linked(self._decode(audit))
         linked = self._phases[phase]
+        self._kv.begin(pos, 1)
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
-        self._backend.run(linked)
+        self._replay(linked, 0, len(linked))
+        self._kv.finish(pos, 1)
         self._count(linked, 1, pos)
         if audit is not None:
             audit.take(linked.program, self._state, step, pos)

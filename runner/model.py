@@ -1,6 +1,6 @@
 """A loaded model as the forward pass needs it: shape, architecture, weights, rotary frequencies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tamis.arch.base import Arch, arch_of
 from tamis.formats.gguf import GGUFFile
@@ -28,10 +28,16 @@ class Model:
         return 0
 
 
-def load_model(file: GGUFFile) -> Model:
-    """Read and check everything but the vocabulary. Raises GGUFError or ArchError."""
+def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
+    """Read and check everything but the vocabulary. Raises GGUFError or ArchError.
+
+    scaling: of positions, instead of the file's; its n_ctx_orig 0 stands for the training context.
+    """
     arch = arch_of(file.get("general.architecture", str))
     hp = HParams.from_gguf(file)
+    if scaling is not None:
+        n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train
+        hp = replace(hp, rope_scaling=replace(scaling, n_ctx_orig=n_ctx_orig))
     for name, n, unit in (("head_dim", hp.head_dim, LANES), ("n_embd", hp.n_embd, 32)):
         if n % unit:
             raise file.error(f"{name} is {n}, only multiples of {unit} are supported")

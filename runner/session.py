@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,10 @@ import numpy as np
 from tamis import session_file
 from tamis.audit import Audit
 from tamis.forward import Forward
-from tamis.jit_kernels.types import kv_row
-from tamis.kv.cache import KVCache, KVTypes
+from tamis.jit_kernels.types import PAGE, kv_row
+from tamis.kv.cache import KVCache
+from tamis.kv.tier import TierCounts, TieredKV
+from tamis.kv.types import KVOptions, KVTypes
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.session_file import SessionFileError
@@ -20,7 +23,7 @@ from tamis.stream import TextStream
 from tamis.workspace import HEAD_ROWS, new_workspace
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine, Progress
+    from tamis.engine import Engine, MemoryPlan, Progress
 
 TokenProgress = Callable[[int, int], None]
 MAX_CTX = 1 << 24
@@ -49,7 +52,7 @@ class Session:
         n_ctx: int,
         n_ubatch: int,
         selector: Selector,
-        kv_types: KVTypes,
+        kv: KVOptions,
         audit: int = 0,
         progress: "Progress | None" = None,
     ) -> None:
@@ -58,15 +61,19 @@ class Session:
             raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
-        kv_types.check(hp.head_dim)
-        for type in kv_types:
+        kv.types.check(hp.head_dim)
+        for type in kv.types:
             if type not in engine.backend.kv_types:
                 raise ValueError(f"this device has no {type} keys and values: use f16")
-        _check_memory(engine, n_ctx, n_ubatch, kv_types)
+        plan = _checked_plan(engine, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
-        self._kv = KVCache(hp, n_ctx, kv_types)
+        self._kv: KVCache | TieredKV
+        if kv.tier is not None and plan.disk:
+            self._kv = TieredKV(hp, n_ctx, kv.types, kv.tier, n_tok)
+        else:
+            self._kv = KVCache(hp, n_ctx, engine.page_store(kv.types, -(-n_ctx // PAGE)))
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
         self._state = selector.open(
             SelectorShape(
@@ -81,7 +88,7 @@ class Session:
         )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         ws = new_workspace(hp, n_tok, engine.backend)
-        self._audit = Audit(audit, hp, window, n_kv, kv_types, engine.n_threads) if audit else None
+        self._audit = Audit(audit, hp, window, n_kv, kv.types, engine.n_threads) if audit else None
         self._forward = Forward(
             model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
         )
@@ -101,6 +108,16 @@ class Session:
     def kv_types(self) -> KVTypes:
         """The types that keys and values are kept in."""
         return self._kv.types
+
+    @property
+    def kv_ram(self) -> int | None:
+        """Bytes of memory for keys and values; None where it is as much as they need."""
+        return self._kv.kv_ram if isinstance(self._kv, TieredKV) else None
+
+    @property
+    def kv_counts(self) -> TierCounts | None:
+        """What the disk has been asked for; None where all keys and values are in memory."""
+        return self._kv.counts if isinstance(self._kv, TieredKV) else None
 
     @property
     def audit(self) -> Audit | None:
@@ -127,10 +144,10 @@ class Session:
     def decode(self, token_id: int) -> np.ndarray:
         """Append one token; its logits, f32 [n_vocab].
 
-        Raises ContextError, ValueError, AuditError.
+        Raises ContextError, ValueError, AuditError, KVFileError.
         """
         ids = self._checked([token_id])
-        self._kv.reserve(self.n_past + 1)
+        self._kv.reserve(self.n_past, self.n_past + 1)
         logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
         self._tokens.append(int(ids[0]))
         return logits
@@ -203,10 +220,15 @@ class Session:
                 yield Piece(text + stream.finish(), token, logprob, "length")
 
     def copy(self, other: "Session") -> None:
-        """Replace the sequence by another session's of the same engine. Raises ContextError."""
+        """Replace the sequence by another session's of the same engine. Raises ContextError.
+
+        Where both keep the same types in memory, they share its pages until one of them writes.
+        """
         self._check_room(f"the other session holds {other.n_past}", other.n_past)
         self.truncate(0)
-        self._kv.copy_from(other._kv, other.n_past)
+        if not self._kv.share(other._kv, other.n_past):
+            for layer in range(self._engine.hp.n_layer):
+                self._put(layer, *other._rows(layer))
         self._tokens = other.tokens
         self.recall()
 
@@ -216,7 +238,10 @@ class Session:
         Keys and values stay as they are: those of a file may come from another method's prefill.
         """
         n = min(self._state.n_recall, self.n_past)
+        if n == 0:
+            return
         first = self.n_past - n
+        self._kv.reserve(first, self.n_past)
         pages = self._kv.pages_from(first)
         try:
             for start in range(first, self.n_past, self._forward.n_ubatch):
@@ -257,7 +282,7 @@ class Session:
         """
         tokens, n_past = self._checked(ids), self.n_past
         try:
-            self._kv.reserve(n_past + len(tokens))
+            self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
             for start in range(0, len(tokens), self._forward.n_ubatch):
                 chunk = tokens[start : start + self._forward.n_ubatch]
@@ -298,9 +323,18 @@ class Session:
 
     def _arrays(self) -> Iterator[np.ndarray]:
         for layer in range(self._engine.hp.n_layer):
-            view = self._kv.view(layer)
-            self._engine.backend.fetch(view.k, view.v)
-            yield from self._kv.read(layer, self.n_past)
+            yield from self._rows(layer)
+
+    def _rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """A layer's keys and values: see KVCache.read."""
+        view = self._kv.view(layer)
+        self._engine.backend.fetch(view.k, view.v)
+        return self._kv.read(layer, self.n_past)
+
+    def _put(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        self._kv.write(layer, k, v)
+        view = self._kv.view(layer)
+        self._engine.backend.send(view.k, view.v)
 
     def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
@@ -310,17 +344,30 @@ class Session:
             for type in types:
                 rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
                 at += rows[-1].nbytes
-            self._kv.write(layer, *rows)
-            view = self._kv.view(layer)
-            self._engine.backend.send(view.k, view.v)
+            self._put(layer, *rows)
         self._tokens = list(tokens)
 
 
-def _check_memory(engine: "Engine", n_ctx: int, n_ubatch: int, types: KVTypes) -> None:
-    plan = engine.memory_plan(n_ctx, n_ubatch, *types)
+def _checked_plan(engine: "Engine", n_ctx: int, n_ubatch: int, kv: KVOptions) -> "MemoryPlan":
+    """The plan, where it fits. Raises MemoryError, ValueError; on CUDA there is no tier."""
+    types, tier = kv
+    plan = engine.memory_plan(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier.ram)
+    gib = 1 << 30
     if plan.kv + plan.workspace > plan.available:
-        gib = 1 << 30
         raise MemoryError(
             f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "
-            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx"
+            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx, "
+            "or keep a part on disk with --kv-ram and --kv-dir"
         )
+    if tier is not None and plan.disk:
+        if "q8_0" not in engine.backend.kv_types:
+            raise ValueError(
+                "this device keeps all keys and values in its memory: leave out kv_ram"
+            )
+        free = shutil.disk_usage(tier.folder).free
+        if plan.disk > free:
+            raise ValueError(
+                f"KV at {n_ctx} tokens is {plan.disk / gib:.1f} GiB, {tier.folder} has "
+                f"{free / gib:.1f} GiB free: lower --ctx, or choose another --kv-dir"
+            )
+    return plan

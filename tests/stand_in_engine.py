@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tamis.engine import MemoryPlan
-from tamis.kv.cache import KVTypes
+from tamis.kv.types import KVTypes
 from tamis.session import Piece
 
 N_VOCAB = 256
@@ -37,6 +37,8 @@ class FakeSession:
     @property
     def n_past(self) -> int:
         return len(self.tokens)
+
+    kv_ram = kv_counts = None
 
     def truncate(self, n: int) -> None:
         del self.tokens[n:]
@@ -86,7 +88,7 @@ class FakeEngine:
         self.chats.append([dict(m) for m in messages])
         return [3, *"".join(m["content"] for m in messages).encode(), 4]
 
-    def memory_plan(self, _n_ctx: int, **_types: str) -> MemoryPlan:
+    def memory_plan(self, _n_ctx: int, **_options: Any) -> MemoryPlan:
         return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
 
     def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:

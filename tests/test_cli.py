@@ -20,7 +20,7 @@ from tamis.cli import bench, common, main, perplexity, profile
 from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.backend import OpCost
 from tamis.jit_kernels.ceiling import Ceiling
-from tamis.kv.cache import KVTypes
+from tamis.kv.types import KVTypes
 from tamis.sampler import SamplerParams
 from tamis.tools.record_chat import Screen
 

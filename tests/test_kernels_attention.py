@@ -12,7 +12,7 @@ from guarded import in_child, is_on_gpu, runs, step_of
 from oracle import RopeParams, rms_norm, rope
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import KV_BLOCK, PAGE, kv_row
+from tamis.jit_kernels.types import KV_BLOCK, PAGE, kv_row, kv_type
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ SHAPES = [  # head_dim, neox, n_head, n_head_kv, n_half
     (16, 0, 6, 3, 8), (16, 1, 6, 3, 8), (80, 1, 2, 1, 40), (80, 0, 3, 3, 13), (64, 1, 4, 2, 16),
 ]  # fmt: skip
 F16 = ("f16", "f16")
-TYPES = [F16, ("q8_0", "f16"), ("f16", "q8_0"), ("q8_0", "q8_0")]  # of keys, of values
-# A row of q8_0 is one or several vectors, or one and a half, at every level.
+# Of keys, of values. What is done with each knows little of the other: not all pairs are here.
+TYPES = [F16, ("q8_0", "f16"), ("f16", "q8_0"), ("q8_0", "q8_0"), ("q4_0", "q4_0")]
+# A row of q8_0 or of q4_0 is one or several vectors, or one and a half, at every level.
 HEADS_Q8 = [
     Heads(head_dim=32, group=3, q_block=1, n_row=2, heads_per_kv=3),
     Heads(head_dim=64, group=7, q_block=1, n_row=2, heads_per_kv=7),
@@ -95,16 +96,35 @@ def q8_0(x):
     return rows
 
 
+def q4_0(x):
+    """Rows [.., head_dim] as ggml's reference quantises them, an element at a time."""
+    rows = np.zeros(x.shape[:-1], kv_row("q4_0", x.shape[-1]))
+    for at in np.ndindex(x.shape[:-1]):
+        for block, values in enumerate(x[at].astype(np.float32).reshape(-1, KV_BLOCK)):
+            d = values[np.abs(values).argmax()] / np.float32(-8)
+            scaled = values * (np.float32(1) / d if d else np.float32(0))
+            n = [min(15, int(y + np.float32(8.5))) for y in scaled]
+            for i in range(16):
+                rows["q"][at][16 * block + i] = n[i] | n[16 + i] << 4
+            rows["d"][at][block] = d
+    return rows
+
+
 def kept_as(x, type):
     """Rows as pages of the type have them."""
-    return x.astype(np.float16) if type == "f16" else q8_0(x)
+    return x.astype(np.float16) if type == "f16" else {"q8_0": q8_0, "q4_0": q4_0}[type](x)
 
 
 def numbers(rows):
-    """Float64 of rows of either type."""
+    """Float64 of rows of any type."""
     if rows.dtype == np.float16:
         return rows.astype(np.float64)
-    return rows["q"] * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=-1)
+    q = rows["q"]
+    if kv_type(rows) == "q4_0":
+        blocks = q.reshape(*q.shape[:-1], -1, 16).astype(int)
+        halves = np.concatenate([blocks % 16, blocks // 16], axis=-1) - 8
+        q = halves.reshape(*q.shape[:-1], -1)
+    return q * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=-1)
 
 
 def unfilled(shape, type, head_dim):
@@ -121,8 +141,7 @@ def paged(rows, table):
     """
     rows = rows.astype(np.float16) if rows.dtype == np.float32 else rows
     n_position, n_head_kv = rows.shape[:2]
-    type = "f16" if rows.dtype == np.float16 else "q8_0"
-    head_dim = rows.shape[2] if type == "f16" else rows["q"].shape[2]
+    type, head_dim = kv_type(rows), numbers(rows).shape[2]
     pages = unfilled((len(table), n_head_kv, PAGE), type, head_dim)
     for j in range(n_position):
         pages[table[j // PAGE], :, j % PAGE] = rows[j]
@@ -169,8 +188,7 @@ def test_heads_are_normed_turned_and_kept(shape, types, n_tok, pos, normed):
             expected = before.copy()
             for t in range(n_tok):
                 page, line = divmod(pos + t, PAGE)
-                kind = "f16" if kept.dtype == np.float16 else "q8_0"
-                expected[table[page], :, line] = kept_as(rows[t], kind)
+                expected[table[page], :, line] = kept_as(rows[t], kv_type(kept))
             # Rounding is NumPy's, and ggml's: the same bits, and no other.
             np.testing.assert_array_equal(kept, expected)
 
@@ -199,7 +217,7 @@ class Case:
 
     @property
     def types(self):
-        return tuple("f16" if rows.dtype == np.float16 else "q8_0" for rows in (self.k, self.v))
+        return kv_type(self.k), kv_type(self.v)
 
     scale = 0.2  # with normal q and k: scores of a standard deviation of 1 to 3
 
@@ -282,12 +300,13 @@ def check(found, expected, heads, types=F16):
     """Float32 sums of up to 256 products, and exponentials of scores below about 10.
 
     On a GPU, rows of several tokens are products of float16: half a step of each of a score's.
-    Beside keys of q8_0, one token's queries have 15 bits: of elements up to 4, a step of 1.2e-4.
+    Beside keys of q8_0 or q4_0, one token's queries have 15 bits: of elements up to 4, a
+    step of 1.2e-4.
     """
     out, lse = expected
     halves = is_on_gpu() and heads.q_block > 1
     bound = 2**-11 * heads.head_dim * Case.scale if halves else 2e-5
-    if types[0] == "q8_0" and heads.q_block == 1:
+    if types[0] != "f16" and heads.q_block == 1:
         bound = 1.2e-4 * Case.scale * heads.head_dim**0.5
     np.testing.assert_allclose(found["out"], out, rtol=0, atol=bound)
     if "lse" in found:

@@ -8,7 +8,7 @@ from test_kernels_attention import F16, kept_as, normal, page_table, paged
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE
 
-KINDS = [(16, F16), (80, F16), (64, ("q8_0", "f16")), (96, ("q8_0", "q8_0"))]
+KINDS = [(16, F16), (80, F16), (64, ("q8_0", "f16")), (96, ("q8_0", "q4_0"))]
 KERNELS = [(ops.COPY_ROWS, ()), *((ops.COPY_KV, (n, *types)) for n, types in KINDS)]
 
 

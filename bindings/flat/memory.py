@@ -13,7 +13,7 @@ from tamis.bindings.flat.model import engine_of
 from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_context_params
 from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
 from tamis.engine import MemoryPlan
-from tamis.kv.cache import KVTypes, kv_bytes
+from tamis.kv.types import KVTypes, kv_bytes
 
 
 class MemoryStats(NamedTuple):

@@ -170,15 +170,14 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
 def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> tuple[Any, ...]:
     """Functions pack(state), score and weigh of one token's queries; heads: head_dim, group."""
-    type_k, type_v = kv_types
-    of_keys, of_values = (attend_q8 if t == "q8_0" else attend_batch for t in kv_types)
+    of_keys, of_values = (attend_batch if t == "f16" else attend_q8 for t in kv_types)
 
     @njit(error_model="numpy")
     def nothing(state):
         pass
 
-    pack = attend_q8.packing(at, *heads) if type_k == "q8_0" else nothing
-    return pack, of_keys.scoring(at, *heads, type_v), of_values.weighing(at, *heads, type_k)
+    pack = nothing if kv_types[0] == "f16" else attend_q8.packing(at, *heads)
+    return pack, of_keys.scoring(at, heads, kv_types), of_values.weighing(at, heads, kv_types)
 
 
 def _adding(

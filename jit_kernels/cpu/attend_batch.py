@@ -1,8 +1,8 @@
 """Attention of a few queries to a batch of up to PAGE keys: what a thread does with its scratch.
 
 Two ways to multiply: `few_queries` reads each key and value once, as it lies in the pages (those of
-q8_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all queries
-then read.
+q8_0 and q4_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all
+queries then read.
 """
 
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ class Layout(NamedTuple):
     batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
-    # Of one token's queries, for q8_0. There, keys has pairs of int16: words [head_dim / 2, PAGE].
+    # Of one token's queries, for q8_0 and q4_0. There, keys has pairs of int16: words
+    # [head_dim / 2, PAGE].
     scales: int  # f32 [n_block, PAGE] of the keys
     words: int  # int16 [group, head_dim] the queries
     word_scales: int  # f32 [group, n_block] of these
@@ -106,15 +107,16 @@ def widest(rows: int, fits: Any) -> int:
     return max(counts, default=1)
 
 
-def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
+def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
     """The function score(state, batch, pages, n), for keys of float16.
 
     Products of one token's `group` heads with the n keys of a batch. The memory reads ahead: this
-    asks for the batch's values. pages: of keys, of values.
+    asks for the batch's values. heads: head_dim, group; pages: of keys, of values.
     """
+    head_dim, group = heads
     n_key = widest(group, lambda n: PANEL % n == 0)
     q_row, kv_row, score_row = 4 * head_dim, 2 * head_dim, SCORE_ROW
-    ask = prefetching(type_v, head_dim, n_key, head_dim)
+    ask = prefetching(kv_types[1], head_dim, n_key, head_dim)
 
     @njit(error_model="numpy")
     def score(state, batch, pages, n):
@@ -131,15 +133,16 @@ def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
     return score
 
 
-def weighing(at: Layout, head_dim: int, group: int, type_k: str) -> Any:
+def weighing(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
     """The function weigh(state, batch, ahead, pages, n), for values of float16.
 
     sums = sums * shrink + weights @ values; asks for the keys of the batch `ahead`.
     """
+    head_dim, group = heads
     n_col = widest(group, lambda n: head_dim % (n * LANES) == 0)
     q_row, kv_row, width = 4 * head_dim, 2 * head_dim, n_col * LANES
     four, score_row = 4, SCORE_ROW
-    ask = prefetching(type_k, head_dim, 1, width)
+    ask = prefetching(kv_types[0], head_dim, 1, width)
 
     @njit(error_model="numpy")
     def weigh(state, batch, ahead, pages, n):

@@ -1,4 +1,4 @@
-"""One token's queries and a batch of q8_0 keys or values: what few_queries does, in integers.
+"""One token's queries and a batch of quantised keys or values: what few_queries does, in integers.
 
 Queries become int16, one scale a block of KV_BLOCK elements; keys are turned so that a vector has
 pairs of elements of LANES keys. No sum then runs across lanes, and a product of int16 is two of
@@ -28,11 +28,12 @@ from tamis.jit_kernels.cpu.grid import (
 )
 from tamis.jit_kernels.cpu.intrinsic import load_i32, store_f32
 from tamis.jit_kernels.cpu.kv_rows import (
-    load_byte_row,
+    crossing,
     load_words_each,
+    loading_quants,
     prefetching,
+    scales_at,
     store_crossed,
-    store_crossed_pairs,
     store_scales,
 )
 from tamis.jit_kernels.cpu.simd import (
@@ -72,16 +73,20 @@ def packing(at: Layout, head_dim: int, group: int) -> Any:
     return pack
 
 
-def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
-    """The function score(state, batch, pages, n) of few_queries, for keys of q8_0.
+def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
+    """The function score(state, batch, pages, n) of few_queries, for keys of q8_0 or q4_0.
 
     Scores after the n-th, up to a multiple of the vectors multiplied together, have no meaning.
     """
+    (head_dim, group), (type_k, type_v) = heads, kv_types
     n_block, lanes = head_dim // KV_BLOCK, LANES
     n_col = max((n for n in (4, 2, 1) if (2 * group + 1) * n < N_REGISTER), default=1)
     q_row, scale_row, score_row = 2 * head_dim, 4 * n_block, SCORE_ROW
-    row_size, whole = kv_row("q8_0", head_dim).itemsize, head_dim // (4 * LANES) * 4 * LANES
-    rest = max(1, (head_dim - whole) // 4)  # words after the last whole vector
+    row_size, n_byte = kv_row(type_k, head_dim).itemsize, scales_at(type_k, head_dim)
+    whole = n_byte // (4 * LANES) * 4 * LANES
+    rest = max(1, (n_byte - whole) // 4)  # words after the last whole vector
+    line = SCORE_ROW * head_dim // n_byte // 2  # of the panel, a byte of a row
+    cross = crossing(type_k)
     ask = prefetching(type_v, head_dim, LANES, head_dim)
 
     @njit(error_model="numpy")
@@ -93,11 +98,11 @@ def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
             panel = state + at.keys + 4 * j
             for d in range(0, whole, 4 * LANES):
                 words = transposed(load_words_each(keys, d, lanes))
-                store_crossed_pairs(panel + SCORE_ROW * (d // 2), SCORE_ROW, words)
-            if whole < head_dim:
+                cross(panel + line * d, SCORE_ROW, words)
+            if whole < n_byte:
                 words = transposed(load_words_each(keys, whole, rest))
-                store_crossed_pairs(panel + SCORE_ROW * (whole // 2), SCORE_ROW, words)
-            store_scales(state + at.scales + 4 * j, score_row, keys, head_dim, n_block)
+                cross(panel + line * whole, SCORE_ROW, words)
+            store_scales(state + at.scales + 4 * j, score_row, keys, n_byte, n_block)
 
     @njit(error_model="numpy")
     def score(state, batch, pages, n):
@@ -117,23 +122,24 @@ def scoring(at: Layout, head_dim: int, group: int, type_v: str) -> Any:
     return score
 
 
-def weighing(at: Layout, head_dim: int, group: int, type_k: str) -> Any:
-    """The function weigh(state, batch, ahead, pages, n) of few_queries, for values of q8_0.
+def weighing(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
+    """The function weigh(state, batch, ahead, pages, n) of few_queries, for q8_0 or q4_0 values.
 
     Weights are first multiplied by the scales of the values' blocks.
     """
+    (head_dim, group), (type_k, type_v) = heads, kv_types
     n_block, lanes = head_dim // KV_BLOCK, LANES
     n_col = widest(group, lambda n: KV_BLOCK % (n * LANES) == 0)
     q_row, score_row, width, four = 4 * head_dim, SCORE_ROW, n_col * LANES, 4
-    row_size = kv_row("q8_0", head_dim).itemsize
-    ask = prefetching(type_k, head_dim, 1, width)
+    row_size, n_byte = kv_row(type_v, head_dim).itemsize, scales_at(type_v, head_dim)
+    ask, load_value = prefetching(type_k, head_dim, 1, width), loading_quants(type_v, n_col)
 
     @njit(error_model="numpy")
     def scale(state, batch, v_pages, n):
         for j in range(0, n, LANES):
             values = addresses(batch + BATCH.v_row + 4 * j, v_pages, row_size, lanes)
             scales = state + at.scales + 4 * j
-            store_scales(scales, score_row, values, head_dim, n_block)
+            store_scales(scales, score_row, values, n_byte, n_block)
             for block in range(n_block):
                 factor = load_f(scales + SCORE_ROW * block)
                 for r in range(group):
@@ -152,7 +158,7 @@ def weighing(at: Layout, head_dim: int, group: int, type_k: str) -> Any:
                 ask(ahead + BATCH.k_row + 4 * j, k_pages, d)
                 value = v_pages + row_size * load_i32(batch + BATCH.v_row + 4 * j)
                 weights = broadcast_column(own + 4 * j, score_row, group)
-                sums = add_products(sums, weights, load_byte_row(value + d, n_col))
+                sums = add_products(sums, weights, load_value(value, d))
             store_grid(state + at.sums + 4 * d, q_row, sums)
 
     return weigh

@@ -1,7 +1,8 @@
 """How rows of keys and values lie in the pages, by type: all that knows it.
 
 A row is one head's key or value of a position, numbered as the pages have them: (page * n_head_kv +
-head) * PAGE + line. A row of q8_0 is its int8 elements, then its scales.
+head) * PAGE + line. A row of q8_0 is its int8 elements, then its scales; one of q4_0 its nibbles,
+then its scales.
 """
 
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from tamis.jit_kernels.cpu.simd import (
     load_f,
     load_half,
     round_i32,
+    shift_left,
     shuffled,
     splat_f,
     splat_i,
@@ -72,7 +74,7 @@ class Rows(NamedTuple):
 
 def rows_of_type(type: str, head_dim: int) -> Rows:
     """The functions of a type of KV_TYPES."""
-    return _f16(head_dim) if type == "f16" else _q8_0(head_dim)
+    return {"f16": _f16, "q8_0": _q8_0, "q4_0": _q4_0}[type](head_dim)
 
 
 @njit(error_model="numpy")
@@ -249,11 +251,136 @@ def _q8_0(head_dim: int) -> Rows:
     return Rows(read, write, copy)
 
 
-# ---- of either type ------------------------------------------------------------------------------
+# ---- q4_0 ----------------------------------------------------------------------------------------
+def _nibbles_at(b: Any, row: Any, offset: Any) -> Any:
+    """The elements from `offset` on of a row of q4_0, without their scale, as a float vector."""
+    within = b.and_(offset, ir.Constant(I64, KV_BLOCK // 2 - 1))
+    block = b.and_(b.lshr(offset, ir.Constant(I64, 1)), ir.Constant(I64, -(KV_BLOCK // 2)))
+    at = pointer(b, b.add(row, b.add(block, within)), lanes_of(I8, vf.ir))
+    shift = b.lshr(b.and_(offset, ir.Constant(I64, KV_BLOCK // 2)), ir.Constant(I64, 2))
+    words = b.lshr(b.zext(b.load(at, align=1), WORDS), splatted(b, b.trunc(shift, I32), LANES))
+    return b.sitofp(b.sub(b.and_(words, const(WORDS, 15)), const(WORDS, 8)), vf.ir)
+
+
+@vector_op(lambda _row, _offset: vf)
+def load_nibbles(b, row, offset):
+    """The elements from `offset` on of the row of q4_0, without their scale."""
+    return _nibbles_at(b, row, offset)
+
+
+@vector_op(lambda _row, _offset, n: Grid(1, n.literal_value) if _literals(n) else None)
+def load_nibble_row(b, row, offset, n):
+    """The same as a row of n vectors."""
+    starts = spaced(b, offset, LANES, n)
+    return grid_of(b, [[_nibbles_at(b, row, at) for at in starts]])
+
+
+@vector_op(lambda starts, _offset, scale: Grid(1, starts.n) if _literals(scale) else None)
+def load_q4_each(b, starts, offset, scale):
+    """As load_q8_each, of rows of q4_0."""
+    block = b.mul(b.sdiv(offset, ir.Constant(I64, KV_BLOCK)), ir.Constant(I64, 2))
+    at_scale = b.add(block, ir.Constant(I64, scale))
+    cells = [
+        b.fmul(_nibbles_at(b, p, offset), _scale_at(b, b.add(p, at_scale)))
+        for p in unpacked(b, starts)
+    ]
+    return grid_of(b, [cells])
+
+
+@vector_op(lambda _p, _stride, grid: types.void if isinstance(grid, Grid) else None)
+def store_crossed_nibbles(b, p, stride, grid):
+    """As store_crossed_pairs, of words of eight nibbles; four rows of the grid are a block.
+
+    A block's low nibbles come first: its rows are those of all low ones, then of all high ones.
+    """
+    rows = rows_of(b, grid)
+    starts = spaced(b, p, stride, 4 * len(rows))
+    shorts = ir.VectorType(I16, 2 * LANES)
+    for i, (x,) in enumerate(rows):
+        bits, first = b.bitcast(x, shorts), 16 * (i // 4) + 2 * (i % 4)
+        for row, shift in ((first, 0), (first + 1, 8), (first + 8, 4), (first + 9, 12)):
+            nibble = b.and_(b.lshr(bits, const(shorts, shift)), const(shorts, 15))
+            pairs = b.sub(nibble, const(shorts, 8))
+            b.store(pairs, pointer(b, starts[row], shorts), align=1)
+
+
+def _q4_0(head_dim: int) -> Rows:
+    assert head_dim % KV_BLOCK == 0
+    size, half = kv_row("q4_0", head_dim).itemsize, KV_BLOCK // 2
+
+    @njit(error_model="numpy")
+    def read(pages, row, out):
+        at = pages + size * row
+        for d in range(0, head_dim, KV_BLOCK):
+            factor = splat_f(load_f16(at + head_dim // 2 + d // KV_BLOCK * 2))
+            for i in range(d, d + KV_BLOCK, LANES):
+                store_f(out + 4 * i, load_nibbles(at, i) * factor)
+
+    @njit(error_model="numpy")
+    def extreme(x):
+        """The element of largest magnitude, the first of several."""
+        most, found = np.float32(0), np.float32(0)
+        for i in range(0, 4 * KV_BLOCK, 4):
+            y = load_f32(x + i)
+            if abs(y) > most:
+                most, found = abs(y), y
+        return found
+
+    @njit(error_model="numpy")
+    def rounded(x, factor):
+        """The numbers at x as nibbles: ggml's rounding, half a step up and the rest cut off."""
+        y = load_f(x) * factor + splat_f(np.float32(8.5))
+        whole = round_i32(y)
+        whole = where_less(y, to_f32(whole), whole - splat_i(1), whole)
+        return where_less(whole, splat_i(15), whole, splat_i(15))
+
+    @njit(error_model="numpy")
+    def write(x, pages, row):
+        at = pages + size * row
+        for d in range(0, head_dim, KV_BLOCK):
+            scale = extreme(x + 4 * d) / np.float32(-8)
+            factor = splat_f(ONE / scale if abs(scale) > TINY else np.float32(0))
+            for i in range(d, d + half, LANES):
+                low, high = rounded(x + 4 * i, factor), rounded(x + 4 * (i + half), factor)
+                store_low_bytes(at + (d // 2 + i - d), low + shift_left(high, 4))
+            store_f16(at + head_dim // 2 + d // KV_BLOCK * 2, scale)
+
+    @njit(error_model="numpy")
+    def copy(pages, row, to_pages, to_row):
+        copy_bytes(to_pages + size * to_row, pages + size * row, size)
+
+    return Rows(read, write, copy)
+
+
+# ---- of any type ---------------------------------------------------------------------------------
+def scales_at(type: str, head_dim: int) -> int:
+    """Bytes from a quantised row to its scales."""
+    return head_dim if type == "q8_0" else head_dim // 2
+
+
+def crossing(type: str) -> Any:
+    """What puts words of quantised keys into rows of pairs of int16."""
+    return store_crossed_pairs if type == "q8_0" else store_crossed_nibbles
+
+
+def loading_quants(type: str, n: int) -> Any:
+    """The function load(row, d): a Grid of n vectors, a quantised row's elements from d on."""
+
+    @njit(error_model="numpy")
+    def load_q8_0(row, d):
+        return load_byte_row(row + d, n)
+
+    @njit(error_model="numpy")
+    def load_q4_0(row, d):
+        return load_nibble_row(row, d, n)
+
+    return load_q8_0 if type == "q8_0" else load_q4_0
+
+
 def prefetching(type: str, head_dim: int, n: int, part: int) -> Any:
     """The function ask(p, pages, d): elements d .. d + part - 1 of n rows, whose numbers are at p.
 
-    Of q8_0, asked for all parts of a row, it has asked for the scales too.
+    Asked for all parts of a quantised row, it has asked for the scales too.
     """
     size = kv_row(type, head_dim).itemsize
     n_bytes = min(size, 2 * part)
@@ -267,7 +394,7 @@ def prefetching(type: str, head_dim: int, n: int, part: int) -> Any:
 
 def loading(type: str, head_dim: int, n: int) -> Any:
     """The function load(p, pages, d): elements d .. of n rows as floats, a Grid of one row."""
-    size = kv_row(type, head_dim).itemsize
+    size, n_byte = kv_row(type, head_dim).itemsize, scales_at(type, head_dim)
 
     @njit(error_model="numpy")
     def load_f16s(p, pages, d):
@@ -277,4 +404,8 @@ def loading(type: str, head_dim: int, n: int) -> Any:
     def load_q8_0s(p, pages, d):
         return load_q8_each(addresses(p, pages, size, n), d, head_dim)
 
-    return load_f16s if type == "f16" else load_q8_0s
+    @njit(error_model="numpy")
+    def load_q4_0s(p, pages, d):
+        return load_q4_each(addresses(p, pages, size, n), d, n_byte)
+
+    return {"f16": load_f16s, "q8_0": load_q8_0s, "q4_0": load_q4_0s}[type]

@@ -8,6 +8,7 @@ from tamis.cli import common, lines, repl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser)
+    common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
     parser.add_argument("--system", help="a system message")

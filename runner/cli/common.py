@@ -1,6 +1,7 @@
 """What commands share: arguments, input, progress on standard error, loading a model."""
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ AUTO_HELP = (
     "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
     "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
 )
-CACHE_TYPES = ("f16", "q8_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
+CACHE_TYPES = ("f16", "q8_0", "q4_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
 SAMPLING = {
     "temp": float,
     "top-k": int,
@@ -88,6 +89,17 @@ def counts_or_zero(text: str) -> list[int]:
     return [count_or_zero(item) for item in text.split(",")]
 
 
+def size(text: str) -> int:
+    """An argument such as 512MiB, 1.5GiB or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", text.strip(), re.IGNORECASE)
+    n = 0
+    if found is not None:
+        n = int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
+    if n < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 1GiB")
+    return n
+
+
 def _whole(text: str, least: int) -> int:
     try:
         value = int(text)
@@ -140,6 +152,26 @@ def add_model_arguments(
         parser.add_argument("--prefill", default="auto", help=text + ", or auto")
     else:
         parser.add_argument("--prefill", default="dense", help=text)
+
+
+def add_context_arguments(parser: argparse.ArgumentParser) -> None:
+    """For long contexts: --kv-ram, --kv-dir, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    parser.add_argument(
+        "--kv-ram",
+        type=size,
+        metavar="SIZE",
+        help="memory for keys and values, such as 512MiB; the rest is in a file of --kv-dir",
+    )
+    parser.add_argument("--kv-dir", metavar="DIR", help="folder on a disk for that file")
+    parser.add_argument(
+        "--rope-scaling",
+        choices=["none", "linear", "yarn"],
+        help="stretch positions beyond the training context (default: as the model says)",
+    )
+    parser.add_argument("--rope-scale", type=float, metavar="N", help="... by this factor")
+    parser.add_argument(
+        "--yarn-orig-ctx", type=count, metavar="N", help="training context (default: the model's)"
+    )
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
@@ -236,10 +268,29 @@ def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
         check_methods(method, arguments.prefill)
     path = model_file(arguments.model, progress)
     engine = Engine.load(
-        path, n_threads=arguments.threads, device=arguments.device, progress=progress
+        path,
+        n_threads=arguments.threads,
+        device=arguments.device,
+        rope=_rope_scaling(arguments),
+        progress=progress,
     )
     progress.clear()
     return engine
+
+
+def _rope_scaling(arguments: argparse.Namespace) -> Any:
+    """RopeScaling of the flags, None where the model's own holds. Raises UsageError."""
+    from tamis.hparams import RopeScaling
+
+    kind, factor = (getattr(arguments, name, None) for name in ("rope_scaling", "rope_scale"))
+    n_ctx_orig = getattr(arguments, "yarn_orig_ctx", None)
+    if kind in (None, "none"):
+        if factor is not None or n_ctx_orig is not None:
+            raise UsageError("--rope-scale and --yarn-orig-ctx need --rope-scaling linear or yarn")
+        return None if kind is None else RopeScaling()
+    if factor is None or factor < 1:
+        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N of at least 1")
+    return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
 
 
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
@@ -251,6 +302,8 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         audit=getattr(arguments, "audit", 0),
         type_k=arguments.cache_type_k,
         type_v=arguments.cache_type_v,
+        kv_ram=getattr(arguments, "kv_ram", None),
+        kv_dir=getattr(arguments, "kv_dir", None),
         progress=progress,
     )
     progress.clear()

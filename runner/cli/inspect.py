@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     parser.add_argument("-c", "--ctx", type=common.count, help="context of the memory plan")
+    parser.add_argument("--kv-ram", type=common.size, metavar="SIZE", help="... with so much of it")
     parser.add_argument("-t", "--threads", type=common.count, help="threads of the memory plan")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
@@ -56,7 +57,8 @@ def _memory(path: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         return {"error": " ".join(str(error).split())}
     try:
         n_ctx = engine.context(arguments.ctx)
-        return {"n_ctx": n_ctx, **engine.memory_plan(n_ctx)._asdict()}
+        plan = engine.memory_plan(n_ctx, kv_ram=arguments.kv_ram)
+        return {"n_ctx": n_ctx, **plan._asdict()}
     finally:
         engine.close()
 
@@ -65,9 +67,10 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     if "error" in memory:
         return [f"this model cannot be run: {memory['error']}"]
     size = {name: f"{n / common.MIB:.0f} MiB" for name, n in memory.items() if name != "n_ctx"}
+    disk = f" (and {size['disk']} on disk)" if memory["disk"] else ""
     return [
-        f"memory at {memory['n_ctx']} tokens: weights {size['weights']}, KV {size['kv']} f16, "
-        f"scratch {size['workspace']}; free {size['available']}"
+        f"memory at {memory['n_ctx']} tokens: weights {size['weights']}, KV {size['kv']} f16"
+        f"{disk}, scratch {size['workspace']}; free {size['available']}"
     ]
 
 

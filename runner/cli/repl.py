@@ -223,7 +223,10 @@ class Chat:
     def _do_stats(self, _rest: str) -> None:
         session, last = self._session, self._speed
         plan = self._engine.memory_plan(
-            session.n_ctx, type_k=session.kv_types.k, type_v=session.kv_types.v
+            session.n_ctx,
+            type_k=session.kv_types.k,
+            type_v=session.kv_types.v,
+            kv_ram=session.kv_ram,
         )
         common.note(
             f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
@@ -232,10 +235,24 @@ class Chat:
             f"{self.status()}\n"
             f"memory: weights {plan.weights / common.MIB:.0f} MiB, "
             f"KV {plan.kv / common.MIB:.0f} MiB, scratch {plan.workspace / common.MIB:.0f} MiB"
+            + _tier_line(plan.disk, session.kv_counts)
         )
 
     def _do_ctx(self, _rest: str) -> None:
         common.note(self.status())
+
+
+def _tier_line(n_disk: int, counts: Any) -> str:
+    """What the file of keys and values was asked for; nothing where there is none."""
+    if counts is None:
+        return ""
+    mib = common.MIB
+    return (
+        f"\ndisk: file of {n_disk / mib:.0f} MiB, {counts.n_written / mib:.0f} MiB written, "
+        f"{counts.n_read / mib:.0f} MiB read; {100 * counts.hit_rate:.1f} % of "
+        f"{counts.n_hit + counts.n_miss} units were in memory, {counts.n_ahead} read ahead; "
+        f"units hold {counts.amplification:.2f} times what was chosen"
+    )
 
 
 def _parsed(name: str, value: str, old: Any) -> Any:

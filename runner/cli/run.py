@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.epilog = common.AUTO_HELP
     common.add_model_arguments(parser)
+    common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
     source = parser.add_mutually_exclusive_group()

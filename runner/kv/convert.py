@@ -4,30 +4,56 @@ import numpy as np
 
 from tamis.jit_kernels.types import KV_BLOCK, kv_row, kv_type
 
+TINY = 1e-30  # scales up to here are 0
+
 
 def as_type(rows: np.ndarray, type: str) -> np.ndarray:
-    """The rows as another type; those of q8_0 are at most half a float16 step off in float16."""
+    """The rows as another type; quantised ones are at most half a float16 step off in float16."""
     if kv_type(rows) == type:
         return rows
-    return quantised(rows) if type == "q8_0" else as_float32(rows).astype(np.float16)
+    numbers = as_float32(rows)
+    return numbers.astype(np.float16) if type == "f16" else quantised(numbers, type)
 
 
 def as_float32(rows: np.ndarray) -> np.ndarray:
     """The numbers, float32 [.., head_dim]."""
     if kv_type(rows) == "f16":
         return rows.astype(np.float32)
-    return rows["q"] * np.repeat(rows["d"].astype(np.float32), KV_BLOCK, axis=-1)
+    q = rows["q"] if kv_type(rows) == "q8_0" else _unpacked(rows["q"])
+    return q * np.repeat(rows["d"].astype(np.float32), KV_BLOCK, axis=-1)
 
 
-def quantised(x: np.ndarray) -> np.ndarray:
-    """Numbers [.., head_dim] as rows of q8_0, as ROPE_APPEND rounds them."""
-    x = x.astype(np.float32)
-    blocks = x.reshape(*x.shape[:-1], -1, KV_BLOCK)
+def quantised(x: np.ndarray, type: str) -> np.ndarray:
+    """Numbers [.., head_dim] as rows of q8_0 or q4_0, as ROPE_APPEND rounds them."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, KV_BLOCK)
+    d, q = (_q8_0 if type == "q8_0" else _q4_0)(blocks)
+    rows = np.zeros(x.shape[:-1], kv_row(type, x.shape[-1]))
+    rows["q"], rows["d"] = q.reshape(rows["q"].shape), d[..., 0]
+    return rows
+
+
+def _q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     d = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
-    y = blocks * np.divide(1, d, out=np.zeros_like(d), where=d > 0)
+    y = blocks * _inverse(d)
     size = np.abs(y)
     whole = np.floor(size)
-    q = np.copysign(whole + (size - whole >= 0.5), y)
-    rows = np.zeros(x.shape[:-1], kv_row("q8_0", x.shape[-1]))
-    rows["q"], rows["d"] = q.reshape(x.shape), d[..., 0]
-    return rows
+    return d, np.copysign(whole + (size - whole >= 0.5), y)
+
+
+def _q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    d = np.take_along_axis(blocks, at, axis=-1) / np.float32(-8)
+    q = np.minimum(15, blocks * _inverse(d) + np.float32(8.5)).astype(np.uint8)
+    low, high = np.split(q, 2, axis=-1)
+    return d, low | high << 4
+
+
+def _unpacked(q: np.ndarray) -> np.ndarray:
+    """Nibbles, uint8 [.., head_dim / 2] of q4_0, as the whole numbers that they stand for."""
+    blocks = q.reshape(*q.shape[:-1], -1, KV_BLOCK // 2)
+    both = np.concatenate([blocks & 15, blocks >> 4], axis=-1).astype(np.int8) - np.int8(8)
+    return both.reshape(*q.shape[:-1], -1)
+
+
+def _inverse(d: np.ndarray) -> np.ndarray:
+    return np.divide(1, d, out=np.zeros_like(d), where=np.abs(d) > TINY)
