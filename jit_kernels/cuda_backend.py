@@ -56,7 +56,7 @@ class CudaProgram:
             for name, value in zip(call.spec.op.fields, call.values, strict=True)
             if name == "step"
         )
-        self._step = program.arrays[int(next(steps))]
+        self._step = program.arrays[int(at)] if (at := next(steps, None)) is not None else None
         self._graphs: dict[tuple[int, int, str], Graph] = {}
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class CudaProgram:
     @property
     def rows(self) -> str:
         """Which kernels the next replay needs: those for "few" rows, or for "many"."""
-        return "few" if int(self._step[0]) <= FEW_ROWS else "many"
+        return "many" if self._step is not None and self._step[0] > FEW_ROWS else "few"
 
     def launches(self, backend: "CudaBackend") -> list[Graph]:
         """Each launch of a replay as a graph of its own, for measurements."""
@@ -156,12 +156,13 @@ class CudaBackend:
             self.device.start(linked.graph(self, first, stop))
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays, which a linked Program names."""
+        """Show kernels what Python wrote to these arrays; what none names yet, `link` shows."""
         with self._lock:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                self.device.upload(self._mirror(array).at(host), host, array.nbytes)
+                if mirror := self._mirror(array):
+                    self.device.upload(mirror.at(host), host, array.nbytes)
 
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays; waits for all that was started."""
@@ -169,7 +170,8 @@ class CudaBackend:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                self.device.download(host, self._mirror(array).at(host), array.nbytes)
+                if mirror := self._mirror(array):
+                    self.device.download(host, mirror.at(host), array.nbytes)
             self.device.wait()
 
     def mirror(self, array: np.ndarray) -> Mirror:
@@ -183,10 +185,10 @@ class CudaBackend:
                 self._weights.append(found)
         return found
 
-    def _mirror(self, array: np.ndarray) -> Mirror:
-        """The device copy that a linked Program has."""
+    def _mirror(self, array: np.ndarray) -> Mirror | None:
+        """The device copy that a linked Program has; None where none names the array."""
         root = _root(array)
-        return self._mirrors[root.ctypes.data, root.nbytes]
+        return self._mirrors.get((root.ctypes.data, root.nbytes))
 
     def scratch(self, n_bytes: int) -> Buffer | None:
         """Memory that any kernel may use while it runs: kernels run one after another."""

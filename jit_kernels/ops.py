@@ -513,6 +513,200 @@ DELTA_ADD = _op(
     "step apart last apart_out last_out delta delta_pos out n_head gamma recompute",
 )
 
+# Column sums of attention weights: what `observe` gives to methods that learn from them. Of the
+# queries before this one that past holds (see LFPS_KEEP), one after the other, or of this one where
+# it holds none: sums f32 [n_row, capacity], the softmax over the positions up to each query's,
+# summed over queries and the row's `group` of the `heads` that share a KV head; 0 from there on.
+# capacity: a multiple of 64. scores f32 [n_head, capacity] is scratch.
+COLUMN_SUMS = _op(
+    "select_columns",
+    "column_sums",
+    "head_dim heads group",
+    "step q past past_pos k_pages k_table sums scores n_head_kv capacity n_past scale_f",
+)
+# The softmax of one query token over its Selection of single positions, summed over a row's heads,
+# is added to sums. Scratch, of `most` entries a row, a multiple of 16 and at least as many as it
+# has: lines int32 [n_row, most], scores f32 [n_head, most].
+COLUMN_ADD = _op(
+    "select_columns",
+    "column_add",
+    "head_dim group",
+    "step q k_pages k_table indptr indices sums lines scores n_row heads_per_kv n_head_kv capacity"
+    " most scale_f",
+)
+# Kept sets: kept int32 [n_row, 1 + n_keep], how many positions and these, ascending, from n_sink to
+# begin - 1; begin int64: what comes from there on is kept whole.
+# sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the kept ones,
+# and begin .. pos. owners int32 [n_row]: whose kept ones, a number of a row of kept; 0: its own.
+KEPT_SETS = _op(
+    "select_kept",
+    "kept_sets",
+    "",
+    "step kept begin owners sets counts n_row n_keep set_capacity n_sink",
+)
+# H2O (Zhang et al. 2023, arXiv 2306.14048), Alg. 1. The n_keep largest sums f32 [n_row, capacity]
+# before the last n_local positions: chosen anew where `fresh` is 1, else by evicting the smallest
+# when the position that has just left the last n_local joins them.
+H2O_KEEP = _op(
+    "select_kept",
+    "h2o_keep",
+    "",
+    "step sums kept begin n_row capacity n_keep n_sink n_local fresh",
+)
+# SnapKV (Li et al. 2024, arXiv 2404.14469). Positions before the last n_local by their sums f32
+# [n_row, capacity], after 1-D pooling over `pool` neighbours (average 1: their sum, which orders as
+# the mean; 0: the largest). n_top a row; of these ada_f are handed out to the rows by how many of
+# their pooled sums are among the n_top * n_row best (Feng et al. 2024, arXiv 2407.11550, Alg. 1).
+# pooled f32 [n_row, capacity] is scratch.
+SNAPKV_KEEP = _op(
+    "select_kept",
+    "snapkv_keep",
+    "",
+    "step sums pooled kept begin n_row capacity n_keep n_sink n_local n_top pool average ada_f",
+)
+
+# Double Sparsity (Yang et al. 2024, arXiv 2408.07092). channels int32 [n_head_kv, n_label],
+# ascending: those with the largest sum of |q_c k_c| over the queries that past holds before this
+# one (as for COLUMN_SUMS), the KV head's query heads, and the keys up to pos. work f32 [n_head_kv,
+# head_dim] is scratch.
+LABEL_CHANNELS = _op(
+    "select_labels",
+    "label_channels",
+    "head_dim heads",
+    "step q past past_pos k_pages k_table channels work n_head_kv n_label n_past",
+)
+# labels f16 [n_head_kv, n_label, capacity]: the keys' elements in these channels, written for pos,
+# or where `fresh` is 1 for all positions up to pos. parts f32 [n_head, n_label]: q's elements.
+LABEL_KEYS = _op(
+    "select_labels",
+    "label_keys",
+    "head_dim",
+    "step q k_pages k_table channels labels parts n_head n_head_kv n_label capacity fresh",
+)
+# scores and maxima as SCORE_KEYS leaves them, of parts and labels. capacity: a multiple of 256.
+LABEL_SCORE = _op(
+    "select_labels",
+    "label_score",
+    "n_label heads group",
+    "step parts labels scores maxima n_head_kv capacity n_sink n_local",
+)
+
+# HShare (Wu et al. 2025, ICLR). Rows of all layers are numbered together; owners int32 [n_row], of
+# one layer: whose set a row shares. Those who own theirs retrieve: asking f32 [n_head_kv, heads,
+# head_dim], their queries, and n_asking int32 [n_head_kv], how many heads, are what SCORE_KEYS
+# reads. first: number of the layer's first row. fresh: 1 makes every row its own owner.
+HSHARE_GATE = _op(
+    "select_hshare",
+    "hshare_gate",
+    "head_dim heads group",
+    "step q owners asking n_asking n_head_kv first fresh",
+)
+# kept (as for KEPT_SETS, of this layer) of the rows that own theirs: the n_keep best scores before
+# the last n_local positions. scores and maxima are SCORE_KEYS's and used up; order int32 [n_row,
+# capacity] is scratch.
+HSHARE_KEEP = _op(
+    "select_hshare",
+    "hshare_keep",
+    "",
+    "step owners scores maxima order kept begin n_row rows_per_kv group capacity n_keep n_sink"
+    " n_local first",
+)
+# owners int32 [all layers, n_row] from kept of all layers, for the n_layer layers listed in layers
+# int32. n_layer_own of these layers retrieve, in each n_row_own of its rows. Pairs share greedily,
+# most alike first: the later of two takes the set of the earlier one, if that is an owner and the
+# later one owns only its own. Rows are as alike as their sets have positions in common, layers as
+# their rows of the same number together. alike f32 [n, n], n the larger of n_layer and n_row, and
+# chosen int32 [n] are scratch.
+HSHARE_MAP = _op(
+    "select_hshare",
+    "hshare_map",
+    "",
+    "kept layers owners alike chosen n_layer n_row n_keep n_layer_own n_row_own",
+)
+
+# MagicPIG (Chen et al. 2024, arXiv 2410.16179). Indexed are positions n_sink .. begin - 1; begin
+# int64 is written: the first of the last n_local. n_sink is at most capacity, a multiple of 64.
+# centre f32 [n_head_kv, head_dim]: their keys' mean; norms f32 [n_head_kv, capacity]: the lengths
+# of the keys without it.
+LSH_CENTRE = _op(
+    "select_lsh",
+    "lsh_centre",
+    "head_dim",
+    "step k_pages k_table centre norms begin n_head_kv capacity n_sink n_local",
+)
+# codes uint16 [n_head_kv, n_table, capacity]: bit i of table t is set where the key without the
+# centre has a positive product with plane t * n_bit + i. planes f16 [head_dim, n_plane], n_plane a
+# multiple of 32, columns after n_table * n_bit any. work: scratch, f32 [LSH_WORKERS, work_size],
+# work_size at least lsh_work(LSH_ROWS, n_plane, head_dim), or of `heads` rows.
+LSH_CODES = _op(
+    "select_lsh",
+    "lsh_codes",
+    "head_dim n_plane n_bit n_table",
+    "k_pages k_table centre planes begin codes work n_head_kv capacity n_sink work_size",
+)
+# The same of queries that heads of a KV head share: codes uint16 [n_head, n_table].
+LSH_QUERY = _op(
+    "select_lsh",
+    "lsh_query",
+    "head_dim heads n_plane n_bit n_table",
+    "q planes codes work n_head_kv work_size",
+)
+# Each table's positions by code: starts int32 [n_head_kv, n_table, 2^n_bit + 1], order int32
+# [n_head_kv, n_table, capacity].
+LSH_TABLES = _op(
+    "select_lsh",
+    "lsh_tables",
+    "n_bit n_table",
+    "codes begin starts order n_head_kv capacity n_sink",
+)
+# sets int32 [n_head, set_capacity], ascending, with log_weight f32 as long, counts int32 [n_head]:
+# the first n_sink positions and those from begin on, with 0, and the indexed ones that share their
+# code with the query in at least two tables, with -log of the probability of that: bias f32
+# [n_bias] over the cosine of query and key without the centre, from -1 to 1, linear between.
+# codes are LSH_QUERY's. bits int64 [n_head, 2, capacity / 64 + 1] is scratch.
+LSH_SAMPLE = _op(
+    "select_lsh",
+    "lsh_sample",
+    "head_dim n_bit n_table",
+    "step q k_pages k_table centre norms begin codes starts order bias sets log_weight counts bits"
+    " n_head heads_per_kv n_head_kv capacity set_capacity n_bias n_sink",
+)
+
+# HyperAttention (Han et al. 2023, arXiv 2310.05869). Keys in the order of their codes, neighbours
+# of which differ by one bit (Gray's): ranked int32 [n_head_kv, capacity], the positions; ranks
+# int32 [n_head_kv, 2^n_bit]: where in it the middle of a code's keys is. starts and order are
+# LSH_TABLES's of one table. samples int32 [n_head_kv, 1 + n_sample]: how many of the indexed
+# positions are drawn, and these, ascending, by seed, KV head and the call's first position.
+HYPER_SORT = _op(
+    "select_hyper",
+    "hyper_sort",
+    "n_bit",
+    "step begin starts order ranked ranks samples n_head_kv capacity n_sink n_sample seed",
+)
+# The Selection, with log-weights, of the first n_sink positions, those from begin on, and for the
+# queries of a row: the n_block blocks of `size` neighbours in ranked that they vote for, two votes
+# a query and head for the block of its code's rank and one for the blocks beside it; and the
+# samples that are not in them, each of which stands for as many as there are to one. codes uint16
+# [n_tok, n_head]. Scratch: votes int32 [capacity / size + 1], bits int64 [2, capacity / 64 + 1].
+HYPER_SELECT = _op(
+    "select_hyper",
+    "hyper_select",
+    "n_bit",
+    "step begin codes ranked ranks samples indptr indices log_weight votes bits n_head_kv"
+    " heads_per_kv capacity q_block n_sink n_block size n_sample",
+)
+
+# BigBird (Zaheer et al. 2020, arXiv 2007.14062). The Selection of the first n_sink blocks, those of
+# the last n_recent positions before each query of a row's block, and n_random of the blocks
+# between, drawn without replacement (Knuth's algorithm S) by seed, row and the block of the row's
+# first query.
+BIGBIRD_SELECT = _op(
+    "select_bigbird",
+    "bigbird_select",
+    "",
+    "step indptr indices n_row q_block block n_sink n_recent n_random seed",
+)
+
 # Early token freezing, see select/cpe.py. rows int64 [2]: rows rows[0] .. rows[1] - 1 of
 # source f32 [n_tok, n] go to target.
 COPY_ROWS = _op("freeze", "copy_rows", "", "rows source target n")
@@ -539,6 +733,8 @@ MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
 FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
+LSH_WORKERS = 64  # threads that LSH_CODES and LSH_QUERY keep busy at most
+LSH_ROWS = 8  # keys that are hashed together
 SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
@@ -563,6 +759,11 @@ def hip_work(head_dim: int, group: int, n_query: int, n_chunk: int, n_near: int)
     """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
     lists = n_chunk + 1 + n_near + 2 * LIST_PAD + 2 * SIBLINGS * (n_chunk + TILE)
     return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query
+
+
+def lsh_work(n_row: int, n_plane: int, head_dim: int) -> int:
+    """Floats of scratch that n_row rows to be hashed need: they, their products, padding."""
+    return n_row * (head_dim + n_plane) + 16
 
 
 def slash_work(group: int, capacity: int) -> int:

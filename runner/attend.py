@@ -43,8 +43,12 @@ def record_attention(
 
 
 def n_split(n_row: int, n_part: int) -> int:
-    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part."""
-    return n_part // math.gcd(n_row, n_part)
+    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part.
+
+    Or, of many, up to a 32nd fewer than n_part: each part has a start and an end of its own.
+    """
+    few = n_part // n_row
+    return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
 
 
 def _record_attend(

@@ -175,7 +175,9 @@ class Session:
             raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
         del self._tokens[n_tokens:]
         self._kv.truncate(n_tokens)
+        self._engine.backend.fetch(*self._state.counters)
         self._state.truncate(n_tokens)
+        self._engine.backend.send(*self._state.counters)
 
     def generate(
         self,

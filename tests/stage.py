@@ -12,7 +12,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import PAGE, KVView
-from tamis.select.base import Recording, SelectorShape
+from tamis.select.base import Recording, SelectorShape, full_selection
 from tamis.select.notation import parse_method
 
 GOLDEN = Path(__file__).parent / "golden" / "attention_qwen05.npz"
@@ -74,13 +74,23 @@ class Stage:
         program.add(
             ops.ATTEND, (shape.head_dim, group, 1, *self._kv.types), step=self._step, q=self._q,
             k_pages=self._kv.k, v_pages=self._kv.v, k_table=self._kv.k_table,
-            v_table=self._kv.v_table, indptr=sel.indptr, indices=sel.indices, log_weight=None,
+            v_table=self._kv.v_table, indptr=sel.indptr, indices=sel.indices,
+            log_weight=sel.log_weight,
             block=sel.block, n_row=sel.n_row, heads_per_kv=shape.group,
             n_head_kv=shape.n_head_kv, window=0, n_split=1, stride=1, partial=None, out=self._out,
             lse=None, scratch=np.zeros(ops.attend_scratch(group, shape.head_dim), np.uint8),
             scale_f=shape.head_dim**-0.5,
         )  # fmt: skip
+        self.state.observe(rec, 0, self._q, self._kv, sel)
         return self._backend.link(program), sel
+
+    def see(self, q, pos):
+        """Show the method queries [n, n_head, head_dim] of a prompt from position pos on."""
+        program, step = Program(), np.array([len(q), pos, 0, pos, pos + len(q)], np.int64)
+        rec = Recording(program, step, len(q), 1)
+        sel = full_selection(self._shape, len(q), 1)
+        self.state.observe(rec, 0, np.ascontiguousarray(q), self._kv, sel)
+        self._backend.run(self._backend.link(program))
 
 
 def weights_of(q, k):

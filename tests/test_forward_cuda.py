@@ -30,3 +30,42 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
     # Prompts are products of float16; single tokens have float32 sums, as on the CPU.
     assert relative_error(prompt, expected) < 1e-2
     assert relative_error(single, expected) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "attn",
+    [
+        "window:sink=2,recent=20",
+        "topk:k=8,sink=2,recent=6",
+        "topk:k=8,sink=2,recent=6,rows=head",
+        "quest:budget=24,page=4,dense=0,sink=2,recent=4",
+        "quest:budget=24,page=4,dense=0,sink=2,recent=4,rows=group",
+    ],
+)
+def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32"))
+    ids = np.random.default_rng(1).integers(0, 256, 120)
+    try:
+        engines = [Engine.load(path, device="cuda"), Engine.load(path)]
+    except CudaError as error:
+        pytest.skip(str(error))
+    found = []
+    for engine in engines:
+        session = engine.session(n_ctx=256, attn=attn)
+        found.append(np.array([session.decode(int(i)) for i in ids]))
+    assert relative_error(*found) < 1e-4
+    # What is remembered of positions that others take must be forgotten.
+    session, other = (engines[0].session(n_ctx=256, attn=attn) for _ in range(2))
+    for i in ids:
+        session.decode(int(i))
+    session.truncate(30)
+    for i in ids[:30]:
+        other.decode(int(i))
+    found = []
+    for each in (session, other):
+        each.prefill(ids[::-1][:70])
+        found.append(np.array([each.decode(int(i)) for i in ids[:9]]))
+    np.testing.assert_array_equal(*found)
+    for engine in engines:
+        engine.close()

@@ -15,13 +15,20 @@ import numpy as np
 import pytest
 import test_kernels_attention
 import test_kernels_audit
+import test_kernels_bigbird
 import test_kernels_ceiling
+import test_kernels_columns
 import test_kernels_cpe
 import test_kernels_delta
 import test_kernels_elementwise
 import test_kernels_freeze
 import test_kernels_hip
+import test_kernels_hshare
+import test_kernels_hyper
+import test_kernels_kept
+import test_kernels_labels
 import test_kernels_lfps
+import test_kernels_lsh
 import test_kernels_moe
 import test_kernels_quest
 import test_kernels_select
@@ -330,13 +337,20 @@ TESTED = [
     for module in (
         test_kernels_attention,
         test_kernels_audit,
+        test_kernels_bigbird,
         test_kernels_ceiling,
+        test_kernels_columns,
         test_kernels_cpe,
         test_kernels_delta,
         test_kernels_elementwise,
         test_kernels_freeze,
         test_kernels_hip,
+        test_kernels_hshare,
+        test_kernels_hyper,
+        test_kernels_kept,
+        test_kernels_labels,
         test_kernels_lfps,
+        test_kernels_lsh,
         test_kernels_moe,
         test_kernels_quest,
         test_kernels_select,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import test_kernels_attention
 import test_kernels_elementwise
+import test_kernels_quest
 import test_kernels_select
 import test_kernels_weights
 from guarded import on_gpu
@@ -24,11 +25,11 @@ TESTS = [
         getattr(module, name)
         for module in (
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
+            test_kernels_select, test_kernels_quest,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY
     ),
-    test_kernels_select.test_window,
 ]  # fmt: skip
 
 

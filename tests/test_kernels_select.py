@@ -12,6 +12,7 @@ from tamis.jit_kernels import ops
 SCORED = [(16, 1, 1), (64, 6, 3), (80, 7, 1), (64, 7, 7)]  # head_dim, heads, group
 KERNELS = [
     (ops.SELECT_WINDOW, ()), (ops.SELECT_TOP_K, ()), (ops.SELECT_BEST, ()), (ops.SELECT_UNION, ()),
+    (ops.SELECT_PACK, ()),
     *((ops.SCORE_KEYS, s) for s in SCORED),
 ]  # fmt: skip
 LOWEST = np.float32(-3e38)
@@ -175,6 +176,17 @@ def test_sets_of_a_kv_heads_rows_are_united():
     ):  # fmt: skip
         assert found["n_joined"].tolist() == [6, 2]
         assert found["joined"].tolist() == [[0, 5, 63, 64, 99, 100], [7, 8, 0, 0, 0, 0]]
+
+
+@in_child
+def test_sets_become_a_selection():
+    sets = np.array([[0, 5, 64, 9], [5, 63, 99, 100], [1, 2, 3, 4], [7, 8, 9, 9]], np.int32)
+    counts = np.array([3, 4, 0, 2], np.int32)
+    out = {"indptr": np.full(5, -7, np.int32), "indices": np.full(9, -7, np.int32)}
+    for found in runs(
+        ops.SELECT_PACK, out=out, sets=sets, counts=counts, n_row=4, capacity=4
+    ):  # fmt: skip
+        assert rows_of(found) == [[0, 5, 64], [5, 63, 99, 100], [], [7, 8]]
 
 
 def best(scores, n_sink, n_recent, n_top):

@@ -16,8 +16,11 @@ from tamis.select.notation import MethodError
 
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0"}
 Q4_0 = {"type_k": "q4_0", "type_v": "q4_0"}
-READERS = ["topk", "cpe", "lfps", "tactic", "quest", "hip", "vertical_slash"]  # of float16 keys
-OTHERS = ["window:recent=16,block=1", "delta(window:recent=16,block=1)", "cpe:s=0"]
+READERS = [  # of float16 keys
+    "topk", "cpe", "lfps", "tactic", "quest", "hip", "vertical_slash", "h2o", "snapkv",
+    "double_sparsity", "hshare", "magicpig", "hyperattention",
+]  # fmt: skip
+OTHERS = ["window:recent=16,block=1", "bigbird", "delta(window:recent=16,block=1)", "cpe:s=0"]
 MODEL = next(name for name in golden_data.MODELS if "smol" in name.lower())
 
 

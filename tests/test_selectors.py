@@ -94,6 +94,40 @@ EXAMPLES = {
         Example("lfps:budget=0.1,sink=4,local=8,s=4,rows=head", 4 + 8 + 25, 8),
         Example("lfps:epsilon=0.1,local=8,rows=head,renew=1", 4 + 8 + 5, 8),
     ],
+    "h2o": [
+        Example("h2o:budget=40,sink=4,s=8", 40, 20),
+        Example("h2o:budget=40,recent=0.2,sink=0,s=1,rows=head", 40, 8),
+        Example("h2o:budget=1,sink=0", 1, 1),
+    ],
+    "double_sparsity": [
+        Example("double_sparsity:budget=40,sink=4,recent=8,s=4", 40, 8),
+        Example("double_sparsity:budget=40,sink=0,recent=8,s=1,label=0.01,rows=head", 40, 8),
+        Example("double_sparsity:budget=1,sink=0,recent=1,label=1", 1, 1),
+    ],
+    "hshare": [
+        Example("hshare:budget=40,sink=4,recent=8", 40, 8),
+        Example("hshare:budget=40,layers=0.5,heads=0.3,period=5,sink=0,recent=1", 40, 1),
+        Example("hshare:budget=40,layers=0.1,heads=0.1,period=1,sink=4,recent=8,rows=group", 40, 8),
+    ],
+    "magicpig": [
+        Example("magicpig:K=3,L=6,dense=0,sink=4,recent=8,period=9", None, 8),
+        Example("magicpig:K=5,L=40,dense=1,sink=0,recent=1,seed=3", None, 1),
+    ],
+    "hyperattention": [
+        Example("hyperattention:block=16,sample=9,recent=8,size=8,bits=3", None, 8),
+        Example("hyperattention:block=0,sample=0,recent=1,sink=0", None, 1),
+    ],
+    "bigbird": [
+        Example("bigbird:block=16,sink=16,recent=32,random=32", 16 + 16 + 32 + 32, 32),
+        Example("bigbird:block=1,sink=0,recent=1,random=0", 1, 1),
+        Example("bigbird:block=7,sink=3,recent=9,random=20,seed=2", 7 + 15 + 21, 9),
+    ],
+    "snapkv": [
+        Example("snapkv:budget=40,window=8,sink=4", 40 + N_DECODE, 9),
+        Example("snapkv:budget=40,window=8,sink=4,kernel=3,pool=mean,rows=head", 40 + N_DECODE, 9),
+        Example("snapkv:budget=60,window=8,ada=0.8,beta=20,rows=head", None, 9),
+        Example("snapkv:budget=9,window=9,kernel=1,sink=0", 9 + N_DECODE, 10),
+    ],
 }
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
@@ -122,6 +156,21 @@ COVERING = {
     ],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
     "vertical_slash": ["vertical_slash:n_vertical=512", "vertical_slash:n_slash=512"],
+    "h2o": ["h2o:budget=512", "h2o:budget=512,recent=0,sink=0,rows=head"],
+    "snapkv": ["snapkv:budget=512", "snapkv:budget=512,window=1,ada=1,rows=head"],
+    "double_sparsity": ["double_sparsity:budget=512", "double_sparsity:budget=512,rows=head"],
+    "hshare": ["hshare:budget=512", "hshare:budget=512,layers=0.5,heads=0.5,sink=0,rows=group"],
+    "magicpig": [
+        "magicpig:recent=512,L=2,K=1",
+        "magicpig:sink=512,L=2,K=2",
+        "magicpig:dense=9,L=2",
+    ],
+    "hyperattention": [
+        "hyperattention:recent=512",
+        "hyperattention:sink=512",
+        "hyperattention:l_d=9",
+    ],
+    "bigbird": ["bigbird:recent=512", "bigbird:random=512,sink=0", "bigbird:sink=512,block=5"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
 DEFAULTS = [Example(name, None, 1) for name in methods() if name != "delta"]  # which needs one

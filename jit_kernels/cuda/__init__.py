@@ -3,7 +3,8 @@
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(
     [
-        "attend", "attend_merge", "embed", "gate", "matmul", "pack_rows", "rms_norm",
-        "rope_append", "rope_table", "select_window",
+        "attend", "attend_merge", "embed", "gate", "matmul", "pack_rows", "quest_bounds",
+        "quest_score", "rms_norm", "rope_append", "rope_table", "score_keys", "select_best",
+        "select_pack", "select_top_k", "select_union", "select_window",
     ]
 )  # fmt: skip

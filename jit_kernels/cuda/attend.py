@@ -29,7 +29,9 @@ def attend_merge(head_dim: int) -> list[Launch]:
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         sums = cuda.shared.array(THREADS, float32)
         d, group = thread() % head_dim, thread() // head_dim
-        for query in range(tid, load_i64(step + STEP.n_tok) * n_head, n_thread):
+        query = tid - n_thread
+        while query + n_thread < load_i64(step + STEP.n_tok) * n_head:
+            query += n_thread
             parts, top = partial + size * n_split * query, float32(LOWEST)
             for p in range(thread(), n_split, THREADS):
                 top = max(top, load_f32(parts + size * p + 4 * head_dim))

@@ -33,9 +33,14 @@ def first_at_least(indices, begin, end, value):
 def part_of(indptr, indices, blocks, split):
     """First and last entry of a part of a row, of those in the blocks' range."""
     (low, high), (part, n_split) = blocks, split
-    begin = first_at_least(indices, load_i32(indptr), load_i32(indptr + 4), low)
-    n = first_at_least(indices, begin, load_i32(indptr + 4), high) - begin
-    return begin + n * part // n_split, begin + n * (part + 1) // n_split
+    begin, end = load_i32(indptr), load_i32(indptr + 4)
+    # Most rows lie within the range: a search costs a dozen loads, one after the other.
+    if low > 0:
+        begin = first_at_least(indices, begin, end, low)
+    if begin < end and load_i32(indices + 4 * (end - 1)) >= high:
+        end = first_at_least(indices, begin, end, high)
+    n = end - begin
+    return begin + quotient(n * part, n_split), begin + quotient(n * (part + 1), n_split)
 
 
 @device
@@ -44,7 +49,7 @@ def key_of(p, keys):
     begin, n_key, indices, block, low, high = keys
     if p >= n_key:
         return -1, begin
-    s = quotient(uint32(p), uint32(block))
+    s = quotient(p, block)
     j = load_i32(indices + 4 * (begin + s)) * block + (p - s * block)
     return (j if low <= j and j <= high else -1), begin + s
 

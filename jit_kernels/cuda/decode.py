@@ -23,6 +23,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     device,
     field,
     fields,
+    half_f32,
     join,
     joined,
     signed_bytes_f32,
@@ -30,7 +31,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     words_even,
 )
 
-NIBBLES, PAIRS, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
+NIBBLES, PAIRS, ONES, ALL = 0x0F0F0F0F, 0x03030303, 0x01010101, 0xFFFFFFFF
 
 
 def quants_q4_0(p, i):
@@ -105,6 +106,23 @@ def scale_and_minimum(p, i):
     )
 
 
+@device
+def scales_and_minima(head, i):
+    """Scales and minima i and i + 1, i being even, of a block of Q4_K or Q5_K: times d and dmin.
+
+    head: its first 16 bytes.
+    """
+    shift, late, (both, one, two, three) = 8 * (i & 2), i >> 2, head
+    d, m = half_f32(both), -half_f32(field(both, 16, 0xFFFF))
+    one, two, three = field(one, shift, ALL), field(two, shift, ALL), field(three, shift, ALL)
+    scale = join(field(three, 0, 0x0F0F), field(one, 6, 0x0303), 4) if late else one
+    minimum = join(field(three, 4, 0x0F0F), field(two, 6, 0x0303), 4) if late else two
+    return (
+        (d * float32(field(scale, 0, 63)), m * float32(field(minimum, 0, 63))),
+        (d * float32(field(scale, 8, 63)), m * float32(field(minimum, 8, 63))),
+    )
+
+
 def quants_q4_k(p, i):
     """Blocks of 256: d, dmin, 12 bytes of 6-bit scales and minima, 128 of nibbles."""
     b, part = p + 144 * (i >> 8), (i & 255) >> 5
@@ -130,6 +148,70 @@ def quants_q6_k(p, i):
     q = joined(q, fields(words_even(b + 128 + 32 * half + side), part & 6, PAIRS), 4)
     dl = const_f16(b + 208) * const_i8(b + 192 + part)
     return q, dl, float32(-32) * dl
+
+
+# ---- two units at a time -----------------------------------------------------------------------
+# `halves(row, u)` gives 32 elements of a row as two units, what they share being read once: where
+# they begin, and q, scale and offset of each. u: 0 to a 32nd of the row's elements.
+
+
+def halves_q4_k(p, u):
+    """Low and high nibbles of 16 bytes: 32 elements apart."""
+    b, side, part = p + 144 * (u >> 3), 16 * (u & 1), u & 6
+    (one, least), (other, lower) = scales_and_minima(const_u128(b), part)
+    w = const_u128(b + 16 + 16 * part + side)
+    at = 256 * (u >> 3) + 32 * part + side
+    return (
+        (at, at + 32),
+        (fields(w, 0, NIBBLES), one, least),
+        (fields(w, 4, NIBBLES), other, lower),
+    )
+
+
+def halves_q5_k(p, u):
+    """The same, with fifth bits."""
+    b, side, part = p + 176 * (u >> 3), 16 * (u & 1), u & 6
+    (one, least), (other, lower) = scales_and_minima(const_u128(b), part)
+    w, fifth = const_u128(b + 48 + 16 * part + side), const_u128(b + 16 + side)
+    at = 256 * (u >> 3) + 32 * part + side
+    return (
+        (at, at + 32),
+        (joined(fields(w, 0, NIBBLES), fields(fifth, part, ONES), 4), one, least),
+        (joined(fields(w, 4, NIBBLES), fields(fifth, part + 1, ONES), 4), other, lower),
+    )
+
+
+def halves_q6_k(p, u):
+    """Low and high nibbles of 16 bytes: 64 elements apart; high bits from the same bytes."""
+    b, half, part = p + 210 * (u >> 3), (u >> 2) & 1, u & 3
+    w = words_even(b + 64 * half + 16 * part)
+    high = words_even(b + 128 + 32 * half + 16 * (part & 1))
+    d, scales = const_f16(b + 208), b + 192 + 8 * half + part
+    one, other = d * const_i8(scales), d * const_i8(scales + 4)
+    at, shift = 256 * (u >> 3) + 128 * half + 16 * part, part & 2
+    return (
+        (at, at + 64),
+        (joined(fields(w, 0, NIBBLES), fields(high, shift, PAIRS), 4), one, float32(-32) * one),
+        (
+            joined(fields(w, 4, NIBBLES), fields(high, shift + 4, PAIRS), 4),
+            other,
+            float32(-32) * other,
+        ),
+    )
+
+
+def halves_of(type: str) -> Any:
+    """The function halves of a quantised ggml type's name."""
+    own = globals().get(f"halves_{type.lower()}")
+    if own is not None:
+        return device(own)
+    quants = quants_of(type)
+
+    @device
+    def halves(p, u):
+        return (32 * u, 32 * u + 16), quants(p, 32 * u), quants(p, 32 * u + 16)
+
+    return halves
 
 
 ELEMENTS = {"F32": (const_f32, 4), "F16": (const_f16, 2), "BF16": (const_bf16, 2)}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32
 
 from tamis.jit_kernels.cuda.intrinsic import device
-from tamis.jit_kernels.cuda.ptx import shuffle_xor
+from tamis.jit_kernels.cuda.ptx import shuffle_i32, shuffle_xor
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
@@ -21,13 +21,15 @@ class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
     blocks: a multiprocessor's. rows: the kernel is for calls of "few" rows (at most FEW_ROWS),
-    "many", or "any".
+    "many", or "any". start: what the kernel does with its parameters before the kernel before it
+    has ended, reading nothing that other kernels write.
     """
 
     kernel: Any
     blocks: int = 1
     shared: int = 0  # bytes of dynamic shared memory
     rows: str = "any"
+    start: Any = None
 
 
 @device
@@ -85,3 +87,25 @@ def block_max(x):
     for i in range(1, WARPS):
         top = max(top, parts[i])
     return top
+
+
+@device
+def block_before(x, parts):
+    """The sum of x, an int32, over the threads before this one, and over all; all must call it.
+
+    parts: a shared array of WARPS int32. It is not made here: what makes one can be called from one
+    function only, as each caller brings a copy of its name.
+    """
+    own = x
+    for i in range(5):
+        other = shuffle_i32(x, (lane() - (1 << i)) % WARP)
+        x += other if lane() >= 1 << i else 0
+    sync_block()  # what an earlier call left may still be read
+    if lane() == WARP - 1:
+        parts[warp()] = x
+    sync_block()
+    before, total = x - own, 0
+    for i in range(WARPS):
+        before += parts[i] if i < warp() else 0
+        total += parts[i]
+    return before, total

@@ -20,7 +20,6 @@ int64, int32, uint32, void = types.int64, types.int32, types.uint32, types.void
 float32, float64 = types.float32, types.float64
 F8 = types.UniTuple(float32, 8)
 U4 = types.UniTuple(uint32, 4)
-INT8 = types.UniTuple(int32, 8)
 
 device = cuda.jit(device=True)
 
@@ -188,13 +187,19 @@ def words(b, p):
 
 @op(U4, int64)
 def words_even(b, p):
-    """Four uint32 from p on, a multiple of 2."""
+    """Four uint32 from p on, a multiple of 2; the two bytes before p may be read as well."""
+    start, two = b.and_(p, ir.Constant(I64, ~3)), ir.Constant(I64, 2)
     parts = [
-        b.zext(_load(b, b.add(p, ir.Constant(I64, at)), I16, 2, constant=True), I32)
-        for at in range(0, 16, 2)
+        _load(b, b.add(start, ir.Constant(I64, at)), I32, 4, constant=True)
+        for at in range(0, 16, 4)
     ]
-    up = ir.Constant(I32, 16)
-    return [b.or_(parts[i], b.shl(parts[i + 1], up)) for i in range(0, 8, 2)]
+    last = _load(b, b.add(p, ir.Constant(I64, 14)), I16, 2, constant=True)
+    parts.append(b.zext(last, I32))
+    odd = b.icmp_unsigned("!=", b.and_(p, two), ir.Constant(I64, 0))
+    chosen = b.select(odd, ir.Constant(I32, 0x5432), ir.Constant(I32, 0x3210))
+    kind = ir.FunctionType(I32, [I32, I32, I32])
+    bytes_of_two = ir.InlineAsm(kind, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
+    return [b.call(bytes_of_two, [parts[i], parts[i + 1], chosen]) for i in range(4)]
 
 
 @op(uint32, int64)
@@ -221,10 +226,16 @@ def const_u128(b, p):
     return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16, constant=True), 4)
 
 
-@op(uint32, uint32, uint32)
+@op(int64, int64, int64)
 def quotient(b, x, y):
-    """X / y, rounded down: much faster than Python's // of int64."""
-    return b.udiv(x, y)
+    """X / y, rounded down, of numbers from 0 to 2^32: much faster than Python's // of int64."""
+    return b.zext(b.udiv(b.trunc(x, I32), b.trunc(y, I32)), I64)
+
+
+@op(int64, int64, int64)
+def remainder(b, x, y):
+    """X % y of the same."""
+    return b.zext(b.urem(b.trunc(x, I32), b.trunc(y, I32)), I64)
 
 
 # ---- eight floats --------------------------------------------------------------------------------
@@ -248,28 +259,6 @@ def store_f16x8(b, p, v):
     _store(b, p, b.bitcast(halves, ir.VectorType(I32, 4)), 16)
 
 
-@op(F8, U4)
-def halves_f32(b, words):
-    """The eight float16 of four words."""
-    halves = b.bitcast(_vector(b, words), ir.VectorType(HALF, 8))
-    return [b.fpext(x, FLOAT) for x in _elements(b, halves, 8)]
-
-
-@op(float32, F8, F8, float32)
-def dot8(b, x, y, start):
-    """Start + x . y."""
-    for one, other in zip(x, y, strict=True):
-        start = fma(b, one, other, start)
-    return start
-
-
-@op(float32, F8)
-def sum8(b, x):
-    """The sum of the elements."""
-    a = [b.fadd(x[i], x[i + 4]) for i in range(4)]
-    return b.fadd(b.fadd(a[0], a[1]), b.fadd(a[2], a[3]))
-
-
 @op(F8, F8, float32, float32)
 def affine8(b, x, scale, offset):
     """X * scale + offset."""
@@ -291,51 +280,17 @@ def signed_bytes_f32(b, low, high):
     return [b.sitofp(b.ashr(b.shl(w, up), down), FLOAT) for w in (low, high) for up in ups]
 
 
-@op(float32, F8)
-def absmax8(b, x):
-    """The largest absolute value."""
-    positive = ir.Constant(I32, 0x7FFFFFFF)
-    top = ir.Constant(FLOAT, 0.0)
-    for value in x:
-        size = b.bitcast(b.and_(b.bitcast(value, I32), positive), FLOAT)
-        top = b.select(b.fcmp_ordered(">", size, top), size, top)
-    return top
+@op(void, int64, int32)
+def store_i8(b, p, v):
+    """Write the low 8 bits of v at p."""
+    _store(b, p, b.trunc(v, I8), 1)
 
 
-@op(INT8, F8, float32)
-def rounded8(b, x, scale):
-    """X * scale, rounded to the nearest integers, of at most 2^22 (the sum has no smaller bits)."""
+@op(int32, float32)
+def rounded(b, x):
+    """The nearest integer, of at most 2^22 (the sum has no smaller bits)."""
     magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
-    return [b.sub(b.bitcast(fma(b, value, scale, magic), I32), bits) for value in x]
-
-
-def _bytes(b: Any, values: list[Any]) -> list[Any]:
-    """Words of the low bytes of integers, four a word."""
-    mask, found = ir.Constant(I32, 255), []
-    for i in range(0, len(values), 4):
-        word = b.and_(values[i], mask)
-        for k in range(1, 4):
-            byte = b.and_(values[i + k], mask)
-            word = b.or_(word, b.shl(byte, ir.Constant(I32, 8 * k)))
-        found.append(word)
-    return found
-
-
-def _high(b: Any, value: Any) -> Any:
-    return b.ashr(b.add(value, ir.Constant(I32, 64)), ir.Constant(I32, 7))
-
-
-@op(U4, INT8, INT8)
-def high_bytes(b, x, y):
-    """Of sixteen integers 128 * high + low, low from -64 to 63: the bytes high."""
-    return _bytes(b, [_high(b, value) for value in x + y])
-
-
-@op(U4, INT8, INT8)
-def low_bytes(b, x, y):
-    """Of the same: the bytes low."""
-    seven = ir.Constant(I32, 7)
-    return _bytes(b, [b.sub(value, b.shl(_high(b, value), seven)) for value in x + y])
+    return b.sub(b.bitcast(b.fadd(x, magic), I32), bits)
 
 
 # ---- bits ----------------------------------------------------------------------------------------
@@ -396,3 +351,12 @@ def bits_f32(b, v):
 def f32_bits(b, v):
     """The bits of a float32."""
     return b.bitcast(v, I32)
+
+
+@op(uint32, float32)
+def ordered(b, v):
+    """A number that orders as the float does; both zeros give the same."""
+    bits = b.bitcast(v, I32)
+    size = b.and_(bits, ir.Constant(I32, 0x7FFFFFFF))
+    signed = b.select(b.icmp_signed("<", bits, ir.Constant(I32, 0)), b.neg(size), size)
+    return b.xor(signed, ir.Constant(I32, 0x80000000))

@@ -1,19 +1,19 @@
 """Products with weights in their ggml encoding.
 
-Few rows: each block brings rows of x to shared memory as numbers of 15 bits, two signed bytes each
-and one scale for 16 neighbours; each warp reads rows of weights once and multiplies their bytes.
+Few rows of x are numbers of 15 bits, two signed bytes each and one scale for 16 neighbours, as
+PACK_ROWS leaves them; warps read each weight once and multiply its bytes.
 Many rows: weights and activations become float16, which matrix units then multiply (gemm.py).
 """
 
 from typing import Any
 
-from numba import cuda, float32, int32, uint8, uint32
+from numba import cuda, float32, int32
 
 from tamis.jit_kernels.cuda.decode import (
     element_of,
+    halves_of,
     is_quantised,
     is_signed,
-    quants_of,
     row_bytes_of,
 )
 from tamis.jit_kernels.cuda.gemm import gemm, narrowing
@@ -29,89 +29,66 @@ from tamis.jit_kernels.cuda.grid import (
     warp_sum,
 )
 from tamis.jit_kernels.cuda.intrinsic import (
-    absmax8,
+    const_f32,
+    const_u128,
     device,
-    high_bytes,
     load_f32,
-    load_f32x8,
     load_i64,
-    low_bytes,
-    rounded8,
+    quotient,
     store_f32,
-    sum8,
 )
-from tamis.jit_kernels.cuda.ptx import (
-    dot_s8,
-    dot_u8,
-    load_shared,
-    load_shared_u128,
-    shared_address,
-    store_shared_f32,
-    store_shared_u128,
-)
+from tamis.jit_kernels.cuda.ptx import dot_s8, dot_u8, prefetch, shuffle_xor
+from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.ops import STEP
 
-UNIT = 16  # elements that a lane multiplies at a time
-SEGMENT = 16384  # elements of x that are in shared memory at a time
-HIGH, LOW, SCALE, SUM, SIZE = 0, SEGMENT, 2 * SEGMENT, 2 * SEGMENT + SEGMENT // 4, 5 * SEGMENT // 2
+AT_ONCE = 4  # rows of weights that a warp multiplies at a time: their loads go together
+LINE = 128  # bytes that the cache fetches
+MOST = 256  # rows whose sums lie in shared memory
 
 
 @device
-def quantise(x, n, shared):
-    """Write n elements of x to shared memory as 128 * high + low times a scale, with their sums."""
-    for i in range(UNIT * thread(), n, UNIT * THREADS):
-        a, b = load_f32x8(x + 4 * i), load_f32x8(x + 4 * i + 32)
-        top = max(absmax8(a), absmax8(b))
-        scale = top * float32(1 / (127 * 128))
-        inverse = float32(127 * 128) / top if top > float32(1e-30) else float32(0)
-        one, other = rounded8(a, inverse), rounded8(b, inverse)
-        store_shared_u128(uint32(shared + HIGH + i), high_bytes(one, other))
-        store_shared_u128(uint32(shared + LOW + i), low_bytes(one, other))
-        store_shared_f32(uint32(shared + SCALE + i // 4), scale)
-        store_shared_f32(uint32(shared + SUM + i // 4), sum8(a) + sum8(b))
+def x_unit(row, n, at):
+    """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum."""
+    quarter = n // 4
+    return (
+        const_u128(row + at),
+        const_u128(row + FEW_ROW.low * quarter + at),
+        const_f32(row + FEW_ROW.scale * quarter + at // 4),
+        const_f32(row + FEW_ROW.sum * quarter + at // 4),
+    )
 
 
-def _unit(type: str) -> Any:
-    """The function (q, scale, offset, shared, at) -> their product with the elements at `at`."""
+def _multiplying(type: str) -> Any:
+    """The function (weights of two units, units x and y) -> the product of 32 elements."""
     dot = dot_s8 if is_signed(type) else dot_u8
 
     @device
-    def unit(q, d, m, shared, at):
-        high = load_shared_u128(uint32(shared + HIGH + at))
-        low = load_shared_u128(uint32(shared + LOW + at))
-        h, s = int32(0), int32(0)
+    def unit(weights, x):
+        (q, d, m), (high, low, scale, total), h, s = weights, x, int32(0), int32(0)
         for j in range(4):
             h, s = dot(q[j], high[j], h), dot(q[j], low[j], s)
-        scale = load_shared(uint32(shared + SCALE + at // 4))
-        total = load_shared(uint32(shared + SUM + at // 4))
         return d * scale * (float32(128) * float32(h) + float32(s)) + m * total
 
-    return unit
-
-
-def _product(type: str) -> Any:
-    """The function that multiplies n elements of two rows of weights, a lane's share of them.
-
-    The first row's are those from `start` on, the second's lie `skew` further on, as do those of x.
-    """
-    quants, unit = quants_of(type), _unit(type)
-
     @device
-    def product(rows, start, n, skew, shared):
-        (first, second), a, b = rows, float32(0), float32(0)
-        for i in range(UNIT * lane(), n, 2 * UNIT * WARP):
-            # Two units a turn, so that the loads of both go together; at the end, one twice.
-            there = i + UNIT * WARP
-            j, share = (there, float32(1)) if there < n else (i, float32(0))
-            qa, da, ma = quants(first, start + i)
-            qb, db, mb = quants(second, start + i + skew)
-            qc, dc, mc = quants(first, start + j)
-            qd, dd, md = quants(second, start + j + skew)
-            a += unit(qa, da, ma, shared, i) + share * unit(qc, dc, mc, shared, j)
-            b += unit(qb, db, mb, shared, i + skew) + share * unit(qd, dd, md, shared, j + skew)
-        return a, b
+    def both(weights, x, y):
+        _, one, other = weights
+        return unit(one, x) + unit(other, y)
 
-    return product
+    return both
+
+
+@device
+def four_sums(sums):
+    """The sums over a warp of four numbers a lane: lane 8 i has the i-th, and lanes beside it."""
+    late = lane() & 16 != 0
+    a, b = (sums[2], sums[3]) if late else (sums[0], sums[1])
+    c, d = (sums[0], sums[1]) if late else (sums[2], sums[3])
+    a, b = a + shuffle_xor(c, 16), b + shuffle_xor(d, 16)
+    x, y = (b, a) if lane() & 8 != 0 else (a, b)
+    x += shuffle_xor(y, 8)
+    for i in range(3):
+        x += shuffle_xor(x, 4 >> i)
+    return x
 
 
 @device
@@ -122,46 +99,86 @@ def put(y, bias, add, value):
     store_f32(y, value + load_f32(y) if add else value)
 
 
-def _few(type: str) -> Any:
-    """The kernel for at most FEW_ROWS rows: warps take rows of weights in turn.
+@device
+def rows_of(tid, n_thread, n_out):
+    """The first and last of a block's rows of weights."""
+    return quotient(n_out * tid, n_thread), quotient(n_out * (tid + 1), n_thread)
 
-    They take two at a time, or the halves of one where there are too few for all warps.
+
+def _few(type: str) -> Launch:
+    """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
+
+    Warps share each row's elements, as many of them as have 32 units of 32; four rows at a time.
     """
-    row_bytes, product = row_bytes_of(type), _product(type)
+    row_bytes, product, halves = row_bytes_of(type), _multiplying(type), halves_of(type)
+
+    @device
+    def fetch(begin, end):
+        for at in range(begin + LINE * thread(), end, LINE * THREADS):
+            prefetch(at)
+
+    @device
+    def shares(n_in):
+        n_part = 1
+        while 2 * n_part <= WARPS and n_in >= 2 * n_part * 32 * WARP:
+            n_part *= 2
+        return warp() & (n_part - 1), n_part
+
+    def start(
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        # Weights are constant: the first come to the cache while the kernel before still runs.
+        size, (begin, end) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
+        first, (_, n_part) = w + size * begin, shares(n_in)
+        n_byte = quotient(WARPS, n_part) * AT_ONCE * size
+        fetch(first, min(first + n_byte, w + size * end))
+
+    @device
+    def multiply(w, size, last, x_row, n, part, n_part):
+        a, b, c, d = float32(0), float32(0), float32(0), float32(0)
+        second, third, fourth = w + size, w + 2 * size, w + 3 * size
+        second, third, fourth = min(second, last), min(third, last), min(fourth, last)
+        u = WARP * part + lane()
+        while u < n // 32:  # a range divides by its step
+            one, other = halves(w, u), halves(second, u)
+            more, most = halves(third, u), halves(fourth, u)
+            x, y = x_unit(x_row, n, one[0][0]), x_unit(x_row, n, one[0][1])
+            a, b = a + product(one, x, y), b + product(other, x, y)
+            c, d = c + product(more, x, y), d + product(most, x, y)
+            u += WARP * n_part
+        return four_sums((a, b, c, d))
 
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        n_tok, size = load_i64(step + STEP.n_tok), row_bytes(n_in)
-        shared = shared_address(cuda.shared.array(0, uint8))
-        n_warp, first = n_thread * WARPS, tid * WARPS + warp()
-        rows = 2 if n_out >= 2 * n_warp else 1
+        sums = cuda.shared.array((WARPS, MOST), float32)
+        n_tok, size, (part, n_part) = load_i64(step + STEP.n_tok), row_bytes(n_in), shares(n_in)
+        apart = quotient(WARPS, n_part) * AT_ONCE
+        begin, end = rows_of(tid, n_thread, n_out)
         for t in range(n_tok):
-            for start in range(0, n_in, SEGMENT):
-                n, last = min(SEGMENT, n_in - start), start + SEGMENT >= n_in
-                if t + start > 0:
-                    sync_block()  # all have read what was there
-                quantise(packed + 4 * (n_in * t + start), n, shared)
+            x = packed + FEW_ROW.size * n_in // 4 * t
+            for first in range(begin, end, MOST):
+                n_row = min(MOST, end - first)
+                r = quotient(warp(), n_part) * AT_ONCE
+                while r < n_row:
+                    at, last = w + size * (first + r), w + size * (first + n_row - 1)
+                    total = multiply(at, size, last, x, n_in, part, n_part)
+                    if lane() % 8 == 0:
+                        sums[part, r + lane() // 8] = total
+                    r += apart
                 sync_block()
-                for r in range(rows * first, n_out, rows * n_warp):
-                    row = w + size * r
-                    if rows == 2:
-                        pair = row, row + size if r + 1 < n_out else row
-                        a, b = product(pair, start, n, 0, shared)
-                        a, b = warp_sum(a), warp_sum(b)
-                    else:
-                        a, b = product((row, row), start, n // 2, n // 2, shared)
-                        a, b = warp_sum(a + b), float32(0)
-                    at = r + lane()
-                    if lane() < rows and at < n_out:
-                        to = bias + 4 * at if bias != 0 and last else 0
-                        onto, value = add if start == 0 else 1, a if lane() == 0 else b
-                        put(y + 4 * (y_stride * t + at), to, onto, value)
+                for r in range(thread(), n_row, THREADS):
+                    value = sums[0, r]
+                    for p in range(1, n_part):
+                        value += sums[p, r]
+                    c = first + r
+                    put(y + 4 * (y_stride * t + c), bias + 4 * c if bias != 0 else 0, add, value)
+                sync_block()  # before the next sums overwrite what is read here
 
-    return kernel
+    return Launch(kernel, blocks=2, rows="few", start=start)
 
 
-def _few_floats(type: str) -> Any:
+def _few_floats(type: str) -> Launch:
     """The same for weights of floats, whose rows may have any length: one row at a time."""
     row_bytes, element = row_bytes_of(type), element_of(type)
 
@@ -178,13 +195,10 @@ def _few_floats(type: str) -> Any:
                 if lane() == 0:
                     put(y + 4 * (y_stride * t + r), bias + 4 * r if bias != 0 else 0, add, a)
 
-    return kernel
+    return Launch(kernel, blocks=4, rows="few")
 
 
 def matmul(type: str) -> list[Launch]:
     """Kernels of MATMUL."""
-    if is_quantised(type):
-        few = Launch(_few(type), blocks=3, shared=SIZE, rows="few")
-    else:
-        few = Launch(_few_floats(type), blocks=4, rows="few")
+    few = _few(type) if is_quantised(type) else _few_floats(type)
     return [few, narrowing(type), gemm()]

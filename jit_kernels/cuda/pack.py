@@ -1,13 +1,26 @@
-"""Rows made ready for products: normed or gated where asked, few as float32, many as float16."""
+"""Rows made ready for products: normed or gated where asked, many of them as float16.
+
+Few are float32 or, for quantised weights, numbers of 15 bits: two signed bytes (see scratch.py).
+"""
 
 import math
 
-from numba import float32
+from numba import float32, int32
 
 from tamis.jit_kernels.cuda.activation import gelu, silu
 from tamis.jit_kernels.cuda.gemm import padding
 from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum, thread
-from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i64, store_f16, store_f32
+from tamis.jit_kernels.cuda.intrinsic import (
+    device,
+    load_f32,
+    load_i64,
+    rounded,
+    store_f16,
+    store_f32,
+    store_i8,
+)
+from tamis.jit_kernels.cuda.ptx import shuffle_xor
+from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.ops import FEW_ROWS, STEP
 
 
@@ -56,10 +69,34 @@ def pack_rows(form: str, source: str) -> list[Launch]:
             squares += load_f32(row + 4 * i) * load_f32(row + 4 * i)
         return float32(1) / math.sqrt(block_sum(squares) / float32(n) + eps)
 
+    @device
+    def put_float(packed, n, i, value):
+        store_f32(packed + 4 * i, value)
+
+    @device
+    def put_15_bits(packed, n, i, value):
+        top = max(value, -value)
+        total = value
+        for lanes in range(4):  # sixteen neighbours share a scale
+            top = max(top, shuffle_xor(top, 8 >> lanes))
+            total += shuffle_xor(total, 8 >> lanes)
+        whole = rounded(value * (float32(127 * 128) / top)) if top > float32(1e-30) else int32(0)
+        high = (whole + 64) >> 7
+        store_i8(packed + i, high)
+        store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
+        if i % 16 == 0:
+            scale = top * float32(1 / (127 * 128))
+            store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
+            store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+
+    put = put_float if form == "float" else put_15_bits
+    n_quarter = 16 if form == "float" else FEW_ROW.size  # of a row's bytes
+
     def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
         n_tok, skip = load_i64(step + STEP.n_tok), load_i64(step + STEP.row)
         many, width, apart = n_tok > FEW_ROWS, padding(n), 0 if is_norm else 4 * n
-        for t in range(tid if many else 0, n_tok, n_thread if many else 1):
+        t, turn = tid if many else 0, n_thread if many else 1
+        while t < n_tok:  # a range divides by its step
             row, right = x + 4 * n * (skip + t), other + apart * (skip + t)
             scale = scale_of(row, n, eps_f)
             if many:
@@ -67,7 +104,11 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                     made = element(row, right, i, scale) if i < n else float32(0)
                     store_f16(packed + 2 * (width * t + i), made)
             else:
-                for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
-                    store_f32(packed + 4 * (n * t + i), element(row, right, i, scale))
+                # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
+                i = tid * THREADS + thread()
+                while i < n:
+                    put(packed + n_quarter * n // 4 * t, n, i, element(row, right, i, scale))
+                    i += n_thread * THREADS
+            t += turn
 
     return [Launch(kernel, blocks=2)]

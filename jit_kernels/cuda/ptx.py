@@ -142,11 +142,13 @@ LOAD_MATRICES_TRANSPOSED = Text(
 load_matrices_transposed = _intrinsic(
     LOAD_MATRICES_TRANSPOSED, "As load_matrices, each matrix transposed."
 )
-load_if = _ptx(
+# The 16 bytes at $4, constant and a multiple of 16, or zeros where $5 is 0.
+LOAD_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0;"
     " mov.u32 $3, 0; @p ld.global.nc.v4.u32 {$0,$1,$2,$3}, [$4]; }",
-    U4, int64, uint32,
-)("The 16 bytes at $4, constant and a multiple of 16, or zeros where $5 is 0.")  # fmt: skip
+    U4,
+    (int64, uint32),
+)
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
@@ -165,6 +167,12 @@ load_shared_i32 = _ptx("ld.shared.s32 $0, [$1];", int32, uint32, volatile=True)(
 )
 load_shared_i64 = _ptx("ld.shared.s64 $0, [$1];", int64, uint32, volatile=True)(
     "The int64 at a shared address."
+)
+STORE_SHARED_IF = Text(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p st.shared.f32 [$0], $1; }",
+    void,
+    (uint32, float32, uint32),
+    volatile=True,
 )
 store_shared_f32 = _intrinsic(STORE_SHARED, "Write the float32 $1 at the shared address $0.")
 store_shared_i32 = _ptx("st.shared.s32 [$0], $1;", void, uint32, int32, volatile=True)(
@@ -193,6 +201,9 @@ def copy_wait(n: int) -> Any:
     )
 
 
+prefetch = _ptx("prefetch.global.L2 [$0];", void, int64, volatile=True)(
+    "Bring the 128 bytes around $0 to the second-level cache (9.7.9.15)."
+)
 fence_async = _ptx("fence.proxy.async.shared::cta;", void, volatile=True)(
     "Show what this thread wrote to shared memory to the units that read it by descriptor. sm_90."
 )
@@ -223,10 +234,25 @@ shuffle_xor = _intrinsic(
 shuffle = _ptx(
     "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", float32, float32, uint32, volatile=True
 )("The value of lane $2. All lanes take part.")
+shuffle_i32 = _ptx(
+    "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", int32, int32, uint32, volatile=True
+)("As shuffle, of int32.")
+ballot = _ptx(
+    "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
+    uint32, uint32, volatile=True,
+)("A bit a lane, the lowest of lane 0: set where $1 is not 0 (9.7.13.3).")  # fmt: skip
 
 # ---- arithmetic ----------------------------------------------------------------------------------
 EXP2 = Text("ex2.approx.ftz.f32 $0, $1;", float32, (float32,))
 exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 below -126.")
+
+# Halves of two words: both low ones, both high ones (9.7.9.7).
+LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
+HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))
+count_bits = _ptx("popc.b32 $0, $1;", uint32, uint32)("How many bits are set (9.7.1.14).")
+or_i64 = _ptx("red.global.or.b64 [$0], $1;", void, int64, int64, volatile=True)(
+    "Set the bits $1 of the int64 at $0, whatever other threads do to it (9.7.13.7)."
+)
 
 # ---- other kernels -------------------------------------------------------------------------------
 wait_for_kernel = _ptx("griddepcontrol.wait;", void, volatile=True)(

@@ -1,5 +1,7 @@
 """Sizes of what CUDA kernels need beside their fields; known without Numba."""
 
+from typing import NamedTuple
+
 DEPTH = 64  # elements of a row that the matrix product holds at a time
 
 
@@ -11,3 +13,19 @@ def padded(n_in: int) -> int:
 def matmul_scratch(n_in: int, n_out: int) -> int:
     """Bytes of MATMUL's scratch: the weights as float16."""
     return 2 * padded(n_in) * n_out
+
+
+class _FewRows(NamedTuple):
+    """Where the parts of a row of n elements begin that PACK_ROWS makes for quantised weights.
+
+    In bytes, as multiples of n / 4. An element is 128 * high + low, both signed bytes, times the
+    scale of the 16 that it is one of; their sum is there too, float32.
+    """
+
+    low: int
+    scale: int
+    sum: int
+    size: int
+
+
+FEW_ROW = _FewRows(4, 8, 9, 10)

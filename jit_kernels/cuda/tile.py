@@ -9,19 +9,16 @@ from llvmlite import ir
 from numba import types
 
 from tamis.jit_kernels.cuda.intrinsic import (
-    F8,
     FLOAT,
     I32,
     I64,
     float32,
-    floats,
-    fma,
     int64,
     op,
     uint32,
     void,
 )
-from tamis.jit_kernels.cuda.ptx import EXP2, MMA_F16, SHUFFLE_XOR, U4, emit
+from tamis.jit_kernels.cuda.ptx import EXP2, MMA_F16, U4, emit
 
 ROWS, COLUMNS = 4, 4  # 16-row and 8-column parts of a warp's tile: 64 x 32 sums
 SUMS = types.UniTuple(float32, 4 * ROWS * COLUMNS)
@@ -96,15 +93,8 @@ def multiply_group(n_step: int) -> Any:
 
 
 def lanes_of(n: int) -> Any:
-    """Functions of n float32 each: maximum, exp2_of (a - b), plus, times, exchanged.
-
-    exchanged(x, mask) is x of the lane whose number differs by xor with mask.
-    """
+    """Functions of n float32 each: exp2_of (a - b), plus, times."""
     kind = types.UniTuple(float32, n)
-
-    @op(kind, kind, kind)
-    def maximum(b, x, y):
-        return [b.select(b.fcmp_ordered(">", x[i], y[i]), x[i], y[i]) for i in range(n)]
 
     @op(kind, kind, kind)
     def exp2_of(b, x, y):
@@ -118,75 +108,4 @@ def lanes_of(n: int) -> Any:
     def times(b, x, y):
         return [b.fmul(x[i], y[i]) for i in range(n)]
 
-    @op(kind, kind, uint32)
-    def exchanged(b, x, mask):
-        return [emit(b, SHUFFLE_XOR, [x[i], mask])[0] for i in range(n)]
-
-    return maximum, exp2_of, plus, times, exchanged
-
-
-def splat(n: int) -> Any:
-    """The intrinsic x -> n times x."""
-    return op(types.UniTuple(float32, n), float32)(lambda b, x: [x] * n)
-
-
-def heads_of(group: int, lanes: int) -> Any:
-    """Functions of `group` heads, of which a lane has eight elements each: scores, weighed, scaled.
-
-    scores(q, k) sums q . k over `lanes` neighbouring lanes; weighed(sums, w, v) adds w * v to each
-    head; scaled(sums, f) multiplies them by f, one a head.
-    """
-    some, all_ = types.UniTuple(float32, group), types.UniTuple(float32, 8 * group)
-
-    @op(some, all_, F8)
-    def scores(b, q, k):
-        found = []
-        for g in range(group):
-            total = b.fmul(q[8 * g], k[0])
-            for i in range(1, 8):
-                total = fma(b, q[8 * g + i], k[i], total)
-            found.append(total)
-        mask = lanes // 2
-        while mask:
-            for g in range(group):
-                other = emit(b, SHUFFLE_XOR, [found[g], ir.Constant(I32, mask)])[0]
-                found[g] = b.fadd(found[g], other)
-            mask //= 2
-        return found
-
-    @op(all_, all_, some, F8)
-    def weighed(b, sums, w, v):
-        return [fma(b, w[i // 8], v[i % 8], sums[i]) for i in range(8 * group)]
-
-    @op(all_, all_, some)
-    def scaled(b, sums, f):
-        return [b.fmul(sums[i], f[i // 8]) for i in range(8 * group)]
-
-    return scores, weighed, scaled
-
-
-def load_heads(group: int) -> Any:
-    """The intrinsic (address, stride, scale) -> eight float32 of each head, times scale."""
-
-    @op(types.UniTuple(float32, 8 * group), int64, int64, float32)
-    def load(b, address, stride, scale):
-        found = []
-        for _ in range(group):
-            found += [b.fmul(x, scale) for x in floats(b, address, 8)]
-            address = b.add(address, stride)
-        return found
-
-    return load
-
-
-def store_runs(n: int, run: int, stride: int) -> Any:
-    """The intrinsic (values, address): n float32 to shared memory, runs `stride` bytes apart."""
-    one = ir.FunctionType(ir.VoidType(), [I32, FLOAT])
-
-    @op(void, types.UniTuple(float32, n), uint32)
-    def store(b, values, address):
-        for i, value in enumerate(values):
-            text = f"st.shared.f32 [$0+{i // run * stride + i % run * 4}], $1;"
-            b.call(ir.InlineAsm(one, text, "r,f,~{memory}", side_effect=True), [address, value])
-
-    return store
+    return exp2_of, plus, times

@@ -199,7 +199,7 @@ def tile_of(head_dim: int, n_keys: int, row: int) -> Tile:
     load_q, score = _scoring(head_dim, n_keys, row)
     mask, highest, weights, row_sums = _softmax(n_keys)
     weigh, scaled = _weighing(head_dim, n_keys, row)
-    _, exp2_of, plus, times, _ = lanes_of(2)
+    exp2_of, plus, times = lanes_of(2)
     store, store_two = _storing(head_dim)
     over_quad = op(TWO, TWO)(lambda b, x: [_quad(b, value, b.fadd) for value in x])
     sums_kind = types.UniTuple(float32, head_dim // 2)

@@ -6,7 +6,7 @@ never look at values. The defaults here are dense attention.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class SelectorState:
     # Keys and values of frozen positions: the layer's own of the state they keep ("project"), the
     # layer's before ("reuse"); "" freezes nothing.
     freezing = ""
+    # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
+    counters: tuple[np.ndarray, ...] = ()
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
@@ -164,6 +166,63 @@ class SelectorState:
         return self._full[key]
 
 
+class Steps:
+    """Tells a decode step that goes on from the one before from one that starts anew."""
+
+    def __init__(self, period: int = 0) -> None:
+        self._period = period  # steps after which a new start is due; 0: none
+        self._next = self._begin = -1
+
+    def fresh(self, step: int) -> bool:
+        """Whether decode step `step` starts anew: another one, or a prompt, came before it."""
+        due = self._period > 0 and step >= self._begin + self._period
+        fresh = step != self._next or due
+        # A state is asked for step 0 when it is recorded, whatever the first step will be.
+        self._next = step + 1 if step > 0 else -1
+        if fresh:
+            self._begin = step
+        return fresh
+
+    def since(self, step: int) -> int:
+        """Steps since the last start."""
+        return step - self._begin
+
+    def truncate(self, n_tokens: int) -> None:
+        """The next step starts anew if what is forgotten was part of the last one."""
+        if n_tokens < self._next:
+            self._next = -1
+
+
+class LastQueries:
+    """The last n queries of each layer: what methods that learn from a prompt's end start from."""
+
+    def __init__(self, shape: SelectorShape, n: int) -> None:
+        self._shape, self._n = shape, n
+        sizes = (shape.n_layer, n, shape.n_head, shape.head_dim)
+        self._past = np.zeros(sizes, np.float32)
+        self._past_pos = np.full((shape.n_layer, n), -1, np.int64)
+
+    def of(self, layer: int) -> dict[str, Any]:
+        """The fields of an op that reads them."""
+        return {"past": self._past[layer], "past_pos": self._past_pos[layer], "n_past": self._n}
+
+    def record(self, rec: Recording, layer: int, q: np.ndarray) -> None:
+        """Record that a call's queries are kept."""
+        n_head, head_dim = self._shape.n_head, self._shape.head_dim
+        rec.program.add(
+            ops.LFPS_KEEP, (head_dim,), step=rec.step, q=q, n_head=n_head, **self.of(layer)
+        )
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget the queries from n_tokens on."""
+        self._past_pos[self._past_pos >= n_tokens] = -1
+
+    @property
+    def n_recall(self) -> int:
+        """As many, and more than the few rows that are multiplied apart."""
+        return max(self._n, ops.FEW_ROWS + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PerRole:
     """One method for prompt chunks, another for decode steps."""
@@ -187,6 +246,7 @@ class _PerRoleState(SelectorState):
         super().__init__(shape)
         self._for_prefill, self._for_decode = for_prefill, for_decode
         self.freezing = for_prefill.freezing
+        self.counters = (*for_prefill.counters, *for_decode.counters)
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_prefill.prefill(rec, layer, q, kv)
@@ -274,6 +334,38 @@ def packed(rec: Recording, sets: np.ndarray, counts: np.ndarray) -> Selection:
         capacity=capacity,
     )
     return Selection(indptr=indptr, indices=indices, block=1, q_block=1, n_row=n_row)
+
+
+def with_ends(
+    rec: Recording,
+    kept: np.ndarray,
+    begin: np.ndarray,
+    *,
+    n_sink: int,
+    capacity: int,
+    owners: np.ndarray | None = None,
+) -> Selection:
+    """Record a Selection of sinks, kept positions and all from `begin` on: see ops.KEPT_SETS.
+
+    kept int32 [n_row, 1 + n_keep]; with owners int32 [n_row], of any number of rows. capacity: most
+    positions of a row.
+    """
+    n_row = len(kept) if owners is None else len(owners)
+    sets, counts = np.zeros((n_row, capacity), np.int32), np.zeros(n_row, np.int32)
+    rec.program.add(
+        ops.KEPT_SETS,
+        step=rec.step,
+        kept=kept,
+        begin=begin,
+        owners=owners,
+        sets=sets,
+        counts=counts,
+        n_row=n_row,
+        n_keep=kept.shape[1] - 1,
+        set_capacity=capacity,
+        n_sink=n_sink,
+    )
+    return packed(rec, sets, counts)
 
 
 def united(rec: Recording, shape: SelectorShape, sets: np.ndarray, counts: np.ndarray) -> Selection:

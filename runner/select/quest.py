@@ -72,6 +72,7 @@ class _State(SelectorState):
         sizes = (shape.n_layer, shape.n_head_kv, self._n_page, 2, shape.head_dim)
         self._bounds = np.zeros(sizes, np.float16)
         self._filled = np.zeros((shape.n_layer, 1), np.int64)  # positions in the bounds
+        self.counters = (self._filled,)
         self._parts = np.zeros((shape.n_head, 2, shape.head_dim), np.float32)  # of q, by sign
         self._scores = np.zeros((shape.n_head, self._n_page), np.float32)
 

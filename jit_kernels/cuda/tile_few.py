@@ -1,0 +1,139 @@
+"""A warp's products of up to eight queries with 16 keys on matrix units, of more than 16 bits.
+
+Rows g of the queries' matrix are float16 parts of query g, rows g + 8 what is left of it: together
+22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has 16-byte pieces of keys as they
+lie in memory: a sum over elements may be taken in any order, so they need not be moved. Everything
+is unrolled while IR is built.
+"""
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+
+from tamis.jit_kernels.cuda.intrinsic import (
+    FLOAT,
+    HALF,
+    I32,
+    I64,
+    float32,
+    floats,
+    int64,
+    op,
+    packed,
+    uint32,
+    void,
+)
+from tamis.jit_kernels.cuda.ptx import (
+    HIGH_HALVES,
+    LOAD_IF,
+    LOW_HALVES,
+    MMA_F16,
+    STORE_SHARED_IF,
+    emit,
+)
+
+KEYS, HEADS = 16, 8
+FOUR = types.UniTuple(float32, 4)
+
+
+def _parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Two float32 as words of float16 parts and of what is left of them."""
+    rest = [b.fsub(x, b.fpext(b.fptrunc(x, HALF), FLOAT)) for x in (low, high)]
+    return packed(b, low, high), packed(b, *rest)
+
+
+def loading(n: int, apart: int) -> Any:
+    """The intrinsic (address, m) -> words of n pieces `apart` bytes apart; zeros from the m-th."""
+
+    @op(types.UniTuple(uint32, 4 * n), int64, uint32)
+    def load(b, address, m):
+        found = []
+        for i in range(n):
+            live = b.zext(b.icmp_unsigned(">", m, ir.Constant(I32, i)), I32)
+            found += emit(b, LOAD_IF, [b.add(address, ir.Constant(I64, apart * i)), live])
+        return found
+
+    return load
+
+
+class Scoring(NamedTuple):
+    """Functions of rows of n elements. A lane has elements 8t .. 8t + 7 of every 32."""
+
+    load_q: Any  # (address, address of the last piece, scale) -> queries; the lane's pieces of g's
+    load_k: Any  # (address, pieces that there are) -> a key
+    score: Any  # (queries, key g, key g + 8) -> g . keys 2t, 2t + 1, 2t + 8, 2t + 9
+    n_piece: int
+
+
+def scoring_of(n: int) -> Scoring:
+    """The functions for rows of n elements, a multiple of 8."""
+    n_piece = -(-n // 32)
+    q_kind, k_kind = types.UniTuple(uint32, 8 * n_piece), types.UniTuple(uint32, 4 * n_piece)
+
+    @op(q_kind, int64, int64, float32)
+    def load_q(b, address, last, scale):
+        found: list[Any] = []
+        for i in range(n_piece):
+            at = last if i == n_piece - 1 else b.add(address, ir.Constant(I64, 128 * i))
+            x = [b.fmul(value, scale) for value in floats(b, at, 8)]
+            for two in range(0, 8, 2):
+                found += _parts(b, x[two], x[two + 1])
+        return found
+
+    @op(FOUR, q_kind, k_kind, k_kind)
+    def score(b, q, first, second):
+        found: list[Any] = []
+        for key in (first, second):
+            sums = [[ir.Constant(FLOAT, 0.0)] * 4 for _ in range(2)]  # two: they need not wait
+            for i in range(2 * n_piece):
+                part, two = q[4 * i : 4 * i + 4], key[2 * i : 2 * i + 2]
+                sums[i % 2] = emit(b, MMA_F16, [*part, *two, *sums[i % 2]])
+            x = [b.fadd(*pair) for pair in zip(*sums, strict=True)]
+            found += [b.fadd(x[0], x[2]), b.fadd(x[1], x[3])]
+        return found
+
+    return Scoring(load_q, loading(n_piece, 64), score, n_piece)
+
+
+class Weighing(NamedTuple):
+    """Functions of values of n elements. A lane has elements 8g .. 8g + 7 of every 64."""
+
+    load_v: Any  # (address, pieces that there are) -> a value
+    weigh: Any  # (sums, weights of values 2t, 2t + 1, 2t + 8, 2t + 9, these) -> sums
+    scaled: Any  # (sums, factor of query g) -> sums
+    store: Any  # (sums, address, m): query g's, of pieces before the m-th, to shared memory
+    zero: Any  # () -> sums of zeros
+    n_piece: int
+
+
+def weighing_of(n: int) -> Weighing:
+    """The functions for values of n elements, a multiple of 16."""
+    n_piece = -(-n // 64)
+    v_kind, kind = types.UniTuple(uint32, 4 * n_piece), types.UniTuple(float32, 32 * n_piece)
+
+    @op(kind, kind, FOUR, v_kind, v_kind, v_kind, v_kind)
+    def weigh(b, sums, w, *values):
+        found, part = [], [*_parts(b, w[0], w[1]), *_parts(b, w[2], w[3])]
+        for i in range(8 * n_piece):
+            halves = HIGH_HALVES if i % 2 else LOW_HALVES
+            v = [x[i // 2] for x in values]
+            two = emit(b, halves, v[:2]) + emit(b, halves, v[2:])
+            found += emit(b, MMA_F16, [*part, *two, *sums[4 * i : 4 * i + 4]])
+        return found
+
+    @op(kind, kind, float32)
+    def scaled(b, sums, factor):
+        return [b.fmul(x, factor) for x in sums]
+
+    @op(void, kind, uint32, uint32)
+    def store(b, sums, address, m):
+        for i in range(8 * n_piece):
+            live = b.zext(b.icmp_unsigned(">", m, ir.Constant(I32, i // 8)), I32)
+            x = sums[4 * i : 4 * i + 4]
+            for j in range(2):
+                at = b.add(address, ir.Constant(I32, 4 * (i // 8 * 64 + 8 * j + i % 8)))
+                emit(b, STORE_SHARED_IF, [at, b.fadd(x[j], x[j + 2]), live])
+
+    zero = op(kind)(lambda b: [ir.Constant(FLOAT, 0.0)] * len(kind))
+    return Weighing(loading(n_piece, 128), weigh, scaled, store, zero, n_piece)

@@ -1,0 +1,80 @@
+"""BigBird: global tokens, a window and random blocks (Zaheer et al. 2020, arXiv 2007.14062).
+
+Decides: the blocks of the first `sink` positions, those of the last `recent` before each query,
+and `random` positions in whole blocks of those between (the paper's section 2: global, window and
+random attention), drawn by `seed`, layer, KV head and the query's own block: the queries of a block
+read the same. Reads nothing to choose.
+
+Departures. Only the past is there to read: global tokens are read by all, and read nothing
+themselves. Blocks that a prompt's rows of queries straddle draw by their first query. Defaults
+are the paper's: blocks of 64, of which 2 are global, 3 in the window and 3 random. No state. Layers
+that have a sliding window of their own stay as they are.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    new_selection,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BigBird:
+    """sink, recent, random: tokens of each kind that a query reads, in blocks of `block`."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+
+    block: int = 64
+    sink: int = 128
+    recent: int = 192
+    random: int = 192
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or min(self.sink, self.random) < 0 or self.recent < 1:
+            raise ValueError(f"{self}: expected block, recent >= 1 and sink, random >= 0")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, params: BigBird, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, shape = self._params, self.shape
+        if shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        sel = new_selection(shape, rec, n_row=shape.n_head_kv, block=p.block)
+        rec.program.add(
+            ops.BIGBIRD_SELECT,
+            step=rec.step,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=shape.n_head_kv,
+            q_block=rec.q_block,
+            block=p.block,
+            n_sink=-(-p.sink // p.block),
+            n_recent=p.recent,
+            n_random=-(-p.random // p.block),
+            seed=p.seed * shape.n_layer + layer,
+        )
+        return sel
+
+    prefill = decode
+
+
+METHOD = BigBird

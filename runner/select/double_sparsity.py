@@ -1,0 +1,190 @@
+"""Double Sparsity: keys are scored by a few channels (Yang et al. 2024, arXiv 2408.07092).
+
+Decides: at decode, the first `sink` positions, the last `recent`, and those between with the
+largest partial products of query and key over the label channels (the paper's Alg. 1). These are
+the channels in which |q_c k_c| is largest, by KV head (its section 3.1). Their elements of all keys
+lie apart, so that choosing reads `label` of the keys' bytes.
+
+Departures. Calibration is on the prompt's own keys and its last `s` queries, not offline. Labels
+stay float16 where the paper has 4 bits: they are read once for all heads of a KV head.
+`rows="group"` makes one set for the query heads that share a KV head, by the largest of their
+scores; "head" one set a query head. Sinks and the last ones are kept whole, as in all methods here.
+After a prompt or truncate() the channels are found anew; /load runs the last tokens once more for
+their queries. Layers that have a sliding window of their own stay as they are.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.select.base import (
+    DECODE,
+    SPAN,
+    LastQueries,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    Steps,
+    packed,
+)
+
+START, STEP = "start", "step"
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleSparsity:
+    """budget: tokens a row keeps. label: share of the channels that keys are scored by."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    budget: int = 1024
+    label: float = 0.25
+    s: int = 32  # queries before the first step that channels are found by
+    sink: int = 4
+    recent: int = 64
+    rows: str = "group"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.label <= 1 or self.s < 1 or self.sink < 0 or self.recent < 1:
+            raise ValueError(f"{self}: expected 0 < label <= 1, s, recent >= 1 and sink >= 0")
+        if self.n_top < 0:
+            needed = self.sink + self.recent
+            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    @property
+    def n_top(self) -> int:
+        """Positions that are chosen by their scores."""
+        return self.budget - self.sink - self.recent
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    """The label channels of every KV head, and the keys' elements in them."""
+
+    def __init__(self, params: DoubleSparsity, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params, p = params, params
+        self._group = shape.group if p.rows == "group" else 1
+        self._n_label = max(1, int(p.label * shape.head_dim))
+        self._queries, self._steps = LastQueries(shape, p.s), Steps()
+        self._phase = START
+        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
+        per_kv = shape.n_layer, shape.n_head_kv, self._n_label
+        self._channels = np.zeros(per_kv, np.int32)
+        self._labels = zeros((*per_kv, n_ctx), np.float16)
+        # Used within a layer: one for all.
+        self._work = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
+        self._parts = np.zeros((shape.n_head, self._n_label), np.float32)
+        self._scores = zeros((shape.n_head, n_ctx), np.float32)
+        self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._order = zeros((n_row, n_ctx), np.int32)
+        self._sets = np.zeros((n_row, min(n_ctx, p.budget)), np.int32)
+        self._counts = np.zeros(n_row, np.int32)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        if self._phase == START:
+            self._record_channels(rec, layer, q, kv)
+        self._record_scores(rec, layer, q, kv)
+        p = self._params
+        rec.program.add(
+            ops.SELECT_BEST,
+            step=rec.step,
+            scores=self._scores,
+            maxima=self._maxima,
+            order=self._order,
+            sets=self._sets,
+            counts=self._counts,
+            n_row=len(self._sets),
+            group=self._group,
+            capacity=self._scores.shape[1],
+            set_capacity=self._sets.shape[1],
+            n_sink=p.sink,
+            n_local=p.recent,
+            n_top=p.n_top,
+        )
+        return packed(rec, self._sets, self._counts)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        if not self.shape.window[layer]:
+            self._queries.record(rec, layer, q)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._queries.truncate(n_tokens)
+        self._steps.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        self._phase = START if self._steps.fresh(step) else STEP
+        return self._phase
+
+    @property
+    def n_recall(self) -> int:
+        return self._queries.n_recall
+
+    def _record_channels(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        shape = self.shape
+        rec.program.add(
+            ops.LABEL_CHANNELS,
+            (shape.head_dim, shape.group),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            channels=self._channels[layer],
+            work=self._work,
+            n_head_kv=shape.n_head_kv,
+            n_label=self._n_label,
+            **self._queries.of(layer),
+        )
+
+    def _record_scores(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        p, shape, capacity = self._params, self.shape, self._scores.shape[1]
+        rec.program.add(
+            ops.LABEL_KEYS,
+            (shape.head_dim,),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            channels=self._channels[layer],
+            labels=self._labels[layer],
+            parts=self._parts,
+            n_head=shape.n_head,
+            n_head_kv=shape.n_head_kv,
+            n_label=self._n_label,
+            capacity=capacity,
+            fresh=int(self._phase == START),
+        )
+        rec.program.add(
+            ops.LABEL_SCORE,
+            (self._n_label, shape.group, self._group),
+            cost=self._score_cost,
+            step=rec.step,
+            parts=self._parts,
+            labels=self._labels[layer],
+            scores=self._scores,
+            maxima=self._maxima,
+            n_head_kv=shape.n_head_kv,
+            capacity=capacity,
+            n_sink=p.sink,
+            n_local=p.recent,
+        )
+
+    def _score_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
+        """The labels of every key, read once for all heads that share it."""
+        n = (pos + 1) * self._n_label
+        return 2 * n * self.shape.n_head_kv, 2 * n * self.shape.n_head
+
+
+METHOD = DoubleSparsity

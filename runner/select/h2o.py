@@ -1,0 +1,181 @@
+"""H2O: the heavy hitters and the most recent tokens (Zhang et al. 2023, arXiv 2306.14048).
+
+Decides: at decode, the last `recent` of the budget, the first `sink` positions, and those between
+with the largest accumulated attention weights (the paper's Alg. 1). When a position leaves the last
+ones it joins the heavy hitters, and the one with the smallest sum is evicted; none comes back. Each
+step adds its weights, which are over the kept positions only, to their sums.
+
+Reads nothing to choose; learning a step's weights reads the kept keys once more. Starting costs as
+much as scoring all keys `s` times, once after each prompt.
+
+Departures. The paper sums over all queries of the prompt; here over the last `s`, whatever method
+read the prompt: a flash kernel has no weights to sum, and older queries could not be had again
+after /load, which runs the last tokens once more for theirs. What is evicted stays in the cache and
+is only left out; after a prompt or truncate() the sums start anew. `rows="group"` sums over the
+query heads that share a KV head, "head" keeps one set a query head. The sinks are kept whole, as in
+all methods here. Layers that have a sliding window of their own stay as they are.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
+from tamis.select.base import (
+    DECODE,
+    LastQueries,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    Steps,
+    with_ends,
+)
+
+START, STEP = "start", "step"
+
+
+@dataclass(frozen=True, slots=True)
+class H2O:
+    """budget: tokens a row keeps. recent: their share that is the last ones (the paper's half)."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    budget: int = 1024
+    recent: float = 0.5
+    sink: int = 4
+    s: int = 128  # queries before the first step that the sums start from
+    rows: str = "group"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recent <= 1 or self.sink < 0 or self.s < 1:
+            raise ValueError(f"{self}: expected 0 <= recent <= 1, sink >= 0 and s >= 1")
+        if self.n_top < 0:
+            needed = self.sink + self.n_local
+            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    @property
+    def n_local(self) -> int:
+        """Last positions that are kept whole."""
+        return max(1, int(self.recent * self.budget))
+
+    @property
+    def n_top(self) -> int:
+        """Heavy hitters."""
+        return self.budget - self.sink - self.n_local
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    """Sums and heavy hitters of every row."""
+
+    def __init__(self, params: H2O, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = params
+        self._group = shape.group if params.rows == "group" else 1
+        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
+        self._queries, self._steps = LastQueries(shape, params.s), Steps()
+        self._phase = START
+        self._sums = zeros((shape.n_layer, n_row, n_ctx), np.float32)
+        self._kept = np.zeros((shape.n_layer, n_row, 1 + params.n_top), np.int32)
+        self._begin = np.zeros(1, np.int64)
+        # Used within a layer: one for all.
+        most = -(-min(n_ctx, params.budget) // 16) * 16
+        self._lines = np.zeros((n_row, most), np.int32)
+        self._kept_scores = zeros((shape.n_head, most), np.float32)
+        self._scores = zeros((shape.n_head, n_ctx), np.float32)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        p, shape = self._params, self.shape
+        if shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        if self._phase == START:
+            self._record_sums(rec, layer, q, kv)
+        rec.program.add(
+            ops.H2O_KEEP,
+            step=rec.step,
+            sums=self._sums[layer],
+            kept=self._kept[layer],
+            begin=self._begin,
+            n_row=self._sums.shape[1],
+            capacity=self._sums.shape[2],
+            n_keep=p.n_top,
+            n_sink=p.sink,
+            n_local=p.n_local,
+            fresh=int(self._phase == START),
+        )
+        most = min(shape.n_ctx, p.budget)
+        return with_ends(rec, self._kept[layer], self._begin, n_sink=p.sink, capacity=most)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        shape = self.shape
+        if shape.window[layer]:
+            return
+        self._queries.record(rec, layer, q)
+        if rec.n_tok > 1:
+            return
+        rec.program.add(
+            ops.COLUMN_ADD,
+            (shape.head_dim, self._group),
+            cost=self._add_cost,
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            sums=self._sums[layer],
+            lines=self._lines,
+            scores=self._kept_scores,
+            n_row=len(self._lines),
+            heads_per_kv=shape.group,
+            n_head_kv=shape.n_head_kv,
+            capacity=self._sums.shape[2],
+            most=self._lines.shape[1],
+            scale_f=shape.head_dim**-0.5,
+        )
+
+    def truncate(self, n_tokens: int) -> None:
+        self._queries.truncate(n_tokens)
+        self._steps.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        self._phase = START if self._steps.fresh(step) else STEP
+        return self._phase
+
+    @property
+    def n_recall(self) -> int:
+        return self._queries.n_recall
+
+    def _record_sums(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        shape = self.shape
+        rec.program.add(
+            ops.COLUMN_SUMS,
+            (shape.head_dim, shape.group, self._group),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            sums=self._sums[layer],
+            scores=self._scores,
+            n_head_kv=shape.n_head_kv,
+            capacity=self._sums.shape[2],
+            scale_f=shape.head_dim**-0.5,
+            **self._queries.of(layer),
+        )
+
+    def _add_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
+        """The kept keys of every row."""
+        n = min(pos + 1, self._params.budget) * self.shape.head_dim
+        return 2 * len(self._lines) * n, 2 * self.shape.n_head * n
+
+
+METHOD = H2O

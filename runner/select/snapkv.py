@@ -1,0 +1,167 @@
+"""SnapKV: what the prompt's last queries look at (Li et al. 2024, arXiv 2404.14469).
+
+Decides: once after each prompt, the positions with the largest attention weights of the last
+`window` queries, summed over these and pooled over `kernel` neighbours, so that clusters stay whole
+(the paper's Listing 1). With them take part the first `sink` positions, the window itself and every
+token that came after the prompt. Choosing costs as much as scoring all keys `window` times, once;
+a step reads no key to choose.
+
+Budgets. `ada` hands out this share of a layer's budget to the rows by how many of their weights are
+among the layer's best (Ada-KV: Feng et al. 2024, arXiv 2407.11550, Alg. 1; its floor of 0.2 is
+ada=0.8). `beta` gives early layers more: the last one gets 1 / beta of the mean budget, the first
+2 - 1 / beta of it, those between lie on a line (PyramidKV: Cai et al. 2024, arXiv 2406.02069, Eq. 6
+to 8; its beta is 20, and 1 gives all layers the same).
+
+Departures. What is not chosen stays in the cache and is only left out. A new prompt, or truncate(),
+chooses anew among everything; /load runs the last tokens once more for their queries.
+`rows="group"` sums over the query heads that share a KV head, "head" keeps one set a query head.
+The sinks are kept whole, as in all methods here. Layers that have a sliding window of their own
+stay as they are, and the pyramid is one of the others.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels import ops
+from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
+from tamis.select.base import (
+    DECODE,
+    LastQueries,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    Steps,
+    with_ends,
+)
+
+START, STEP = "start", "step"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapKV:
+    """budget: tokens a row keeps of a prompt. window: its last ones, whose queries choose."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    budget: int = 1024
+    window: int = 32
+    kernel: int = 7  # neighbours that are pooled
+    pool: str = "max"
+    ada: float = 0.0
+    beta: float = 1.0
+    sink: int = 4
+    rows: str = "group"
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.sink < 0 or self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"{self}: expected window >= 1, sink >= 0 and an odd kernel")
+        if not 0 <= self.ada <= 1 or self.beta < 1:
+            raise ValueError(f"{self}: expected 0 <= ada <= 1 and beta >= 1")
+        if self.budget < self.sink + self.window:
+            needed = self.sink + self.window
+            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+        if self.pool not in ("max", "mean"):
+            raise ValueError(f"pool is {self.pool!r}, expected 'max' or 'mean'")
+        if self.rows not in ("group", "head"):
+            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self, shape)
+
+
+def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
+    """PyramidKV's Eq. 6 to 8: budgets of n_layer layers, falling from the first to the last."""
+    last = mean / beta
+    drop = 2 * (mean - last) / max(1, n_layer - 1)
+    first = last + drop * (n_layer - 1) if n_layer > 1 else mean
+    return [round(first - drop * i) for i in range(n_layer)]
+
+
+class _State(SelectorState):
+    """What every row keeps of the prompt."""
+
+    def __init__(self, params: SnapKV, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._params = p = params
+        self._group = shape.group if p.rows == "group" else 1
+        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
+        self._queries, self._steps = LastQueries(shape, p.window), Steps()
+        self._phase = START
+        full = [layer for layer, window in enumerate(shape.window) if not window]
+        budgets = pyramid(p.budget - p.sink - p.window, p.beta, len(full))
+        self._n_top = dict(zip(full, budgets, strict=True))
+        # A row may get all that `ada` hands out.
+        n_keep = {i: math.ceil(n * (1 + p.ada * (n_row - 1))) for i, n in self._n_top.items()}
+        self._kept = {i: np.zeros((n_row, 1 + n), np.int32) for i, n in n_keep.items()}
+        self._begin = np.zeros(1, np.int64)
+        # Used within a layer: one for all.
+        self._sums, self._pooled = zeros((2, n_row, n_ctx), np.float32)
+        self._scores = zeros((shape.n_head, n_ctx), np.float32)
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        if self._phase == START:
+            self._record_votes(rec, layer, q, kv)
+        kept, n_sink = self._kept[layer], self._params.sink
+        return with_ends(rec, kept, self._begin, n_sink=n_sink, capacity=self.shape.n_ctx)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        if not self.shape.window[layer]:
+            self._queries.record(rec, layer, q)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._queries.truncate(n_tokens)
+        self._steps.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        self._phase = START if self._steps.fresh(step) else STEP
+        return self._phase
+
+    @property
+    def n_recall(self) -> int:
+        return self._queries.n_recall
+
+    def _record_votes(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+        p, shape = self._params, self.shape
+        n_row, capacity = self._sums.shape
+        rec.program.add(
+            ops.COLUMN_SUMS,
+            (shape.head_dim, shape.group, self._group),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            sums=self._sums,
+            scores=self._scores,
+            n_head_kv=shape.n_head_kv,
+            capacity=capacity,
+            scale_f=shape.head_dim**-0.5,
+            **self._queries.of(layer),
+        )
+        rec.program.add(
+            ops.SNAPKV_KEEP,
+            step=rec.step,
+            sums=self._sums,
+            pooled=self._pooled,
+            kept=self._kept[layer],
+            begin=self._begin,
+            n_row=n_row,
+            capacity=capacity,
+            n_keep=self._kept[layer].shape[1] - 1,
+            n_sink=p.sink,
+            n_local=p.window + 1,  # and the query's own position
+            n_top=self._n_top[layer],
+            pool=p.kernel,
+            average=int(p.pool == "mean"),
+            ada_f=p.ada,
+        )
+
+
+METHOD = SnapKV
