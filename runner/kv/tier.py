@@ -253,6 +253,7 @@ class TieredKV:
 
     def _spanned(self, spans: reads.Spans, n_page: int) -> tuple[np.ndarray, int]:
         per_page, n_head_kv = PAGE // self._unit, self._hp.n_head_kv
+        spans = [(first, min(last, n_page * PAGE)) for first, last in spans]
         line = np.zeros(n_page * per_page, bool)
         for first, last in spans:
             line[first // self._unit : -(-last // self._unit)] = True
