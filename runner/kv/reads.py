@@ -10,6 +10,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Call, Program
 from tamis.jit_kernels.types import PAGE
 
+EVERYTHING = 1 << 40
 Spans = list[tuple[int, int]]  # positions first .. last - 1
 
 
@@ -49,8 +50,8 @@ def reads_all(call: Call, program: Program) -> bool:
 def spans(call: Call, program: Program) -> Spans:
     """What an op other than ATTEND reads, of all KV heads."""
     fields = fields_of(call, program)
-    if "step" not in fields.values:  # Tactic's clusters are of the first positions up to its end
-        return [(0, int(fields.array("extent")[1]))]
+    if "step" not in fields.values:
+        return [(0, EVERYTHING)]
     n_tok, pos = map(int, fields.array("step")[:2])
     return SPANS.get(call.spec.op.name, _every)(fields, n_tok, pos)
 
