@@ -304,6 +304,23 @@ def test_the_plan_stays_in_the_trained_length_and_says_what_it_chose(engine):
     assert "trained on 32768" in str(beyond)
 
 
+def test_what_memory_has_no_room_for_goes_to_a_file_where_one_is_allowed(engine, tmp_path):
+    def plan(free, **settings):
+        engine.free = free / planning.MEMORY_SHARE
+        settings = Settings(Task(4), kv_dir=tmp_path, **settings)
+        return choose(engine, settings, n_text=3000, n_frame=100)
+
+    assert plan(200_000).kv_ram is None  # q8_0 fits
+    beside = plan(120_000)
+    assert (beside.whole, beside.type_k, beside.kv_ram) == (True, "f16", 120_000)
+    assert "on disk (0 MB, 0 MB in memory)" in str(beside)
+    assert not plan(60_000).whole  # less than a quarter in memory
+    assert not plan(120_000, attn="tactic").whole
+    assert plan(400_000, kv_ram=100_000).kv_ram == 100_000
+    summarize(engine, TEXT[:3000], replace(SHORT, kv_dir=tmp_path, kv_ram=100_000))
+    assert (engine.opened[-1]["kv_ram"], engine.opened[-1]["kv_dir"]) == (100_000, tmp_path)
+
+
 def test_the_session_is_opened_as_planned(engine):
     engine.free = 200_000 / planning.MEMORY_SHARE
     summarize(engine, TEXT[:3000], replace(SHORT, prefill="window"))

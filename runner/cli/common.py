@@ -154,8 +154,8 @@ def add_model_arguments(
         parser.add_argument("--prefill", default="dense", help=text)
 
 
-def add_context_arguments(parser: argparse.ArgumentParser) -> None:
-    """For long contexts: --kv-ram, --kv-dir, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
+    """--kv-ram and --kv-dir."""
     parser.add_argument(
         "--kv-ram",
         type=size,
@@ -163,6 +163,11 @@ def add_context_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for keys and values, such as 512MiB; the rest is in a file of --kv-dir",
     )
     parser.add_argument("--kv-dir", metavar="DIR", help="folder on a disk for that file")
+
+
+def add_context_arguments(parser: argparse.ArgumentParser) -> None:
+    """For long contexts: --kv-ram, --kv-dir, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    add_kv_arguments(parser)
     parser.add_argument(
         "--rope-scaling",
         choices=["none", "linear", "yarn"],

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-size", type=_gigabytes, metavar="GB", help="at most (default: 4)")
     parser.add_argument("--no-cache", action="store_true", help="use and keep nothing")
     common.add_model_arguments(parser, auto=True)
+    common.add_kv_arguments(parser)
     common.add_sampling_arguments(parser)
 
 
@@ -104,8 +105,22 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
         prefill=arguments.prefill,
         type_k=arguments.cache_type_k,
         type_v=arguments.cache_type_v,
+        kv_ram=arguments.kv_ram,
+        kv_dir=_kv_folder(arguments),
         n_session=n_session,
     )
+
+
+def _kv_folder(arguments: argparse.Namespace) -> Path | None:
+    """Where keys and values go that memory has no room for; None: see _Work. UsageError."""
+    if arguments.kv_dir is None:
+        if arguments.kv_ram is not None and arguments.no_cache:
+            raise UsageError("--kv-ram with --no-cache needs --kv-dir: where the rest goes")
+        return None
+    folder = Path(arguments.kv_dir)
+    if not folder.is_dir():
+        raise UsageError(f"--kv-dir {arguments.kv_dir} is no folder: make it first")
+    return folder
 
 
 class _Line:
@@ -207,6 +222,8 @@ class _Work:
         if not arguments.no_cache:
             folder = None if arguments.cache_dir is None else Path(arguments.cache_dir)
             self._cache = Cache(folder, arguments.cache_size or MAX_BYTES, self.line.say)
+            if settings.kv_dir is None:
+                self._settings = replace(settings, kv_dir=self._cache.folder)
 
     def outcomes(self) -> Generator[dict[str, Any], None, None]:
         """What became of each document, in their order: a Summary's fields, or name and error."""

@@ -3,7 +3,9 @@
 Decided from its tokens, the model's training length and the memory that is free now.
 """
 
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tamis.sampler import SamplerParams
@@ -20,6 +22,7 @@ LONG_PREFILL = "delta(window:recent=2044):gamma=64"
 SLACK = 16  # tokens that a text may have more inside the chat template than alone
 HEADING = 8  # tokens of "Part 12:" and what is around it
 MEMORY_SHARE = 0.9  # of the free memory
+LEAST_IN_MEMORY = 4  # beside a file there is memory for this part of the keys and values: a quarter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class Settings:
     """What the caller wants; None and "auto" leave it to `choose`.
 
     n_ctx: context in tokens. attn, prefill: methods as select.notation writes them. type_k, type_v:
-    of keys and values. n_session: how many sessions will share the memory.
+    of keys and values. kv_dir: the folder of a file for keys and values that memory has no room
+    for, None: there is none; kv_ram: bytes of memory beside it, None: what is free.
+    n_session: how many sessions will share the memory.
     """
 
     task: Task = field(default_factory=Task)
@@ -37,6 +42,8 @@ class Settings:
     prefill: str = "auto"
     type_k: str | None = None
     type_v: str | None = None
+    kv_ram: int | None = None
+    kv_dir: Path | None = None
     n_session: int = 1
 
 
@@ -52,6 +59,7 @@ class Plan:
     type_k: str
     type_v: str
     n_bytes: int  # of keys and values at n_ctx
+    kv_ram: int | None  # bytes of these that are in memory, None: all of them
 
     @property
     def whole(self) -> bool:
@@ -62,10 +70,12 @@ class Plan:
         how = "whole" if self.whole else f"in parts of at most {self.n_room}"
         types = self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
         beyond = f", trained on {self.n_train}" if self.n_ctx > self.n_train else ""
+        where = f"in memory ({self.n_bytes / 1e6:.0f} MB)"
+        if self.kv_ram is not None:
+            where = f"on disk ({self.n_bytes / 1e6:.0f} MB, {self.kv_ram / 1e6:.0f} MB in memory)"
         return (
             f"{self.n_text} tokens, read {how}; context {self.n_ctx}{beyond}, "
-            f"keys and values {types} in memory ({self.n_bytes / 1e6:.0f} MB), "
-            f"prefill {self.prefill}"
+            f"keys and values {types} {where}, prefill {self.prefill}"
         )
 
 
@@ -73,7 +83,7 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
     """The plan for a document of n_text tokens, in prompts with n_frame more around it.
 
     The whole document, where the context that was asked for or trained and the memory allow it:
-    with f16 keys and values, else with q8_0; otherwise in parts.
+    with f16 keys and values, else with q8_0, else with f16 in a file; otherwise in parts.
     Raises ContextError where the context has no room for parts and the answers about them.
     """
     n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
@@ -83,6 +93,9 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
         for types in _types(engine, settings):
             if _fits(engine, settings, n_whole, types):
                 return _plan(engine, settings, n_text, n_whole, n_around, types)
+        types = _types(engine, settings)[0]
+        if (kv_ram := _beside_file(engine, settings, n_whole, types)) is not None:
+            return _plan(engine, settings, n_text, n_whole, n_around, types, kv_ram)
     types = _types(engine, settings)[0]
     n_ctx = settings.n_ctx or min(n_train, PART_CTX)
     # What is written about two parts must fit, or nothing would ever get shorter.
@@ -113,9 +126,28 @@ def _types(engine: "Engine", settings: Settings) -> list[tuple[str, str]]:
 
 
 def _fits(engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]) -> bool:
+    n_kv, free = _needed(engine, settings, n_ctx, types)
+    return n_kv <= (free if settings.kv_ram is None else min(free, settings.kv_ram))
+
+
+def _beside_file(
+    engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
+) -> int | None:
+    """Bytes of memory for keys and values that are in a file; None where there can be no file."""
+    if settings.kv_dir is None or settings.attn.startswith("tactic"):  # which needs all in memory
+        return None
+    n_kv, free = _needed(engine, settings, n_ctx, types)
+    kv_ram = free if settings.kv_ram is None else settings.kv_ram
+    room = shutil.disk_usage(settings.kv_dir).free * MEMORY_SHARE / settings.n_session
+    return kv_ram if kv_ram >= n_kv // LEAST_IN_MEMORY and n_kv <= room else None
+
+
+def _needed(
+    engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
+) -> tuple[int, int]:
+    """Bytes of keys and values, and of the memory that one session can take for them."""
     plan = engine.memory_plan(n_ctx, N_UBATCH, *types)
-    free = plan.available * MEMORY_SHARE / settings.n_session
-    return plan.kv + plan.workspace <= free
+    return plan.kv, int(plan.available * MEMORY_SHARE / settings.n_session) - plan.workspace
 
 
 def _plan(
@@ -125,6 +157,7 @@ def _plan(
     n_ctx: int,
     n_around: int,
     types: tuple[str, str],
+    kv_ram: int | None = None,
 ) -> Plan:
     n_room = n_ctx - n_around
     prefill = settings.prefill
@@ -139,4 +172,5 @@ def _plan(
         type_k=types[0],
         type_v=types[1],
         n_bytes=engine.memory_plan(n_ctx, N_UBATCH, *types).kv,
+        kv_ram=kv_ram,
     )

@@ -115,6 +115,8 @@ class Reader:
             "prefill": plan.prefill,
             "type_k": plan.type_k,
             "type_v": plan.type_v,
+            "kv_ram": plan.kv_ram,
+            "kv_dir": None if plan.kv_ram is None else self._settings.kv_dir,
         }
         if self._session is None or self._opened != options:
             self._session = None  # its memory goes before the next one's is taken
