@@ -389,7 +389,7 @@ def test_numbers_that_cover_everything_are_dense_attention(engine, open_session,
 @pytest.mark.parametrize(
     ("texts", "complaint"),
     [
-        (("nonsense", "dense"), "'nonsense' is not known; --attn takes cpe, dense"),
+        (("nonsense", "dense"), "'nonsense' is not known; --attn takes bigbird, cpe, dense"),
         (("dense", "quest"), "'quest' is no prefill method: it goes with --attn; --prefill takes"),
         (("window(hip)", "dense"), "window takes no method in parentheses"),
         (("window(hip", "dense"), "expected name:param=value"),
