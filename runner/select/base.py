@@ -217,10 +217,76 @@ class LastQueries:
         """Forget the queries from n_tokens on."""
         self._past_pos[self._past_pos >= n_tokens] = -1
 
+    def record_sums(
+        self,
+        rec: Recording,
+        layer: int,
+        q: np.ndarray,
+        kv: KVView,
+        sums: np.ndarray,
+        scores: np.ndarray,
+    ) -> None:
+        """Record the sums of their attention weights, f32 [n_row, capacity].
+
+        A row is of the n_head / n_row query heads it stands for; scores: f32 [n_head, capacity].
+        """
+        shape = self._shape
+        rec.program.add(
+            ops.COLUMN_SUMS,
+            (shape.head_dim, shape.group, shape.n_head // len(sums)),
+            step=rec.step,
+            q=q,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            sums=sums,
+            scores=scores,
+            n_head_kv=shape.n_head_kv,
+            capacity=sums.shape[1],
+            scale_f=shape.head_dim**-0.5,
+            **self.of(layer),
+        )
+
     @property
     def n_recall(self) -> int:
         """As many, and more than the few rows that are multiplied apart."""
         return max(self._n, ops.FEW_ROWS + 1)
+
+
+START, STEP = "start", "step"  # phases: the first decode step after a prompt or truncate(); others
+
+
+class StartingState(SelectorState):
+    """The state of a method that starts from a prompt's last n_query queries at its first step.
+
+    `decode` records what the start does where `_phase` is START.
+    """
+
+    def __init__(self, shape: SelectorShape, n_query: int) -> None:
+        super().__init__(shape)
+        self._queries, self._steps = LastQueries(shape, n_query), Steps()
+        self._phase = START
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        """Record that the call's queries are kept."""
+        if not self.shape.window[layer]:
+            self._queries.record(rec, layer, q)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget the queries from n_tokens on; the next step starts anew if it must."""
+        self._queries.truncate(n_tokens)
+        self._steps.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        """START or STEP."""
+        self._phase = START if self._steps.fresh(step) else STEP
+        return self._phase
+
+    @property
+    def n_recall(self) -> int:
+        """Tokens that a loaded context runs again for their queries."""
+        return self._queries.n_recall
 
 
 @dataclass(frozen=True, slots=True)

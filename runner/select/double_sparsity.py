@@ -23,15 +23,13 @@ from tamis.jit_kernels.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     SPAN,
-    LastQueries,
+    START,
     Recording,
     SelectorShape,
     SelectorState,
-    Steps,
+    StartingState,
     packed,
 )
-
-START, STEP = "start", "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +64,14 @@ class DoubleSparsity:
         return _State(self, shape)
 
 
-class _State(SelectorState):
+class _State(StartingState):
     """The label channels of every KV head, and the keys' elements in them."""
 
     def __init__(self, params: DoubleSparsity, shape: SelectorShape) -> None:
-        super().__init__(shape)
+        super().__init__(shape, params.s)
         self._params, p = params, params
         self._group = shape.group if p.rows == "group" else 1
         self._n_label = max(1, int(p.label * shape.head_dim))
-        self._queries, self._steps = LastQueries(shape, p.s), Steps()
-        self._phase = START
         n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
         per_kv = shape.n_layer, shape.n_head_kv, self._n_label
         self._channels = np.zeros(per_kv, np.int32)
@@ -113,24 +109,6 @@ class _State(SelectorState):
             n_top=p.n_top,
         )
         return packed(rec, self._sets, self._counts)
-
-    def observe(
-        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
-    ) -> None:
-        if not self.shape.window[layer]:
-            self._queries.record(rec, layer, q)
-
-    def truncate(self, n_tokens: int) -> None:
-        self._queries.truncate(n_tokens)
-        self._steps.truncate(n_tokens)
-
-    def phase(self, step: int) -> str:
-        self._phase = START if self._steps.fresh(step) else STEP
-        return self._phase
-
-    @property
-    def n_recall(self) -> int:
-        return self._queries.n_recall
 
     def _record_channels(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         shape = self.shape

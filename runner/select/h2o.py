@@ -25,15 +25,13 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
-    LastQueries,
+    START,
     Recording,
     SelectorShape,
     SelectorState,
-    Steps,
+    StartingState,
     with_ends,
 )
-
-START, STEP = "start", "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,14 @@ class H2O:
         return _State(self, shape)
 
 
-class _State(SelectorState):
+class _State(StartingState):
     """Sums and heavy hitters of every row."""
 
     def __init__(self, params: H2O, shape: SelectorShape) -> None:
-        super().__init__(shape)
+        super().__init__(shape, params.s)
         self._params = params
         self._group = shape.group if params.rows == "group" else 1
         n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
-        self._queries, self._steps = LastQueries(shape, params.s), Steps()
-        self._phase = START
         self._sums = zeros((shape.n_layer, n_row, n_ctx), np.float32)
         self._kept = np.zeros((shape.n_layer, n_row, 1 + params.n_top), np.int32)
         self._begin = np.zeros(1, np.int64)
@@ -96,7 +92,7 @@ class _State(SelectorState):
         if shape.window[layer]:
             return super().decode(rec, layer, q, kv)
         if self._phase == START:
-            self._record_sums(rec, layer, q, kv)
+            self._queries.record_sums(rec, layer, q, kv, self._sums[layer], self._scores)
         rec.program.add(
             ops.H2O_KEEP,
             step=rec.step,
@@ -119,7 +115,7 @@ class _State(SelectorState):
         shape = self.shape
         if shape.window[layer]:
             return
-        self._queries.record(rec, layer, q)
+        super().observe(rec, layer, q, kv, sel)
         if rec.n_tok > 1:
             return
         rec.program.add(
@@ -141,35 +137,6 @@ class _State(SelectorState):
             capacity=self._sums.shape[2],
             most=self._lines.shape[1],
             scale_f=shape.head_dim**-0.5,
-        )
-
-    def truncate(self, n_tokens: int) -> None:
-        self._queries.truncate(n_tokens)
-        self._steps.truncate(n_tokens)
-
-    def phase(self, step: int) -> str:
-        self._phase = START if self._steps.fresh(step) else STEP
-        return self._phase
-
-    @property
-    def n_recall(self) -> int:
-        return self._queries.n_recall
-
-    def _record_sums(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
-        shape = self.shape
-        rec.program.add(
-            ops.COLUMN_SUMS,
-            (shape.head_dim, shape.group, self._group),
-            step=rec.step,
-            q=q,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            sums=self._sums[layer],
-            scores=self._scores,
-            n_head_kv=shape.n_head_kv,
-            capacity=self._sums.shape[2],
-            scale_f=shape.head_dim**-0.5,
-            **self._queries.of(layer),
         )
 
     def _add_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:

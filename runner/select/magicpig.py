@@ -30,6 +30,8 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
+    START,
+    STEP,
     Recording,
     SelectorShape,
     SelectorState,
@@ -37,7 +39,6 @@ from tamis.select.base import (
     packed,
 )
 
-START, STEP = "start", "step"
 N_BIAS = 1025  # entries of the table of log-weights
 LEAST = 1e-9  # probabilities below count as this
 

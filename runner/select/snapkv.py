@@ -29,15 +29,13 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
-    LastQueries,
+    START,
     Recording,
     SelectorShape,
     SelectorState,
-    Steps,
+    StartingState,
     with_ends,
 )
-
-START, STEP = "start", "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +79,14 @@ def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
     return [round(first - drop * i) for i in range(n_layer)]
 
 
-class _State(SelectorState):
+class _State(StartingState):
     """What every row keeps of the prompt."""
 
     def __init__(self, params: SnapKV, shape: SelectorShape) -> None:
-        super().__init__(shape)
+        super().__init__(shape, params.window)
         self._params = p = params
         self._group = shape.group if p.rows == "group" else 1
         n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
-        self._queries, self._steps = LastQueries(shape, p.window), Steps()
-        self._phase = START
         full = [layer for layer, window in enumerate(shape.window) if not window]
         budgets = pyramid(p.budget - p.sink - p.window, p.beta, len(full))
         self._n_top = dict(zip(full, budgets, strict=True))
@@ -110,41 +106,9 @@ class _State(SelectorState):
         kept, n_sink = self._kept[layer], self._params.sink
         return with_ends(rec, kept, self._begin, n_sink=n_sink, capacity=self.shape.n_ctx)
 
-    def observe(
-        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
-    ) -> None:
-        if not self.shape.window[layer]:
-            self._queries.record(rec, layer, q)
-
-    def truncate(self, n_tokens: int) -> None:
-        self._queries.truncate(n_tokens)
-        self._steps.truncate(n_tokens)
-
-    def phase(self, step: int) -> str:
-        self._phase = START if self._steps.fresh(step) else STEP
-        return self._phase
-
-    @property
-    def n_recall(self) -> int:
-        return self._queries.n_recall
-
     def _record_votes(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
-        p, shape = self._params, self.shape
-        n_row, capacity = self._sums.shape
-        rec.program.add(
-            ops.COLUMN_SUMS,
-            (shape.head_dim, shape.group, self._group),
-            step=rec.step,
-            q=q,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            sums=self._sums,
-            scores=self._scores,
-            n_head_kv=shape.n_head_kv,
-            capacity=capacity,
-            scale_f=shape.head_dim**-0.5,
-            **self._queries.of(layer),
-        )
+        p, (n_row, capacity) = self._params, self._sums.shape
+        self._queries.record_sums(rec, layer, q, kv, self._sums, self._scores)
         rec.program.add(
             ops.SNAPKV_KEEP,
             step=rec.step,
