@@ -12,7 +12,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.types import KVView, Selection, zeros
 
 BLOCK = 64  # tokens a dense index stands for: one page
 SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS
@@ -381,6 +381,44 @@ def full_selection(shape: SelectorShape, n_query: int, q_block: int) -> Selectio
         q_block=q_block,
         n_row=shape.n_head_kv,
     )
+
+
+class BestScores:
+    """Room for scores of keys, used by all layers in turn, and the choice of the best.
+
+    n_row sets, each of the first n_sink positions, the last n_local ones and the n_top between them
+    with the largest score of any head of the row.
+    """
+
+    def __init__(
+        self, shape: SelectorShape, n_row: int, *, n_sink: int, n_local: int, n_top: int
+    ) -> None:
+        n_ctx = -(-shape.n_ctx // SPAN) * SPAN
+        self.scores = zeros((shape.n_head, n_ctx), np.float32)
+        self.maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._order = zeros((n_row, n_ctx), np.int32)
+        self._sets = np.zeros((n_row, min(n_ctx, n_sink + n_top + n_local)), np.int32)
+        self._counts = np.zeros(n_row, np.int32)
+        self._kept: dict[str, Any] = {"n_sink": n_sink, "n_local": n_local, "n_top": n_top}
+
+    def choose(self, rec: Recording) -> Selection:
+        """Record the choice by what an op before has written to scores and maxima."""
+        n_row, (n_head, capacity) = len(self._sets), self.scores.shape
+        rec.program.add(
+            ops.SELECT_BEST,
+            step=rec.step,
+            scores=self.scores,
+            maxima=self.maxima,
+            order=self._order,
+            sets=self._sets,
+            counts=self._counts,
+            n_row=n_row,
+            group=n_head // n_row,
+            capacity=capacity,
+            set_capacity=self._sets.shape[1],
+            **self._kept,
+        )
+        return packed(rec, self._sets, self._counts)
 
 
 def packed(rec: Recording, sets: np.ndarray, counts: np.ndarray) -> Selection:

@@ -24,11 +24,11 @@ from tamis.select.base import (
     DECODE,
     SPAN,
     START,
+    BestScores,
     Recording,
     SelectorShape,
     SelectorState,
     StartingState,
-    packed,
 )
 
 
@@ -72,18 +72,15 @@ class _State(StartingState):
         self._params, p = params, params
         self._group = shape.group if p.rows == "group" else 1
         self._n_label = max(1, int(p.label * shape.head_dim))
-        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
+        n_ctx = -(-shape.n_ctx // SPAN) * SPAN
         per_kv = shape.n_layer, shape.n_head_kv, self._n_label
         self._channels = np.zeros(per_kv, np.int32)
         self._labels = zeros((*per_kv, n_ctx), np.float16)
         # Used within a layer: one for all.
         self._work = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         self._parts = np.zeros((shape.n_head, self._n_label), np.float32)
-        self._scores = zeros((shape.n_head, n_ctx), np.float32)
-        self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
-        self._order = zeros((n_row, n_ctx), np.int32)
-        self._sets = np.zeros((n_row, min(n_ctx, p.budget)), np.int32)
-        self._counts = np.zeros(n_row, np.int32)
+        n_row = shape.n_head // self._group
+        self._best = BestScores(shape, n_row, n_sink=p.sink, n_local=p.recent, n_top=p.n_top)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
@@ -91,24 +88,7 @@ class _State(StartingState):
         if self._phase == START:
             self._record_channels(rec, layer, q, kv)
         self._record_scores(rec, layer, q, kv)
-        p = self._params
-        rec.program.add(
-            ops.SELECT_BEST,
-            step=rec.step,
-            scores=self._scores,
-            maxima=self._maxima,
-            order=self._order,
-            sets=self._sets,
-            counts=self._counts,
-            n_row=len(self._sets),
-            group=self._group,
-            capacity=self._scores.shape[1],
-            set_capacity=self._sets.shape[1],
-            n_sink=p.sink,
-            n_local=p.recent,
-            n_top=p.n_top,
-        )
-        return packed(rec, self._sets, self._counts)
+        return self._best.choose(rec)
 
     def _record_channels(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         shape = self.shape
@@ -127,7 +107,7 @@ class _State(StartingState):
         )
 
     def _record_scores(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
-        p, shape, capacity = self._params, self.shape, self._scores.shape[1]
+        p, shape, capacity = self._params, self.shape, self._best.scores.shape[1]
         rec.program.add(
             ops.LABEL_KEYS,
             (shape.head_dim,),
@@ -151,8 +131,8 @@ class _State(StartingState):
             step=rec.step,
             parts=self._parts,
             labels=self._labels[layer],
-            scores=self._scores,
-            maxima=self._maxima,
+            scores=self._best.scores,
+            maxima=self._best.maxima,
             n_head_kv=shape.n_head_kv,
             capacity=capacity,
             n_sink=p.sink,

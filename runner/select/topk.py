@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import KVView, Selection, zeros
-from tamis.select.base import DECODE, SPAN, Recording, SelectorShape, SelectorState, packed
+from tamis.jit_kernels.types import KVView, Selection
+from tamis.select.base import DECODE, BestScores, Recording, SelectorShape, SelectorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,8 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params, p = params, params
         self._group = shape.group if p.rows == "group" else 1
-        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // SPAN) * SPAN
-        self._scores = zeros((shape.n_head, n_ctx), np.float32)
-        self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
-        self._order = zeros((n_row, n_ctx), np.int32)
-        self._sets = np.zeros((n_row, min(n_ctx, p.sink + p.k + p.recent)), np.int32)
-        self._counts = np.zeros(n_row, np.int32)
+        n_row = shape.n_head // self._group
+        self._best = BestScores(shape, n_row, n_sink=p.sink, n_local=p.recent, n_top=p.k)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
@@ -67,31 +63,15 @@ class _State(SelectorState):
             counts=None,
             k_pages=kv.k,
             k_table=kv.k_table,
-            scores=self._scores,
-            maxima=self._maxima,
+            scores=self._best.scores,
+            maxima=self._best.maxima,
             n_head_kv=shape.n_head_kv,
-            capacity=self._scores.shape[1],
+            capacity=self._best.scores.shape[1],
             n_sink=p.sink,
             n_local=p.recent,
             drop=0,
         )
-        rec.program.add(
-            ops.SELECT_BEST,
-            step=rec.step,
-            scores=self._scores,
-            maxima=self._maxima,
-            order=self._order,
-            sets=self._sets,
-            counts=self._counts,
-            n_row=len(self._sets),
-            group=self._group,
-            capacity=self._scores.shape[1],
-            set_capacity=self._sets.shape[1],
-            n_sink=p.sink,
-            n_local=p.recent,
-            n_top=p.k,
-        )
-        return packed(rec, self._sets, self._counts)
+        return self._best.choose(rec)
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
         """Each key once for all heads that share it."""
