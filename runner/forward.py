@@ -80,6 +80,7 @@ class Forward:
             frozen = self._state.frozen(layer, prompt.stop)
             rows = np.clip((frozen.start - pos, frozen.stop - pos), 0, len(ids))
             self._frozen[:] = rows
+            self._backend.send(self._frozen)
             if rows[1] - rows[0] < len(ids):
                 self._run(at.first, at.end)
             else:

@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_delta
 import test_kernels_elementwise
+import test_kernels_hip
 import test_kernels_quest
 import test_kernels_select
 import test_kernels_weights
@@ -18,14 +20,18 @@ pytestmark = pytest.mark.gpu
 
 # Types of weights that have CUDA kernels: test_cuda.py says so.
 ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
-# Rows of float16 have no scales: what lies beyond 65504 is infinite.
-CPU_ONLY = {"test_each_32_elements_of_each_row_have_a_scale"}
+# Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE has no kernel.
+CPU_ONLY = {
+    "test_each_32_elements_of_each_row_have_a_scale",
+    "test_the_search_is_algorithm_1",
+    "test_equal_scores_keep_the_lower_blocks",
+}
 TESTS = [
     *(
         getattr(module, name)
         for module in (
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
-            test_kernels_select, test_kernels_quest,
+            test_kernels_select, test_kernels_quest, test_kernels_delta, test_kernels_hip,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY

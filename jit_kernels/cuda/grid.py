@@ -59,6 +59,14 @@ def warp_sum(x):
 
 
 @device
+def warp_max(x):
+    """The maximum over a warp, in every lane."""
+    for i in range(5):
+        x = max(x, shuffle_xor(x, 16 >> i))
+    return x
+
+
+@device
 def block_sum(x):
     """The sum over a block, in every thread; all threads must call it."""
     parts = cuda.shared.array(WARPS, float32)
@@ -77,8 +85,7 @@ def block_sum(x):
 def block_max(x):
     """The maximum over a block, in every thread; all threads must call it."""
     parts = cuda.shared.array(WARPS, float32)
-    for i in range(5):
-        x = max(x, shuffle_xor(x, 16 >> i))
+    x = warp_max(x)
     sync_block()  # what an earlier call left may still be read
     if lane() == 0:
         parts[warp()] = x

@@ -151,6 +151,12 @@ def load_f64(b, p):
     return _load(b, p, DOUBLE, 8)
 
 
+@op(U4, int64)
+def load_u128(b, p):
+    """The 16 bytes at p, a multiple of 16."""
+    return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16), 4)
+
+
 @op(void, int64, float32)
 def store_f16(b, p, v):
     """Write v at p as float16, rounded to nearest even."""

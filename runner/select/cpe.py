@@ -142,6 +142,7 @@ class _State(SelectorState):
         self._n_best = p.k // 3
         self._set_capacity = min(n_ctx, p.sink + p.local + p.k + 2 * p.r * self._n_best)
         self._meta = np.zeros((shape.n_layer, n_row, len(ops.CIS_META)), np.int64)
+        self.counters = (self._meta,)
         self._refs = np.zeros((shape.n_layer, n_row, p.s, group * shape.head_dim), np.float32)
         self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)

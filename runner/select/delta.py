@@ -67,6 +67,7 @@ class _State(SelectorState):
         row = (shape.n_head, shape.head_dim)
         self._delta = np.zeros((shape.n_layer, *row), np.float32)
         self._delta_pos = np.full((shape.n_layer, shape.n_head), -1, np.int64)
+        self.counters = (self._delta_pos, *self._inner.counters)
         # Used within a layer: one for all.
         self._apart, self._last = np.zeros((2, ops.STEP_SIZE), np.int64)
         self._apart_out = np.zeros((-(-shape.n_ubatch // params.gamma), *row), np.float32)

@@ -98,6 +98,7 @@ class _State(SelectorState):
         self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
         self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # blocks in the means
+        self.counters = (self._filled,)
         self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         self._phase = REFRESH
         self._made = self._last = 0  # steps: of the masks, and before the next; 0 = no masks
