@@ -46,7 +46,7 @@ MEANT = {
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
     KernelSpec(ops.SCORE_KEYS, (64, 3, 3)): ["ld.global.nc.v4.u32", "mma.sync"],
-    KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
+    KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "red.global.or", "popc"],
     KernelSpec(ops.SELECT_TOP_K, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
     KernelSpec(ops.SELECT_UNION, ()): ["red.global.or", "popc"],
     KernelSpec(ops.SELECT_PACK, ()): ["st.global.u32"],
@@ -57,6 +57,11 @@ MEANT = {
     KernelSpec(ops.HIP_MEANS, (64,)): ["ld.global.nc", "st.global.u8", "shfl.sync.bfly"],
     KernelSpec(ops.HIP_SEARCH, (64, 3)): ["dp4a.u32.s32", "ld.global.nc.v4.u32", "ex2.approx"],
     KernelSpec(ops.HIP_SELECT, ()): ["st.global.u32", "bar.sync"],
+    KernelSpec(ops.SELECT_PSAW, ()): ["st.global.u32"],
+    KernelSpec(ops.CIS_GATE, (64, 4, 1)): ["shfl.sync.bfly", "bar.sync"],
+    KernelSpec(ops.CIS_SETS, ()): ["atom.*shared", "red.global.or", "popc"],
+    KernelSpec(ops.COPY_ROWS, ()): ["st.global.f32"],
+    KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
 }
 
 

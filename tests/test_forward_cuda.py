@@ -40,6 +40,11 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "topk:k=8,sink=2,recent=6,rows=head",
         "quest:budget=24,page=4,dense=0,sink=2,recent=4",
         "quest:budget=24,page=4,dense=0,sink=2,recent=4,rows=group",
+        "hip:k=8,b_k=2,l_d=0,sink=2,local=6",
+        "hip:k=8,b_k=1,l_d=1,sink=2,local=6,r_m=3,span=3,rows=head",
+        "cpe:s=4,k=9,sink=2,local=6",
+        "cpe:s=4,k=9,sink=2,local=6,phi=1,join=0.95,rows=group",
+        "cpe:s=0,sink=2,local=6",
     ],
 )
 def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
@@ -69,3 +74,34 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
     np.testing.assert_array_equal(*found)
     for engine in engines:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    "prefill",
+    [
+        "window:sink=2,recent=20",
+        "delta(window:sink=2,recent=20):gamma=8",
+        "delta(hip:k=8,b_k=2,b_q=16,b_sq=4,l_d=1,sink=2,local=6):gamma=16,mode=recompute",
+        "hip:k=8,b_k=2,b_q=16,b_sq=4,l_d=0,sink=2,local=6",
+        "cpe:sink=2,local=6",
+        "cpe:sink=2,local=6,kv=reuse",
+    ],
+)
+def test_a_method_of_prompts_chooses_as_on_the_cpu(prefill, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32", layers=4))
+    ids = np.random.default_rng(1).integers(0, 256, 120)
+    try:
+        engines = [Engine.load(path, device="cuda"), Engine.load(path)]
+    except CudaError as error:
+        pytest.skip(str(error))
+    found = []
+    for engine in engines:
+        session = engine.session(n_ctx=256, n_ubatch=32, prefill=prefill)
+        session.prefill(ids[:50])
+        session.truncate(20)
+        found.append(np.concatenate(list(session.logits(ids[20:]))))
+        engine.close()
+    # Products are of float16, so that a close call of HiP may go the other way in a few rows.
+    errors = np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()
+    assert np.quantile(errors, 0.9) < 1e-2

@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_cpe
 import test_kernels_delta
 import test_kernels_elementwise
+import test_kernels_freeze
 import test_kernels_hip
 import test_kernels_quest
 import test_kernels_select
@@ -32,6 +34,7 @@ TESTS = [
         for module in (
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
             test_kernels_select, test_kernels_quest, test_kernels_delta, test_kernels_hip,
+            test_kernels_cpe, test_kernels_freeze,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY

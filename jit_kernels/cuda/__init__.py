@@ -3,9 +3,10 @@
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(
     [
-        "attend", "attend_merge", "delta_add", "delta_rows", "embed", "gate", "hip_means",
-        "hip_search", "hip_select", "matmul", "pack_rows", "quest_bounds", "quest_score",
-        "rms_norm", "rope_append", "rope_table", "score_keys", "select_best", "select_pack",
-        "select_top_k", "select_union", "select_window",
+        "attend", "attend_merge", "cis_gate", "cis_sets", "copy_kv", "copy_rows", "delta_add",
+        "delta_rows", "embed", "gate", "hip_means", "hip_search", "hip_select", "matmul",
+        "pack_rows", "quest_bounds", "quest_score", "rms_norm", "rope_append", "rope_table",
+        "score_keys", "select_best", "select_pack", "select_psaw", "select_top_k", "select_union",
+        "select_window",
     ]
 )  # fmt: skip

@@ -2,20 +2,25 @@
 
 from numba import cuda, float32, int32, uint8, uint32
 
-from tamis.jit_kernels.cuda.best import write_best, write_range
-from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, block_before, sync_block, thread
+from tamis.jit_kernels.cuda.best import (
+    SUBSPAN,
+    clear_bits,
+    set_bit,
+    write_best,
+    write_best_by_maxima,
+    write_bits,
+    write_range,
+)
+from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, sync_block, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_i32,
     load_i64,
     store_f32,
     store_i32,
-    store_i64,
 )
 from tamis.jit_kernels.cuda.ptx import (
-    count_bits,
     load_shared,
-    or_i64,
     shared_address,
     store_shared_f32,
 )
@@ -24,7 +29,6 @@ from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
 
 LOWEST, NOTHING = -3e38, -3.4e38  # the score of positions that are not chosen from; below it
-SUBSPAN = 16  # positions whose maximum is kept, as far apart
 
 
 def select_window() -> list[Launch]:
@@ -146,7 +150,10 @@ def select_best() -> list[Launch]:
             if high - low <= n_top:
                 write_range(out + 4 * sinks, low, high)
             elif n_top > 0:
-                write_best(scores + 4 * capacity * group * r, low, high, n_top, out + 4 * sinks)
+                first = capacity * group * r
+                rows = scores + 4 * first, maxima + first // 4, capacity
+                to = out + 4 * sinks
+                write_best_by_maxima(rows, low, high, n_top, order + 4 * capacity * r, to)
             write_range(out + 4 * (sinks + n_middle), high, pos + 1)
             if thread() == 0:
                 store_i32(counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))
@@ -183,38 +190,20 @@ def select_top_k() -> list[Launch]:
 def select_union() -> list[Launch]:
     """Kernel of SELECT_UNION: blocks take KV heads in turn."""
 
-    @device
-    def write_bits(out, word, first):
-        bits = uint32(word)
-        while bits != 0:
-            low = uint32(bits & (uint32(0) - bits))
-            store_i32(out, first + count_bits(uint32(low - uint32(1))))
-            bits, out = uint32(bits ^ low), out + 4
-        return out
-
     def kernel(
         tid, n_thread, step, sets, counts, bits, joined, n_joined, rows_per_kv, n_head_kv, capacity,
         joined_capacity, n_word,
     ):  # fmt: skip
         n, parts = load_i64(step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
         for h in range(tid, n_head_kv, n_thread):
-            words, out, count = bits + 8 * n_word * h, joined + 4 * joined_capacity * h, 0
-            for w in range(thread(), n, THREADS):
-                store_i64(words + 8 * w, 0)
+            words = bits + 8 * n_word * h
+            clear_bits(words, 0, n)
             sync_block()
             for r in range(h * rows_per_kv, (h + 1) * rows_per_kv):
                 for i in range(thread(), load_i32(counts + 4 * r), THREADS):
-                    j = load_i32(sets + 4 * (capacity * r + i))
-                    or_i64(words + 8 * (j >> 6), 1 << (j & 63))
+                    set_bit(words, load_i32(sets + 4 * (capacity * r + i)))
             sync_block()
-            for start in range(0, n, THREADS):
-                w = start + thread()
-                word = load_i64(words + 8 * w) if w < n else 0
-                size = count_bits(uint32(word)) + count_bits(uint32(word >> 32))
-                before, total = block_before(int32(size), parts)
-                to = write_bits(out + 4 * (count + before), word & 0xFFFFFFFF, 64 * w)
-                write_bits(to, (word >> 32) & 0xFFFFFFFF, 64 * w + 32)
-                count += total
+            count = write_bits(words, 0, n, joined + 4 * joined_capacity * h, parts)
             if thread() == 0:
                 store_i32(n_joined + 4 * h, count)
 
