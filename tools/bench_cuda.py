@@ -1,6 +1,7 @@
 """Ops on a GPU beside its ceilings: bytes and operations they must move, time, share of the limit.
 
-Run it as `python -m tamis.tools.bench_cuda`; shapes are Llama-3.1-8B's. The last lines are JSON.
+Run it as `python -m tamis.tools.bench_cuda [products] [attention] [methods]`; shapes are
+Llama-3.1-8B's. The last lines are JSON.
 """
 
 import json
@@ -14,15 +15,19 @@ import numpy as np
 from tamis.attend import n_split
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.cuda_backend import CudaBackend
+from tamis.jit_kernels.cuda_backend import CudaBackend, CudaProgram
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
-from tamis.select.base import Recording, SelectorShape
+from tamis.select.base import PREFILL, Recording, Rows, SelectorShape
 from tamis.select.notation import parse_method
 
 N_RUN = 7
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 4096, 14336, 32, 8, 128
-METHODS = ("window", "quest:dense=0", "quest:dense=0,rows=group", "topk")
+METHODS = (
+    "window", "quest:dense=0", "quest:dense=0,rows=group", "topk", "hip:l_d=0", "hip:l_d=0,r_m=8",
+    "cpe:phi=1", "cpe:phi=1,rows=group",
+)  # fmt: skip
+PROMPT_METHODS = ("window", "delta(window)", "hip:l_d=0", "delta(hip:l_d=0)")
 COPIES = 8  # of a weight matrix: a run reads each once, more than the cache holds
 
 
@@ -130,21 +135,21 @@ class Cache(NamedTuple):
         return cls(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
 
-def record_attend(program: Program, cache: Cache, sel: Selection, n_part: int) -> None:
+def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
-    q, kv, group = cache.q, cache.kv, N_HEAD // sel.n_row
-    split = n_split(sel.n_row, n_part) if len(q) == 1 else 1
-    out, partial = zeros(q.shape, np.float32), zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)
+    (step, stride, sel, out), q, kv = rows, cache.q, cache.kv
+    group, split = N_HEAD // sel.n_row, n_split(sel.n_row, n_part) if len(q) == 1 else 1
+    partial = zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)
     program.add(
-        ops.ATTEND, (HEAD_DIM, group, sel.q_block, *kv.types), step=cache.step, q=q, k_pages=kv.k,
+        ops.ATTEND, (HEAD_DIM, group, sel.q_block, *kv.types), step=step, q=q, k_pages=kv.k,
         v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
         indices=sel.indices, log_weight=None, block=sel.block, n_row=sel.n_row,
-        heads_per_kv=N_HEAD // N_HEAD_KV, n_head_kv=N_HEAD_KV, window=0, n_split=split, stride=1,
-        partial=partial, out=out, lse=None, scratch=0, scale_f=HEAD_DIM**-0.5,
+        heads_per_kv=N_HEAD // N_HEAD_KV, n_head_kv=N_HEAD_KV, window=0, n_split=split,
+        stride=stride, partial=partial, out=out, lse=None, scratch=0, scale_f=HEAD_DIM**-0.5,
     )  # fmt: skip
     if split > 1:
         program.add(
-            ops.ATTEND_MERGE, (HEAD_DIM,), step=cache.step, partial=partial, out=out, lse=None,
+            ops.ATTEND_MERGE, (HEAD_DIM,), step=step, partial=partial, out=out, lse=None,
             n_head=N_HEAD, n_split=split,
         )  # fmt: skip
 
@@ -160,7 +165,8 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
         rows = [chosen[chosen <= p // PAGE] for p in last for _ in range(N_HEAD_KV)]
         indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
         sel = Selection(indptr, np.concatenate(rows), PAGE, q_block, N_HEAD_KV)
-        record_attend(program, cache, sel, backend.n_part)
+        rows_ = Rows(cache.step, 1, sel, zeros(cache.q.shape, np.float32))
+        record_attend(program, cache, rows_, backend.n_part)
     linked = backend.link(program)
     seconds = timed(backend, lambda: backend.run(linked)) / copies
     n_bytes = 2 * 2 * HEAD_DIM * N_HEAD_KV * (n_kv // share)
@@ -170,48 +176,97 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
 
 
 def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
-    """A decode step's attention of one layer with a method: choosing keys, and the whole."""
-    cache = Cache.random(1, n_kv)
+    """A decode step's attention of one layer with a method: choosing keys, and the whole.
+
+    Where steps differ, each kind; the same step is run again and again, so that cpe never shares.
+    """
+    cache, rows = Cache.random(1, n_kv), []
     shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_kv, 1, (0,))
-    program = Program()
-    rec = Recording(program, cache.step, 1, 1)
-    sel = parse_method(attn).open(shape).decode(rec, 0, cache.q, cache.kv)
-    n_choose = len(program)
-    record_attend(program, cache, sel, backend.n_part)
-    linked = backend.link(program)
-    backend.run(linked)  # what a method keeps of the whole context is made here
-    choosing = timed(backend, lambda: backend.run(linked, 0, n_choose))
-    whole = timed(backend, lambda: backend.run(linked))
-    rows = [Row(f"{attn} at {n_kv}: choose", choosing, 0, 0), Row("  and attend", whole, 0, 0)]
-    names = [call.spec.op.name for call in program.calls]
+    state, linked, known = parse_method(attn).open(shape), {}, {}
+    for step in range(n_kv - 1, n_kv + 1):  # all kinds have come after two steps
+        if (phase := state.phase(step)) not in linked:
+            program = Program()
+            rec = Recording(program, cache.step, 1, 1)
+            sel = state.decode(rec, 0, cache.q, cache.kv)
+            known[phase] = len(program)
+            out = zeros(cache.q.shape, np.float32)
+            record_attend(program, cache, Rows(cache.step, 1, sel, out), backend.n_part)
+            linked[phase] = backend.link(program)
+            backend.run(linked[phase])  # what a method keeps of the whole context is made here
+    for phase, replay in linked.items():
+        choosing = timed(backend, lambda p=replay, n=known[phase]: backend.run(p, 0, n))  # type: ignore[misc]
+        whole = timed(backend, lambda p=replay: backend.run(p))  # type: ignore[misc]
+        rows += [Row(f"{attn} at {n_kv}, {phase}: choose", choosing, 0, 0)]
+        rows += [Row("  and attend", whole, 0, 0), *one_by_one(backend, replay)]
+    return rows
+
+
+def one_by_one(backend: CudaBackend, linked: CudaProgram) -> list[Row]:
+    """The ops of a Program, each by itself; those of several kernels by kernel."""
+    names = [
+        call.spec.op.name
+        for call in linked.program.calls
+        for function in backend.library.functions(call.spec)
+        if function.rows in ("any", linked.rows)
+    ]
+    rows = []
     for name, graph in zip(names, linked.launches(backend), strict=True):
         seconds = timed(backend, lambda graph=graph: backend.device.start(graph))  # type: ignore[misc]
         rows.append(Row(f"  {name}", seconds, 0, 0))
     return rows
 
 
+def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> list[Row]:
+    """Attention of one layer for the last n_tok of n_kv positions with a method of prompts."""
+    cache = Cache.random(n_tok, n_kv)
+    cache.step[4] += n_tok  # as if the prompt went on: its last rows are dense
+    shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_kv + n_tok, n_tok, (0,))
+    state, program = parse_method(prefill, PREFILL).open(shape), Program()
+    rec, out = Recording(program, cache.step, n_tok, 16), zeros(cache.q.shape, np.float32)
+    sel = state.prefill(rec, 0, cache.q, cache.kv)
+    for rows in (Rows(cache.step, 1, sel, out), *state.also_dense(rec, 0, sel)):
+        record_attend(program, cache, rows, backend.n_part)
+    state.correct(rec, 0, cache.q, cache.kv, sel, out)
+    linked = backend.link(program)
+    backend.run(linked)
+    seconds = timed(backend, lambda: backend.run(linked))
+    name = f"{prefill}: {n_tok} tokens at {n_kv}"
+    return [Row(name, seconds, 0, 0), *one_by_one(backend, linked)]
+
+
+PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
+    "products": [
+        *(
+            lambda gpu, t=t, a=a, b=b: [product(gpu, t, 1, a, b)]  # type: ignore[misc]
+            for t in ("Q8_0", "Q4_K", "Q6_K", "Q4_1", "F16")
+            for a, b in ((N_EMBD, N_FF), (N_FF, N_EMBD))
+        ),
+        lambda gpu: [product(gpu, "Q8_0", 2048, N_EMBD, N_FF)],
+        lambda gpu: launches(gpu, "Q8_0", 2048, N_EMBD, N_FF),
+        lambda gpu: launches(gpu, "Q4_K", 2048, N_FF, N_EMBD),
+    ],
+    "attention": [
+        lambda gpu: [attention(gpu, 1, 16384)],
+        lambda gpu: [attention(gpu, 1, 131072)],
+        lambda gpu: [attention(gpu, 1, 131072, 16)],
+        lambda gpu: [attention(gpu, 2048, 16384)],
+        lambda gpu: [attention(gpu, 2048, 131072)],
+    ],
+    "methods": [
+        *(lambda gpu, m=m: method(gpu, m, 131072) for m in METHODS),  # type: ignore[misc]
+        *(lambda gpu, m=m: prompt_method(gpu, m, 2048, 131072) for m in PROMPT_METHODS),  # type: ignore[misc]
+    ],
+}
+
+
 def main() -> None:
-    """Print each row as it is measured, then JSON lines."""
+    """Print each row of the parts that are named (all by default) as it is measured, then JSON."""
     backend = CudaBackend()
     copied = copy_rate(backend)
     ceiling = copied.n_bytes / copied.seconds
     rows = [copied]
-    for work in (
-        *(
-            lambda t=t, a=a, b=b: [product(backend, t, 1, a, b)]
-            for t in ("Q8_0", "Q4_K", "Q6_K", "Q4_1", "F16")
-            for a, b in ((N_EMBD, N_FF), (N_FF, N_EMBD))
-        ),
-        lambda: [product(backend, "Q8_0", 2048, N_EMBD, N_FF)],
-        lambda: launches(backend, "Q8_0", 2048, N_EMBD, N_FF),
-        lambda: launches(backend, "Q4_K", 2048, N_FF, N_EMBD),
-        *(lambda n=n: [attention(backend, 1, n)] for n in (16384, 131072)),
-        lambda: [attention(backend, 1, 131072, 16)],
-        *(lambda m=m: method(backend, m, 131072) for m in METHODS),
-        lambda: [attention(backend, 2048, 16384)],
-        lambda: [attention(backend, 2048, 131072)],
-    ):
-        for row in work():
+    for work in (work for part in sys.argv[1:] or PARTS for work in PARTS[part]):
+        for row in work(backend):
             rows.append(row)
             read, done = row.n_bytes / row.seconds, row.n_flop / row.seconds
             sys.stdout.write(
