@@ -55,8 +55,11 @@ def _record_attend(
     rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, rows: Rows
 ) -> None:
     hp, sel = model.hp, rows.sel
-    split = n_split(sel.n_row, ws.partial.shape[1]) if rec.n_tok == 1 else 1
-    group = hp.n_head // sel.n_row
+    partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
+    if rec.n_tok == 1:
+        split = n_split(sel.n_row, ws.partial.shape[1])
+    elif rows.partial is not None:
+        partial, split = rows.partial, rows.partial.shape[2]
     rec.program.add(
         ops.ATTEND,
         (hp.head_dim, group, sel.q_block, *kv.types),
@@ -77,14 +80,14 @@ def _record_attend(
         window=model.window(layer),
         n_split=split,
         stride=rows.stride,
-        partial=ws.partial,
+        partial=partial,
         out=rows.out,
         lse=None,
         scratch=ws.scratch,
         scale_f=hp.head_dim**-0.5,
     )
     if split > 1:
-        _record_merge(rec, ws, hp.head_dim, hp.n_head, split)
+        _record_merge(rec, rows, partial, split)
 
 
 def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
@@ -108,13 +111,14 @@ def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
     return cost
 
 
-def _record_merge(rec: Recording, ws: Workspace, head_dim: int, n_head: int, split: int) -> None:
+def _record_merge(rec: Recording, rows: Rows, partial: np.ndarray, split: int) -> None:
+    _, n_head, head_dim = rows.out.shape
     rec.program.add(
         ops.ATTEND_MERGE,
         (head_dim,),
-        step=rec.step,
-        partial=ws.partial,
-        out=ws.att,
+        step=rows.step,
+        partial=partial,
+        out=rows.out,
         lse=None,
         n_head=n_head,
         n_split=split,

@@ -115,6 +115,7 @@ class Forward:
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
         phase = self._state.phase(step), audit is not None
+        self._backend.send(*self._state.planned)
         if phase not in self._phases:
             self._phases[phase] = self._linked(self._decode(audit))
         linked = self._phases[phase]

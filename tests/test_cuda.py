@@ -61,6 +61,13 @@ MEANT = {
     KernelSpec(ops.CIS_GATE, (64, 4, 1)): ["shfl.sync.bfly", "bar.sync"],
     KernelSpec(ops.CIS_SETS, ()): ["atom.*shared", "red.global.or", "popc"],
     KernelSpec(ops.COPY_ROWS, ()): ["st.global.f32"],
+    KernelSpec(ops.TACTIC_SEED, (64,)): ["shfl.sync.bfly", "st.global.u16|st.global.b16"],
+    KernelSpec(ops.TACTIC_ASSIGN, (64,)): ["ld.global.nc.v4.u32", "mma.sync"],
+    KernelSpec(ops.TACTIC_MEAN, (64,)): ["vote.sync.ballot", "popc"],
+    KernelSpec(ops.TACTIC_SCORE, (64, 3)): ["ld.global.nc.v4.u32", "mma.sync"],
+    KernelSpec(ops.TACTIC_BUDGET, (64,)): ["vote.sync.ballot", "mma.sync", "f64", "ex2.approx"],
+    KernelSpec(ops.TACTIC_MARK, (3,)): ["red.global.or", "popc"],
+    KernelSpec(ops.TACTIC_SELECT, ()): ["popc"],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
 }
 
@@ -162,9 +169,9 @@ def test_ptx_is_kept_in_the_kernel_library(tmp_path):
 
 def test_an_op_without_a_kernel_is_named(tmp_path):
     pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-    with pytest.raises(CompileError, match="no kernel yet for moe_route, tactic_score"):
+    with pytest.raises(CompileError, match="no kernel yet for lfps_keep, moe_route"):
         PtxLibrary(StandIn(), tmp_path).load(
-            [KernelSpec(ops.TACTIC_SCORE, (64, 2)), KernelSpec(ops.MOE_ROUTE, ())]
+            [KernelSpec(ops.LFPS_KEEP, (64,)), KernelSpec(ops.MOE_ROUTE, ())]
         )
 
 

@@ -12,9 +12,11 @@ import test_kernels_freeze
 import test_kernels_hip
 import test_kernels_quest
 import test_kernels_select
+import test_kernels_tactic
 import test_kernels_weights
 from guarded import on_gpu
 
+from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda.driver import CudaError
 from tamis.jit_kernels.cuda_backend import CudaBackend
 
@@ -22,11 +24,13 @@ pytestmark = pytest.mark.gpu
 
 # Types of weights that have CUDA kernels: test_cuda.py says so.
 ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
-# Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE has no kernel.
+# Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE and TACTIC_JOINT
+# have no kernels.
 CPU_ONLY = {
     "test_each_32_elements_of_each_row_have_a_scale",
     "test_the_search_is_algorithm_1",
     "test_equal_scores_keep_the_lower_blocks",
+    "test_the_joint_budget_is_that_of_the_reference",
 }
 TESTS = [
     *(
@@ -34,7 +38,7 @@ TESTS = [
         for module in (
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
             test_kernels_select, test_kernels_quest, test_kernels_delta, test_kernels_hip,
-            test_kernels_cpe, test_kernels_freeze,
+            test_kernels_cpe, test_kernels_freeze, test_kernels_tactic,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY
@@ -53,7 +57,8 @@ def cases(test):
         choices.append([dict(zip(names, row, strict=True)) for row in rows])
     for choice in itertools.product(*choices):
         values = {k: v for part in choice for k, v in part.items()}
-        if values.get("type_") not in ABSENT and "q8_0" not in values.get("types", ()):
+        type_, types, op = (values.get(name, "") for name in ("type_", "types", "op"))
+        if type_ not in ABSENT and "q8_0" not in types and op != ops.TACTIC_JOINT:
             yield values
 
 

@@ -25,7 +25,7 @@ N_RUN = 7
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 4096, 14336, 32, 8, 128
 METHODS = (
     "window", "quest:dense=0", "quest:dense=0,rows=group", "topk", "hip:l_d=0", "hip:l_d=0,r_m=8",
-    "cpe:phi=1", "cpe:phi=1,rows=group",
+    "cpe:phi=1", "cpe:phi=1,rows=group", "tactic", "tactic:sample=128",
 )  # fmt: skip
 PROMPT_METHODS = ("window", "delta(window)", "hip:l_d=0", "delta(hip:l_d=0)")
 COPIES = 8  # of a weight matrix: a run reads each once, more than the cache holds
@@ -137,9 +137,12 @@ class Cache(NamedTuple):
 
 def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
-    (step, stride, sel, out), q, kv = rows, cache.q, cache.kv
+    (step, stride, sel, out, partial), q, kv = rows, cache.q, cache.kv
     group, split = N_HEAD // sel.n_row, n_split(sel.n_row, n_part) if len(q) == 1 else 1
-    partial = zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)
+    if partial is None:
+        partial = zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)
+    else:
+        split = partial.shape[2]
     program.add(
         ops.ATTEND, (HEAD_DIM, group, sel.q_block, *kv.types), step=step, q=q, k_pages=kv.k,
         v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
@@ -202,17 +205,11 @@ def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
 
 
 def one_by_one(backend: CudaBackend, linked: CudaProgram) -> list[Row]:
-    """The ops of a Program, each by itself; those of several kernels by kernel."""
-    names = [
-        call.spec.op.name
-        for call in linked.program.calls
-        for function in backend.library.functions(call.spec)
-        if function.rows in ("any", linked.rows)
-    ]
+    """The ops of a Program, each by itself."""
     rows = []
-    for name, graph in zip(names, linked.launches(backend), strict=True):
-        seconds = timed(backend, lambda graph=graph: backend.device.start(graph))  # type: ignore[misc]
-        rows.append(Row(f"  {name}", seconds, 0, 0))
+    for i, call in enumerate(linked.program.calls):
+        seconds = timed(backend, lambda i=i: backend.run(linked, i, i + 1))  # type: ignore[misc]
+        rows.append(Row(f"  {call.spec.op.name}", seconds, 0, 0))
     return rows
 
 

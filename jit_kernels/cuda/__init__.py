@@ -7,6 +7,7 @@ OPS = frozenset(
         "delta_rows", "embed", "gate", "hip_means", "hip_search", "hip_select", "matmul",
         "pack_rows", "quest_bounds", "quest_score", "rms_norm", "rope_append", "rope_table",
         "score_keys", "select_best", "select_pack", "select_psaw", "select_top_k", "select_union",
-        "select_window",
+        "select_window", "tactic_assign", "tactic_budget", "tactic_mark", "tactic_mean",
+        "tactic_score", "tactic_seed", "tactic_select",
     ]
 )  # fmt: skip

@@ -32,7 +32,7 @@ def staging(n: int, heads: int, row_of: Any) -> Any:
         g, t = lane() // 4, lane() % 4
         for turn in range(n_turn):
             if HEADS * turn < n_q:
-                own = q + 4 * n * min(HEADS * turn + g, heads - 1)
+                own = q + 4 * n * min(HEADS * turn + g, n_q - 1)
                 last = own + min(32 * t + tail, 4 * (n - 8))
                 values = load_q(own + 32 * t, last, float32(1))
                 for i in range(WARP * warp(), WARP * warp() + WARP, KEYS):

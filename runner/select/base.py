@@ -48,12 +48,17 @@ class Recording:
 
 
 class Rows(NamedTuple):
-    """Queries of a chunk that ATTEND serves in one call, and where their output goes."""
+    """Queries of a chunk that ATTEND serves in one call, and where their output goes.
+
+    partial: room for the parts that their keys are cut into, where they are too few to keep a GPU
+    busy. As many whatever the chunk is: what they give must not depend on it.
+    """
 
     step: np.ndarray  # int64 [STEP_SIZE]: how many, the first one's position and its row in q
     stride: int  # rows, and positions, from one to the next
     sel: Selection
     out: np.ndarray  # f32 [rows, n_head, head_dim]
+    partial: np.ndarray | None = None  # f32 [rows, n_head, n_split, head_dim + 2]
 
 
 class Bound(NamedTuple):
@@ -84,6 +89,8 @@ class SelectorState:
     freezing = ""
     # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
     counters: tuple[np.ndarray, ...] = ()
+    # Arrays that `phase` writes: a GPU is shown them before the step.
+    planned: tuple[np.ndarray, ...] = ()
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
@@ -313,6 +320,7 @@ class _PerRoleState(SelectorState):
         self._for_prefill, self._for_decode = for_prefill, for_decode
         self.freezing = for_prefill.freezing
         self.counters = (*for_prefill.counters, *for_decode.counters)
+        self.planned = for_decode.planned
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_prefill.prefill(rec, layer, q, kv)

@@ -23,7 +23,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.types import KVView, Selection, zeros
 from tamis.select.base import (
     PREFILL,
     Recording,
@@ -35,6 +35,7 @@ from tamis.select.base import (
 )
 
 MODES = ("delta", "recompute")
+N_SPLIT = 16  # parts that the keys of exact rows are cut into
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class _State(SelectorState):
         self._apart, self._last = np.zeros((2, ops.STEP_SIZE), np.int64)
         self._apart_out = np.zeros((-(-shape.n_ubatch // params.gamma), *row), np.float32)
         self._last_out = np.zeros((min(params.gamma, shape.n_ubatch), *row), np.float32)
+        n_row = max(len(self._apart_out), len(self._last_out))
+        self._partial = zeros((n_row, shape.n_head, N_SPLIT, shape.head_dim + 2), np.float32)
         self._program: Program | None = None  # which has the op that finds a chunk's rows
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -90,7 +93,9 @@ class _State(SelectorState):
                 gamma=self._params.gamma,
             )
         return [
-            Rows(step, stride, full_selection(self.shape, len(out), rec.q_block), out)
+            Rows(
+                step, stride, full_selection(self.shape, len(out), rec.q_block), out, self._partial
+            )
             for step, stride, out in (
                 (self._apart, self._params.gamma, self._apart_out),
                 (self._last, 1, self._last_out),

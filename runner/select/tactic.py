@@ -102,6 +102,7 @@ class _State(SelectorState):
         # All layers are clustered at the same steps: see ops.TACTIC_SEED.
         self._extent = np.full(3, params.sink, np.int64)
         self._extent[2] = 0
+        self.counters = self.planned = (self._extent,)
         n_kv, per_head = shape.n_head_kv, (shape.n_layer, shape.n_head_kv)
         self._means = np.zeros((*per_head, n_slot, shape.head_dim), np.float16)
         self._starts = np.zeros((*per_head, n_slot + 1), np.int32)
