@@ -26,7 +26,13 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i32,
     store_i64,
 )
-from tamis.jit_kernels.cuda.ptx import ballot, count_bits, load_shared, shared_address
+from tamis.jit_kernels.cuda.ptx import (
+    ballot,
+    count_bits,
+    load_shared,
+    shared_address,
+    shuffle_i32,
+)
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.select import LOWEST, key_row
 from tamis.jit_kernels.cuda.tactic_budget import tactic_budget
@@ -266,7 +272,7 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
 
 def tactic_mark(group: int) -> list[Launch]:
-    """Kernel of TACTIC_MARK: blocks take rows in turn, their threads clusters."""
+    """Kernel of TACTIC_MARK: blocks take rows in turn, their warps clusters."""
 
     @device
     def mark(row, own, ranked, left, n_cluster, parts):
@@ -281,8 +287,12 @@ def tactic_mark(group: int) -> list[Launch]:
                 start = load_i32(at)
                 n = load_i32(at + 4) - start
             before, total = block_before(int32(n), parts)
-            for s in range(start, start + min(n, left - before)):
-                set_bit(row, load_i32(order + 4 * s))
+            n = max(0, min(n, left - before))
+            for other in range(WARP):  # the lanes' clusters in turn: their lists are read whole
+                begin = shuffle_i32(int32(start), other)
+                end = begin + shuffle_i32(int32(n), other)
+                for s in range(begin + lane(), end, WARP):
+                    set_bit(row, load_i32(order + 4 * s))
             left -= total
 
     def kernel(
