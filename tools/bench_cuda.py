@@ -4,6 +4,7 @@ Run it as `python -m tamis.tools.bench_cuda [products] [attention] [methods]`; s
 Llama-3.1-8B's. The last lines are JSON.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -113,6 +114,16 @@ def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int
     return rows
 
 
+@functools.cache
+def random_pages(n_kv: int) -> list[np.ndarray]:
+    """Keys and values of n_kv positions, in pages."""
+    rng, pages = np.random.default_rng(0), []
+    for _ in range(2):
+        pages.append(zeros((n_kv // PAGE, N_HEAD_KV, PAGE, HEAD_DIM), np.float16))
+        pages[-1][...] = rng.standard_normal(pages[-1].shape, np.float32)
+    return pages
+
+
 class Cache(NamedTuple):
     """Keys and values of n_kv positions, and queries of the last n_tok of them."""
 
@@ -125,12 +136,10 @@ class Cache(NamedTuple):
     def random(cls, n_tok: int, n_kv: int) -> "Cache":
         """Pages in random order."""
         rng, n_page = np.random.default_rng(0), n_kv // PAGE
-        pages = [zeros((n_page, N_HEAD_KV, PAGE, HEAD_DIM), np.float16) for _ in range(2)]
-        for array in pages:
-            array[...] = rng.standard_normal((1, *array.shape[1:]))
+        pages = random_pages(n_kv)
         table = rng.permutation(n_page).astype(np.int32)
         q = zeros((n_tok, N_HEAD, HEAD_DIM), np.float32)
-        q[...] = rng.standard_normal(q.shape)
+        q[...] = 3 * rng.standard_normal(q.shape)  # 4 % of the keys then have 90 % of the weight
         step = np.array([n_tok, n_kv - n_tok, 0, 0, n_kv])
         return cls(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
