@@ -243,7 +243,7 @@ def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> 
 PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
     "products": [
         *(
-            lambda gpu, t=t, a=a, b=b: [product(gpu, t, 1, a, b)]  # type: ignore[misc]
+            lambda gpu, t=t, a=a, b=b: [product(gpu, t, 1, a, b)]
             for t in ("Q8_0", "Q4_K", "Q6_K", "Q4_1", "F16")
             for a, b in ((N_EMBD, N_FF), (N_FF, N_EMBD))
         ),
@@ -259,8 +259,8 @@ PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
         lambda gpu: [attention(gpu, 2048, 131072)],
     ],
     "methods": [
-        *(lambda gpu, m=m: method(gpu, m, 131072) for m in METHODS),  # type: ignore[misc]
-        *(lambda gpu, m=m: prompt_method(gpu, m, 2048, 131072) for m in PROMPT_METHODS),  # type: ignore[misc]
+        *(lambda gpu, m=m: method(gpu, m, 131072) for m in METHODS),
+        *(lambda gpu, m=m: prompt_method(gpu, m, 2048, 131072) for m in PROMPT_METHODS),
     ],
 }
 
