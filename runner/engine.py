@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tamis.arrange import arrange
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams, RopeScaling
@@ -86,6 +87,9 @@ class Engine:
                 key="tokenizer.ggml.tokens",
             )
         report("load", 2, 3)
+        model, arranged = arrange(model, backend)
+        arranged.run(lambda done, total: report("arrange", done, total))
+        file.release_pages()
         engine = Engine(file, model, vocab, backend)
         report("load", 3, 3)
         return engine

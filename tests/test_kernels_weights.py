@@ -22,6 +22,8 @@ KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
     for form in ("float", "quantised")
     for source in ("rows", "norm", "silu", "gelu")
 ]
+KERNELS += [(ops.ARRANGE, (t,)) for t in ops.STRIP_TYPES.values()]
+KERNELS += [(ops.MATMUL, (t,)) for t in ops.STRIP_TYPES]
 
 
 def weights(type_, rng, n_out, n_in):
@@ -169,6 +171,46 @@ def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
     rng = np.random.default_rng((n_tok, n_out, n_in))
     data, decoded = weights(type_, rng, n_out, n_in)
     check_product(type_, data, decoded, normal(rng, n_tok, n_in), with_bias=with_bias, add=add)
+
+
+def in_strips(type_, data, n_out, n_in):
+    """The rows as ARRANGE leaves them."""
+    unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
+    found = [
+        made["strips"].copy()
+        for made in runs(
+            ops.ARRANGE, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
+        )
+    ]
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
+    return found[0]
+
+
+# Tokens, strips, with a bias, added to y: each number of rows at once, under and over a tile.
+STRIP_PRODUCTS = [
+    (1, 3, 0, 0),
+    (3, 1, 1, 1),
+    (4, 2, 0, 1),
+    (7, 5, 1, 0),
+    (9, 3, 1, 1),
+    (37, 5, 0, 1),
+]
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("type_", ops.STRIP_TYPES)
+@in_child
+def test_strips_give_the_product_of_their_rows(type_, size):
+    ggml_type = ops.STRIP_TYPES[type_]
+    n_in = max(64, row_sizes(ggml_type)[0]) + 512 * size
+    for n_tok, n_strip, with_bias, add in STRIP_PRODUCTS:
+        rng = np.random.default_rng((n_tok, n_strip, n_in))
+        n_out = ops.STRIP * n_strip
+        data, decoded = weights(ggml_type, rng, n_out, n_in)
+        strips = in_strips(ggml_type, data, n_out, n_in)
+        x = normal(rng, n_tok, n_in)
+        check_product(type_, strips, decoded, x, with_bias=with_bias, add=add)
 
 
 @in_child

@@ -13,7 +13,8 @@ from tamis.jit_kernels.cpu.grid import (
 )
 from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.panel import DEPTH, MR, NV, WORD_ROW, clear, transpose_words
-from tamis.jit_kernels.cpu.simd import LANES, load_f, store_f
+from tamis.jit_kernels.cpu.simd import LANES, load_f, load_f32x16, store_f, store_f32x16
+from tamis.jit_kernels.ops import STRIP
 
 X_ROW = 4 * DEPTH
 BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
@@ -36,6 +37,13 @@ def pack_panel(rows, panel):
     """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
     for k in range(0, DEPTH, LANES):
         transpose_words(rows + 4 * k, panel + WORD_ROW * k)
+
+
+@njit(error_model="numpy")
+def pack_strip(floats, panel, first):
+    """STRIP of a panel's rows, from `first` on: f32 [DEPTH, STRIP]."""
+    for k in range(DEPTH):
+        store_f32x16(panel + WORD_ROW * k + 4 * first, load_f32x16(floats + 4 * STRIP * k))
 
 
 @njit(error_model="numpy")

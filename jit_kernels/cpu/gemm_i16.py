@@ -27,13 +27,22 @@ from tamis.jit_kernels.cpu.simd import (
     LANES,
     hmax,
     load_f,
+    load_f32x16,
     round_i32,
+    shift_left,
     splat_f,
+    splat_f32x16,
+    splat_i32x16,
+    store_f32x16,
+    store_i32x16,
     store_low_words,
     vabs,
     vmax,
+    where_less,
     zero_f,
+    zero_f32x16,
 )
+from tamis.jit_kernels.ops import STRIP
 
 X_ROW = 2 * DEPTH
 SCALES = DEPTH // 2 * WORD_ROW  # where a panel's are
@@ -85,6 +94,22 @@ def pack_panel(rows, panel):
         store_f32(panel + SCALES + 4 * i, shorten(row, row))
     for k in range(0, DEPTH // 2, LANES):
         transpose_words(rows + 4 * k, panel + WORD_ROW * k)
+
+
+@njit(error_model="numpy")
+def pack_strip(floats, panel, first):
+    """STRIP of a panel's rows, from `first` on: f32 [DEPTH, STRIP]."""
+    most = zero_f32x16()
+    for k in range(DEPTH):
+        most = vmax(vabs(load_f32x16(floats + 4 * STRIP * k)), most)
+    store_f32x16(panel + SCALES + 4 * first, most * splat_f32x16(ONE / LARGEST))
+    zero = zero_f32x16()
+    factor = where_less(zero, most, splat_f32x16(LARGEST) / most, zero)
+    for k in range(0, DEPTH, 2):
+        row = floats + 4 * STRIP * k
+        even = round_i32(load_f32x16(row) * factor) & splat_i32x16(0xFFFF)
+        odd = shift_left(round_i32(load_f32x16(row + 4 * STRIP) * factor), 16)
+        store_i32x16(panel + WORD_ROW * (k // 2) + 4 * first, even | odd)
 
 
 @njit(error_model="numpy")
