@@ -1,6 +1,7 @@
 """Weights in the layout that the backend multiplies fastest: on a CPU, strips of rows."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,63 +10,66 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import LINE, QTensor, zeros
 from tamis.model import Model
-from tamis.weights import Dense, Layer, Weights
+from tamis.weights import Dense, Experts, Weights
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
-BY_STRIP = {type: name for name, type in ops.STRIP_TYPES.items()}
+STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
 
 
-class Arranged:
-    """Matrices copied to strips, one after another; those that have none stay as they are."""
+def in_strips(matrices: Sequence[QTensor], backend: Runner) -> tuple[list[QTensor], Program]:
+    """The matrices as products are to read them, and the Program that fills the copies.
 
-    def __init__(self, weights: Weights, backend: Runner) -> None:
-        matrices = [w for w in _matrices(weights) if _fits(w)] if backend.strips else []
-        sizes = [-(-ops.strip_bytes(w.type, w.n_out, w.n_in) // LINE) * LINE for w in matrices]
-        if sum(sizes) > SHARE * backend.free_bytes():
-            matrices = []
-        memory, at = zeros(sum(sizes) if matrices else 0, np.uint8), 0
-        self._backend, self.program = backend, Program()
-        self._copies: dict[int, QTensor] = {}  # by the address of the original
-        for w, size in zip(matrices, sizes, strict=False):
-            strips = memory[at : at + ops.strip_bytes(w.type, w.n_out, w.n_in)]
-            self._copies[w.data.ctypes.data] = w._replace(data=strips, type=BY_STRIP[w.type])
-            self.program.add(
-                ops.ARRANGE, (w.type,), w=w.data, strips=strips, n_in=w.n_in, n_out=w.n_out
-            )
-            at += size
-        self.weights = self._replaced(weights)
+    As they are: matrices of a type or a shape that has no strips, and all of them where the backend
+    wants none or memory is short. Copies lie one after another.
+    """
+    fit = [
+        backend.strips and w.type in STRIPS_OF and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
+        for w in matrices
+    ]
+    sizes = [
+        ops.strip_bytes(w.type, w.n_out, w.n_in) if yes else 0
+        for w, yes in zip(matrices, fit, strict=True)
+    ]
+    starts = np.cumsum([0, *(-(-size // LINE) * LINE for size in sizes)]).tolist()
+    program = Program()
+    if starts[-1] > SHARE * backend.free_bytes():
+        return list(matrices), program
+    memory, found = zeros(starts[-1], np.uint8), []
+    for w, size, start in zip(matrices, sizes, starts, strict=False):
+        if size:
+            strips = memory[start : start + size]
+            program.add(ops.ARRANGE, (w.type,), w=w.data, strips=strips, n_in=w.n_in, n_out=w.n_out)
+            w = w._replace(data=strips, type=STRIPS_OF[w.type])
+        found.append(w)
+    return found, program
 
-    def run(self, each: Callable[[int, int], None]) -> None:
-        """Fill the copies; each(done, total) after every matrix. Raises CompileError."""
-        linked = self._backend.link(self.program)
-        for i in range(len(self.program)):
-            self._backend.run(linked, i, i + 1)
-            each(i + 1, len(self.program))
 
-    def _replaced(self, weights: Weights) -> Weights:
-        return replace(
-            weights, output=self._copy(weights.output), blk=tuple(map(self._layer, weights.blk))
-        )
+def arrange(model: Model, backend: Runner) -> tuple[Model, Program]:
+    """The model over matrices as products are to read them, and the Program that fills them."""
+    matrices = list(_matrices(model.weights))
+    copies, program = in_strips(matrices, backend)
+    by_address = {w.data.ctypes.data: to for w, to in zip(matrices, copies, strict=True)}
 
-    def _layer(self, layer: Layer) -> Layer:
-        ffn = layer.ffn
-        if isinstance(ffn, Dense):
-            ffn = Dense(self._copy(ffn.gate), self._copy(ffn.up), self._copy(ffn.down))
-        return replace(
+    def copy(w: QTensor) -> QTensor:
+        return by_address[w.data.ctypes.data]
+
+    layers = [
+        replace(
             layer,
-            attn_q=self._copy(layer.attn_q),
-            attn_k=self._copy(layer.attn_k),
-            attn_v=self._copy(layer.attn_v),
-            attn_output=self._copy(layer.attn_output),
-            ffn=ffn,
+            attn_q=copy(layer.attn_q),
+            attn_k=copy(layer.attn_k),
+            attn_v=copy(layer.attn_v),
+            attn_output=copy(layer.attn_output),
+            ffn=_in_dense(layer.ffn, copy),
         )
-
-    def _copy(self, w: QTensor) -> QTensor:
-        return self._copies.get(w.data.ctypes.data, w)
+        for layer in model.weights.blk
+    ]
+    weights = replace(model.weights, output=copy(model.weights.output), blk=tuple(layers))
+    return replace(model, weights=weights), program
 
 
 def _matrices(weights: Weights) -> Iterator[QTensor]:
-    """What products read; experts' rows are read by few tokens each."""
+    """What products read. Not experts' rows: few tokens read each of them."""
     for layer in weights.blk:
         yield from (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_output)
         if isinstance(layer.ffn, Dense):
@@ -73,11 +77,40 @@ def _matrices(weights: Weights) -> Iterator[QTensor]:
     yield weights.output
 
 
-def _fits(w: QTensor) -> bool:
-    return w.type in BY_STRIP and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
+def _in_dense(ffn: Dense | Experts, copy: Callable[[QTensor], QTensor]) -> Dense | Experts:
+    return Dense(copy(ffn.gate), copy(ffn.up), copy(ffn.down)) if isinstance(ffn, Dense) else ffn
 
 
-def arrange(model: Model, backend: Runner) -> tuple[Model, Arranged]:
-    """The model over copies that `run` fills, which must be before a session is used."""
-    arranged = Arranged(model.weights, backend)
-    return replace(model, weights=arranged.weights), arranged
+class Filling(threading.Thread):
+    """A Program that runs while the body of the context does, which then waits for its end.
+
+    each(done, total) after every op, on that thread. Where the body fails the rest is not run.
+    """
+
+    def __init__(self, backend: Runner, program: Program, each: Callable[[int, int], None]) -> None:
+        super().__init__(daemon=True)
+        self._backend, self._program, self._each = backend, program, each
+        self._stopped = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Op after op."""
+        try:
+            linked = self._backend.link(self._program)
+            for i in range(len(self._program)):
+                if self._stopped:
+                    return
+                self._backend.run(linked, i, i + 1)
+                self._each(i + 1, len(self._program))
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, failed: type[BaseException] | None, *_rest: object) -> None:
+        """Raises CompileError, or what `each` raised."""
+        self._stopped = failed is not None
+        self.join()
+        if self._error is not None and failed is None:
+            raise self._error

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tamis.arrange import arrange
+from tamis.arrange import Filling, arrange
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams, RopeScaling
@@ -80,15 +80,15 @@ class Engine:
         file = GGUFFile(path)
         model = load_model(file, rope)
         report("load", 1, 3)
-        vocab = Vocab.from_gguf(file)
+        model, filling = arrange(model, backend)
+        with Filling(backend, filling, lambda done, total: report("arrange", done, total)):
+            vocab = Vocab.from_gguf(file)
         if len(vocab.tokens) != model.hp.n_vocab:
             raise file.error(
                 f"{len(vocab.tokens)} tokens, but token_embd.weight has {model.hp.n_vocab} rows",
                 key="tokenizer.ggml.tokens",
             )
         report("load", 2, 3)
-        model, arranged = arrange(model, backend)
-        arranged.run(lambda done, total: report("arrange", done, total))
         file.release_pages()
         engine = Engine(file, model, vocab, backend)
         report("load", 3, 3)

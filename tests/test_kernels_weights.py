@@ -263,18 +263,26 @@ def test_each_32_elements_of_each_row_have_a_scale():
         assert (np.abs(y / one - x) <= 0.51 * step_size(x)).all()
 
 
+def check_neighbours(type_, data, n_out, n_in):
+    """Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing."""
+    x = normal(np.random.default_rng(3), 40, n_in)
+    for first, last, parts in [(0, 40, [(0, 9), (9, 40), (0, 40)]), (0, 6, [(1, 3), (2, 6)])]:
+        whole = next(iter(products(type_, data, x[first:last], n_out)))
+        for a, b in parts:
+            for y in products(type_, data, x[a:b], n_out):
+                np.testing.assert_array_equal(y, whole[a - first : b - first])
+
+
 @in_child
 def test_a_sum_does_not_depend_on_its_neighbours():
-    # Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing.
-    n_out, n_in = 7, 512
-    rng = np.random.default_rng(3)
-    data, _ = weights("Q4_K", rng, n_out, n_in)
-    x = normal(rng, 40, n_in)
-    for first, last, parts in [(0, 40, [(0, 5), (5, 40), (0, 40)]), (0, 4, [(1, 3), (2, 3)])]:
-        whole = next(iter(products("Q4_K", data, x[first:last], n_out)))
-        for a, b in parts:
-            for y in products("Q4_K", data, x[a:b], n_out):
-                np.testing.assert_array_equal(y, whole[a - first : b - first])
+    data, _ = weights("Q4_K", np.random.default_rng(3), 7, 512)
+    check_neighbours("Q4_K", data, 7, 512)
+
+
+@in_child
+def test_nor_does_a_sum_in_strips():
+    data, _ = weights("Q4_K", np.random.default_rng(3), 48, 512)
+    check_neighbours("Q4_Kx16", in_strips("Q4_K", data, 48, 512), 48, 512)
 
 
 def products(type_, data, x, n_out):
