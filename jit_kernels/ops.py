@@ -734,7 +734,7 @@ TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
-FEW_ROWS = 8  # most rows of x that MATMUL multiplies without unpacking the weights
+FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
 LSH_WORKERS = 64  # threads that LSH_CODES and LSH_QUERY keep busy at most

@@ -81,36 +81,51 @@ def _in_dense(ffn: Dense | Experts, copy: Callable[[QTensor], QTensor]) -> Dense
     return Dense(copy(ffn.gate), copy(ffn.up), copy(ffn.down)) if isinstance(ffn, Dense) else ffn
 
 
-class Filling(threading.Thread):
-    """A Program that runs while the body of the context does, which then waits for its end.
+class Filling:
+    """A Program that runs on a thread of its own, while others read a vocabulary and record.
 
-    each(done, total) after every op, on that thread. Where the body fails the rest is not run.
+    then() is called on that thread after its last op, where it has any.
     """
 
-    def __init__(self, backend: Runner, program: Program, each: Callable[[int, int], None]) -> None:
-        super().__init__(daemon=True)
-        self._backend, self._program, self._each = backend, program, each
-        self._stopped = False
+    def __init__(self, backend: Runner, program: Program, then: Callable[[], None]) -> None:
+        self._backend, self._program, self._then = backend, program, then
+        self._done, self._stopped = 0, False
         self._error: BaseException | None = None
+        # Not a daemon: the interpreter waits for it before it ends the threads that it runs on.
+        self._thread = threading.Thread(target=self._run)
+        if len(program):
+            self._thread.start()
 
-    def run(self) -> None:
-        """Op after op."""
+    def finish(self, each: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Return when all of it has run; each(done, total) every now and then until then.
+
+        Raises CompileError, and what `each` raises. In a child of fork(), which has no such thread,
+        it runs the rest itself.
+        """
+        while self._thread.is_alive():
+            self._thread.join(0.05)
+            each(self._done, len(self._program))
+        if self._error is None and not self._stopped:
+            self._run()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Return when it no longer runs; what is left is never run."""
+        self._stopped = True
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
         try:
-            linked = self._backend.link(self._program)
-            for i in range(len(self._program)):
-                if self._stopped:
-                    return
-                self._backend.run(linked, i, i + 1)
-                self._each(i + 1, len(self._program))
+            linked = self._backend.link(self._program) if self._left() else None
+            while self._left():
+                self._backend.run(linked, self._done, self._done + 1)
+                self._done += 1
+                if self._done == len(self._program):
+                    self._then()
         except BaseException as error:
             self._error = error
 
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, failed: type[BaseException] | None, *_rest: object) -> None:
-        """Raises CompileError, or what `each` raised."""
-        self._stopped = failed is not None
-        self.join()
-        if self._error is not None and failed is None:
-            raise self._error
+    def _left(self) -> bool:
+        return self._done < len(self._program) and not self._stopped

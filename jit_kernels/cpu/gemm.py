@@ -16,7 +16,7 @@ from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
 from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.panel import DEPTH, K_BLOCK, MR, NR, ROW, clear
 from tamis.jit_kernels.cpu.simd import CPU
-from tamis.jit_kernels.cpu.strips import OF_TYPE, decoder_of
+from tamis.jit_kernels.cpu.strips import OF_TYPE
 from tamis.jit_kernels.ops import (
     PACKED_ROWS,
     PANEL_SCRATCH,
@@ -86,21 +86,20 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
 
 def panels_of_strips(type: str, tiles: ModuleType) -> Any:
     """The same of a matrix in strips: r is a multiple of STRIP, n of 32, n_row of STRIP."""
-    decode, block, size = decoder_of(type), OF_TYPE[type].block, strip_block(type)
-    pack_strip, panel_size, n_strip = tiles.pack_strip, tiles.PANEL, NR // STRIP
+    write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
+    panel_size, n_strip = tiles.PANEL, NR // STRIP
 
     @njit(error_model="numpy")
     def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
         strip_size = n_in // block * STRIP * size
         for i in range(n // DEPTH):
             panel = panels + panel_size * i
+            if n_row < NR:
+                clear(panel, panel_size)
             for s in range(n_strip):
                 if STRIP * s < n_row:
                     strip = w + strip_size * (r // STRIP + s)
-                    decode(strip, k + DEPTH * i, rows, rows + 4 * DEPTH * STRIP)
-                else:
-                    clear(rows, 4 * DEPTH * STRIP)
-                pack_strip(rows, panel, STRIP * s)
+                    write(strip, k + DEPTH * i, panel, STRIP * s, rows)
         return n // DEPTH
 
     return decode_panels
@@ -116,7 +115,7 @@ def gemm_of(type: str) -> Any:
     tiles = tiles_of(packed_form(type))
     in_strips = STRIP_TYPES.get(type)
     decode_panels = panels_of_strips(in_strips, tiles) if in_strips else panels_of(type, tiles)
-    add_tile = tiles.add_tile
+    add_tile = tiles.tile_of(in_strips is not None and OF_TYPE[in_strips].zero is None)
     panel_size, block_size = tiles.PANEL, tiles.BLOCK
     group_size = K_BLOCK // DEPTH * panel_size
     assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH

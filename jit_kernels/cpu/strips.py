@@ -68,22 +68,26 @@ class Strips(NamedTuple):
     unit: int
     values: Any  # (block, i): unit / 4 vectors of whole numbers q, see words.py
     scales: Any  # (block, i): d and m of sixteen rows; weights are d * q + m
+    zero: int | None  # m is -zero * d; None: it has bits of its own
     signed: bool = False  # whether values are
 
 
-def halves_first(offset: float | None) -> Any:
-    """The scales of blocks of 32: d and d * offset, or d and m where it is None."""
+def around(zero: int) -> tuple[Any, int]:
+    """The scales of blocks of 32 that begin with d alone, and their zero."""
+    factor = f32(-zero)
 
     @njit
-    def of_one(block, i):
+    def scales(block, i):
         d = load_f16x16(block)
-        return d, d * splat_f32x16(f32(offset))
+        return d, d * splat_f32x16(factor)
 
-    @njit
-    def of_two(block, i):
-        return load_f16x16(block), load_f16x16(block + HALVES)
+    return scales, zero
 
-    return of_two if offset is None else of_one
+
+@njit
+def from_minimum(block, i):
+    """The scales of blocks of 32 that begin with d and m."""
+    return load_f16x16(block), load_f16x16(block + HALVES)
 
 
 @njit
@@ -166,10 +170,15 @@ def q5_k(block, i):
 
 
 @njit
+def six_scales(block, i):
+    """Scales of Q6_K as whole numbers."""
+    return widen(widen(load_i8x16(block + SIX_SCALES + STRIP * i)))
+
+
+@njit
 def q6_k_scales(block, i):
-    """D * scale, and -32 times that."""
-    scales = to_f32(widen(widen(load_i8x16(block + SIX_SCALES + STRIP * i))))
-    d = load_f16x16(block) * scales
+    """D times a scale, and -32 times that."""
+    d = load_f16x16(block) * to_f32(six_scales(block, i))
     return d, d * splat_f32x16(f32(-32))
 
 
@@ -184,15 +193,15 @@ def q6_k(block, i):
 
 
 OF_TYPE = {
-    "Q4_0": Strips(32, 32, four_bit(HALVES), halves_first(-8)),
-    "Q4_1": Strips(32, 32, four_bit(2 * HALVES), halves_first(None)),
-    "Q5_0": Strips(32, 32, five_bit(HALVES), halves_first(-16)),
-    "Q5_1": Strips(32, 32, five_bit(2 * HALVES), halves_first(None)),
-    "Q8_0": Strips(32, 32, eight_bit, halves_first(0), signed=True),
-    "IQ4_NL": Strips(32, 32, iq4_nl, halves_first(0), signed=True),
-    "Q4_K": Strips(256, 32, q4_k, k_scales),
-    "Q5_K": Strips(256, 32, q5_k, k_scales),
-    "Q6_K": Strips(256, 16, q6_k, q6_k_scales),
+    "Q4_0": Strips(32, 32, four_bit(HALVES), *around(8)),
+    "Q4_1": Strips(32, 32, four_bit(2 * HALVES), from_minimum, None),
+    "Q5_0": Strips(32, 32, five_bit(HALVES), *around(16)),
+    "Q5_1": Strips(32, 32, five_bit(2 * HALVES), from_minimum, None),
+    "Q8_0": Strips(32, 32, eight_bit, *around(0), signed=True),
+    "IQ4_NL": Strips(32, 32, iq4_nl, *around(0), signed=True),
+    "Q4_K": Strips(256, 32, q4_k, k_scales, None),
+    "Q5_K": Strips(256, 32, q5_k, k_scales, None),
+    "Q6_K": Strips(256, 16, q6_k, q6_k_scales, 32),
 }
 
 
@@ -203,7 +212,7 @@ def product_of(type: str, rows: int) -> Any:
     x: rows as pack.pack_rows leaves few of them, `stride` bytes apart; n a multiple of 64. y: where
     sixteen products of the first row go; bias: their sixteen, or 0.
     """
-    block, unit, values, scales, signed = OF_TYPE[type]
+    block, unit, values, scales, _, signed = OF_TYPE[type]
     size = strip_block(type)
     dot, n_unit = dot_signed_words if signed else dot_words, block // unit
     unit_bytes, row_offset = STRIP * size * unit // block, f32(-OFFSET if signed else 0)
@@ -258,7 +267,7 @@ def decoder_of(type: str) -> Any:
 
     k is a multiple of 32; spare: 512 bytes.
     """
-    block, unit, values, scales, signed = OF_TYPE[type]
+    block, unit, values, scales, _, signed = OF_TYPE[type]
     size = strip_block(type)
     first, second, third, fourth = (byte_of(e, signed) for e in range(4))
 

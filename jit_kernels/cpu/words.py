@@ -19,7 +19,9 @@ from tamis.jit_kernels.cpu.simd import (
     dotted_u8,
     f32x16,
     fused,
+    i32x16,
     magnitude,
+    shuffled,
     signed_like,
     splatted,
     table_lookup,
@@ -122,6 +124,54 @@ def looked_up(values: Sequence[int]) -> Any:
         return _row(b, [look_up(b, v) for v in _cells(b, x)])
 
     return lookup
+
+
+def _shorts(x: Any, *literals: Any) -> Any:
+    return Grid(1, 2 * x.cols, SHORTS) if _is_bytes(x) and _literals(*literals) else None
+
+
+def _pairs(b: Any, v: Any, before: bool) -> list[Any]:
+    """Bytes 0 and 1 of each lane as 16-bit lanes, then 2 and 3; a zero before or after each."""
+    made = []
+    for first in (0, 2):
+        picks = [4 * (i // 4) + first + i % 4 // 2 for i in range(4 * N)]
+        picks = [4 * N if i % 2 == (0 if before else 1) else at for i, at in enumerate(picks)]
+        made.append(b.bitcast(shuffled(b, v, const(BYTES, 0), picks), SHORTS))
+    return made
+
+
+@vector_op(_shorts)
+def shorts(b, x, zero):
+    """Unsigned bytes less `zero` as int16: of each vector elements 0, 1 of a lane, then 2, 3."""
+    halves = [half for v in _cells(b, x) for half in _pairs(b, v, False)]
+    return _row(b, [b.sub(half, const(SHORTS, zero)) for half in halves])
+
+
+@vector_op(_shorts)
+def signed_shorts(b, x):
+    """The same of signed bytes."""
+    halves = [half for v in _cells(b, x) for half in _pairs(b, v, True)]
+    return _row(b, [b.ashr(half, const(SHORTS, 8)) for half in halves])
+
+
+def _is_shorts(x: Any) -> bool:
+    return isinstance(x, Grid) and x.vector == SHORTS
+
+
+@vector_op(lambda x, y: x if _is_shorts(x) and y == i32x16 else None)
+def times_words(b, x, y):
+    """Both int16 of each lane times the lane of y, which fits 16 bits."""
+    low = b.and_(y, const(WORDS, 0xFFFF))
+    factor = b.bitcast(b.or_(low, b.shl(y, const(WORDS, 16))), SHORTS)
+    return _row(b, [b.mul(v, factor) for v in _cells(b, x)])
+
+
+@vector_op(lambda _p, _stride, x: types.void if _is_shorts(x) else None)
+def store_shorts(b, p, stride, x):
+    """Write a row's vectors at p, p + stride, ..."""
+    cells = _cells(b, x)
+    for v, at in zip(cells, spaced(b, p, stride, len(cells)), strict=True):
+        b.store(v, pointer(b, at, SHORTS), align=1)
 
 
 # ---- products ------------------------------------------------------------------------------------
