@@ -174,6 +174,15 @@ def store_shorts(b, p, stride, x):
         b.store(v, pointer(b, at, SHORTS), align=1)
 
 
+@vector_op(lambda _p, x: types.void if x == i32x16 else None)
+def store_low_nibbles(b, p, x):
+    """Write eight bytes: the lowest four bits of each lane, two lanes a byte, the first low."""
+    bytes = b.trunc(b.and_(x, const(WORDS, 15)), ir.VectorType(I8, N))
+    pairs = b.bitcast(bytes, ir.VectorType(I16, N // 2))
+    both = b.or_(pairs, b.lshr(pairs, const(pairs.type, 4)))
+    b.store(b.trunc(both, ir.VectorType(I8, N // 2)), pointer(b, p, ir.VectorType(I8, 8)), align=1)
+
+
 # ---- products ------------------------------------------------------------------------------------
 # Without VNNI, sums of two products of unsigned and signed bytes saturate at 16 bits.
 OFFSET = 128.0 if CPU.vnni else 0.0
