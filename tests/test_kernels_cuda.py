@@ -28,6 +28,8 @@ ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
 # have no kernels.
 CPU_ONLY = {
     "test_each_32_elements_of_each_row_have_a_scale",
+    "test_strips_give_the_product_of_their_rows",
+    "test_nor_does_a_sum_in_strips",
     "test_the_search_is_algorithm_1",
     "test_equal_scores_keep_the_lower_blocks",
     "test_the_joint_budget_is_that_of_the_reference",
