@@ -44,7 +44,7 @@ def cases(test):
         choices.append([dict(zip(names, row, strict=True)) for row in rows])
     for choice in itertools.product(*choices):
         values = {k: v for part in choice for k, v in part.items()}
-        if values.get("type_") not in ABSENT and "q8_0" not in values.get("types", ()):
+        if values.get("type_") not in ABSENT and {*values.get("types", ())} <= {"f16"}:
             yield values
 
 
