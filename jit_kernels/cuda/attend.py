@@ -1,4 +1,7 @@
-"""Attention over a Selection of pages: see attend_few.py (decode) and attend_many.py (prefill)."""
+"""Attention over a Selection of pages.
+
+See attend_few.py (decode), attend_group.py (prompts on Hopper) and attend_many.py (prompts).
+"""
 
 import math
 
@@ -6,10 +9,12 @@ from numba import cuda, float32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST
 from tamis.jit_kernels.cuda.attend_few import attend_few
+from tamis.jit_kernels.cuda.attend_group import attend_group
 from tamis.jit_kernels.cuda.attend_many import attend_many
 from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_max, block_sum, sync_block, thread
 from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cuda.ptx import exp2
+from tamis.jit_kernels.cuda.target import current
 from tamis.jit_kernels.ops import STEP
 
 
@@ -18,7 +23,9 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     assert type_k == type_v == "f16"
     if q_block == 1:
         return [attend_few(head_dim, group)]
-    return [attend_many(head_dim, group, q_block)]
+    # Sums of longer heads do not fit in a warpgroup's registers.
+    in_groups = current().has_warpgroups and head_dim <= 128
+    return [(attend_group if in_groups else attend_many)(head_dim, group, q_block)]
 
 
 def attend_merge(head_dim: int) -> list[Launch]:

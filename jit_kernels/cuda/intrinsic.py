@@ -97,6 +97,11 @@ def pair(b: Any, address: Any, offset: int) -> list[Any]:
     return _elements(b, _load(b, at, ir.VectorType(FLOAT, 2), 8), 2)
 
 
+def put_pair(b: Any, address: Any, offset: int, values: list[Any]) -> None:
+    """LLVM's write of two float32 at address + offset, a multiple of 8."""
+    _store(b, b.add(address, ir.Constant(I64, offset)), _vector(b, values), 8)
+
+
 def packed(b: Any, low: Any, high: Any) -> Any:
     """LLVM's 32 bits of two float32 as float16."""
     return b.bitcast(_vector(b, [b.fptrunc(low, HALF), b.fptrunc(high, HALF)]), I32)

@@ -223,6 +223,23 @@ def _shared_address(_typing_context, array):
 
 shared_address: Any = intrinsic(_shared_address)
 
+# ---- barriers in shared memory (9.7.12.15) ---------------------------------------------------
+barrier_init = _ptx("mbarrier.init.shared::cta.b64 [$0], $1;", void, uint32, uint32, volatile=True)(
+    "Make the 8 bytes at $0 a barrier that a phase of which ends with $1 arrivals. sm_90."
+)
+barrier_arrive = _ptx(
+    "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }",
+    void, uint32, volatile=True,
+)("Arrive at a barrier: what this thread did before is seen by who waits for the phase.")  # fmt: skip
+barrier_arrive_copied = _ptx(
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", void, uint32, volatile=True
+)("Arrive at a barrier once all copies that this thread has started are done.")
+barrier_ended = _ptx(
+    "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2;"
+    " selp.u32 $0, 1, 0, p; }",
+    uint32, uint32, uint32, volatile=True,
+)("Whether the phase of this parity (0 or 1) has ended, after a while of waiting.")  # fmt: skip
+
 # ---- other lanes ---------------------------------------------------------------------------------
 SHUFFLE_XOR = Text(
     "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", float32, (float32, uint32), volatile=True
@@ -237,6 +254,12 @@ shuffle = _ptx(
 shuffle_i32 = _ptx(
     "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", int32, int32, uint32, volatile=True
 )("As shuffle, of int32.")
+lowest_of_warp = _ptx("redux.sync.min.s32 $0, $1, 0xffffffff;", int32, int32, volatile=True)(
+    "The least value of any lane (9.7.13.6). All lanes take part."
+)
+sync_warp = _ptx("bar.warp.sync 0xffffffff;", void, volatile=True)(
+    "Wait for all lanes, and see what they wrote to shared memory (9.7.12.2)."
+)
 ballot = _ptx(
     "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
     uint32, uint32, volatile=True,
