@@ -20,8 +20,6 @@ from tamis.jit_kernels.cuda.intrinsic import (
     load_f32,
     load_i32,
     load_i64,
-    quotient,
-    remainder,
     store_f32,
 )
 from tamis.jit_kernels.cuda.ptx import (
@@ -297,7 +295,7 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
             for b in range(first, last + 1):
                 needed |= load_shared_i32(uint32(list_ + 4 * b))
             if needed != NOTHING and kind != END:
-                entries = list_ + ENTRIES + 8 * SLICE * mine
+                entries = list_ + ENTRIES + 8 * SLICE * mine + 8 * (lane() % 4)
                 state = add(state, q, shared + slice_bytes * stage, entries, kind, limits)
             sync_warp()
             if lane() == 0:

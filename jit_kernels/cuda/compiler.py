@@ -46,7 +46,7 @@ def field_types(op: Op) -> list[Any]:
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
     """PTX of one kernel, whose entry is `name` and takes the fields of its op as parameters."""
     body, overlaps = device(launch.kernel), target.overlaps
-    starts = overlaps and launch.start is not None
+    starts = launch.start is not None
     start: Any = device(launch.start) if starts else None
 
     def entry(fields):

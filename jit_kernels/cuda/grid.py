@@ -21,9 +21,9 @@ sync_block: Any = cuda.syncthreads
 class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
-    blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows (at most FEW_ROWS),
-    "many", or "any". start: what the kernel does with its parameters before the kernel before it
-    has ended, reading nothing that other kernels write.
+    blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
+    (at most FEW_ROWS), "many", or "any". start: what the kernel does first, where it can while the
+    kernel before it still runs, reading nothing that other kernels write.
     """
 
     kernel: Any

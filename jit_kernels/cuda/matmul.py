@@ -5,10 +5,11 @@ PACK_ROWS leaves them; warps read each weight once and multiply its bytes.
 Many rows: weights and activations become float16, which matrix units then multiply (gemm.py).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, int64, uint8, uint32
 
+from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.decode import (
     element_of,
     halves_of,
@@ -30,19 +31,30 @@ from tamis.jit_kernels.cuda.grid import (
 )
 from tamis.jit_kernels.cuda.intrinsic import (
     const_f32,
-    const_u128,
     device,
     load_f32,
     load_i64,
     quotient,
+    remainder,
     store_f32,
 )
-from tamis.jit_kernels.cuda.ptx import dot_s8, dot_u8, prefetch, shuffle_xor
+from tamis.jit_kernels.cuda.ptx import (
+    copy_async,
+    copy_commit,
+    copy_wait,
+    dot_s8,
+    dot_u8,
+    shared_address,
+    shuffle_xor,
+    sync_warp,
+)
+from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.ops import STEP
 
-AT_ONCE = 4  # rows of weights that a warp multiplies at a time: their loads go together
-LINE = 128  # bytes that the cache fetches
+AT_ONCE = 4  # rows of weights that a warp multiplies at a time: they share what is read of x
+CHUNK = 32 * WARP  # elements of each of them
+ROOM = 72 << 10  # bytes for weights on their way to a block
 MOST = 256  # rows whose sums lie in shared memory
 
 
@@ -105,77 +117,168 @@ def rows_of(tid, n_thread, n_out):
     return quotient(n_out * tid, n_thread), quotient(n_out * (tid + 1), n_thread)
 
 
+class Ring(NamedTuple):
+    """A warp's places in shared memory for what is on its way: `stages` times AT_ONCE rows' parts.
+
+    part: bytes of CHUNK elements; place: of one, which begins at any address.
+    """
+
+    part: int
+    place: int
+    stages: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all warps' places."""
+        return WARPS * self.stages * AT_ONCE * self.place
+
+
+def ring_of(type: str) -> Ring:
+    """The places for a type's blocks."""
+    kind = GGMLType[type]
+    part = CHUNK // kind.block_size * kind.type_size
+    place = (part + 30) // 16 * 16
+    return Ring(part, place, max(2, min(4, ROOM // (WARPS * AT_ONCE * place))))
+
+
+def _bringing(type: str, ring: Ring) -> Any:
+    """The function that starts the copy of an item to a warp's places; a warp's work.
+
+    An item is a part of AT_ONCE rows; `rows`: the block's first, how many, bytes of each. Of items
+    from `last` on there is no copy.
+    """
+    part, place = ring.part, ring.place
+
+    @device
+    def bring(to, rows, n_chunk, item, last):
+        first, n_row, size = rows
+        if item < last:
+            quad, chunk = quotient(item, n_chunk), remainder(item, n_chunk)
+            for r in range(AT_ONCE):
+                at = first + size * min(AT_ONCE * quad + r, n_row - 1) + part * chunk
+                skip = at & 15
+                n, at = skip + min(part, size - part * chunk), at - skip
+                for p in range(16 * lane(), n, 16 * WARP):
+                    copy_async(uint32(to + place * r + p), at + p, uint32(min(16, n - p)))
+        copy_commit()
+
+    return bring
+
+
 def _few(type: str) -> Launch:
     """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
 
-    Warps share each row's elements, as many of them as have 32 units of 32; four rows at a time.
+    Its warps share items, CHUNK elements of four rows each, and copy them to shared memory some
+    items ahead; the first of them while the kernel before still runs.
     """
-    row_bytes, product, halves = row_bytes_of(type), _multiplying(type), halves_of(type)
+    row_bytes, product, halves, ring = (
+        row_bytes_of(type), _multiplying(type), halves_of(type), ring_of(type),
+    )  # fmt: skip
+    bring, stages, place, part = _bringing(type, ring), ring.stages, ring.place, ring.part
+    stage_bytes, wait = AT_ONCE * ring.place, copy_wait(stages - 2)
 
     @device
-    def fetch(begin, end):
-        for at in range(begin + LINE * thread(), end, LINE * THREADS):
-            prefetch(at)
+    def items_of(w, n_row, n_chunk):
+        """The first and last of a warp's items."""
+        n = (n_row + AT_ONCE - 1) // AT_ONCE * n_chunk
+        return n * w // WARPS, n * (w + 1) // WARPS
 
     @device
-    def shares(n_in):
-        n_part = 1
-        while 2 * n_part <= WARPS and n_in >= 2 * n_part * 32 * WARP:
-            n_part *= 2
-        return warp() & (n_part - 1), n_part
+    def ring_at(shared):
+        return shared + warp() * stages * stage_bytes
+
+    @device
+    def begin(to, rows, n_chunk):
+        item, last = items_of(warp(), rows[1], n_chunk)
+        for stage in range(stages - 1):
+            bring(to + stage_bytes * stage, rows, n_chunk, item + stage, last)
 
     def start(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        # Weights are constant: the first come to the cache while the kernel before still runs.
-        size, (begin, end) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
-        first, (_, n_part) = w + size * begin, shares(n_in)
-        n_byte = quotient(WARPS, n_part) * AT_ONCE * size
-        fetch(first, min(first + n_byte, w + size * end))
+        shared = int64(shared_address(cuda.shared.array(0, uint8)))
+        size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
+        rows = w + size * first, min(MOST, last - first), size
+        begin(ring_at(shared), rows, (n_in + CHUNK - 1) // CHUNK)
 
     @device
-    def multiply(w, size, last, x_row, n, part, n_part):
-        a, b, c, d = float32(0), float32(0), float32(0), float32(0)
-        second, third, fourth = w + size, w + 2 * size, w + 3 * size
-        second, third, fourth = min(second, last), min(third, last), min(fourth, last)
-        u = WARP * part + lane()
-        while u < n // 32:  # a range divides by its step
-            one, other = halves(w, u), halves(second, u)
-            more, most = halves(third, u), halves(fourth, u)
-            x, y = x_unit(x_row, n, one[0][0]), x_unit(x_row, n, one[0][1])
-            a, b = a + product(one, x, y), b + product(other, x, y)
-            c, d = c + product(more, x, y), d + product(most, x, y)
-            u += WARP * n_part
-        return four_sums((a, b, c, d))
+    def multiply(at, rows, chunk, quad, x_row, n):
+        """A lane's part of an item at `at`: four products."""
+        first, n_row, size = rows
+        u, a, b, c, d = lane(), float32(0), float32(0), float32(0), float32(0)
+        if CHUNK * chunk + 32 * u < n:
+            row, row_part = AT_ONCE * quad, first + part * chunk
+            one = halves(at + ((row_part + size * row) & 15), u)
+            second, third = min(row + 1, n_row - 1), min(row + 2, n_row - 1)
+            other = halves(at + place + ((row_part + size * second) & 15), u)
+            more = halves(at + 2 * place + ((row_part + size * third) & 15), u)
+            fourth = min(row + 3, n_row - 1)
+            most = halves(at + 3 * place + ((row_part + size * fourth) & 15), u)
+            x = x_unit(x_row, n, CHUNK * chunk + one[0][0])
+            y = x_unit(x_row, n, CHUNK * chunk + one[0][1])
+            a, b, c, d = (
+                product(one, x, y),
+                product(other, x, y),
+                product(more, x, y),
+                product(most, x, y),
+            )
+        return a, b, c, d
+
+    @device
+    def work(to, sums, rows, n_chunk, x_row, n):
+        """All of a warp's items."""
+        item, last = items_of(warp(), rows[1], n_chunk)
+        quad, chunk = quotient(item, n_chunk), remainder(item, n_chunk)
+        total, stage = (float32(0), float32(0), float32(0), float32(0)), 0
+        while item < last:
+            wait()
+            sync_warp()
+            ahead = stage - 1 if stage > 0 else stages - 1
+            bring(to + stage_bytes * ahead, rows, n_chunk, item + stages - 1, last)
+            four = multiply(to + stage_bytes * stage, rows, chunk, quad, x_row, n)
+            total = total[0] + four[0], total[1] + four[1], total[2] + four[2], total[3] + four[3]
+            item, chunk, stage = item + 1, chunk + 1, stage + 1 if stage + 1 < stages else 0
+            if chunk == n_chunk or item == last:
+                value = four_sums(total)
+                if lane() % 8 == 0:
+                    sums[warp(), AT_ONCE * quad + lane() // 8] = value
+                total = float32(0), float32(0), float32(0), float32(0)
+                quad, chunk = quad + 1, 0
+
+    @device
+    def joined(sums, r, n_row, n_chunk):
+        """The sum of a row, of the warps that had items of it."""
+        value, first = float32(0), r // AT_ONCE * n_chunk
+        for p in range(WARPS):
+            begin_, end = items_of(p, n_row, n_chunk)
+            value += sums[p, r] if begin_ < min(end, first + n_chunk) and end > first else 0
+        return value
 
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         sums = cuda.shared.array((WARPS, MOST), float32)
-        n_tok, size, (part, n_part) = load_i64(step + STEP.n_tok), row_bytes(n_in), shares(n_in)
-        apart = quotient(WARPS, n_part) * AT_ONCE
-        begin, end = rows_of(tid, n_thread, n_out)
+        to = ring_at(int64(shared_address(cuda.shared.array(0, uint8))))
+        n_tok, size, n_chunk = (
+            load_i64(step + STEP.n_tok),
+            row_bytes(n_in),
+            (n_in + CHUNK - 1) // CHUNK,
+        )
+        first, last = rows_of(tid, n_thread, n_out)
         for t in range(n_tok):
             x = packed + FEW_ROW.size * n_in // 4 * t
-            for first in range(begin, end, MOST):
-                n_row = min(MOST, end - first)
-                r = quotient(warp(), n_part) * AT_ONCE
-                while r < n_row:
-                    at, last = w + size * (first + r), w + size * (first + n_row - 1)
-                    total = multiply(at, size, last, x, n_in, part, n_part)
-                    if lane() % 8 == 0:
-                        sums[part, r + lane() // 8] = total
-                    r += apart
+            for row in range(first, last, MOST):
+                rows = w + size * row, min(MOST, last - row), size
+                if t > 0 or row > first:  # else it is what `start` did
+                    begin(to, rows, n_chunk)
+                work(to, sums, rows, n_chunk, x, n_in)
                 sync_block()
-                for r in range(thread(), n_row, THREADS):
-                    value = sums[0, r]
-                    for p in range(1, n_part):
-                        value += sums[p, r]
-                    c = first + r
+                for r in range(thread(), rows[1], THREADS):
+                    value, c = joined(sums, r, rows[1], n_chunk), row + r
                     put(y + 4 * (y_stride * t + c), bias + 4 * c if bias != 0 else 0, add, value)
                 sync_block()  # before the next sums overwrite what is read here
 
-    return Launch(kernel, blocks=2, rows="few", start=start)
+    return Launch(kernel, blocks=2, shared=ring.size, rows="few", start=start)
 
 
 def _few_floats(type: str) -> Launch:

@@ -201,9 +201,6 @@ def copy_wait(n: int) -> Any:
     )
 
 
-prefetch = _ptx("prefetch.global.L2 [$0];", void, int64, volatile=True)(
-    "Bring the 128 bytes around $0 to the second-level cache (9.7.9.15)."
-)
 fence_async = _ptx("fence.proxy.async.shared::cta;", void, volatile=True)(
     "Show what this thread wrote to shared memory to the units that read it by descriptor. sm_90."
 )
@@ -230,7 +227,7 @@ barrier_init = _ptx("mbarrier.init.shared::cta.b64 [$0], $1;", void, uint32, uin
 barrier_arrive = _ptx(
     "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }",
     void, uint32, volatile=True,
-)("Arrive at a barrier: what this thread did before is seen by who waits for the phase.")  # fmt: skip
+)("Arrive at a barrier: who waits for the phase sees what this thread did before.")  # fmt: skip
 barrier_arrive_copied = _ptx(
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", void, uint32, volatile=True
 )("Arrive at a barrier once all copies that this thread has started are done.")
