@@ -39,7 +39,12 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
 )
 from tamis.jit_kernels.cuda.ptx import (
+    barrier_ended,
+    barrier_expect,
+    barrier_init,
+    barrier_shown,
     copy_async,
+    copy_bulk,
     copy_commit,
     copy_wait,
     dot_s8,
@@ -50,6 +55,7 @@ from tamis.jit_kernels.cuda.ptx import (
 )
 from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.scratch import FEW_ROW
+from tamis.jit_kernels.cuda.target import current
 from tamis.jit_kernels.ops import STEP
 
 AT_ONCE = 4  # rows of weights that a warp multiplies at a time: they share what is read of x
@@ -61,12 +67,12 @@ MOST = 256  # rows whose sums lie in shared memory
 @device
 def x_unit(row, n, at):
     """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum."""
-    quarter = n // 4
+    quarter = n >> 2
     return (
         const_u128(row + at),
         const_u128(row + FEW_ROW.low * quarter + at),
-        const_f32(row + FEW_ROW.scale * quarter + at // 4),
-        const_f32(row + FEW_ROW.sum * quarter + at // 4),
+        const_f32(row + FEW_ROW.scale * quarter + (at >> 2)),
+        const_f32(row + FEW_ROW.sum * quarter + (at >> 2)),
     )
 
 
@@ -120,49 +126,117 @@ def rows_of(tid, n_thread, n_out):
 class Ring(NamedTuple):
     """A warp's places in shared memory for what is on its way: `stages` times AT_ONCE rows' parts.
 
-    part: bytes of CHUNK elements; place: of one, which begins at any address.
+    part: bytes of CHUNK elements; pieces: of 16 bytes, of a part that begins at any address.
     """
 
     part: int
-    place: int
+    pieces: int
     stages: int
 
     @property
-    def size(self) -> int:
+    def item(self) -> int:
+        """Bytes of AT_ONCE rows' parts."""
+        return 16 * AT_ONCE * self.pieces
+
+    @property
+    def places(self) -> int:
         """Bytes of all warps' places."""
-        return WARPS * self.stages * AT_ONCE * self.place
+        return WARPS * self.stages * self.item
+
+    @property
+    def size(self) -> int:
+        """The same with a barrier for each item."""
+        return self.places + 8 * WARPS * self.stages
 
 
 def ring_of(type: str) -> Ring:
     """The places for a type's blocks."""
     kind = GGMLType[type]
     part = CHUNK // kind.block_size * kind.type_size
-    place = (part + 30) // 16 * 16
-    return Ring(part, place, max(2, min(4, ROOM // (WARPS * AT_ONCE * place))))
+    ring = Ring(part, (part + 30) // 16, 1)
+    return ring._replace(stages=max(2, min(4, ROOM // ring.places)))
 
 
-def _bringing(type: str, ring: Ring) -> Any:
-    """The function that starts the copy of an item to a warp's places; a warp's work.
+class Bringing(NamedTuple):
+    """Functions that copy items to a warp's places; a warp's work.
 
-    An item is a part of AT_ONCE rows; `rows`: the block's first, how many, bytes of each. Of items
-    from `last` on there is no copy.
+    An item is a part of AT_ONCE rows. rows: address of the block's first, how many, their bytes.
+    `use` counts items: places are used in turn.
     """
-    part, place = ring.part, ring.place
+
+    ready: Any  # shared: before all else
+    bring: Any  # (shared, rows, (quad, chunk), use, is there one): start its copy
+    wait: Any  # (shared, use): until it is there
+
+
+@device
+def lies_at(rows, part, quad, r, chunk):
+    """Where the part of the r-th row of an item begins, and how many of its bytes are not in it."""
+    first, n_row, size = rows
+    at = (first & 15) + size * min(AT_ONCE * quad + r, n_row - 1) + part * chunk
+    return (first & ~15) + (at & ~15), at & 15
+
+
+def _in_bulk(ring: Ring) -> Bringing:
+    """The functions where one instruction copies a row's part (sm_90)."""
+    part, pieces, stages, item, places = *ring, ring.item, ring.places
 
     @device
-    def bring(to, rows, n_chunk, item, last):
-        first, n_row, size = rows
-        if item < last:
-            quad, chunk = quotient(item, n_chunk), remainder(item, n_chunk)
-            for r in range(AT_ONCE):
-                at = first + size * min(AT_ONCE * quad + r, n_row - 1) + part * chunk
-                skip = at & 15
-                n, at = skip + min(part, size - part * chunk), at - skip
-                for p in range(16 * lane(), n, 16 * WARP):
-                    copy_async(uint32(to + place * r + p), at + p, uint32(min(16, n - p)))
+    def barrier(shared, use):
+        return uint32(shared + places + 8 * (warp() * stages + use % stages))
+
+    @device
+    def ready(shared):
+        if lane() < stages:
+            barrier_init(barrier(shared, lane()), uint32(AT_ONCE))
+            barrier_shown()
+        sync_warp()
+
+    @device
+    def bring(shared, rows, which, use, live):
+        if live and lane() < AT_ONCE:
+            (quad, chunk), size = which, rows[2]
+            at, skip = lies_at(rows, part, quad, lane(), chunk)
+            n = uint32((skip + min(part, size - part * chunk) + 15) & ~15)
+            to = shared + item * (warp() * stages + use % stages) + 16 * pieces * lane()
+            barrier_expect(barrier(shared, use), n)
+            copy_bulk(uint32(to), at, n, barrier(shared, use))
+
+    @device
+    def wait(shared, use):
+        while barrier_ended(barrier(shared, use), uint32(use // stages & 1)) == 0:
+            pass
+
+    return Bringing(ready, bring, wait)
+
+
+def _in_pieces(ring: Ring) -> Bringing:
+    """The functions where lanes copy 16 bytes each."""
+    part, pieces, stages, item = *ring, ring.item
+    n_turn, wait_for_items = -(-AT_ONCE * pieces // WARP), copy_wait(stages - 2)
+
+    @device
+    def ready(shared):
+        pass
+
+    @device
+    def bring(shared, rows, which, use, live):
+        to, (quad, chunk) = shared + item * (warp() * stages + use % stages), which
+        n = min(part, rows[2] - part * chunk)
+        for turn in range(n_turn):
+            i = lane() + WARP * turn
+            r = quotient(i, pieces)
+            at, skip = lies_at(rows, part, quad, r, chunk)
+            p = 16 * (i - pieces * r)
+            if live and r < AT_ONCE and p < skip + n:
+                copy_async(uint32(to + 16 * i), at + p, uint32(16))
         copy_commit()
 
-    return bring
+    @device
+    def wait(shared, use):
+        wait_for_items()
+
+    return Bringing(ready, bring, wait)
 
 
 def _few(type: str) -> Launch:
@@ -174,8 +248,8 @@ def _few(type: str) -> Launch:
     row_bytes, product, halves, ring = (
         row_bytes_of(type), _multiplying(type), halves_of(type), ring_of(type),
     )  # fmt: skip
-    bring, stages, place, part = _bringing(type, ring), ring.stages, ring.place, ring.part
-    stage_bytes, wait = AT_ONCE * ring.place, copy_wait(stages - 2)
+    part, pieces, stages, item_bytes = *ring, ring.item
+    ready, bring, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
 
     @device
     def items_of(w, n_row, n_chunk):
@@ -184,14 +258,19 @@ def _few(type: str) -> Launch:
         return n * w // WARPS, n * (w + 1) // WARPS
 
     @device
-    def ring_at(shared):
-        return shared + warp() * stages * stage_bytes
+    def after(which, n_chunk):
+        """The item after one."""
+        quad, chunk = which
+        return (quad, chunk + 1) if chunk + 1 < n_chunk else (quad + 1, 0 * chunk)
 
     @device
-    def begin(to, rows, n_chunk):
+    def begin(shared, rows, n_chunk, use):
+        """Start the copies of a warp's first items."""
         item, last = items_of(warp(), rows[1], n_chunk)
-        for stage in range(stages - 1):
-            bring(to + stage_bytes * stage, rows, n_chunk, item + stage, last)
+        which = quotient(item, n_chunk), remainder(item, n_chunk)
+        for ahead in range(stages - 1):
+            bring(shared, rows, which, use + ahead, item + ahead < last)
+            which = after(which, n_chunk)
 
     def start(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
@@ -199,51 +278,48 @@ def _few(type: str) -> Launch:
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
         rows = w + size * first, min(MOST, last - first), size
-        begin(ring_at(shared), rows, (n_in + CHUNK - 1) // CHUNK)
+        ready(shared)
+        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, 0)
 
     @device
-    def multiply(at, rows, chunk, quad, x_row, n):
-        """A lane's part of an item at `at`: four products."""
-        first, n_row, size = rows
-        u, a, b, c, d = lane(), float32(0), float32(0), float32(0), float32(0)
-        if CHUNK * chunk + 32 * u < n:
-            row, row_part = AT_ONCE * quad, first + part * chunk
-            one = halves(at + ((row_part + size * row) & 15), u)
-            second, third = min(row + 1, n_row - 1), min(row + 2, n_row - 1)
-            other = halves(at + place + ((row_part + size * second) & 15), u)
-            more = halves(at + 2 * place + ((row_part + size * third) & 15), u)
-            fourth = min(row + 3, n_row - 1)
-            most = halves(at + 3 * place + ((row_part + size * fourth) & 15), u)
-            x = x_unit(x_row, n, CHUNK * chunk + one[0][0])
-            y = x_unit(x_row, n, CHUNK * chunk + one[0][1])
-            a, b, c, d = (
-                product(one, x, y),
-                product(other, x, y),
-                product(more, x, y),
-                product(most, x, y),
-            )
-        return a, b, c, d
+    def multiply(shared, rows, which, use, x_row, n):
+        """A lane's part of an item: four products."""
+        u, (quad, chunk) = lane(), which
+        if CHUNK * chunk + 32 * u >= n:
+            return float32(0), float32(0), float32(0), float32(0)
+        at = shared + item_bytes * (warp() * stages + use % stages)
+        one = halves(at + lies_at(rows, part, quad, 0, chunk)[1], u)
+        other = halves(at + 16 * pieces + lies_at(rows, part, quad, 1, chunk)[1], u)
+        more = halves(at + 32 * pieces + lies_at(rows, part, quad, 2, chunk)[1], u)
+        most = halves(at + 48 * pieces + lies_at(rows, part, quad, 3, chunk)[1], u)
+        x = x_unit(x_row, n, CHUNK * chunk + one[0][0])
+        y = x_unit(x_row, n, CHUNK * chunk + one[0][1])
+        return product(one, x, y), product(other, x, y), product(more, x, y), product(most, x, y)
 
     @device
-    def work(to, sums, rows, n_chunk, x_row, n):
-        """All of a warp's items."""
+    def work(shared, sums, rows, n_chunk, x_row, n, use):
+        """All of a warp's items, whose first `begin` has on their way; how many were used."""
         item, last = items_of(warp(), rows[1], n_chunk)
-        quad, chunk = quotient(item, n_chunk), remainder(item, n_chunk)
-        total, stage = (float32(0), float32(0), float32(0), float32(0)), 0
+        which = quotient(item, n_chunk), remainder(item, n_chunk)
+        far = which  # the item that is to be copied next
+        for _ in range(stages - 1):
+            far = after(far, n_chunk)
+        a, b, c, d = float32(0), float32(0), float32(0), float32(0)
         while item < last:
-            wait()
+            wait(shared, use)
             sync_warp()
-            ahead = stage - 1 if stage > 0 else stages - 1
-            bring(to + stage_bytes * ahead, rows, n_chunk, item + stages - 1, last)
-            four = multiply(to + stage_bytes * stage, rows, chunk, quad, x_row, n)
-            total = total[0] + four[0], total[1] + four[1], total[2] + four[2], total[3] + four[3]
-            item, chunk, stage = item + 1, chunk + 1, stage + 1 if stage + 1 < stages else 0
-            if chunk == n_chunk or item == last:
-                value = four_sums(total)
+            bring(shared, rows, far, use + stages - 1, item + stages - 1 < last)
+            far = after(far, n_chunk)
+            four = multiply(shared, rows, which, use, x_row, n)
+            a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
+            item, use, (quad, chunk) = item + 1, use + 1, which
+            if chunk + 1 == n_chunk or item == last:
+                value = four_sums((a, b, c, d))
                 if lane() % 8 == 0:
                     sums[warp(), AT_ONCE * quad + lane() // 8] = value
-                total = float32(0), float32(0), float32(0), float32(0)
-                quad, chunk = quad + 1, 0
+                a, b, c, d = float32(0), float32(0), float32(0), float32(0)
+            which = after(which, n_chunk)
+        return use
 
     @device
     def joined(sums, r, n_row, n_chunk):
@@ -258,7 +334,7 @@ def _few(type: str) -> Launch:
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         sums = cuda.shared.array((WARPS, MOST), float32)
-        to = ring_at(int64(shared_address(cuda.shared.array(0, uint8))))
+        shared, use = int64(shared_address(cuda.shared.array(0, uint8))), 0
         n_tok, size, n_chunk = (
             load_i64(step + STEP.n_tok),
             row_bytes(n_in),
@@ -270,8 +346,8 @@ def _few(type: str) -> Launch:
             for row in range(first, last, MOST):
                 rows = w + size * row, min(MOST, last - row), size
                 if t > 0 or row > first:  # else it is what `start` did
-                    begin(to, rows, n_chunk)
-                work(to, sums, rows, n_chunk, x, n_in)
+                    begin(shared, rows, n_chunk, use)
+                use = work(shared, sums, rows, n_chunk, x, n_in, use)
                 sync_block()
                 for r in range(thread(), rows[1], THREADS):
                     value, c = joined(sums, r, rows[1], n_chunk), row + r

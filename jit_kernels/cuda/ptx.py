@@ -231,6 +231,22 @@ barrier_arrive = _ptx(
 barrier_arrive_copied = _ptx(
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", void, uint32, volatile=True
 )("Arrive at a barrier once all copies that this thread has started are done.")
+barrier_expect = _ptx(
+    "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }",
+    void, uint32, uint32, volatile=True,
+)("Arrive at a barrier whose phase ends when $1 more bytes were copied, too.")  # fmt: skip
+barrier_shown = _ptx("fence.mbarrier_init.release.cluster;", void, volatile=True)(
+    "Show barriers that this thread made to the unit that copies (9.7.12.4)."
+)
+copy_bulk = _ptx(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    void, uint32, int64, uint32, uint32, volatile=True,
+)(
+    """Start a copy of $2 bytes from device memory at $1 to shared memory at $0 (9.7.8.24). sm_90.
+
+    All are multiples of 16. The barrier at $3 hears of it.
+    """
+)  # fmt: skip
 barrier_ended = _ptx(
     "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2;"
     " selp.u32 $0, 1, 0, p; }",
