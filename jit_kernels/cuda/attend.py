@@ -11,9 +11,17 @@ from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST
 from tamis.jit_kernels.cuda.attend_few import attend_few
 from tamis.jit_kernels.cuda.attend_group import attend_group
 from tamis.jit_kernels.cuda.attend_many import attend_many
-from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_max, block_sum, sync_block, thread
-from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f32
-from tamis.jit_kernels.cuda.ptx import exp2
+from tamis.jit_kernels.cuda.grid import (
+    THREADS,
+    WARP,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i64, store_f32
+from tamis.jit_kernels.cuda.ptx import exp2, shuffle_xor
 from tamis.jit_kernels.cuda.target import current
 from tamis.jit_kernels.ops import STEP
 
@@ -33,22 +41,35 @@ def attend_merge(head_dim: int) -> list[Launch]:
     size, n_group = 4 * head_dim + 8, max(1, THREADS // head_dim)
     assert head_dim <= THREADS
 
+    @device
+    def whole(parts, n_split):
+        """The parts' maximum and total, which each warp finds for itself."""
+        top, total = float32(LOWEST), float32(0)
+        for p in range(lane(), n_split, WARP):
+            high = load_f32(parts + size * p + 4 * head_dim)
+            most = max(top, high)
+            total *= exp2((top - most) * float32(LOG2_E))
+            total += load_f32(parts + size * p + 4 * head_dim + 4) * exp2(
+                (high - most) * float32(LOG2_E)
+            )
+            top = most
+        most = top
+        for i in range(5):
+            most = max(most, shuffle_xor(most, 16 >> i))
+        return most, warp_sum(total * exp2((top - most) * float32(LOG2_E)))
+
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         sums = cuda.shared.array(THREADS, float32)
         d, group = thread() % head_dim, thread() // head_dim
         query = tid - n_thread
         while query + n_thread < load_i64(step + STEP.n_tok) * n_head:
             query += n_thread
-            parts, top = partial + size * n_split * query, float32(LOWEST)
-            for p in range(thread(), n_split, THREADS):
-                top = max(top, load_f32(parts + size * p + 4 * head_dim))
-            top, total, value = block_max(top), float32(0), float32(0)
+            parts = partial + size * n_split * query
+            (top, total), value = whole(parts, n_split), float32(0)
             for p in range(group, n_split if group < n_group else 0, n_group):
                 part = parts + size * p
                 weight = exp2((load_f32(part + 4 * head_dim) - top) * float32(LOG2_E))
-                total += weight * load_f32(part + 4 * head_dim + 4) if d == 0 else 0
                 value += weight * load_f32(part + 4 * d)
-            total = block_sum(total)
             sums[thread()] = value
             sync_block()
             if group == 0:

@@ -37,9 +37,18 @@ from tamis.jit_kernels.cuda.ptx import (
     store_shared_f32,
     store_shared_i32,
     sync_warp,
+    sync_warpgroup,
 )
 from tamis.jit_kernels.cuda.tile_attend import tile_of
-from tamis.jit_kernels.cuda.tile_group import PART, SLICE, parts_of, place, scoring, weighing
+from tamis.jit_kernels.cuda.tile_group import (
+    PART,
+    SLICE,
+    parts_of,
+    place,
+    scoring,
+    storing,
+    weighing,
+)
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
 
@@ -49,7 +58,7 @@ BEYOND = (1 << 31) - 1  # the block of no entry
 
 
 class Layout(NamedTuple):
-    """Bytes in shared memory: a slice of keys and values; its list; where lists and barriers begin.
+    """Bytes in shared memory: of a slice and of its list; where queries, lists and barriers begin.
 
     A list: a word for each block of queries, rows of keys, rows of values (-1: none), then the
     positions and the biases of each block of queries.
@@ -57,6 +66,7 @@ class Layout(NamedTuple):
 
     slice: int
     list: int
+    queries: int
     lists: int
     full: int
     free: int
@@ -71,9 +81,10 @@ ENTRIES = V_ROWS + 4 * SLICE
 def layout_of(head_dim: int, n_block: int) -> Layout:
     """The layout for n_block blocks of queries."""
     slice_, list_ = 2 * parts_of(head_dim) * PART, ENTRIES + 8 * SLICE * n_block
-    full = STAGES * (slice_ + list_)
+    lists = STAGES * slice_ + 2 * parts_of(head_dim) * PART
+    full = lists + STAGES * list_
     free = full + 8 * STAGES
-    return Layout(slice_, list_, STAGES * slice_, full, free, free + 8 * STAGES + 1024)
+    return Layout(slice_, list_, STAGES * slice_, lists, full, free, free + 8 * STAGES + 1024)
 
 
 @device
@@ -235,6 +246,7 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
     note, copy = _listing(n_block), _copying(head_dim)
     add, put = _adding(head_dim, tile), _writing(head_dim, tile)
     load_q, lowest, none, zero = tile.load_q, tile.lowest, tile.none, tile.zero
+    store_q, tile_bytes = storing(head_dim), parts_of(head_dim) * PART
     lists, full, free = layout.lists, layout.full, layout.free
     slice_bytes, list_bytes = layout.slice, layout.list
 
@@ -341,7 +353,13 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
                 scale_f * float32(LOG2_E),
             )
             limits = pos + stride * (tok + mine), window if window != 0 else FAR, 8 * stride
-            state, use = take(shared, use, values, limits)
+            queries = shared + layout.queries + tile_bytes * (warp() // 4)
+            sync_warpgroup(uint32(warp() // 4))  # all have read the last ones
+            at = uint32(queries + 2048 * (warp() % 4))
+            store_q(values, at, uint32(mine), uint32(lane() % 4))
+            fence_async()
+            sync_warpgroup(uint32(warp() // 4))
+            state, use = take(shared, use, queries, limits)
             n = min(2, max(0, (n_live - mine + 7) // 8)) if warp() < group * n_block else 0
             first = n_head * (tok + mine) + head
             put(state, first, n, 8 * n_head, split, partial, out, lse)

@@ -152,6 +152,7 @@ LOAD_IF = Text(
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
+STORE_SHARED_WORD = Text("st.shared.u32 [$0], $1;", void, (uint32, uint32), volatile=True)
 STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile=True)
 load_shared_u128 = _ptx("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", U4, uint32, volatile=True)(
     "The 16 bytes at a shared address, a multiple of 16."
@@ -252,6 +253,9 @@ barrier_ended = _ptx(
     " selp.u32 $0, 1, 0, p; }",
     uint32, uint32, uint32, volatile=True,
 )("Whether the phase of this parity (0 or 1) has ended, after a while of waiting.")  # fmt: skip
+sync_warpgroup = _ptx(
+    "{ .reg .u32 id; add.u32 id, $0, 1; bar.sync id, 128; }", void, uint32, volatile=True
+)("Wait for all threads of warpgroup $0 (9.7.12.1).")
 
 # ---- other lanes ---------------------------------------------------------------------------------
 SHUFFLE_XOR = Text(
