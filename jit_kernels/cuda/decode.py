@@ -37,6 +37,7 @@ from tamis.jit_kernels.cuda.readers import (
 )
 
 NIBBLES, PAIRS, ONES, ALL = 0x0F0F0F0F, 0x03030303, 0x01010101, 0xFFFFFFFF
+HIGH_NIBBLES = 0xF0F0F0F0  # sixteen times as much, which spares a shift
 
 
 def quants_q4_0(p, i):
@@ -180,7 +181,7 @@ def halves_q4_k(p, u):
     return (
         (at, at + 32),
         (fields(w, 0, NIBBLES), one, least),
-        (fields(w, 4, NIBBLES), other, lower),
+        (fields(w, 0, HIGH_NIBBLES), other * float32(1 / 16), lower),
     )
 
 

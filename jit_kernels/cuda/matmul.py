@@ -82,10 +82,13 @@ def _multiplying(type: str) -> Any:
 
     @device
     def unit(weights, x):
-        (q, d, m), (high, low, scale, total), h, s = weights, x, int32(0), int32(0)
+        (q, d, m), (high, low, scale, total), s = weights, x, int32(0)
         for j in range(4):
-            h, s = dot(q[j], high[j], h), dot(q[j], low[j], s)
-        return d * scale * (float32(128) * float32(h) + float32(s)) + m * total
+            s = dot(q[j], high[j], s)
+        s = int32(s << 7)
+        for j in range(4):
+            s = dot(q[j], low[j], s)
+        return d * scale * float32(s) + m * total
 
     @device
     def both(weights, x, y):
@@ -173,8 +176,9 @@ class Bringing(NamedTuple):
 def lies_at(rows, part, quad, r, chunk):
     """Where the part of the r-th row of an item begins, and how many of its bytes are not in it."""
     first, n_row, size = rows
-    at = (first & 15) + size * min(AT_ONCE * quad + r, n_row - 1) + part * chunk
-    return (first & ~15) + (at & ~15), at & 15
+    row = uint32(min(AT_ONCE * quad + r, n_row - 1))  # 32 bits do, and are faster
+    at = uint32(uint32(first & 15) + uint32(size) * row + uint32(part) * uint32(chunk))
+    return (first & ~15) + int64(at & uint32(0xFFFFFFF0)), int64(at & uint32(15))
 
 
 def _in_bulk(ring: Ring) -> Bringing:
@@ -183,7 +187,7 @@ def _in_bulk(ring: Ring) -> Bringing:
 
     @device
     def barrier(shared, use):
-        return uint32(shared + places + 8 * (warp() * stages + use % stages))
+        return uint32(shared + places + 8 * (warp() * stages + remainder(use, stages)))
 
     @device
     def ready(shared):
@@ -198,13 +202,13 @@ def _in_bulk(ring: Ring) -> Bringing:
             (quad, chunk), size = which, rows[2]
             at, skip = lies_at(rows, part, quad, lane(), chunk)
             n = uint32((skip + min(part, size - part * chunk) + 15) & ~15)
-            to = shared + item * (warp() * stages + use % stages) + 16 * pieces * lane()
+            to = shared + item * (warp() * stages + remainder(use, stages)) + 16 * pieces * lane()
             barrier_expect(barrier(shared, use), n)
             copy_bulk(uint32(to), at, n, barrier(shared, use))
 
     @device
     def wait(shared, use):
-        while barrier_ended(barrier(shared, use), uint32(use // stages & 1)) == 0:
+        while barrier_ended(barrier(shared, use), uint32(quotient(use, stages) & 1)) == 0:
             pass
 
     return Bringing(ready, bring, wait)
@@ -221,7 +225,7 @@ def _in_pieces(ring: Ring) -> Bringing:
 
     @device
     def bring(shared, rows, which, use, live):
-        to, (quad, chunk) = shared + item * (warp() * stages + use % stages), which
+        to, (quad, chunk) = shared + item * (warp() * stages + remainder(use, stages)), which
         n = min(part, rows[2] - part * chunk)
         for turn in range(n_turn):
             i = lane() + WARP * turn
@@ -249,6 +253,7 @@ def _few(type: str) -> Launch:
         row_bytes_of(type), _multiplying(type), halves_of(type), ring_of(type),
     )  # fmt: skip
     part, pieces, stages, item_bytes = *ring, ring.item
+    in_pieces = GGMLType[type].type_size % 16 == 0  # all rows begin alike
     ready, bring, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
 
     @device
@@ -282,16 +287,20 @@ def _few(type: str) -> Launch:
         begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, 0)
 
     @device
+    def skipped(rows, quad, r, chunk):
+        return rows[0] & 15 if in_pieces else lies_at(rows, part, quad, r, chunk)[1]
+
+    @device
     def multiply(shared, rows, which, use, x_row, n):
         """A lane's part of an item: four products."""
         u, (quad, chunk) = lane(), which
         if CHUNK * chunk + 32 * u >= n:
             return float32(0), float32(0), float32(0), float32(0)
-        at = shared + item_bytes * (warp() * stages + use % stages)
-        one = halves(at + lies_at(rows, part, quad, 0, chunk)[1], u)
-        other = halves(at + 16 * pieces + lies_at(rows, part, quad, 1, chunk)[1], u)
-        more = halves(at + 32 * pieces + lies_at(rows, part, quad, 2, chunk)[1], u)
-        most = halves(at + 48 * pieces + lies_at(rows, part, quad, 3, chunk)[1], u)
+        at = shared + item_bytes * (warp() * stages + remainder(use, stages))
+        one = halves(at + skipped(rows, quad, 0, chunk), u)
+        other = halves(at + 16 * pieces + skipped(rows, quad, 1, chunk), u)
+        more = halves(at + 32 * pieces + skipped(rows, quad, 2, chunk), u)
+        most = halves(at + 48 * pieces + skipped(rows, quad, 3, chunk), u)
         x = x_unit(x_row, n, CHUNK * chunk + one[0][0])
         y = x_unit(x_row, n, CHUNK * chunk + one[0][1])
         return product(one, x, y), product(other, x, y), product(more, x, y), product(most, x, y)
