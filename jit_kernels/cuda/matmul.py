@@ -291,9 +291,17 @@ def _few(type: str) -> Launch:
         return rows[0] & 15 if in_pieces else lies_at(rows, part, quad, r, chunk)[1]
 
     @device
-    def multiply(shared, rows, which, use, x_row, n):
+    def x_of(which, x_row, n):
+        """What a lane multiplies with an item: two units of x, where it has elements."""
+        start = CHUNK * which[1]
+        u = lane() if start + 32 * lane() < n else 0
+        first, second = halves(0, u)[0]  # where they are: nothing is read
+        return x_unit(x_row, n, start + first), x_unit(x_row, n, start + second)
+
+    @device
+    def multiply(shared, rows, which, use, units, n):
         """A lane's part of an item: four products."""
-        u, (quad, chunk) = lane(), which
+        u, (quad, chunk), (x, y) = lane(), which, units
         if CHUNK * chunk + 32 * u >= n:
             return float32(0), float32(0), float32(0), float32(0)
         at = shared + item_bytes * (warp() * stages + remainder(use, stages))
@@ -301,8 +309,6 @@ def _few(type: str) -> Launch:
         other = halves(at + 16 * pieces + skipped(rows, quad, 1, chunk), u)
         more = halves(at + 32 * pieces + skipped(rows, quad, 2, chunk), u)
         most = halves(at + 48 * pieces + skipped(rows, quad, 3, chunk), u)
-        x = x_unit(x_row, n, CHUNK * chunk + one[0][0])
-        y = x_unit(x_row, n, CHUNK * chunk + one[0][1])
         return product(one, x, y), product(other, x, y), product(more, x, y), product(most, x, y)
 
     @device
@@ -315,11 +321,12 @@ def _few(type: str) -> Launch:
             far = after(far, n_chunk)
         a, b, c, d = float32(0), float32(0), float32(0), float32(0)
         while item < last:
+            units = x_of(which, x_row, n)  # on its way while the warp waits
             wait(shared, use)
             sync_warp()
             bring(shared, rows, far, use + stages - 1, item + stages - 1 < last)
             far = after(far, n_chunk)
-            four = multiply(shared, rows, which, use, x_row, n)
+            four = multiply(shared, rows, which, use, units, n)
             a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
             item, use, (quad, chunk) = item + 1, use + 1, which
             if chunk + 1 == n_chunk or item == last:
