@@ -265,7 +265,8 @@ def new_case(heads, n_tok, pos, block, *, window, weighted, row=0, stride=1, typ
         heads, n_tok, pos, block, window, chosen,
         log_weight=normal(rng, sum(map(len, chosen))) if weighted else None,
         q=normal(rng, row + stride * (n_tok - 1) + 1, heads.n_head, heads.head_dim), k=k, v=v,
-        k_table=page_table(rng, n, n_slot), v_table=page_table(rng, n, n_slot), row=row, stride=stride,
+        k_table=page_table(rng, n, n_slot), v_table=page_table(rng, n, n_slot), row=row,
+        stride=stride,
     )  # fmt: skip
 
 

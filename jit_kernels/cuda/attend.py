@@ -65,11 +65,16 @@ def attend_merge(head_dim: int) -> list[Launch]:
         while query + n_thread < load_i64(step + STEP.n_tok) * n_head:
             query += n_thread
             parts = partial + size * n_split * query
-            (top, total), value = whole(parts, n_split), float32(0)
+            own, value = float32(LOWEST), float32(0)
             for p in range(group, n_split if group < n_group else 0, n_group):
                 part = parts + size * p
-                weight = exp2((load_f32(part + 4 * head_dim) - top) * float32(LOG2_E))
-                value += weight * load_f32(part + 4 * d)
+                high = load_f32(part + 4 * head_dim)
+                most = max(own, high)
+                value *= exp2((own - most) * float32(LOG2_E))
+                value += load_f32(part + 4 * d) * exp2((high - most) * float32(LOG2_E))
+                own = most
+            top, total = whole(parts, n_split)
+            value *= exp2((own - top) * float32(LOG2_E))
             sums[thread()] = value
             sync_block()
             if group == 0:
