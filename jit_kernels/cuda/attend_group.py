@@ -309,9 +309,7 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
             if needed != NOTHING and kind != END:
                 entries = list_ + ENTRIES + 8 * SLICE * mine + 8 * (lane() % 4)
                 state = add(state, q, shared + slice_bytes * stage, entries, kind, limits)
-            sync_warp()
-            if lane() == 0:
-                barrier_arrive(uint32(shared + free + 8 * stage))
+            barrier_arrive(uint32(shared + free + 8 * stage))
             use += 1
         return state, use
 
@@ -325,7 +323,7 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
         shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
         if thread() < STAGES:
             barrier_init(uint32(shared + full + 8 * thread()), uint32(2 * WARP))
-            barrier_init(uint32(shared + free + 8 * thread()), uint32(WARPS))
+            barrier_init(uint32(shared + free + 8 * thread()), uint32(WARPS * WARP))
         sync_block()
         n_head, use = n_row * group, int64(0)
         n_pair = (n_tok + q_block * n_block - 1) // (q_block * n_block)
@@ -344,7 +342,8 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
             # This lane's rows are tokens lane / 4 and 8 more of a head.
             tok, n_live = tokens(pair, min(warp() // group, n_block - 1), n_tok)
             head, mine = h * group + warp() % group, lane() // 4
-            at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head
+            first = stride * tok if n_live > 0 else 0 * tok  # what there is no token for reads one
+            at_q = (load_i64(step + STEP.row) + first) * n_head + head
             at, apart = q + 4 * head_dim * at_q + 8 * (lane() % 4), 4 * head_dim * n_head * stride
             newest = max(n_live - 1, 0)
             values = load_q(
