@@ -237,6 +237,37 @@ def _writing(head_dim: int, tile: Any) -> Any:
     return put
 
 
+def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
+    """The function that gives a warp's attention over the slices that come."""
+    n_block, lowest, none, zero = WARPS // group, tile.lowest, tile.none, tile.zero
+    lists, full, free = layout.lists, layout.full, layout.free
+    slice_bytes, list_bytes = layout.slice, layout.list
+
+    @device
+    def take(shared, use, q, limits):
+        """A warp's attention over the slices that come; how many were used."""
+        state, kind = (lowest(), none(), zero()), int32(SOME)
+        mine = min(warp() // group, n_block - 1)
+        first = min(warp() // 4 * 4 // group, n_block - 1)
+        last = min((warp() // 4 * 4 + 3) // group, n_block - 1)
+        while kind != END:
+            stage = use % STAGES
+            wait_for(shared + full + 8 * stage, use // STAGES)
+            fence_async()
+            list_, needed = shared + lists + list_bytes * stage, int32(NOTHING)
+            kind = load_shared_i32(uint32(list_ + 4 * mine))
+            for b in range(first, last + 1):
+                needed |= load_shared_i32(uint32(list_ + 4 * b))
+            if needed != NOTHING and kind != END:
+                entries = list_ + ENTRIES + 8 * SLICE * mine + 8 * (lane() % 4)
+                state = add(state, q, shared + slice_bytes * stage, entries, kind, limits)
+            barrier_arrive(uint32(shared + free + 8 * stage))
+            use += 1
+        return state, use
+
+    return take
+
+
 def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
     """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
     assert q_block == 16
@@ -244,8 +275,10 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
     n_block = WARPS // group  # of queries
     layout, tile = layout_of(head_dim, n_block), tile_of(head_dim, SLICE, 0)
     note, copy = _listing(n_block), _copying(head_dim)
-    add, put = _adding(head_dim, tile), _writing(head_dim, tile)
-    load_q, lowest, none, zero = tile.load_q, tile.lowest, tile.none, tile.zero
+    put, take = (
+        _writing(head_dim, tile), _taking(group, layout, _adding(head_dim, tile), tile),
+    )  # fmt: skip
+    load_q = tile.load_q
     store_q, tile_bytes = storing(head_dim), parts_of(head_dim) * PART
     lists, full, free = layout.lists, layout.full, layout.free
     slice_bytes, list_bytes = layout.slice, layout.list
@@ -290,28 +323,6 @@ def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
                 barrier_arrive(uint32(shared + full + 8 * stage))
             use += 1
         return use
-
-    @device
-    def take(shared, use, q, limits):
-        """A warp's attention over the slices that come; how many were used."""
-        state, kind = (lowest(), none(), zero()), int32(SOME)
-        mine = min(warp() // group, n_block - 1)
-        first = min(warp() // 4 * 4 // group, n_block - 1)
-        last = min((warp() // 4 * 4 + 3) // group, n_block - 1)
-        while kind != END:
-            stage = use % STAGES
-            wait_for(shared + full + 8 * stage, use // STAGES)
-            fence_async()
-            list_, needed = shared + lists + list_bytes * stage, int32(NOTHING)
-            kind = load_shared_i32(uint32(list_ + 4 * mine))
-            for b in range(first, last + 1):
-                needed |= load_shared_i32(uint32(list_ + 4 * b))
-            if needed != NOTHING and kind != END:
-                entries = list_ + ENTRIES + 8 * SLICE * mine + 8 * (lane() % 4)
-                state = add(state, q, shared + slice_bytes * stage, entries, kind, limits)
-            barrier_arrive(uint32(shared + free + 8 * stage))
-            use += 1
-        return state, use
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
