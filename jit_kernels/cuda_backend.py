@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from tamis.jit_kernels.cuda.driver import Buffer, Device, Graph
-from tamis.jit_kernels.cuda.scratch import matmul_scratch
-from tamis.jit_kernels.ops import FEW_ROWS, MATMUL
+from tamis.jit_kernels.cuda.scratch import FEW_ROWS, matmul_scratch
+from tamis.jit_kernels.ops import MATMUL
 from tamis.jit_kernels.program import Call, KernelSpec, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
 from tamis.jit_kernels.workers import Progress

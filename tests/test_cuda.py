@@ -25,7 +25,13 @@ F16 = ("f16", "f16")  # keys and values
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
-    KernelSpec(ops.MATMUL, ("Q4_1",)): ["wgmma|mma.sync", "wgmma|ldmatrix", "cp.async", "dp4a"],
+    KernelSpec(ops.MATMUL, ("Q8_0",)): [
+        "wgmma|mma.sync",
+        "wgmma|ldmatrix",
+        "cp.async.(bulk|cg)",
+        "ld.shared",
+        "dp4a",
+    ],
     KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
@@ -37,9 +43,9 @@ MEANT = {
         "shfl.sync.bfly",
     ],
     KernelSpec(ops.ATTEND, (64, 3, 16, *F16)): [
-        "mma.sync",
-        "ldmatrix",
-        r"x4.trans",
+        r"wgmma.*\{%r|mma.sync",
+        "wgmma|ldmatrix",
+        "mbarrier|x4.trans",
         "cp.async",
     ],
     KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],

@@ -260,11 +260,13 @@ def new_case(heads, n_tok, pos, block, *, window, weighted, row=0, stride=1, typ
     n = pos + stride * (n_tok - 1) + 1
     chosen = choose(rng, heads, n_tok, pos, stride, block)
     k, v = (kept_as(normal(rng, n, heads.n_head_kv, heads.head_dim), type) for type in types)
+    n_slot = max(4, -(-n // PAGE))
     return Case(
         heads, n_tok, pos, block, window, chosen,
         log_weight=normal(rng, sum(map(len, chosen))) if weighted else None,
         q=normal(rng, row + stride * (n_tok - 1) + 1, heads.n_head, heads.head_dim), k=k, v=v,
-        k_table=page_table(rng, n, 4), v_table=page_table(rng, n, 4), row=row, stride=stride,
+        k_table=page_table(rng, n, n_slot), v_table=page_table(rng, n, n_slot), row=row,
+        stride=stride,
     )  # fmt: skip
 
 

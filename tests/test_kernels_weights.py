@@ -12,6 +12,7 @@ from tiny_models import random_tensor
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.cuda import scratch
 
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
@@ -70,12 +71,13 @@ def rounding(x, decoded, type_, n_row):
     whole numbers: half a step of each 32 elements, of 14 bits. On a GPU, they are float16.
     """
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(decoded).T + 10)
-    if is_on_gpu() and n_row > ops.FEW_ROWS:
+    few = scratch.FEW_ROWS if is_on_gpu() else ops.FEW_ROWS
+    if is_on_gpu() and n_row > few:
         return bound + 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
-    if n_row > ops.FEW_ROWS and ops.packed_form(type_) == "quantised":
+    if n_row > few and ops.packed_form(type_) == "quantised":
         x_step, w_step = step_size(x), step_size(decoded)
         return bound + 0.5001 * (x_step @ (np.abs(decoded) + w_step).T + np.abs(x) @ w_step.T)
-    if n_row <= ops.FEW_ROWS and type_ not in ("F32", "F16", "BF16"):
+    if n_row <= few and type_ not in ("F32", "F16", "BF16"):
         blocks = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
         step = np.repeat(blocks.max(-1) / (127 * 128), 32, axis=1)
         bound += 0.5001 * step @ np.abs(decoded).T

@@ -1,4 +1,7 @@
-"""Attention over a Selection of pages: see attend_few.py (decode) and attend_many.py (prefill)."""
+"""Attention over a Selection of pages.
+
+See attend_few.py (decode), attend_group.py (prompts on Hopper) and attend_many.py (prompts).
+"""
 
 import math
 
@@ -6,10 +9,20 @@ from numba import cuda, float32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST
 from tamis.jit_kernels.cuda.attend_few import attend_few
+from tamis.jit_kernels.cuda.attend_group import attend_group
 from tamis.jit_kernels.cuda.attend_many import attend_many
-from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_max, block_sum, sync_block, thread
-from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f32
-from tamis.jit_kernels.cuda.ptx import exp2
+from tamis.jit_kernels.cuda.grid import (
+    THREADS,
+    WARP,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i64, store_f32
+from tamis.jit_kernels.cuda.ptx import exp2, shuffle_xor
+from tamis.jit_kernels.cuda.target import current
 from tamis.jit_kernels.ops import STEP
 
 
@@ -18,7 +31,9 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     assert type_k == type_v == "f16"
     if q_block == 1:
         return [attend_few(head_dim, group)]
-    return [attend_many(head_dim, group, q_block)]
+    # Sums of longer heads do not fit in a warpgroup's registers.
+    in_groups = current().has_warpgroups and head_dim <= 128
+    return [(attend_group if in_groups else attend_many)(head_dim, group, q_block)]
 
 
 def attend_merge(head_dim: int) -> list[Launch]:
@@ -26,22 +41,40 @@ def attend_merge(head_dim: int) -> list[Launch]:
     size, n_group = 4 * head_dim + 8, max(1, THREADS // head_dim)
     assert head_dim <= THREADS
 
+    @device
+    def whole(parts, n_split):
+        """The parts' maximum and total, which each warp finds for itself."""
+        top, total = float32(LOWEST), float32(0)
+        for p in range(lane(), n_split, WARP):
+            high = load_f32(parts + size * p + 4 * head_dim)
+            most = max(top, high)
+            total *= exp2((top - most) * float32(LOG2_E))
+            total += load_f32(parts + size * p + 4 * head_dim + 4) * exp2(
+                (high - most) * float32(LOG2_E)
+            )
+            top = most
+        most = top
+        for i in range(5):
+            most = max(most, shuffle_xor(most, 16 >> i))
+        return most, warp_sum(total * exp2((top - most) * float32(LOG2_E)))
+
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         sums = cuda.shared.array(THREADS, float32)
         d, group = thread() % head_dim, thread() // head_dim
         query = tid - n_thread
         while query + n_thread < load_i64(step + STEP.n_tok) * n_head:
             query += n_thread
-            parts, top = partial + size * n_split * query, float32(LOWEST)
-            for p in range(thread(), n_split, THREADS):
-                top = max(top, load_f32(parts + size * p + 4 * head_dim))
-            top, total, value = block_max(top), float32(0), float32(0)
+            parts = partial + size * n_split * query
+            own, value = float32(LOWEST), float32(0)
             for p in range(group, n_split if group < n_group else 0, n_group):
                 part = parts + size * p
-                weight = exp2((load_f32(part + 4 * head_dim) - top) * float32(LOG2_E))
-                total += weight * load_f32(part + 4 * head_dim + 4) if d == 0 else 0
-                value += weight * load_f32(part + 4 * d)
-            total = block_sum(total)
+                high = load_f32(part + 4 * head_dim)
+                most = max(own, high)
+                value *= exp2((own - most) * float32(LOG2_E))
+                value += load_f32(part + 4 * d) * exp2((high - most) * float32(LOG2_E))
+                own = most
+            top, total = whole(parts, n_split)
+            value *= exp2((own - top) * float32(LOG2_E))
             sums[thread()] = value
             sync_block()
             if group == 0:

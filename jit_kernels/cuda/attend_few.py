@@ -128,7 +128,8 @@ def attend_few(head_dim: int, group: int) -> Launch:
     heads = max(n for n in range(1, HEADS + 1) if group % n == 0)  # of an item
     size, n_turn = head_dim + 2, group // heads
     scoring, weighing = scoring_of(head_dim), weighing_of(head_dim)
-    load_q, store, zero, tail = scoring.load_q, weighing.store, weighing.zero, scoring.n_piece - 1
+    read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
+    store, zero = weighing.store, weighing.zero
     load, add = _adding(head_dim)
     finish = finishing(head_dim, heads, 1, WARPS)
 
@@ -152,18 +153,19 @@ def attend_few(head_dim: int, group: int) -> Launch:
             tok = quotient(row, n_row)
             head, high = remainder(row, n_row) * group + heads * turn, pos + stride * tok
             low = max(0, high - window + 1) if window != 0 else 0
-            blocks = quotient(low, block), quotient(high, block) + 1
-            begin, end = part_of(indptr + 4 * row, indices, blocks, split)
             query = n_head * tok + head
             at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
-            values = load_q(mine + 32 * t, last, scale_f * float32(LOG2_E))
+            x = read_q(mine + 32 * t, last)  # on its way while the keys are looked up
+            blocks = quotient(low, block), quotient(high, block) + 1
+            begin, end = part_of(indptr + 4 * row, indices, blocks, split)
             keys = begin, (end - begin) * block, indices, block, low, high
             pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
             state = float32(LOWEST), float32(0), zero()
             first = KEYS * warp() + lane() % KEYS
             found = find(keys, pages, first)
+            values = load_q(x, scale_f * float32(LOG2_E))
             for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
                 loaded = load(at, found)
                 found = find(keys, pages, start + STRIDE + lane() % KEYS)

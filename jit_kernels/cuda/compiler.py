@@ -16,7 +16,7 @@ from typing import Any
 from numba import cuda, types
 from numba.cuda import dispatcher
 
-from tamis.jit_kernels.cuda.grid import THREADS, Launch
+from tamis.jit_kernels.cuda.grid import Launch
 from tamis.jit_kernels.cuda.intrinsic import device
 from tamis.jit_kernels.cuda.ptx import let_next_start, wait_for_kernel
 from tamis.jit_kernels.cuda.target import TARGETS, Target, use
@@ -46,7 +46,7 @@ def field_types(op: Op) -> list[Any]:
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
     """PTX of one kernel, whose entry is `name` and takes the fields of its op as parameters."""
     body, overlaps = device(launch.kernel), target.overlaps
-    starts = overlaps and launch.start is not None
+    starts = launch.start is not None
     start: Any = device(launch.start) if starts else None
 
     def entry(fields):
@@ -61,7 +61,7 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
     ptx, _ = cuda.compile(
         entry, (types.Tuple(field_types(spec.op)),), cc=target.capability, output="ptx",
-        device=False, abi="numba", launch_bounds=(THREADS, launch.blocks),
+        device=False, abi="numba", launch_bounds=(launch.threads, launch.blocks),
     )  # fmt: skip
     return _retargeted(ptx if isinstance(ptx, str) else ptx.decode(), name, target)
 
@@ -85,7 +85,7 @@ def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
             {
                 "name": name,
                 "ptx": kernel_ptx(spec, launch, name, target),
-                "threads": THREADS,
+                "threads": launch.threads,
                 "blocks": launch.blocks,
                 "shared": launch.shared,
                 "rows": launch.rows,

@@ -132,7 +132,7 @@ class Device:
     def function(self, module: Any, launch: dict[str, Any]) -> Function:
         """A kernel of a module, by the record that the compiler wrote."""
         handle = self._call("cuModuleGetFunction", module, launch["name"].encode())
-        if launch["shared"] > 48 << 10:
+        if launch["shared"]:  # above 48 KiB, with what a kernel has besides, it must be allowed
             attribute = self._d.CUfunction_attribute
             name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", handle, name, launch["shared"])

@@ -1,6 +1,7 @@
 """Where a thread stands, what warps and blocks compute together, and how a kernel is launched.
 
-A kernel's tid and n_thread are its block and the number of blocks; a block has THREADS threads.
+A kernel's tid and n_thread are its block and the number of blocks; a block has THREADS threads
+unless its Launch says otherwise.
 """
 
 from typing import Any, NamedTuple
@@ -20,14 +21,15 @@ sync_block: Any = cuda.syncthreads
 class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
-    blocks: a multiprocessor's. rows: the kernel is for calls of "few" rows (at most FEW_ROWS),
-    "many", or "any". start: what the kernel does with its parameters before the kernel before it
-    has ended, reading nothing that other kernels write.
+    blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
+    (at most FEW_ROWS), "many", or "any". start: what the kernel does first, where it can while the
+    kernel before it still runs, reading nothing that other kernels write.
     """
 
     kernel: Any
     blocks: int = 1
     shared: int = 0  # bytes of dynamic shared memory
+    threads: int = THREADS
     rows: str = "any"
     start: Any = None
 

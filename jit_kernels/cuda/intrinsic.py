@@ -14,7 +14,7 @@ from numba.cuda.extending import intrinsic
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-GLOBAL = 1  # LLVM's address space of device memory
+GLOBAL, SHARED = 1, 3  # LLVM's address spaces of device memory and of shared memory
 
 int64, int32, uint32, void = types.int64, types.int32, types.uint32, types.void
 float32, float64 = types.float32, types.float64
@@ -60,11 +60,20 @@ def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-def _load(b: Any, address: Any, pointee: ir.Type, align: int, *, constant: bool = False) -> Any:
-    value = b.load(b.inttoptr(address, pointee.as_pointer(GLOBAL)), align=align)
-    if constant:  # no store of this kernel reaches it: it may go through the read-only cache
-        value.set_metadata("invariant.load", b.module.add_metadata([]))
+def _load(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
+    return b.load(b.inttoptr(address, pointee.as_pointer(GLOBAL)), align=align)
+
+
+def load_constant(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
+    """LLVM's load of what no store of the kernel reaches: it may use the read-only cache."""
+    value = _load(b, address, pointee, align)
+    value.set_metadata("invariant.load", b.module.add_metadata([]))
     return value
+
+
+def load_shared(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
+    """LLVM's load from shared memory."""
+    return b.load(b.inttoptr(b.trunc(address, I32), pointee.as_pointer(SHARED)), align=align)
 
 
 def _store(b: Any, address: Any, value: Any, align: int) -> None:
@@ -95,6 +104,11 @@ def pair(b: Any, address: Any, offset: int) -> list[Any]:
     """LLVM's two float32 at address + offset, a multiple of 8."""
     at = b.add(address, ir.Constant(I64, offset))
     return _elements(b, _load(b, at, ir.VectorType(FLOAT, 2), 8), 2)
+
+
+def put_pair(b: Any, address: Any, offset: int, values: list[Any]) -> None:
+    """LLVM's write of two float32 at address + offset, a multiple of 8."""
+    _store(b, b.add(address, ir.Constant(I64, offset)), _vector(b, values), 8)
 
 
 def packed(b: Any, low: Any, high: Any) -> Any:
@@ -167,69 +181,14 @@ def store_f16(b, p, v):
 @op(float32, int64)
 def const_f32(b, p):
     """The float32 at p."""
-    return _load(b, p, FLOAT, 4, constant=True)
-
-
-@op(float32, int64)
-def const_f16(b, p):
-    """The float16 at p as float32."""
-    return b.fpext(_load(b, p, HALF, 2, constant=True), FLOAT)
+    return load_constant(b, p, FLOAT, 4)
 
 
 @op(float32, int64)
 def const_bf16(b, p):
     """The bfloat16 at p as float32."""
-    bits = b.zext(_load(b, p, I16, 2, constant=True), I32)
+    bits = b.zext(load_constant(b, p, I16, 2), I32)
     return b.bitcast(b.shl(bits, ir.Constant(I32, 16)), FLOAT)
-
-
-@op(U4, int64)
-def words(b, p):
-    """Four uint32 from p on, a multiple of 4."""
-    return [
-        _load(b, b.add(p, ir.Constant(I64, at)), I32, 4, constant=True) for at in range(0, 16, 4)
-    ]
-
-
-@op(U4, int64)
-def words_even(b, p):
-    """Four uint32 from p on, a multiple of 2; the two bytes before p may be read as well."""
-    start, two = b.and_(p, ir.Constant(I64, ~3)), ir.Constant(I64, 2)
-    parts = [
-        _load(b, b.add(start, ir.Constant(I64, at)), I32, 4, constant=True)
-        for at in range(0, 16, 4)
-    ]
-    last = _load(b, b.add(p, ir.Constant(I64, 14)), I16, 2, constant=True)
-    parts.append(b.zext(last, I32))
-    odd = b.icmp_unsigned("!=", b.and_(p, two), ir.Constant(I64, 0))
-    chosen = b.select(odd, ir.Constant(I32, 0x5432), ir.Constant(I32, 0x3210))
-    kind = ir.FunctionType(I32, [I32, I32, I32])
-    bytes_of_two = ir.InlineAsm(kind, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
-    return [b.call(bytes_of_two, [parts[i], parts[i + 1], chosen]) for i in range(4)]
-
-
-@op(uint32, int64)
-def const_u16(b, p):
-    """The uint16 at p."""
-    return b.zext(_load(b, p, I16, 2, constant=True), I32)
-
-
-@op(uint32, int64)
-def const_u8(b, p):
-    """The byte at p."""
-    return b.zext(_load(b, p, I8, 1, constant=True), I32)
-
-
-@op(float32, int64)
-def const_i8(b, p):
-    """The int8 at p as float32."""
-    return b.sitofp(_load(b, p, I8, 1, constant=True), FLOAT)
-
-
-@op(U4, int64)
-def const_u128(b, p):
-    """The 16 bytes at p, a multiple of 16."""
-    return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16, constant=True), 4)
 
 
 @op(int64, int64, int64)

@@ -20,8 +20,8 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i8,
 )
 from tamis.jit_kernels.cuda.ptx import shuffle_xor
-from tamis.jit_kernels.cuda.scratch import FEW_ROW
-from tamis.jit_kernels.ops import FEW_ROWS, STEP
+from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS
+from tamis.jit_kernels.ops import STEP
 
 
 @device

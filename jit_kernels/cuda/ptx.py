@@ -152,6 +152,7 @@ LOAD_IF = Text(
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
+STORE_SHARED_WORD = Text("st.shared.u32 [$0], $1;", void, (uint32, uint32), volatile=True)
 STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile=True)
 load_shared_u128 = _ptx("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", U4, uint32, volatile=True)(
     "The 16 bytes at a shared address, a multiple of 16."
@@ -201,9 +202,6 @@ def copy_wait(n: int) -> Any:
     )
 
 
-prefetch = _ptx("prefetch.global.L2 [$0];", void, int64, volatile=True)(
-    "Bring the 128 bytes around $0 to the second-level cache (9.7.9.15)."
-)
 fence_async = _ptx("fence.proxy.async.shared::cta;", void, volatile=True)(
     "Show what this thread wrote to shared memory to the units that read it by descriptor. sm_90."
 )
@@ -223,6 +221,42 @@ def _shared_address(_typing_context, array):
 
 shared_address: Any = intrinsic(_shared_address)
 
+# ---- barriers in shared memory (9.7.12.15) ---------------------------------------------------
+barrier_init = _ptx("mbarrier.init.shared::cta.b64 [$0], $1;", void, uint32, uint32, volatile=True)(
+    "Make the 8 bytes at $0 a barrier that a phase of which ends with $1 arrivals. sm_90."
+)
+barrier_arrive = _ptx(
+    "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }",
+    void, uint32, volatile=True,
+)("Arrive at a barrier: who waits for the phase sees what this thread did before.")  # fmt: skip
+barrier_arrive_copied = _ptx(
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", void, uint32, volatile=True
+)("Arrive at a barrier once all copies that this thread has started are done.")
+barrier_expect = _ptx(
+    "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }",
+    void, uint32, uint32, volatile=True,
+)("Arrive at a barrier whose phase ends when $1 more bytes were copied, too.")  # fmt: skip
+barrier_shown = _ptx("fence.mbarrier_init.release.cluster;", void, volatile=True)(
+    "Show barriers that this thread made to the unit that copies (9.7.12.4)."
+)
+copy_bulk = _ptx(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    void, uint32, int64, uint32, uint32, volatile=True,
+)(
+    """Start a copy of $2 bytes from device memory at $1 to shared memory at $0 (9.7.8.24). sm_90.
+
+    All are multiples of 16. The barrier at $3 hears of it.
+    """
+)  # fmt: skip
+barrier_ended = _ptx(
+    "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2;"
+    " selp.u32 $0, 1, 0, p; }",
+    uint32, uint32, uint32, volatile=True,
+)("Whether the phase of this parity (0 or 1) has ended, after a while of waiting.")  # fmt: skip
+sync_warpgroup = _ptx(
+    "{ .reg .u32 id; add.u32 id, $0, 1; bar.sync id, 128; }", void, uint32, volatile=True
+)("Wait for all threads of warpgroup $0 (9.7.12.1).")
+
 # ---- other lanes ---------------------------------------------------------------------------------
 SHUFFLE_XOR = Text(
     "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", float32, (float32, uint32), volatile=True
@@ -237,6 +271,12 @@ shuffle = _ptx(
 shuffle_i32 = _ptx(
     "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", int32, int32, uint32, volatile=True
 )("As shuffle, of int32.")
+lowest_of_warp = _ptx("redux.sync.min.s32 $0, $1, 0xffffffff;", int32, int32, volatile=True)(
+    "The least value of any lane (9.7.13.6). All lanes take part."
+)
+sync_warp = _ptx("bar.warp.sync 0xffffffff;", void, volatile=True)(
+    "Wait for all lanes, and see what they wrote to shared memory (9.7.12.2)."
+)
 ballot = _ptx(
     "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
     uint32, uint32, volatile=True,

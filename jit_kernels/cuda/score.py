@@ -19,7 +19,7 @@ def staging(n: int, heads: int, row_of: Any) -> Any:
     row_of(rows, j): address of row j, n float16, or 0 for zeros. A block's work.
     """
     scoring = scoring_of(n)
-    load_q, load_k, score = scoring.load_q, scoring.load_k, scoring.score
+    read_q, load_q, load_k, score, _ = scoring
     tail, n_turn = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
 
     @device
@@ -34,7 +34,7 @@ def staging(n: int, heads: int, row_of: Any) -> Any:
             if HEADS * turn < n_q:
                 own = q + 4 * n * min(HEADS * turn + g, n_q - 1)
                 last = own + min(32 * t + tail, 4 * (n - 8))
-                values = load_q(own + 32 * t, last, float32(1))
+                values = load_q(read_q(own + 32 * t, last), float32(1))
                 for i in range(WARP * warp(), WARP * warp() + WARP, KEYS):
                     one, other = load(rows, start + i + g), load(rows, start + i + g + 8)
                     s = score(values, one, other)

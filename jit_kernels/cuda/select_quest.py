@@ -4,7 +4,6 @@ from numba import cuda, float32, uint8
 
 from tamis.jit_kernels.cuda.grid import THREADS, WARP, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import (
-    const_f16,
     device,
     load_f32,
     load_i32,
@@ -14,6 +13,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i64,
 )
 from tamis.jit_kernels.cuda.ptx import shared_address
+from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, joined, staging
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE

@@ -18,6 +18,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     op,
     packed,
     pair,
+    put_pair,
     uint32,
     void,
 )
@@ -51,6 +52,7 @@ class Tile(NamedTuple):
     scaled: Any  # (sums, TWO) -> sums
     store: Any  # (sums, address): to shared memory, rows of head_dim + 2
     store_two: Any  # (TWO, address): likewise, a row's one number
+    write: Any  # (sums, row address, other row's, how many of them there are): to device memory
     over_quad: Any  # TWO -> TWO summed over the four lanes of a row
     exp2_of: Any
     plus: Any
@@ -175,8 +177,8 @@ def _weighing(head_dim: int, n_keys: int, row: int) -> tuple[Any, Any]:
     return weigh, scaled
 
 
-def _storing(head_dim: int) -> tuple[Any, Any]:
-    """Store and store_two."""
+def _storing(head_dim: int) -> tuple[Any, Any, Any]:
+    """Store, store_two and write."""
     apart = 8 * (4 * head_dim + 8)  # bytes between a lane's two rows
 
     @op(void, types.UniTuple(float32, head_dim // 2), uint32)
@@ -190,7 +192,14 @@ def _storing(head_dim: int) -> tuple[Any, Any]:
         for i, value in enumerate(two):
             emit(b, STORE_SHARED, [_offset(b, address, i * apart), value])
 
-    return store, store_two
+    @op(void, types.UniTuple(float32, head_dim // 2), int64, int64, uint32)
+    def write(b, sums, first, second, n):
+        for half, address in enumerate((first, second)):
+            with b.if_then(b.icmp_unsigned(">", n, ir.Constant(I32, half))):
+                for c in range(head_dim // 8):
+                    put_pair(b, address, 32 * c, sums[4 * c + 2 * half : 4 * c + 2 * half + 2])
+
+    return store, store_two, write
 
 
 def tile_of(head_dim: int, n_keys: int, row: int) -> Tile:
@@ -200,11 +209,11 @@ def tile_of(head_dim: int, n_keys: int, row: int) -> Tile:
     mask, highest, weights, row_sums = _softmax(n_keys)
     weigh, scaled = _weighing(head_dim, n_keys, row)
     exp2_of, plus, times = lanes_of(2)
-    store, store_two = _storing(head_dim)
+    store, store_two, write = _storing(head_dim)
     over_quad = op(TWO, TWO)(lambda b, x: [_quad(b, value, b.fadd) for value in x])
     sums_kind = types.UniTuple(float32, head_dim // 2)
     return Tile(
         load_q, score, mask, highest, weights, row_sums, weigh, scaled, store, store_two,
-        over_quad, exp2_of, plus, times, _constant(TWO, LOWEST), _constant(TWO, 0.0),
+        write, over_quad, exp2_of, plus, times, _constant(TWO, LOWEST), _constant(TWO, 0.0),
         _constant(sums_kind, 0.0),
     )  # fmt: skip

@@ -60,7 +60,8 @@ def loading(n: int, apart: int) -> Any:
 class Scoring(NamedTuple):
     """Functions of rows of n elements. A lane has elements 8t .. 8t + 7 of every 32."""
 
-    load_q: Any  # (address, address of the last piece, scale) -> queries; the lane's pieces of g's
+    read_q: Any  # (address, address of the last piece) -> float32: the lane's pieces of query g
+    load_q: Any  # (these, scale) -> queries
     load_k: Any  # (address, pieces that there are) -> a key
     score: Any  # (queries, key g, key g + 8) -> g . keys 2t, 2t + 1, 2t + 8, 2t + 9
     n_piece: int
@@ -71,14 +72,21 @@ def scoring_of(n: int) -> Scoring:
     n_piece = -(-n // 32)
     q_kind, k_kind = types.UniTuple(uint32, 8 * n_piece), types.UniTuple(uint32, 4 * n_piece)
 
-    @op(q_kind, int64, int64, float32)
-    def load_q(b, address, last, scale):
+    x_kind = types.UniTuple(float32, 8 * n_piece)
+
+    @op(x_kind, int64, int64)
+    def read_q(b, address, last):
         found: list[Any] = []
         for i in range(n_piece):
             at = last if i == n_piece - 1 else b.add(address, ir.Constant(I64, 128 * i))
-            x = [b.fmul(value, scale) for value in floats(b, at, 8)]
-            for two in range(0, 8, 2):
-                found += _parts(b, x[two], x[two + 1])
+            found += floats(b, at, 8)
+        return found
+
+    @op(q_kind, x_kind, float32)
+    def load_q(b, x, scale):
+        found: list[Any] = []
+        for i in range(0, len(x), 2):
+            found += _parts(b, b.fmul(x[i], scale), b.fmul(x[i + 1], scale))
         return found
 
     @op(FOUR, q_kind, k_kind, k_kind)
@@ -93,7 +101,7 @@ def scoring_of(n: int) -> Scoring:
             found += [b.fadd(x[0], x[2]), b.fadd(x[1], x[3])]
         return found
 
-    return Scoring(load_q, loading(n_piece, 64), score, n_piece)
+    return Scoring(read_q, load_q, loading(n_piece, 64), score, n_piece)
 
 
 class Weighing(NamedTuple):

@@ -1,0 +1,377 @@
+"""Attention of blocks of 16 query tokens by warpgroups (Shah et al. 2024, arXiv 2407.08608).
+
+Eight warps have 16 tokens of one head each: all heads of a row of a Selection and, where they are
+few, of the next blocks of queries, too. Four more bring slices of keys and values to shared memory,
+each to a place of its own: what any of the rows chose, in ascending order. Each slice has a list
+of positions and biases, a row's own, and says whether a row has all of it, some or nothing.
+Queries and weights are float16, sums float32. While one warpgroup weighs, the other multiplies.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, int64, uint8, uint32
+
+from tamis.jit_kernels.cuda.attend_ends import LN_2, LOG2_E, part_of
+from tamis.jit_kernels.cuda.attend_many import FAR
+from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, thread, warp
+from tamis.jit_kernels.cuda.intrinsic import (
+    device,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+)
+from tamis.jit_kernels.cuda.ptx import (
+    barrier_arrive,
+    barrier_arrive_copied,
+    barrier_ended,
+    barrier_init,
+    copy_async,
+    fence_async,
+    load_shared_i32,
+    lowest_of_warp,
+    shared_address,
+    shuffle,
+    shuffle_i32,
+    store_shared_f32,
+    store_shared_i32,
+    sync_warp,
+    sync_warpgroup,
+)
+from tamis.jit_kernels.cuda.tile_attend import tile_of
+from tamis.jit_kernels.cuda.tile_group import (
+    PART,
+    SLICE,
+    parts_of,
+    place,
+    scoring,
+    storing,
+    weighing,
+)
+from tamis.jit_kernels.ops import STEP
+from tamis.jit_kernels.types import PAGE
+
+STAGES = 4  # slices in shared memory
+NOTHING, SOME, WHOLE, END = 0, 1, 2, 3  # of a slice, a block of queries has; there is none
+BEYOND = (1 << 31) - 1  # the block of no entry
+
+
+class Layout(NamedTuple):
+    """Bytes in shared memory: of a slice and of its list; where queries, lists and barriers begin.
+
+    A list: a word for each block of queries, rows of keys, rows of values (-1: none), then the
+    positions and the biases of each block of queries.
+    """
+
+    slice: int
+    list: int
+    queries: int
+    lists: int
+    full: int
+    free: int
+    size: int
+
+
+K_ROWS = 4 * WARPS
+V_ROWS = K_ROWS + 4 * SLICE
+ENTRIES = V_ROWS + 4 * SLICE
+
+
+def layout_of(head_dim: int, n_block: int) -> Layout:
+    """The layout for n_block blocks of queries."""
+    slice_, list_ = 2 * parts_of(head_dim) * PART, ENTRIES + 8 * SLICE * n_block
+    lists = STAGES * slice_ + 2 * parts_of(head_dim) * PART
+    full = lists + STAGES * list_
+    free = full + 8 * STAGES
+    return Layout(slice_, list_, STAGES * slice_, lists, full, free, free + 8 * STAGES + 1024)
+
+
+@device
+def wait_for(barrier, turn):
+    """Wait for the phase of a barrier that the n-th use of its stage ends with."""
+    while barrier_ended(uint32(barrier), uint32(turn & 1)) == 0:
+        pass
+
+
+def _listing(n_block: int) -> Any:
+    """The function that takes the next slice from what was chosen, and lists it where it is owned.
+
+    Lane i < n_block has the entries at .. end of the i-th block of queries and the next block of
+    keys; `done` positions of the least of these were taken. seen: the first of the positions that
+    all its queries see, and the last. Gives what is left and how many keys were taken.
+    """
+
+    @device
+    def write(to, first, m, n, item, has, bias):
+        low, high, _, k_table, v_table, n_head_kv, h, _ = item
+        for i in range(lane(), m, WARP):
+            j, at = first + i, to + 4 * (n + i)
+            k_row, v_row, seen = int32(-1), int32(-1), low <= j and j <= high
+            if seen:
+                page, line = j // PAGE, j % PAGE
+                k_row = int32((load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line)
+                v_row = int32((load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line)
+            store_shared_i32(uint32(at + K_ROWS), k_row)
+            store_shared_i32(uint32(at + V_ROWS), v_row)
+        for b in range(n_block):
+            there, weight = shuffle_i32(int32(has), b) != 0, shuffle(bias, b)
+            for i in range(lane(), m, WARP):
+                j, at = first + i, to + ENTRIES + 8 * SLICE * b + 4 * (n + i)
+                seen = there and low <= j and j <= high
+                store_shared_i32(uint32(at), int32(j if seen else FAR))
+                store_shared_f32(uint32(at + 4 * SLICE), weight)
+
+    @device
+    def note(to, left, indices, seen, item, owned):
+        at, end, mine, done = left
+        _, _, block, _, _, _, _, log_weight = item
+        n, some, whole, m = int64(0), False, log_weight == 0, int64(0)
+        least = int64(lowest_of_warp(int32(mine)))
+        while n < SLICE and least != BEYOND:
+            m = min(SLICE - n, block - done)
+            first, has, bias = least * block + done, mine == least, float32(0)
+            some = some or has
+            whole = whole and has and seen[0] <= first and first + m - 1 <= seen[1]
+            if owned:
+                if log_weight != 0 and has:
+                    bias = load_f32(log_weight + 4 * at) * float32(LOG2_E)
+                write(to, first, m, n, item, has, bias)
+            n, done = n + m, done + m
+            if done == block:
+                done = 0
+                if has:
+                    at += 1
+                    mine = load_i32(indices + 4 * at) if at < end else BEYOND
+                least = int64(lowest_of_warp(int32(mine)))
+        if owned:
+            if n < SLICE:  # what there is no key for
+                item = 0, -1, 1, int64(0), int64(0), int64(0), int64(0), int64(0)
+                write(to, 0, SLICE - n, n, item, False, float32(0))
+            kind = NOTHING if not some else (WHOLE if whole and n == SLICE else SOME)
+            if lane() < n_block:
+                store_shared_i32(uint32(to + 4 * lane()), int32(kind if n > 0 else END))
+            sync_warp()
+        return (at, end, mine, done), n
+
+    return note
+
+
+def _copying(head_dim: int) -> Any:
+    """The function that starts the copies of a list's keys and values; a warp's work.
+
+    Eight lanes take a row: its bytes of one part after the other.
+    """
+    n_part = parts_of(head_dim)
+    half, pieces = n_part * PART, head_dim // 8
+
+    @device
+    def copy(to, list_, k_pages, v_pages):
+        line, piece = lane() // 8, lane() % 8
+        even, odd = to + place(line, piece), to + place(line + 4, piece) - 512
+        k_pages, v_pages = k_pages + 16 * piece, v_pages + 16 * piece
+        for i in range(SLICE // 4):
+            at = list_ + 4 * (4 * i + line)
+            k_row = load_shared_i32(uint32(at + K_ROWS))
+            v_row = load_shared_i32(uint32(at + V_ROWS))
+            key = k_pages + 2 * head_dim * int64(max(k_row, 0))
+            value = v_pages + 2 * head_dim * int64(max(v_row, 0))
+            here = (odd if i % 2 else even) + 512 * i
+            for part in range(n_part):
+                live = k_row >= 0 and 8 * part + piece < pieces
+                size, there = uint32(16 if live else 0), here + PART * part
+                copy_async(uint32(there), key + (128 * part if live else 0), size)
+                copy_async(uint32(there + half), value + (128 * part if live else 0), size)
+
+    return copy
+
+
+def _adding(head_dim: int, tile: Any) -> Any:
+    """The function that takes a slice into a warp's maxima, totals and sums."""
+    score, weigh, half = scoring(head_dim), weighing(head_dim), parts_of(head_dim) * PART
+    mask, highest, weights, row_sums = tile.mask, tile.highest, tile.weights, tile.row_sums
+    scaled, exp2_of, plus, times = tile.scaled, tile.exp2_of, tile.plus, tile.times
+
+    @device
+    def add(state, q, at, entries, kind, limits):
+        top, total, sums = state
+        s = score(q, at)
+        if kind != WHOLE:
+            s = mask(s, uint32(entries), uint32(entries + 4 * SLICE), limits)
+        new = highest(s, top)
+        fade = exp2_of(top, new)
+        w = weights(s, new)
+        total = plus(times(total, fade), row_sums(w))
+        return new, total, weigh(scaled(sums, fade), w, at + half)
+
+    return add
+
+
+def _writing(head_dim: int, tile: Any) -> Any:
+    """The function that writes a warp's n rows a lane: `first` is the first's number in out."""
+    write, scaled, over_quad = tile.write, tile.scaled, tile.over_quad
+
+    @device
+    def put(state, first, n, apart, split, partial, out, lse):
+        (top, total, sums), (part, n_split), t = state, split, lane() % 4
+        total = over_quad(total)
+        if n_split > 1:
+            row = 4 * (head_dim + 2)
+            to = partial + row * (first * n_split + part)
+            write(sums, to + 8 * t, to + row * apart * n_split + 8 * t, uint32(n))
+        else:
+            one = float32(1) / total[0] if total[0] > 0 else float32(0)
+            other = float32(1) / total[1] if total[1] > 0 else float32(0)
+            to = out + 4 * head_dim * first + 8 * t
+            write(scaled(sums, (one, other)), to, to + 4 * head_dim * apart, uint32(n))
+        for i in range(n if t == 0 else 0):
+            to, whole = first + i * apart, total[1] if i else total[0]
+            high = (top[1] if i else top[0]) * float32(LN_2)
+            if n_split > 1:
+                there = partial + 4 * (head_dim + 2) * (to * n_split + part) + 4 * head_dim
+                store_f32(there, high)
+                store_f32(there + 4, whole)
+            elif lse != 0:
+                store_f32(lse + 4 * to, high + math.log(whole) if whole > 0 else high)
+
+    return put
+
+
+def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
+    """The function that gives a warp's attention over the slices that come."""
+    n_block, lowest, none, zero = WARPS // group, tile.lowest, tile.none, tile.zero
+    lists, full, free = layout.lists, layout.full, layout.free
+    slice_bytes, list_bytes = layout.slice, layout.list
+
+    @device
+    def take(shared, use, q, limits):
+        """A warp's attention over the slices that come; how many were used."""
+        state, kind = (lowest(), none(), zero()), int32(SOME)
+        mine = min(warp() // group, n_block - 1)
+        first = min(warp() // 4 * 4 // group, n_block - 1)
+        last = min((warp() // 4 * 4 + 3) // group, n_block - 1)
+        while kind != END:
+            stage = use % STAGES
+            wait_for(shared + full + 8 * stage, use // STAGES)
+            fence_async()
+            list_, needed = shared + lists + list_bytes * stage, int32(NOTHING)
+            kind = load_shared_i32(uint32(list_ + 4 * mine))
+            for b in range(first, last + 1):
+                needed |= load_shared_i32(uint32(list_ + 4 * b))
+            if needed != NOTHING and kind != END:
+                entries = list_ + ENTRIES + 8 * SLICE * mine + 8 * (lane() % 4)
+                state = add(state, q, shared + slice_bytes * stage, entries, kind, limits)
+            barrier_arrive(uint32(shared + free + 8 * stage))
+            use += 1
+        return state, use
+
+    return take
+
+
+def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
+    """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
+    assert q_block == 16
+    assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
+    n_block = WARPS // group  # of queries
+    layout, tile = layout_of(head_dim, n_block), tile_of(head_dim, SLICE, 0)
+    note, copy = _listing(n_block), _copying(head_dim)
+    put, take = (
+        _writing(head_dim, tile), _taking(group, layout, _adding(head_dim, tile), tile),
+    )  # fmt: skip
+    load_q = tile.load_q
+    store_q, tile_bytes = storing(head_dim), parts_of(head_dim) * PART
+    lists, full, free = layout.lists, layout.full, layout.free
+    slice_bytes, list_bytes = layout.slice, layout.list
+
+    @device
+    def tokens(pair, b, n_tok):
+        """First of the tokens of the b-th block of queries, and how many there are."""
+        tok = q_block * (pair * n_block + b)
+        return tok, max(0, min(n_tok - tok, q_block))
+
+    @device
+    def bring(shared, use, place_, rows, pages, range_):
+        """List and copy what a row's blocks of queries chose; how many slices were used."""
+        (pair, h, n_row, split), (indptr, indices, block, log_weight) = place_, rows
+        (k_pages, v_pages, k_table, v_table, n_head_kv, h_kv) = pages
+        n_tok, pos, stride, window = range_
+        tok, n_live = tokens(pair, min(lane(), n_block - 1), n_tok)
+        early, late = pos + stride * tok, pos + stride * (tok + n_live - 1)
+        low = max(0, early - window + 1) if window != 0 else 0
+        at, end = int64(0), int64(0)
+        if lane() < n_block and n_live > 0:
+            row = tok // q_block * n_row + h
+            at, end = part_of(indptr + 4 * row, indices, (low // block, late // block + 1), split)
+        mine = load_i32(indices + 4 * at) if at < end else BEYOND
+        seen = max(0, late - window + 1) if window != 0 else 0, early
+        first, _ = tokens(pair, 0, n_tok)
+        lowest_seen = max(0, pos + stride * first - window + 1) if window != 0 else 0
+        last = pos + stride * (min(n_tok, first + q_block * n_block) - 1)
+        item = lowest_seen, last, block, k_table, v_table, n_head_kv, h_kv, log_weight
+        left, n = (at, end, mine, int64(0)), int64(1)
+        while n > 0:
+            stage = use % STAGES
+            owned = stage == warp() - WARPS
+            if owned and use >= STAGES:
+                wait_for(shared + free + 8 * stage, use // STAGES - 1)
+            list_ = shared + lists + list_bytes * stage
+            left, n = note(list_, left, indices, seen, item, owned)
+            if owned:
+                if n > 0:
+                    copy(shared + slice_bytes * stage, list_, k_pages, v_pages)
+                barrier_arrive_copied(uint32(shared + full + 8 * stage))
+                barrier_arrive(uint32(shared + full + 8 * stage))
+            use += 1
+        return use
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        # Warpgroups see rows by their address: a slice begins at a multiple of 1024.
+        shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
+        if thread() < STAGES:
+            barrier_init(uint32(shared + full + 8 * thread()), uint32(2 * WARP))
+            barrier_init(uint32(shared + free + 8 * thread()), uint32(WARPS * WARP))
+        sync_block()
+        n_head, use = n_row * group, int64(0)
+        n_pair = (n_tok + q_block * n_block - 1) // (q_block * n_block)
+        n_item = n_pair * n_row * n_split
+        for turn in range(tid, n_item, n_thread):
+            item = n_item - 1 - turn  # the longest rows first
+            split, row = (item % n_split, n_split), item // n_split
+            h, pair = row % n_row, row // n_row
+            if warp() >= WARPS:
+                pages = k_pages, v_pages, k_table, v_table, n_head_kv, h * group // heads_per_kv
+                use = bring(
+                    shared, use, (pair, h, n_row, split), (indptr, indices, block, log_weight),
+                    pages, (n_tok, pos, stride, window),
+                )  # fmt: skip
+                continue
+            # This lane's rows are tokens lane / 4 and 8 more of a head.
+            tok, n_live = tokens(pair, min(warp() // group, n_block - 1), n_tok)
+            head, mine = h * group + warp() % group, lane() // 4
+            first = stride * tok if n_live > 0 else 0 * tok  # what there is no token for reads one
+            at_q = (load_i64(step + STEP.row) + first) * n_head + head
+            at, apart = q + 4 * head_dim * at_q + 8 * (lane() % 4), 4 * head_dim * n_head * stride
+            newest = max(n_live - 1, 0)
+            values = load_q(
+                at + apart * min(mine, newest),
+                at + apart * min(mine + 8, newest),
+                scale_f * float32(LOG2_E),
+            )
+            limits = pos + stride * (tok + mine), window if window != 0 else FAR, 8 * stride
+            queries = shared + layout.queries + tile_bytes * (warp() // 4)
+            sync_warpgroup(uint32(warp() // 4))  # all have read the last ones
+            at = uint32(queries + 2048 * (warp() % 4))
+            store_q(values, at, uint32(mine), uint32(lane() % 4))
+            fence_async()
+            sync_warpgroup(uint32(warp() // 4))
+            state, use = take(shared, use, queries, limits)
+            n = min(2, max(0, (n_live - mine + 7) // 8)) if warp() < group * n_block else 0
+            first = n_head * (tok + mine) + head
+            put(state, first, n, 8 * n_head, split, partial, out, lse)
+
+    return Launch(kernel, shared=layout.size, threads=WARP * (WARPS + STAGES))
