@@ -11,7 +11,7 @@ import numpy as np
 
 from tamis import session_file
 from tamis.audit import Audit
-from tamis.forward import Forward
+from tamis.forward import Forward, OwnOps
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
 from tamis.kv.tier import TierCounts, TieredKV
@@ -151,6 +151,24 @@ class Session:
         logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
         self._tokens.append(int(ids[0]))
         return logits
+
+    @property
+    def batchable(self) -> bool:
+        """Whether a Batch may run its steps with others: no audit, keys and values in memory."""
+        return self._audit is None and isinstance(self._kv, KVCache)
+
+    def begin_step(self, token_id: int) -> None:
+        """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
+        self._checked([token_id])
+        self._kv.reserve(self.n_past, self.n_past + 1)
+
+    def own_step(self) -> OwnOps:
+        """The ops of the next token that concern this sequence only, after `begin_step`."""
+        return self._forward.own_step(self.n_past)
+
+    def end_step(self, token_id: int) -> None:
+        """Hold the token: its keys and values are in the pages."""
+        self._tokens.append(token_id)
 
     def logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
         """Append tokens; logits of all of them, in slices f32 [n_row, n_vocab].
