@@ -130,14 +130,12 @@ class Batch:
             program.arrays = own.program.arrays | {to.ctypes.data: to for _, to in pairs}
             for part in own.parts:
                 first = len(program)
-                program.calls += [_moved(call, pairs) for call in own.program.calls[slice_of(part)]]
+                program.calls += [
+                    _moved(call, pairs) for call in own.program.calls[part.start : part.stop]
+                ]
                 parts.append(range(first, len(program)))
             by_row[row] = _Stretches(self._backend.link(program), parts)
         return by_row[row]
-
-
-def slice_of(part: range) -> slice:
-    return slice(part.start, part.stop)
 
 
 def _moved(call: Call, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Call:

@@ -254,11 +254,12 @@ class Forward:
     def _decode(self, audit: Audit | None) -> tuple[Program, list[range]]:
         """The Program from a token id to its logits, and the parts of OwnOps."""
         program, layers = self._body(1, audit)
-        record_head(
-            new_recording(program, self._ws.step, 1), self._model, self._ws, self._ws.step
-        )
+        record_head(new_recording(program, self._ws.step, 1), self._model, self._ws, self._ws.step)
         n_table = sum(call.spec.op is ops.ROPE_TABLE for call in program.calls)
-        return program, [range(1, 1 + n_table), *(range(at.multiplied, at.attended) for at in layers)]
+        return program, [
+            range(1, 1 + n_table),
+            *(range(at.multiplied, at.attended) for at in layers),
+        ]
 
     def _record_angles(self, rec: Recording) -> None:
         self._record_table(rec, 0, self._model.rope)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -138,6 +138,20 @@ class Session:
         for chunk, last in self._append(ids, progress):
             if last:
                 logits = self._forward.logits(len(chunk) - 1, 1)[0]
+        assert logits is not None
+        return logits
+
+    def prefill_steps(self, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
+        """As `prefill`, a chunk a step: yields how many tokens are done; returns the logits.
+
+        Other sessions may run between steps. Closed early, it has appended nothing.
+        """
+        done, logits = 0, None
+        for chunk, last in self._append(ids, None):
+            if last:
+                logits = self._forward.logits(len(chunk) - 1, 1)[0]
+            done += len(chunk)
+            yield done
         assert logits is not None
         return logits
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.batch import MAX_ROWS, Batch
+from tamis.batch import Batch
 from tamis.engine import Engine
-from tamis.session import ContextError
 
 # Products of one row and of several are summed in another order.
 ROUNDING = 1e-4
@@ -44,14 +43,21 @@ def together(batch, sessions, ids, n_prompts, n_step, active):
 
 
 # Its first step is another Program (h2o); its choices are shared by steps (hshare).
-METHODS = ("dense", "quest:budget=64,page=8,dense=0,sink=4,recent=8", "topk:k=24,sink=4,recent=8", "dense")
+METHODS = (
+    "dense",
+    "quest:budget=64,page=8,dense=0,sink=4,recent=8",
+    "topk:k=24,sink=4,recent=8",
+    "dense",
+)
 
 
 def test_sessions_of_any_methods_get_their_own_answers(engine):
     n_prompts = [3, 40, 17, 70]
     ids = [tokens(engine, i, n + 20) for i, n in enumerate(n_prompts)]
     how = [{"attn": attn} for attn in METHODS]
-    expected = [alone(engine, *each[:2], **each[2]) for each in zip(ids, n_prompts, how, strict=True)]
+    expected = [
+        alone(engine, *each[:2], **each[2]) for each in zip(ids, n_prompts, how, strict=True)
+    ]
     sessions = [engine.session(n_ctx=256, **each) for each in how]
 
     def active(step):  # they come and go, and one is alone for some steps
