@@ -63,8 +63,10 @@ class Guard:
             )
         scheme, _, given = headers.get("authorization", "").partition(" ")
         key = self._access.key.encode()
-        # Compared in any case, and in the same time for every wrong key.
-        right = hmac.compare_digest(given.strip().encode(), key) and scheme.lower() == "bearer"
+        # Headers are read as Latin-1. Compared in the same time for every wrong key.
+        right = (
+            hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+        )
         if key and not right and path not in OPEN:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
