@@ -7,6 +7,7 @@ so no method needs to know of batches, and every session may have another one.
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from tamis.jit_kernels.backend import Backend, JoinedProgram, LinkedProgram
 from tamis.jit_kernels.program import Call, Program
 from tamis.select.base import Recording
 from tamis.session import Session
-from tamis.workspace import HEAD_ROWS, new_workspace
+from tamis.workspace import HEAD_ROWS, Workspace, new_workspace
 
 MAX_ROWS = HEAD_ROWS  # sequences of one Program; more run in groups
 
@@ -32,19 +33,22 @@ class Batch:
     """Steps the sessions of an engine together; those that cannot be are stepped one by one.
 
     These are sessions with an audit or with keys and values on disk, those on a CUDA device, and
-    one alone. Logits differ from `Session.decode`'s as far as products of several rows are summed
-    in another order (about 2e-5).
+    one alone. Logits differ from `Session.decode`'s by rounding: products of several rows are
+    summed in another order.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._backend = engine, engine.backend
-        self._ws = new_workspace(engine.hp, MAX_ROWS, engine.backend)
         self._shared: _Stretches | None = None
         # Of each session's decode Program, by row: its own ops, pointed at that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Stretches]]
         self._placed = weakref.WeakKeyDictionary()
         self._rows: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
         self._joined: tuple[list[_Stretches], JoinedProgram] | None = None  # of the last step
+
+    @cached_property
+    def _ws(self) -> Workspace:
+        return new_workspace(self._engine.hp, MAX_ROWS, self._backend)
 
     def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
         """Append a token to each session; the logits of each, f32 [n_vocab].
