@@ -8,8 +8,8 @@ from tamis.batch import MAX_ROWS, Batch
 from tamis.engine import Engine
 from tamis.session import ContextError
 
-# Products of one row and of several are summed in another order, whose last bit may round a key or a
-# value to the next float16 (2^-11 of it); logits here are up to 6.
+# Products of one row and of several are summed in another order, whose last bit may round a key or
+# a value to the next float16 (2^-11 of it); logits here are up to 6.
 ROUNDING = 1e-3
 
 
