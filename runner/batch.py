@@ -129,29 +129,32 @@ class Batch:
         by_row = self._placed.setdefault(own.program, {})
         if row not in by_row:
             names = ("q", "k", "v", "att")
-            pairs = [(getattr(own.ws, name)[0], getattr(self._ws, name)[row]) for name in names]
+            moves = []
             program, parts = Program(), []
-            program.arrays = own.program.arrays | {to.ctypes.data: to for _, to in pairs}
+            program.arrays = dict(own.program.arrays)
+            for name in names:
+                old, new = getattr(own.ws, name)[0], getattr(self._ws, name)[row]
+                begin, to = old.ctypes.data, new.ctypes.data
+                moves.append((begin, begin + old.nbytes, to - begin))
+                program.arrays[to] = new
             for part in own.parts:
                 first = len(program)
                 program.calls += [
-                    _moved(call, pairs) for call in own.program.calls[part.start : part.stop]
+                    _moved(call, moves) for call in own.program.calls[part.start : part.stop]
                 ]
                 parts.append(range(first, len(program)))
             by_row[row] = _Stretches(self._backend.link(program), parts)
         return by_row[row]
 
 
-def _moved(call: Call, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Call:
-    """The call, with each address within the first array of a pair moved to the second."""
+def _moved(call: Call, moves: list[tuple[int, int, int]]) -> Call:
+    """The call with each address of a move (begin, end, by how much) moved."""
 
     def moved(name: str, value: int | float) -> int | float:
-        if name.endswith("_f"):
-            return value
-        for old, new in pairs:
-            begin = old.ctypes.data
-            if begin <= value < begin + old.nbytes:
-                return int(value) - begin + new.ctypes.data
+        if not name.endswith("_f"):
+            for begin, end, by in moves:
+                if begin <= value < end:
+                    return value + by
         return value
 
     fields = zip(call.spec.op.fields, call.values, strict=True)

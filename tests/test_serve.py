@@ -14,6 +14,7 @@ from tamis.bindings.serve.app import Server, Settings
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.guard import Access
 from tamis.bindings.serve.worker import Completion, Progress, Worker
+from tamis.cli import main
 from tamis.engine import Engine
 from tamis.sampler import Sampler, SamplerParams
 
@@ -167,6 +168,11 @@ def test_a_key_opens_everything_but_health_and_the_page(engine):
         assert client.get("/metrics", headers={"Authorization": key}).status_code == 404
     server.stop()
     server.close()
+
+
+def test_other_machines_are_let_in_with_a_key_only(capsys):
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
 
 
 def test_the_log_has_no_text_of_prompts(client, lines):

@@ -72,20 +72,17 @@ class Server:
         )
 
     def _routes(self) -> list[Route]:
-        post = {
-            "/v1/chat/completions": self.chat,
-            "/v1/completions": self.completions,
-            "/v1/embeddings": self.embeddings,
-            "/tokenize": self.tokenize,
-        }
-        get = {"/": self.page, "/health": self.health, "/v1/models": self.models}
-        get["/v1/models/{name:path}"] = self.model
-        if self._settings.metrics:
-            get["/metrics"] = self.metrics
-        return [
-            *(Route(path, call, methods=["POST"]) for path, call in post.items()),
-            *(Route(path, call, methods=["GET"]) for path, call in get.items()),
+        routes = [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+            Route("/", self.page),
         ]
+        return [*routes, Route("/metrics", self.metrics)] if self._settings.metrics else routes
 
     def stop(self) -> None:
         """Fail what runs and waits, so that connections end; may be called more than once."""

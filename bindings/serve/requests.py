@@ -97,8 +97,8 @@ class Reader:
         requests = []
         for i, request in enumerate(task.requests):
             text = texts[i // n_each][0]
-            shown = {"echo": text if echo else None, "offset": 0 if echo else len(text)}
-            requests.append(replace(request, logprobs=logprobs, **shown))
+            one = replace(request, logprobs=logprobs, offset=0 if echo else len(text))
+            requests.append(replace(one, echo=text if echo else None))
         grammar = body.text("grammar")
         grammar_of = None if grammar is None else LlamaGrammar.from_string(grammar)
         return task._replace(requests=requests, sampling=replace(task.sampling, grammar=grammar_of))
