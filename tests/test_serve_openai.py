@@ -46,11 +46,27 @@ def url(model_path, tmp_path_factory):
         time.sleep(0.1)
     assert found, (folder / "log").read_text()
     yield found[1]
-    server.send_signal(signal.SIGTERM)
+    with stream(found[1]) as response:
+        server.send_signal(signal.SIGTERM)
+        assert b'"code":"stopping"' in response.read()  # and no half answer that looks whole
     assert server.wait(30) == 0
     text = (folder / "log").read_text()
     assert "Traceback" not in text
     assert "colours" not in text  # no prompt is in the log
+
+
+def post(url, body):
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    data = json.dumps(body).encode()
+    return urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
+
+
+def stream(url):
+    """A long answer, once it has begun."""
+    body = {"messages": COLOURS, "max_tokens": 400, "logit_bias": {"2": -100}, "stream": True}
+    response = urllib.request.urlopen(post(url, body), timeout=60)
+    assert response.read(64)
+    return response
 
 
 @pytest.fixture(scope="module")
