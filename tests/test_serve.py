@@ -88,6 +88,10 @@ def refused(response, status, param=None):
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, None),
+        ({"response_format": {"type": "verse"}}, None),
+        ({"grammar": "root ::= ("}, None),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": {"function": {"name": "none of them"}}}, "tool_choice"),
     ],
@@ -398,9 +402,16 @@ def test_stopping_ends_what_runs_and_what_waits(engine):
     worker.stop()
     worker.join()
     assert [answer(events)[0].status for _, events in jobs] == [503] * 3
+    assert worker.stopped
     with pytest.raises(ApiError):
         worker.submit([jobs[0][0]])
-    assert not any(
-        thread.name == "tamis-worker" and thread is worker._thread
-        for thread in threading.enumerate()
-    )
+
+
+def test_a_bug_that_ends_the_thread_leaves_nobody_waiting(engine, monkeypatch):
+    worker = Worker(engine, sessions(engine, 1), n_queue=3)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(worker, "_step", lambda: 1 // 0)
+    jobs = [job(engine, range(5, 400), 100) for _ in range(2)]
+    worker.submit([each for each, _ in jobs])
+    assert [answer(events)[0].status for _, events in jobs] == [503] * 2
+    assert worker.stopped

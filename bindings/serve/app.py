@@ -15,14 +15,14 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tamis.bindings.flat.context import pool
 from tamis.bindings.serve import replies
 from tamis.bindings.serve.body import Body, parse
-from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.errors import ApiError, gone, invalid, stopping
 from tamis.bindings.serve.guard import Access, Guard, Log
 from tamis.bindings.serve.metrics import exposition
 from tamis.bindings.serve.replies import Events
@@ -42,7 +42,7 @@ class Settings:
     model: str  # its name in replies
     n_queue: int = 64
     n_choices: int = 8
-    max_body: int = 8 << 20  # bytes
+    max_body: int = 4 << 20  # bytes
     metrics: bool = False
     access: Access = field(default_factory=Access)
 
@@ -152,6 +152,8 @@ class Server:
 
     async def health(self, _request: Request) -> Response:
         """/health: whether requests are taken."""
+        if self.worker.stopped:
+            raise stopping()
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, _request: Request) -> Response:
@@ -185,16 +187,16 @@ class Server:
     ) -> T:
         """The reply to jobs, which are submitted now and cancelled where the client goes."""
         waiting = asyncio.ensure_future(reply)
-        gone = asyncio.ensure_future(_disconnected(request))
+        left = asyncio.ensure_future(_disconnected(request))
         try:
             self.worker.submit(jobs)
-            await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([waiting, left], return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise ApiError(499, "the client has gone")
+                raise gone()
             return waiting.result()
         finally:
             waiting.cancel()
-            gone.cancel()
+            left.cancel()
             for job in jobs:
                 job.cancelled = True
 
@@ -203,10 +205,13 @@ class Server:
             # A page of another site can send other types without asking: see docs/serving.md.
             raise ApiError(415, "the body must be application/json", code="content_type")
         data, most = bytearray(), self._settings.max_body
-        async for part in request.stream():
-            data += part
-            if len(data) > most:
-                raise ApiError(413, f"the body is above {most} bytes", code="body_too_large")
+        try:
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise ApiError(413, f"the body is above {most} bytes", code="body_too_large")
+        except ClientDisconnect:
+            raise gone() from None
         return await self._aside(lambda: parse(bytes(data)))
 
     async def _aside(self, work: Callable[[], T]) -> T:

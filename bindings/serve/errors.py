@@ -48,6 +48,11 @@ def busy(n_waiting: int) -> ApiError:
     return error
 
 
+def gone() -> ApiError:
+    """Status 499, which only the log sees: the client has closed its connection."""
+    return ApiError(499, "the client has gone")
+
+
 def stopping() -> ApiError:
     """Status 503: the server ends."""
     return ApiError(503, "the server is stopping", code="stopping")

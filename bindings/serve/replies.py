@@ -1,6 +1,7 @@
 """From events of jobs to replies: one object, or the chunks of a stream."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ class Events:
         """What job i is given to send with, from the worker's thread."""
 
         def emit(event: Event) -> None:
-            # The loop is closed where the server has ended before the worker.
-            if not self._loop.is_closed():
+            # The loop may have ended before the worker: nobody listens then.
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, (i, event))
 
         return emit

@@ -13,8 +13,7 @@ from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid, too_long
 from tamis.bindings.serve.worker import Completion, Emit
 from tamis.engine import Engine
-from tamis.prompt import PromptError
-from tamis.sampler import Sampler, SamplerError
+from tamis.sampler import Sampler
 from tamis.samplers.grammar import GrammarTokenizer
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
@@ -66,7 +65,7 @@ class Reader:
             self._format = chat.ChatFormat(self._engine, None)
         try:
             ids = self._format.encode(messages, wanted.tools)
-        except (PromptError, ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise invalid(
                 f"the messages do not fit the chat template: {error}", "messages"
             ) from None
@@ -125,7 +124,7 @@ class Reader:
             ]
         except ImportError as error:
             raise ApiError(501, str(error), code="unsupported") from None
-        except (SamplerError, ValueError) as error:
+        except (ValueError, TypeError) as error:  # also SamplerError: a grammar, a number
             raise invalid(str(error)) from None
 
     def _wanted(self, body: Body) -> chat.Wanted:

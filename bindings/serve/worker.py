@@ -141,6 +141,11 @@ class Worker:
         """Slots that are busy."""
         return sum(slot.job is not None for slot in self._slots)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether no more jobs are taken."""
+        return self._stopping
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take jobs, all or none. Raises ApiError where too many wait or the server stops."""
         with self._changed:
@@ -168,22 +173,28 @@ class Worker:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._stopping or self._waiting or self.n_running):
-                    self._changed.wait()
-                if self._stopping:
-                    break
+        try:
+            while self._begin_round():
+                begin = time.perf_counter()
+                self._release_cancelled()
+                self._read()
+                self._step()
+                self.counts.busy_seconds += time.perf_counter() - begin
+        finally:  # also where a bug ends the thread: nobody waits for it then
+            self.stop()
+            for job in self._waiting:
+                job.emit(stopping())
+            for slot in self._slots:
+                self._fail(slot, stopping())
+
+    def _begin_round(self) -> bool:
+        """Wait for work and give it to free slots; False where the thread is to end."""
+        with self._changed:
+            while not (self._stopping or self._waiting or self.n_running):
+                self._changed.wait()
+            if not self._stopping:
                 self._admit()
-            begin = time.perf_counter()
-            self._release_cancelled()
-            self._read()
-            self._step()
-            self.counts.busy_seconds += time.perf_counter() - begin
-        for job in self._waiting:
-            job.emit(stopping())
-        for slot in self._slots:
-            self._fail(slot, stopping())
+            return not self._stopping
 
     def _forget_cancelled(self) -> None:
         """Of the jobs that wait; under the lock."""

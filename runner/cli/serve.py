@@ -8,6 +8,7 @@ from typing import Any
 from tamis.cli import UsageError, common
 
 GIB = 1 << 30
+MOST_CHOICES = 8  # of one request
 GRACE = 3  # seconds that open connections have when the server ends
 
 
@@ -49,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that clients call this machine by, beside localhost; may be given again",
     )
-    parser.add_argument("--max-body", type=common.size, default=8 << 20, metavar="SIZE")
+    parser.add_argument(
+        "--max-body",
+        type=common.size,
+        default=4 << 20,
+        metavar="SIZE",
+        help="of one request (default: 4MiB)",
+    )
     parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
     parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
 
@@ -68,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = app.Settings(
         model=arguments.alias or engine.path.stem,
         n_queue=arguments.queue,
+        n_choices=min(MOST_CHOICES, arguments.queue),
         max_body=arguments.max_body,
         metrics=arguments.metrics,
         access=access,
