@@ -25,7 +25,7 @@ from tamis.bindings.serve.body import Body, parse
 from tamis.bindings.serve.errors import ApiError, gone, invalid, stopping
 from tamis.bindings.serve.guard import Access, Guard, Log
 from tamis.bindings.serve.metrics import exposition
-from tamis.bindings.serve.replies import Events
+from tamis.bindings.serve.replies import Events, Mailbox
 from tamis.bindings.serve.requests import Limits, Reader, Task
 from tamis.bindings.serve.worker import Completion, Embedding, Job, Worker
 from tamis.engine import Engine
@@ -59,6 +59,7 @@ class Server:
         self._reader = Reader(engine, settings.model, limits)
         # Templates and tokenizers run beside the loop, one request at a time.
         self._beside = ThreadPoolExecutor(1, "tamis-reader")
+        self._mailbox = Mailbox()
         self._page, self._policy = _page()
         self._pooling = engine.metadata.get(f"{engine.hp.arch}.pooling_type") or MEAN
         self.app = Starlette(
@@ -112,7 +113,7 @@ class Server:
             raise invalid(f"dimensions other than {n_embd} are not supported", "dimensions")
         inputs, found = await self._aside(lambda: self._reader.inputs(body)), []
         for i, ids in enumerate(inputs):
-            events = Events()
+            events = Events(self._mailbox)
             job = Job(ids, events.emitter(0))
             rows = await self._while_connected(request, [job], _embedding(events))
             vector = pool(rows, self._pooling)
@@ -168,7 +169,7 @@ class Server:
     # --- how they run ----------------------------------------------------------------------------
 
     async def _complete(self, request: Request, read: Callable[[Body], Task]) -> Response:
-        body, events = await self._body(request), Events()
+        body, events = await self._body(request), Events(self._mailbox)
 
         def prepared() -> tuple[Task, list[Completion]]:
             task = read(body)

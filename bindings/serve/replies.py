@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,20 +13,46 @@ from tamis.bindings.serve.requests import Task
 from tamis.bindings.serve.worker import Completion, Emit, Event, Progress
 
 
+class Mailbox:
+    """Carries events from the worker's thread into the loop, waking it once for all there are."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[asyncio.Queue[tuple[int, Event]], tuple[int, Event]]] = deque()
+        self._waking = False
+
+    def post(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        queue: asyncio.Queue[tuple[int, Event]],
+        item: tuple[int, Event],
+    ) -> None:
+        """Put the item into the loop's queue, from any thread."""
+        self._waiting.append((queue, item))
+        if not self._waking:
+            self._waking = True
+            # The loop may have ended before the worker: nobody listens then.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._waking = False  # first: what is posted from now on wakes the loop again
+        while self._waiting:
+            queue, item = self._waiting.popleft()
+            queue.put_nowait(item)
+
+
 class Events:
     """What the jobs of one request send, in order, with the number of the job."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._loop, self._mailbox = asyncio.get_running_loop(), mailbox
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
     def emitter(self, i: int) -> Emit:
         """What job i is given to send with, from the worker's thread."""
 
         def emit(event: Event) -> None:
-            # The loop may have ended before the worker: nobody listens then.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (i, event))
+            self._mailbox.post(self._loop, self._queue, (i, event))
 
         return emit
 

@@ -128,6 +128,7 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._outbox: list[tuple[Job, Event]] = []  # sent all at once, just before a step
         self._thread = threading.Thread(target=self._run, name="tamis-worker", daemon=True)
         self._thread.start()
 
@@ -179,13 +180,15 @@ class Worker:
                 self._release_cancelled()
                 self._read()
                 self._step()
+                self._flush()
                 self.counts.busy_seconds += time.perf_counter() - begin
         finally:  # also where a bug ends the thread: nobody waits for it then
             self.stop()
             for job in self._waiting:
-                job.emit(stopping())
+                self._send(job, stopping())
             for slot in self._slots:
                 self._fail(slot, stopping())
+            self._flush()
 
     def _begin_round(self) -> bool:
         """Wait for work and give it to free slots; False where the thread is to end."""
@@ -214,7 +217,7 @@ class Worker:
                 slot.take(job)
             except Exception as error:
                 self.counts.failed += 1
-                job.emit(_as_api_error(error))
+                self._send(job, _as_api_error(error))
 
     def _placed(self, job: Job, free: list[_Slot]) -> _Slot:
         """The slot for a job, whose session holds as much of the prompt as any does."""
@@ -254,7 +257,7 @@ class Worker:
         assert steps is not None
         try:
             done = next(steps)
-            job.emit(Progress(job.n_cached + done, len(job.prompt), job.n_cached))
+            self._send(job, Progress(job.n_cached + done, len(job.prompt), job.n_cached))
             return
         except StopIteration as end:
             found = end.value
@@ -267,7 +270,7 @@ class Worker:
         if isinstance(job, Completion):
             slot.row = found
         else:
-            job.emit(Embedding(found))
+            self._send(job, Embedding(found))
             slot.release()
 
     def _step(self) -> None:
@@ -284,6 +287,7 @@ class Worker:
                 tokens[slot.session] = token
         if not tokens:
             return
+        self._flush()
         try:
             rows = self._batch.step(tokens)
         except Exception as error:
@@ -308,13 +312,22 @@ class Worker:
         if answer.finished:
             slot.release()
         for piece in pieces:
-            job.emit(piece)
+            self._send(job, piece)
         return None if answer.finished else token
+
+    def _send(self, job: Job, event: Event) -> None:
+        self._outbox.append((job, event))
+
+    def _flush(self) -> None:
+        """Emit what is in the outbox: it is dealt with while the step runs, not while it waits."""
+        for job, event in self._outbox:
+            job.emit(event)
+        self._outbox.clear()
 
     def _fail(self, slot: _Slot, error: ApiError) -> None:
         if slot.job is not None:
             self.counts.failed += 1
-            slot.job.emit(error)
+            self._send(slot.job, error)
             slot.release()
 
 
