@@ -50,13 +50,14 @@ METHODS = (
     "dense",
     "quest:budget=64,page=8,dense=0,sink=4,recent=8",
     "topk:k=24,sink=4,recent=8",
-    "dense",
+    "h2o:budget=40,sink=4,s=8",  # its first step is another Program
+    "hshare:budget=40,sink=4,recent=8",  # every other step is
 )
 
 
 @pytest.mark.parametrize("engine", ["gemma3"], indirect=True)
 def test_sessions_of_any_methods_get_their_own_answers(engine):
-    n_prompts = [3, 40, 17, 70]
+    n_prompts = [3, 40, 17, 70, 90]
     ids = [tokens(engine, i, n + 20) for i, n in enumerate(n_prompts)]
     how = [{"attn": attn} for attn in METHODS]
     expected = [
@@ -65,7 +66,7 @@ def test_sessions_of_any_methods_get_their_own_answers(engine):
     sessions = [engine.session(n_ctx=256, **each) for each in how]
 
     def active(step):  # they come and go, and one is alone for some steps
-        return [i for i in range(4) if (step + i) % 5 and (step // 8 != 1 or i == 2)]
+        return [i for i in range(5) if (step + i) % 6 and (step // 8 != 1 or i == 2)]
 
     found = together(Batch(engine), sessions, ids, n_prompts, 60, active)
     for own, rows in zip(expected, found, strict=True):
