@@ -347,13 +347,15 @@ def test_a_full_queue_refuses_all_of_a_request(engine, worker):
 
 
 def test_a_cancelled_job_frees_its_slot_and_leaves_no_trace(engine, worker):
-    expected = []
+    expected, begun, go_on = [], threading.Event(), threading.Event()
     for cancel in (False, True):
         if cancel:
-            long, events = job(engine, range(5, 450), 40)
+            long, _ = job(engine, range(5, 450), 40)
+            long.emit = lambda event: (begun.set(), go_on.wait(60))
             worker.submit([long])
-            events.get(timeout=60)  # its prompt is being read
+            assert begun.wait(60)  # its prompt is being read
             long.cancelled = True
+            go_on.set()
         each, found = job(engine, range(7, 80), 16)
         worker.submit([each])
         expected.append(answer(found)[0])

@@ -30,6 +30,7 @@ def slow():
 def url(tmp_path_factory, slow):
     path = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinySpec())
     engine = Engine.load(path, n_threads=1)
+    engine.tokenizer.eog = frozenset()  # no answer of random weights ends before it is stopped
     sessions = [engine.session(n_ctx=512, n_ubatch=32)]
     settings = Settings("tiny model", access=Access(key="key"))
     server = Server(engine, sessions, settings, lambda line: None)
@@ -71,9 +72,9 @@ def test_a_person_gives_the_key_chats_stops_and_begins_anew(url, slow):
         first, second = page.locator(".message").all()
         assert first.inner_text() == "the <b>hand</b> over"  # as text, not as markup
         assert second.inner_text()
-        page.fill("#text", "there")
+        page.fill("#text", "the hand over there " * 300)
         page.click("#send")
-        state.to_contain_text("512")  # the first answer has filled the context: a clear error
+        state.to_contain_text("512")  # the server's own words: it does not fit the context
         page.click("#clear")
         assert page.locator(".message").count() == 0
         slow.set()
