@@ -6,7 +6,6 @@ give a whole answer wait for each other, and a stream that another call overtake
 error.
 """
 
-import json
 import random
 import threading
 import warnings
@@ -46,7 +45,6 @@ from tamis.bindings.drop_in.sampling import (
     StoppingCriteriaList,
 )
 from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
-from tamis.bindings.drop_in.tools import ToolCall, as_tools, call_schema, forced
 from tamis.bindings.flat.context import pool
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
@@ -532,15 +530,15 @@ class Llama:
     ) -> Chunk | Iterator[Chunk]:
         rows: list[np.ndarray] = []
         tokens = self._generate(request.prompt, sampler, criteria, reset=True, rows=rows)
-        answer = Answer(request, self._engine.tokenizer, sampler, rows)
-        pieces = self._cached(request, answer, answer.pieces(tokens))
+        answer = Answer(request, self._engine.tokenizer, sampler)
+        pieces = self._cached(request, answer, answer.pieces(tokens, rows))
         if stream:
             return completion.chunks(request, pieces)
         with self._lock:
             found = list(pieces)
             if request.echo is not None and request.logprobs is not None:
                 answer.prompt_rows = self._scores[: len(request.prompt)]
-            return completion.whole(request, answer, found)
+            return completion.whole(request, found, answer.n_completion, answer.prompt_tokens())
 
     def _cached(
         self, request: Request, answer: Answer, pieces: Iterator[completion.Piece]
@@ -605,31 +603,20 @@ class Llama:
         return self._chat(given)
 
     def _chat(self, given: dict[str, Any]) -> Chunk | Iterator[Chunk]:
-        tools = as_tools(given["tools"], given["functions"])
-        choice = given["tool_choice"] or given["function_call"]
-        tools = [] if choice == "none" else tools
-        must = forced(tools, given["tool_choice"], given["function_call"])
-        grammar = chat.grammar_of(given["response_format"]) or given["grammar"]
-        if must is not None:
-            grammar = LlamaGrammar.from_json_schema(json.dumps(must[1]))
-        elif choice == "required" and tools:
-            grammar = LlamaGrammar.from_json_schema(json.dumps(call_schema(tools)))
+        wanted = chat.wanted(given)
+        tools = wanted.tools
         if self._format is None:
             self._format = chat.ChatFormat(self._engine, self.chat_format)
         request = self._chat_request(given, self._format.encode(given["messages"], tools), tools)
         seed = given["seed"] if given["seed"] is not None else self._drawn_seed()
-        sampler = self._sampler(sampling_of({**given, "grammar": grammar}), seed)
+        sampler = self._sampler(sampling_of({**given, "grammar": wanted.grammar}), seed)
         if not tools:
             found: Any = self._answer(request, sampler, None, stream=given["stream"])
             if given["stream"]:
                 return chat.chunks(found)
             return chat.whole(found, [], found["choices"][0]["text"], forced=False)
         answer: Any = self._answer(request, sampler, None, stream=False)
-        if must is not None:
-            call = ToolCall(must[0], answer["choices"][0]["text"])
-            done = chat.whole(answer, [call], "", forced=True)
-        else:
-            done = chat.tool_answer(answer, tools)
+        done = wanted.answer(answer)
         return chat.chunks_of_whole(done) if given["stream"] else done
 
     def _chat_request(

@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +88,33 @@ class LinkedProgram:
         self._counted[...] = 0
 
 
+class JoinedProgram:
+    """Stretches of linked Programs as one: what `Backend.run` replays.
+
+    steps: one after another. The stretches of a step concern different data and have no order among
+    them: they run op by op, and the team waits once for the n-th ops of all.
+    """
+
+    def __init__(self, steps: Sequence[Sequence[tuple[LinkedProgram, range]]]) -> None:
+        self._steps = steps  # whose arrays are kept alive
+        self.tape = np.concatenate([_side_by_side(step) for step in steps])
+
+    def __len__(self) -> int:
+        return len(self.tape)
+
+
+def _side_by_side(stretches: Sequence[tuple[LinkedProgram, range]]) -> np.ndarray:
+    tapes = [linked.tape[ops.start : ops.stop] for linked, ops in stretches]
+    if len(tapes) == 1:
+        return tapes[0]
+    sync, found = TAPE.sync // 8, []
+    for i in range(max(map(len, tapes))):
+        same = np.array([tape[i] for tape in tapes if i < len(tape)])
+        same[:, sync] = [0] * (len(same) - 1) + [same[:, sync].max()]
+        found.append(same)
+    return np.concatenate(found) if found else tapes[0]
+
+
 class Backend:
     """Runs Programs on `n_thread` threads, the calling one included.
 
@@ -120,7 +147,9 @@ class Backend:
         self.load(program.specs)
         return LinkedProgram(program, self.library)
 
-    def run(self, linked: LinkedProgram, first: int = 0, last: int | None = None) -> None:
+    def run(
+        self, linked: LinkedProgram | JoinedProgram, first: int = 0, last: int | None = None
+    ) -> None:
         """Replay ops first..last of a Program (all by default) and return when all have ended."""
         stop = len(linked) if last is None else last
         if stop <= first:

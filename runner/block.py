@@ -1,17 +1,15 @@
-"""One transformer block, recorded: norm, attention, residual, norm, feed-forward, residual."""
+"""One transformer block, recorded: norm, products, keys; residual, norm, feed-forward, residual."""
 
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from tamis.attend import record_attention
-from tamis.audit import Audit
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Cost
 from tamis.jit_kernels.types import KVView, QTensor
 from tamis.model import Model
-from tamis.select.base import Recording, SelectorState
+from tamis.select.base import Recording
 from tamis.weights import Dense, Experts, Layer
 from tamis.workspace import Workspace
 
@@ -118,45 +116,20 @@ def normed(model: Model, x: np.ndarray, w: np.ndarray, step: np.ndarray | None =
     return Source(x, "norm", w, model.hp.rms_eps, step)
 
 
-def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
-    """Record layer `layer` from ws.x to ws.q and to new keys and values in the pages."""
-    _record_qkv(rec, model, ws, layer, kv)
-
-
-def record_update(
-    rec: Recording,
-    model: Model,
-    ws: Workspace,
-    state: SelectorState,
-    layer: int,
-    kv: KVView,
-    audit: Audit | None = None,
-) -> None:
-    """Record the rest of layer `layer`, which adds to ws.x."""
+def record_products(rec: Recording, model: Model, ws: Workspace, layer: int) -> None:
+    """Record layer `layer` from ws.x to ws.q, ws.k and ws.v."""
     w = model.weights.blk[layer]
-    record_attention(rec, model, ws, state, layer, kv, audit)
-    closed = w.post_attention_norm
-    out = Linear(
-        w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None
-    )
-    record_linear(rec, ws, Source(ws.att), [out._replace(label="attn_output")])
-    if closed is not None:
-        record_norm(rec, model, ws.branch, closed, ws.x, add=True)
-    if isinstance(w.ffn, Dense):
-        _record_dense(rec, model, ws, w, w.ffn)
-    else:
-        _record_experts(rec, model, ws, w, w.ffn)
-
-
-def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
-    """Project, norm and turn q and k; append k and v to the pages."""
-    hp, w = model.hp, model.weights.blk[layer]
     products = [
         Linear(w.attn_q, ws.q, w.attn_q_bias, label="attn_q"),
         Linear(w.attn_k, ws.k, w.attn_k_bias, label="attn_k"),
         Linear(w.attn_v, ws.v, w.attn_v_bias, label="attn_v"),
     ]
     record_linear(rec, ws, normed(model, ws.x, w.attn_norm), products)
+
+
+def record_keys(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView) -> None:
+    """Record norm and turn of ws.q and ws.k, and that ws.k and ws.v go to the pages."""
+    hp, w = model.hp, model.weights.blk[layer]
     table = 1 if model.window(layer) else 0
     rec.program.add(
         ops.ROPE_APPEND,
@@ -178,6 +151,22 @@ def _record_qkv(rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVV
         n_half=hp.n_rot // 2,
         eps_f=hp.rms_eps,
     )
+
+
+def record_update(rec: Recording, model: Model, ws: Workspace, layer: int) -> None:
+    """Record layer `layer` from attention's output in ws.att on, which adds to ws.x."""
+    w = model.weights.blk[layer]
+    closed = w.post_attention_norm
+    out = Linear(
+        w.attn_output, ws.x if closed is None else ws.branch, w.attn_output_bias, closed is None
+    )
+    record_linear(rec, ws, Source(ws.att), [out._replace(label="attn_output")])
+    if closed is not None:
+        record_norm(rec, model, ws.branch, closed, ws.x, add=True)
+    if isinstance(w.ffn, Dense):
+        _record_dense(rec, model, ws, w, w.ffn)
+    else:
+        _record_experts(rec, model, ws, w, w.ffn)
 
 
 def _record_dense(rec: Recording, model: Model, ws: Workspace, layer: Layer, ffn: Dense) -> None:

@@ -5,9 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.attend import new_recording
+from tamis.attend import new_recording, record_attention
 from tamis.audit import Audit
-from tamis.block import Linear, normed, record_keys, record_linear, record_update
+from tamis.block import (
+    Linear,
+    normed,
+    record_keys,
+    record_linear,
+    record_products,
+    record_update,
+)
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import LinkedProgram, OpCost
 from tamis.jit_kernels.program import Program, Runner
@@ -27,9 +34,24 @@ class _Layer(NamedTuple):
     """Where the ops of a layer are in the Program of a chunk."""
 
     first: int
+    multiplied: int  # after its queries, keys and values are computed
     projected: int  # after its own keys and values are in the pages
     ready: int  # after the frozen ones are what they should be
+    attended: int  # after attention's output is complete
     end: int
+
+
+class OwnOps(NamedTuple):
+    """The ops of a decode Program that read or write its own sequence only, beside its rows."""
+
+    program: Program
+    parts: list[range]  # its angles; of each layer, from its new keys to attention's output
+    ws: Workspace  # whose first rows of q, k, v and att they read and write
+
+
+class _Phase(NamedTuple):
+    linked: LinkedProgram
+    parts: list[range]  # see OwnOps
 
 
 class Forward:
@@ -52,15 +74,16 @@ class Forward:
         self._held = zeros(ws.x.shape if state.freezing else 0, np.float32)
         body, self._layers = self._body(self._n_ubatch)
         head = Program()
-        self._record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), ws.head_rows)
-        phase, decode = state.phase(0), self._decode(None)
+        record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), model, ws, ws.head_rows)
+        phase = state.phase(0)
+        decode, parts = self._decode(None)
         _check_readers(body, "--prefill", kv.types)
         _check_readers(decode, "--attn", kv.types)
         checked = set() if audit is None else audit.specs
         backend.load(body.specs | head.specs | decode.specs | checked, progress)
         self._stops: dict[LinkedProgram, list[int]] = {}
         self._prefill, self._head = self._linked(body), backend.link(head)
-        self._phases = {(phase, False): self._linked(decode)}
+        self._phases = {(phase, False): _Phase(self._linked(decode), parts)}
         self._counting = False
 
     @property
@@ -114,11 +137,7 @@ class Forward:
         Raises AuditError, where a step is audited and a bound does not hold.
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
-        phase = self._state.phase(step), audit is not None
-        self._backend.send(*self._state.planned)
-        if phase not in self._phases:
-            self._phases[phase] = self._linked(self._decode(audit))
-        linked = self._phases[phase]
+        linked = self._phase(step, audit).linked
         self._kv.begin(pos, 1)
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
         self._replay(linked, 0, len(linked))
@@ -127,6 +146,20 @@ class Forward:
         if audit is not None:
             audit.take(linked.program, self._state, step, pos)
         return self._logits(1)[0]
+
+    def own_step(self, pos: int) -> OwnOps:
+        """The ops that a Batch runs of the decode step at pos, whose step record is now set."""
+        linked, parts = self._phase(pos, None)
+        self._ws.step[:] = 1, pos, 0, pos, pos + 1
+        return OwnOps(linked.program, parts, self._ws)
+
+    def _phase(self, step: int, audit: Audit | None) -> _Phase:
+        key = self._state.phase(step), audit is not None
+        self._backend.send(*self._state.planned)
+        if key not in self._phases:
+            program, parts = self._decode(audit)
+            self._phases[key] = _Phase(self._linked(program), parts)
+        return self._phases[key]
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
@@ -161,7 +194,7 @@ class Forward:
         return [cost for linked in self._programs() for cost in linked.costs() if cost.n_call]
 
     def _programs(self) -> list[LinkedProgram]:
-        return [self._prefill, self._head, *self._phases.values()]
+        return [self._prefill, self._head, *(phase.linked for phase in self._phases.values())]
 
     def _count(self, linked: LinkedProgram, n_tok: int, pos: int) -> None:
         if self._counting:
@@ -175,11 +208,14 @@ class Forward:
     def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
         """The Program from token ids to ws.x, and where its layers are; the input is layer 0's."""
         rec = new_recording(Program(), self._ws.step, n_tok)
-        self._record_input(rec)
+        record_embedding(rec, self._model, self._ws)
+        self._record_angles(rec)
         layers, end = [], 0
         for layer in range(self._model.hp.n_layer):
             first, kv = end, self._kv.view(layer)
             freezes = n_tok > 1 and len(self._state.frozen(layer, self._kv.capacity)) > 0
+            record_products(rec, self._model, self._ws, layer)
+            multiplied = len(rec.program)
             record_keys(rec, self._model, self._ws, layer, kv)
             projected = len(rec.program)
             if freezes and layer > 0 and self._state.freezing == "reuse":
@@ -187,11 +223,13 @@ class Forward:
             ready = len(rec.program)
             if freezes:
                 self._record_copy(rec, self._ws.x, self._held)
-            record_update(rec, self._model, self._ws, self._state, layer, kv, audit)
+            record_attention(rec, self._model, self._ws, self._state, layer, kv, audit)
+            attended = len(rec.program)
+            record_update(rec, self._model, self._ws, layer)
             if freezes:
                 self._record_copy(rec, self._held, self._ws.x)
             end = len(rec.program)
-            layers.append(_Layer(first, projected, ready, end))
+            layers.append(_Layer(first, multiplied, projected, ready, attended, end))
         return rec.program, layers
 
     def _record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
@@ -215,33 +253,24 @@ class Forward:
             n_head_kv=self._model.hp.n_head_kv,
         )
 
-    def _decode(self, audit: Audit | None) -> Program:
-        program, _ = self._body(1, audit)
-        self._record_head(new_recording(program, self._ws.step, 1), self._ws.step)
-        return program
+    def _decode(self, audit: Audit | None) -> tuple[Program, list[range]]:
+        """The Program from a token id to its logits, and the parts of OwnOps."""
+        program, layers = self._body(1, audit)
+        record_head(new_recording(program, self._ws.step, 1), self._model, self._ws, self._ws.step)
+        n_table = sum(call.spec.op is ops.ROPE_TABLE for call in program.calls)
+        return program, [
+            range(1, 1 + n_table),
+            *(range(at.multiplied, at.attended) for at in layers),
+        ]
 
-    def _record_input(self, rec: Recording) -> None:
-        hp, ws, table = self._model.hp, self._ws, self._model.weights.token_embd
-        scale = math.sqrt(hp.n_embd) if self._model.arch.scale_embedding else 1.0
-        row_bytes = table.data.nbytes // table.n_out
-        rec.program.add(
-            ops.EMBED,
-            (table.type,),
-            cost=lambda n_tok, pos: (n_tok * row_bytes, 0),
-            step=rec.step,
-            ids=ws.ids,
-            table=table.data,
-            y=ws.x,
-            n=hp.n_embd,
-            scale_f=scale,
-        )
-        self._record_angles(rec, 0, self._model.rope)
+    def _record_angles(self, rec: Recording) -> None:
+        self._record_table(rec, 0, self._model.rope)
         if self._model.rope_window is not self._model.rope:
-            self._record_angles(rec, 1, self._model.rope_window)
-        elif hp.sliding_window:
-            self._record_angles(rec, 1, self._model.rope)
+            self._record_table(rec, 1, self._model.rope_window)
+        elif self._model.hp.sliding_window:
+            self._record_table(rec, 1, self._model.rope)
 
-    def _record_angles(self, rec: Recording, table: int, rope: RopeFrequencies) -> None:
+    def _record_table(self, rec: Recording, table: int, rope: RopeFrequencies) -> None:
         rec.program.add(
             ops.ROPE_TABLE,
             step=rec.step,
@@ -252,11 +281,28 @@ class Forward:
             scale_f=rope.scale,
         )
 
-    def _record_head(self, rec: Recording, rows: np.ndarray) -> None:
-        """The output norm of the rows that `rows` names, and their logits."""
-        ws, weights = self._ws, self._model.weights
-        source = normed(self._model, ws.x, weights.output_norm, rows)
-        record_linear(rec, ws, source, [Linear(weights.output, ws.logits, label="output")])
+
+def record_embedding(rec: Recording, model: Model, ws: Workspace) -> None:
+    """Record ws.x from ws.ids."""
+    table = model.weights.token_embd
+    row_bytes = table.data.nbytes // table.n_out
+    rec.program.add(
+        ops.EMBED,
+        (table.type,),
+        cost=lambda n_tok, pos: (n_tok * row_bytes, 0),
+        step=rec.step,
+        ids=ws.ids,
+        table=table.data,
+        y=ws.x,
+        n=model.hp.n_embd,
+        scale_f=math.sqrt(model.hp.n_embd) if model.arch.scale_embedding else 1.0,
+    )
+
+
+def record_head(rec: Recording, model: Model, ws: Workspace, rows: np.ndarray) -> None:
+    """Record the output norm of the rows that `rows` names, and their logits."""
+    source = normed(model, ws.x, model.weights.output_norm, rows)
+    record_linear(rec, ws, source, [Linear(model.weights.output, ws.logits, label="output")])
 
 
 def _check_readers(program: Program, flag: str, types: KVTypes) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tamis import session_file
 from tamis.audit import Audit
-from tamis.forward import Forward
+from tamis.forward import Forward, OwnOps
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
 from tamis.kv.tier import TierCounts, TieredKV
@@ -141,6 +141,20 @@ class Session:
         assert logits is not None
         return logits
 
+    def prefill_steps(self, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
+        """As `prefill`, a chunk a step: yields how many tokens are done; returns the logits.
+
+        Other sessions may run between steps. Closed early, it has appended nothing.
+        """
+        done, logits = 0, None
+        for chunk, last in self._append(ids, None):
+            if last:
+                logits = self._forward.logits(len(chunk) - 1, 1)[0]
+            done += len(chunk)
+            yield done
+        assert logits is not None
+        return logits
+
     def decode(self, token_id: int) -> np.ndarray:
         """Append one token; its logits, f32 [n_vocab].
 
@@ -151,6 +165,24 @@ class Session:
         logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
         self._tokens.append(int(ids[0]))
         return logits
+
+    @property
+    def batchable(self) -> bool:
+        """Whether a Batch may run its steps with others: no audit, keys and values in memory."""
+        return self._audit is None and isinstance(self._kv, KVCache)
+
+    def begin_step(self, token_id: int) -> None:
+        """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
+        self._checked([token_id])
+        self._kv.reserve(self.n_past, self.n_past + 1)
+
+    def own_step(self) -> OwnOps:
+        """The ops of the next token that concern this sequence only, after `begin_step`."""
+        return self._forward.own_step(self.n_past)
+
+    def end_step(self, token_id: int) -> None:
+        """Hold the token: its keys and values are in the pages."""
+        self._tokens.append(token_id)
 
     def logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
         """Append tokens; logits of all of them, in slices f32 [n_row, n_vocab].

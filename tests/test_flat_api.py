@@ -152,6 +152,20 @@ def test_a_token_of_two_sequences_is_held_by_both(model, new_context, reference)
         np.testing.assert_allclose(L.llama_get_logits_ith(ctx, 0), reference[0][-1], atol=2e-3)
 
 
+def test_sequences_with_a_token_each_are_stepped_together(model, new_context, reference):
+    ids = tokens_of(model)
+    others, last, rows = ids[::-1], len(ids) - 1, []
+    for seqs in ([0], [1], [0, 1]):
+        ctx = new_context(n_ctx=256, n_seq_max=2)
+        first = [(t, i, [s], 0) for s in seqs for i, t in enumerate((ids, others)[s][:-1])]
+        assert L.llama_decode(ctx, batch_of(first)) == L.LLAMA_OK
+        step = [((ids, others)[s][-1], last, [s], 1) for s in seqs]
+        assert L.llama_decode(ctx, batch_of(step)) == L.LLAMA_OK
+        rows.append(L.llama_get_logits(ctx))
+        assert [pos_max(ctx, seq) for seq in seqs] == [last] * len(seqs)
+    np.testing.assert_allclose(rows[2], np.concatenate(rows[:2]), atol=1e-4)
+
+
 def test_memory_is_cut_copied_and_kept(model, new_context, reference):
     ctx, ids = new_context(n_ctx=256, n_seq_max=2), tokens_of(model)
     mem, n = L.llama_get_memory(ctx), len(ids)

@@ -61,6 +61,7 @@ LAYERS = {
     "tamis.stream": 8,
     "tamis.tokenizer": 8,
     "tamis.tokenizers.*": 8,
+    "tamis.batch": 9,
     "tamis.engine": 9,
     "tamis.session": 9,
     "tamis.session_file": 9,

@@ -56,7 +56,8 @@ def test_the_wheel_has_every_module_under_tamis_and_nothing_else(wheel: Path, ro
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
-    assert names - info == expected | {"tamis/py.typed"}
+    data = {"tamis/py.typed", "tamis/bindings/serve/page.html"}
+    assert names - info == expected | data
     assert any(name.endswith("/licenses/LICENSE") for name in info)
 
 

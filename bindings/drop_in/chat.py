@@ -2,11 +2,19 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tamis.bindings.drop_in.completion import Chunk
 from tamis.bindings.drop_in.grammar import LlamaGrammar
-from tamis.bindings.drop_in.tools import ToolCall, find_calls, plain_messages, template_messages
+from tamis.bindings.drop_in.tools import (
+    ToolCall,
+    as_tools,
+    call_schema,
+    find_calls,
+    forced,
+    plain_messages,
+    template_messages,
+)
 from tamis.engine import Engine
 from tamis.prompt import ChatTemplate, default_template, encode_chat
 
@@ -94,6 +102,35 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None
     return LlamaGrammar.from_json_schema(json.dumps(schema))
 
 
+class Wanted(NamedTuple):
+    """What a chat completion must be: which tools it may call, and the form of its text."""
+
+    tools: list[dict[str, Any]]
+    tool: str | None  # the one that must be called; the text is then its arguments
+    grammar: LlamaGrammar | None
+
+    def answer(self, completion: Chunk) -> Chunk:
+        """The text completion as a chat completion, with its calls."""
+        if self.tool is None:
+            return tool_answer(completion, self.tools)
+        call = ToolCall(self.tool, completion["choices"][0]["text"])
+        return whole(completion, [call], "", forced=True)
+
+
+def wanted(given: Mapping[str, Any]) -> Wanted:
+    """What create_chat_completion's arguments on tools and form ask for. Raises ValueError."""
+    tools = as_tools(given["tools"], given["functions"])
+    choice = given["tool_choice"] or given["function_call"]
+    tools = [] if choice == "none" else tools
+    must = forced(tools, given["tool_choice"], given["function_call"])
+    grammar = grammar_of(given["response_format"]) or given["grammar"]
+    if must is not None:
+        grammar = LlamaGrammar.from_json_schema(json.dumps(must[1]))
+    elif choice == "required" and tools:
+        grammar = LlamaGrammar.from_json_schema(json.dumps(call_schema(tools)))
+    return Wanted(tools, None if must is None else must[0], grammar)
+
+
 def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) -> Chunk:
     """A text completion as a chat completion with this content and these calls.
 
@@ -123,14 +160,28 @@ def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) 
     }
 
 
+class Chunks:
+    """Turns the chunks of a text completion into those of a chat completion."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def of(self, chunk: Chunk) -> list[Chunk]:
+        """The chunks of the next one; the first says whose message it is."""
+        choice, found = chunk["choices"][0], []
+        if not self._begun:
+            found.append(_chunk(chunk, {"role": "assistant"}, None, None))
+            self._begun = True
+        delta = {"content": choice["text"]} if choice["finish_reason"] is None else {}
+        found.append(_chunk(chunk, delta, choice["logprobs"], choice["finish_reason"]))
+        return found
+
+
 def chunks(completion: Iterator[Chunk]) -> Iterator[Chunk]:
     """The chunks of a text completion as those of a chat completion."""
-    for i, chunk in enumerate(completion):
-        choice = chunk["choices"][0]
-        if i == 0:
-            yield _chunk(chunk, {"role": "assistant"}, None, None)
-        delta = {"content": choice["text"]} if choice["finish_reason"] is None else {}
-        yield _chunk(chunk, delta, choice["logprobs"], choice["finish_reason"])
+    stream = Chunks()
+    for chunk in completion:
+        yield from stream.of(chunk)
 
 
 def chunks_of_whole(chat: Chunk) -> Iterator[Chunk]:

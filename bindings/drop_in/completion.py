@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,44 +48,56 @@ class Piece(NamedTuple):
 
 
 class Answer:
-    """Turns the tokens that a generator gives into pieces of text."""
+    """Turns the tokens of an answer into pieces of text, as they come."""
 
-    def __init__(
-        self, request: Request, tokenizer: Tokenizer, sampler: Sampler, rows: list[np.ndarray]
-    ) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, sampler: Sampler) -> None:
         self._request, self._tokenizer, self._sampler = request, tokenizer, sampler
-        self._rows = rows  # its last entry: the logits that the token just given was chosen by
+        self._stream = TextStream(stop=request.stop)
+        self._waiting: list[TokenInfo] = []  # tokens whose text is not out yet
         self.prompt_rows: np.ndarray | None = None  # f32 [n_prompt, n_vocab], for echo
+        self.finished = False
         self.n_completion = 0
         self.tokens: list[int] = []
 
-    def pieces(self, tokens: Generator[int, Any, None]) -> Iterator[Piece]:
-        """The answer; the last piece, and only it, has a finish reason."""
-        r, waiting, finish = self._request, [], "length"
-        stream = TextStream(stop=r.stop)
+    def push(self, token: int, row: np.ndarray) -> list[Piece]:
+        """The pieces that one more token gives; row: the logits f32 [n_vocab] it was chosen by.
+
+        The last piece of an answer, and only it, has a finish reason.
+        """
+        r = self._request
+        if token in self._tokenizer.eog:
+            return [self.finish("stop")]
+        self.tokens.append(token)
+        self.n_completion += 1
+        if r.logprobs is not None:
+            self._waiting.append(self._info(token, row))
+        text = self._stream.push(self._tokenizer.piece(token, special=r.special))
+        if self._stream.stopped is not None:
+            kept, self._waiting = _within(self._waiting, text), []
+            return [Piece(text, kept, None), self.finish("stop")]
+        found = []
+        if text:
+            found.append(Piece(text, self._waiting, None))
+            self._waiting = []
+        if self.n_completion >= r.max_tokens:
+            found.append(self.finish("length"))
+        return found
+
+    def finish(self, reason: str) -> Piece:
+        """The last piece: what was held back."""
+        self.finished = True
+        return Piece(self._stream.finish(), self._waiting, reason)
+
+    def pieces(self, tokens: Generator[int, Any, None], rows: list[np.ndarray]) -> Iterator[Piece]:
+        """The answer of a generator; rows[-1] is what the token just given was chosen by."""
         try:
             for token in tokens:
-                if token in self._tokenizer.eog:
-                    finish = "stop"
-                    break
-                self.tokens.append(token)
-                self.n_completion += 1
-                if r.logprobs is not None:
-                    waiting.append(self._info(token, self._rows[-1]))
-                text = stream.push(self._tokenizer.piece(token, special=r.special))
-                if stream.stopped is not None:
-                    finish = "stop"
-                    yield Piece(text, _within(waiting, text), None)
-                    waiting = []
-                    break
-                if text:
-                    yield Piece(text, waiting, None)
-                    waiting = []
-                if self.n_completion >= r.max_tokens:
-                    break
+                yield from self.push(token, rows[-1])
+                if self.finished:
+                    return
         finally:
             tokens.close()
-        yield Piece(stream.finish(), waiting, finish)
+        yield self.finish("length")
 
     def prompt_tokens(self) -> list[TokenInfo]:
         """The prompt's tokens with their logprobs; the first has none."""
@@ -115,14 +127,16 @@ def _within(tokens: list[TokenInfo], text: str) -> list[TokenInfo]:
     return kept
 
 
-def whole(request: Request, answer: Answer, found: list[Piece]) -> Chunk:
-    """The completion as one dict."""
+def whole(
+    request: Request, found: list[Piece], n_completion: int, prompt: Sequence[TokenInfo] = ()
+) -> Chunk:
+    """The completion as one dict; prompt: the tokens that an echo begins with."""
     text = "".join(piece.text for piece in found)
     tokens = [token for piece in found for token in piece.tokens]
     if request.echo is not None:
-        text, tokens = request.echo + text, answer.prompt_tokens() + tokens
+        text, tokens = request.echo + text, [*prompt, *tokens]
     logprobs = None if request.logprobs is None else logprobs_of(tokens, request.offset)
-    n_prompt, n_completion = len(request.prompt), answer.n_completion
+    n_prompt = len(request.prompt)
     chunk = _chunk(request, text, logprobs, found[-1].finish)
     chunk["usage"] = {
         "prompt_tokens": n_prompt,
@@ -132,20 +146,35 @@ def whole(request: Request, answer: Answer, found: list[Piece]) -> Chunk:
     return chunk
 
 
-def chunks(request: Request, pieces: Iterator[Piece]) -> Iterator[Chunk]:
-    """The completion as a stream; the last chunk has the finish reason and no text."""
-    if request.echo:
-        yield _chunk(request, request.echo, None, None)
-    offset = request.offset
-    for piece in pieces:
-        logprobs = None
-        if request.logprobs is not None and piece.tokens:
-            logprobs = logprobs_of(piece.tokens, offset)
-            offset += sum(len(token.text) for token in piece.tokens)
+class Chunks:
+    """Makes the chunks of a streamed completion; the last has the finish reason and no text."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._offset = request, request.offset
+
+    def begin(self) -> list[Chunk]:
+        """What comes before the answer: the prompt, where it is to be in it."""
+        return [_chunk(self._request, self._request.echo, None, None)] if self._request.echo else []
+
+    def of(self, piece: Piece) -> list[Chunk]:
+        """The chunks of the next piece."""
+        r, found, logprobs = self._request, [], None
+        if r.logprobs is not None and piece.tokens:
+            logprobs = logprobs_of(piece.tokens, self._offset)
+            self._offset += sum(len(token.text) for token in piece.tokens)
         if piece.text or logprobs:
-            yield _chunk(request, piece.text, logprobs, None)
+            found.append(_chunk(r, piece.text, logprobs, None))
         if piece.finish is not None:
-            yield _chunk(request, "", None, piece.finish)
+            found.append(_chunk(r, "", None, piece.finish))
+        return found
+
+
+def chunks(request: Request, pieces: Iterator[Piece]) -> Iterator[Chunk]:
+    """The completion as a stream."""
+    stream = Chunks(request)
+    yield from stream.begin()
+    for piece in pieces:
+        yield from stream.of(piece)
 
 
 def logprobs_of(tokens: list[TokenInfo], offset: int) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tamis.batch import Batch
 from tamis.bindings.flat.buffers import as_array, as_function, as_int
 from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.model import Model
@@ -89,6 +90,7 @@ class Context:
         self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
         self.progress: tuple[Any, Any] = None, None
         self.sessions: dict[int, Session] = {}
+        self._batch = Batch(engine)
         self.timings = Timings()
         self.forget_outputs()
         self.session(0)
@@ -147,6 +149,10 @@ class Context:
         self.busy = True
         held = {job.seq: self.n_past(job.seq) for job in jobs}
         try:
+            together = [job for job in jobs if self._is_step(job)]
+            if len(together) > 1:
+                self._step(together)
+                jobs = [job for job in jobs if job not in together]
             for job in jobs:
                 self._run(job)
         except BaseException:
@@ -209,6 +215,19 @@ class Context:
                 f"sequence {seq} holds {first} tokens and gets {len(rows)}, its context is "
                 f"{self.n_ctx_seq}: raise n_ctx",
             )
+
+    def _is_step(self, job: Job) -> bool:
+        return len(job.ids) == 1 and self.n_past(job.seq) > 0 and not self.embeddings
+
+    def _step(self, jobs: list[Job]) -> None:
+        """One token of each of several sequences."""
+        begin = time.perf_counter()
+        self._watch()(0, len(jobs))
+        found = self._batch.step({self.session(job.seq): job.ids[0] for job in jobs})
+        for job in jobs:
+            self._keep(job, found[self.session(job.seq)][None])
+        for _ in jobs:
+            self.timings.add(1, (time.perf_counter() - begin) / len(jobs))
 
     def _run(self, job: Job) -> None:
         session, begin = self.session(job.seq), time.perf_counter()

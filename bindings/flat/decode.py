@@ -218,7 +218,7 @@ def llama_encode(ctx: int, batch: llama_batch) -> int:
 
 @returns()
 def llama_decode(ctx: int, batch: llama_batch) -> int:
-    """Run the batch's tokens; sequences of one batch run one after another.
+    """Run the batch's tokens: sequences with one each at once, others one after another.
 
     LLAMA_OK, LLAMA_NO_KV_SLOT, LLAMA_ABORTED, LLAMA_INVALID (the batch) or LLAMA_FAILED. But for
     LLAMA_OK, no sequence has any token of the batch and there is no output; llama.h leaves what

@@ -15,6 +15,7 @@ from tamis import __version__
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt",
+    "serve": "answer programs over HTTP, as OpenAI's API does",
     "summarize": "summarize documents of any length, or answer questions about them",
     "pull": "fetch a model",
     "inspect": "show metadata, tensors and the memory plan of a model",

@@ -1,0 +1,102 @@
+"""A request's JSON object, read field by field; what is wrong is an ApiError that names it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tamis.bindings.serve.errors import ApiError, invalid
+
+
+def parse(data: bytes) -> "Body":
+    """The object of a request. Raises ApiError."""
+    try:
+        found = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is no JSON: {what}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body is no JSON object", code="invalid_json")
+    return Body(found)
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+class Body:
+    """Typed access to the fields; one that is absent or null has its default."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+
+    def get(self, name: str) -> Any:
+        """The field as it is, None where it is absent."""
+        return self.fields.get(name)
+
+    def flag(self, name: str) -> bool:
+        """A boolean, False by default."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise invalid(f"{name} is {_shown(value)}, expected true or false", name)
+        return bool(value)
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        """A number from low to high."""
+        value = self.get(name)
+        if value is None:
+            return default
+        wrong = isinstance(value, bool) or not isinstance(value, int | float)
+        if wrong or not low <= value <= high:
+            raise invalid(f"{name} is {_shown(value)}, expected {low} to {high}", name)
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """A whole number from low to high; None where it is absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise invalid(f"{name} is {_shown(value)}, expected {low} to {high}", name)
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string; None where it is absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise invalid(f"{name} is {_shown(value)}, expected a string", name)
+        return value
+
+    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...]:
+        """A string or a list of up to `most`, of 1 to `longest` characters each."""
+        value = self.get(name)
+        found = [value] if isinstance(value, str) else value or []
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise invalid(f"{name} is {_shown(value)}, expected strings", name)
+        if len(found) > most or not all(1 <= len(item) <= longest for item in found):
+            limits = f"up to {most} strings of 1 to {longest} characters"
+            raise invalid(f"{name} has {len(found)} strings, expected {limits}", name)
+        return tuple(found)
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """An object; None where it is absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise invalid(f"{name} is {_shown(value)}, expected an object", name)
+        return value
+
+    def records(self, name: str, most: int) -> list[dict[str, Any]]:
+        """A list of up to `most` objects; empty where it is absent."""
+        value = self.get(name)
+        found: Sequence[Any] = [] if value is None else value
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise invalid(f"{name} is {_shown(value)}, expected a list of objects", name)
+        if len(found) > most:
+            raise invalid(f"{name} has {len(found)} entries, expected at most {most}", name)
+        return found
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: of strings and objects only what kind of thing it is."""
+    if isinstance(value, str | list | dict):
+        return {str: "a string", list: "a list", dict: "an object"}[type(value)]
+    return json.dumps(value)

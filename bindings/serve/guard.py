@@ -1,0 +1,104 @@
+"""What stands before every request: the Host header, the API key, and the log's line after it."""
+
+import hmac
+import ipaddress
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tamis.bindings.serve.errors import ApiError
+
+OPEN = {"/", "/health"}  # that need no key: a page and a number without data of anyone
+LOCAL = ("localhost", "127.0.0.1", "::1")
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask: the names this server is called by, and the key, "" for none."""
+
+    hosts: tuple[str, ...] = LOCAL
+    key: str = ""
+
+
+class Guard:
+    """ASGI middleware. Refuses unknown Host headers (DNS rebinding) and wrong keys."""
+
+    def __init__(self, app: ASGIApp, access: Access, log: Log) -> None:
+        self._app, self._access, self._log = app, access, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.monotonic(), 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_SAFE]
+            await send(message)
+
+        try:
+            error = self._refusal(scope["path"], Headers(scope=scope))
+            if error is not None:
+                await _refuse(error, noted)
+            else:
+                await self._app(scope, receive, noted)
+        finally:
+            seconds = time.monotonic() - begin
+            path = scope["path"][:80].encode("ascii", "backslashreplace").decode()
+            self._log(f"{scope['method']} {path!r} {status or 'cut off'} {seconds:.2f} s")
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        if _host(headers.get("host", "")) not in self._access.hosts:
+            return ApiError(
+                403, "this server does not answer to that Host: see --allow-host", code="host"
+            )
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        key = self._access.key.encode()
+        # Headers are read as Latin-1. Compared in the same time for every wrong key.
+        right = (
+            hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+        )
+        if key and not right and path not in OPEN:
+            error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            error.headers["WWW-Authenticate"] = "Bearer"
+            return error
+        return None
+
+
+_SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+def _host(value: str) -> str:
+    """The name in a Host header, without its port, in lower case."""
+    name = value.rsplit(":", 1)[0] if value.count(":") == 1 or "]:" in value else value
+    return name.strip("[]").lower()
+
+
+def is_local(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _refuse(error: ApiError, send: Send) -> None:
+    body = json.dumps(error.body).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    given = (headers | error.headers).items()
+    raw = [(name.lower().encode(), value.encode()) for name, value in given]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

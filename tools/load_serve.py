@@ -1,0 +1,322 @@
+"""Load for `tamis serve`: many clients for some minutes, each answer compared with the one alone.
+
+python -m tamis.tools.load_serve -m MODEL --clients 16 --minutes 3 -- [flags of tamis serve]
+starts a server, asks each question alone, then all clients ask at once, greedily, some of them in
+streams and some breaking off. It ends with counts of wrong, mixed and lost answers, latencies, the
+server's memory over time and tokens per second of one stream and of four; exit code 1 where an
+answer was wrong, mixed (another question's) or lost, or where memory grew. Products of one row and
+of several round differently: an answer may leave the one alone at a token where that one's
+likeliest two were within CLOSE of each other; these are counted apart.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CLOSE = 0.02  # nats between two tokens that rounding may decide
+MOST_GROWTH = 0.05  # of memory, from the first minute's end to the end
+TIMEOUT = 300
+TOPICS = (
+    "Name three colours.",
+    "What is the capital of France?",
+    "Write one sentence about rain.",
+    "Count from one to ten.",
+    "What do cows eat?",
+    "Why is the sky blue?",
+    "Give a word that rhymes with house.",
+    "Say hello in Spanish.",
+    "What is two plus two?",
+    "Name a famous painter.",
+    "What is ice made of?",
+    "Write a short poem about the sea.",
+)
+
+
+@dataclass
+class Found:
+    """What the clients have seen."""
+
+    seconds: list[float] = field(default_factory=list)
+    right: int = 0
+    rounded: int = 0  # leaves the right one where that was a close call
+    mixed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    busy: int = 0
+    broken_off: int = 0
+    tokens: int = 0
+
+
+class Client:
+    """One connection's worth of requests."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def answer(self, question: str, n: int) -> tuple[int, str, int]:
+        """Status, text and tokens of an answer."""
+        status, data = self._post(_body(question, n))
+        if status != 200:
+            return status, "", 0
+        reply = json.loads(data)
+        text = reply["choices"][0]["message"]["content"]
+        return status, text, reply["usage"]["completion_tokens"]
+
+    def stream(self, question: str, n: int, *, most: int = 1 << 30) -> tuple[int, str, int]:
+        """The same of a stream, which is left after `most` chunks."""
+        body = _body(question, n) | {"stream": True, "stream_options": {"include_usage": True}}
+        text, tokens = "", 0
+        with _connection(self._port) as connection:
+            response = _send(connection, body)
+            if response.status != 200:
+                response.read()
+                return response.status, "", 0
+            for i, chunk in enumerate(_chunks(response)):
+                if i >= most:
+                    return 0, text, 0
+                for choice in chunk["choices"]:
+                    text += choice["delta"].get("content", "")
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+        return 200, text, tokens
+
+    def _post(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        with _connection(self._port) as connection:
+            response = _send(connection, body)
+            return response.status, response.read()
+
+
+class _connection(http.client.HTTPConnection):
+    def __init__(self, port: int) -> None:
+        super().__init__("127.0.0.1", port, timeout=TIMEOUT)
+
+    def __enter__(self) -> "_connection":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def _send(connection: http.client.HTTPConnection, body: dict[str, Any]) -> http.client.HTTPResponse:
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    return connection.getresponse()
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        data = line.decode().strip().removeprefix("data: ")
+        if data == "[DONE]":
+            return
+        if data:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"]["message"])
+            yield chunk
+    raise RuntimeError("the stream was cut off")
+
+
+class Alone:
+    """An answer that no other request was beside."""
+
+    def __init__(self, port: int, question: str, n: int) -> None:
+        with _connection(port) as connection:
+            body = _body(question, n) | {"logprobs": True, "top_logprobs": 2}
+            choice = json.loads(_send(connection, body).read())["choices"][0]
+        self.text: str = choice["message"]["content"]
+        self._tokens = choice["logprobs"]["content"]
+
+    def close_call(self, other: str) -> bool:
+        """Whether another text leaves this one at a token that was a close call."""
+        at = 0
+        for token in self._tokens:
+            if not other.startswith(token["token"], at):
+                first, second = (top["logprob"] for top in token["top_logprobs"][:2])
+                return bool(first - second < CLOSE)
+            at += len(token["token"])
+        return False
+
+
+def _body(question: str, n: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    return {"messages": messages, "temperature": 0, "max_tokens": n}
+
+
+def questions(n: int) -> list[str]:
+    """Questions of several lengths; some share a long beginning."""
+    story = "The old man went to the market and bought bread, cheese and wine. " * 8
+    return [
+        (story if i % 4 == 3 else "") + f"Question {i}: {TOPICS[i % len(TOPICS)]}" for i in range(n)
+    ]
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process has for itself (anonymous pages)."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
+    return 1024 * int(found[1]) if found else 0
+
+
+def judge(found: Found, given: str, question: str, right: dict[str, Alone]) -> None:
+    """Count an answer."""
+    expected = right[question]
+    if given == expected.text:
+        found.right += 1
+    elif expected.close_call(given):
+        found.rounded += 1
+    elif given in [alone.text for alone in right.values()]:
+        found.mixed.append(question)
+    else:
+        found.wrong.append(f"{question!r}: {given!r} for {expected.text!r}")
+
+
+def load(port: int, n_client: int, seconds: float, n: int, right: dict[str, Alone]) -> Found:
+    """Ask with n_client threads until the time is over; the answers that are awaited then count."""
+    found, lock, end = Found(), threading.Lock(), time.monotonic() + seconds
+    asked = list(right)
+
+    def work(me: int) -> None:
+        client, turn = Client(port), me
+        while time.monotonic() < end:
+            question, kind = asked[turn % len(asked)], (turn // len(asked) + me) % 5
+            turn += n_client + 1
+            begin = time.monotonic()
+            try:
+                if kind == 0:
+                    client.stream(question, n, most=4)
+                    with lock:
+                        found.broken_off += 1
+                    continue
+                call = client.stream if kind < 3 else client.answer
+                status, text, tokens = call(question, n)
+            except Exception as error:
+                with lock:
+                    found.lost.append(f"{question!r}: {error!r}")
+                continue
+            with lock:
+                if status == 429:
+                    found.busy += 1
+                elif status != 200:
+                    found.lost.append(f"{question!r}: status {status}")
+                else:
+                    found.seconds.append(time.monotonic() - begin)
+                    found.tokens += tokens
+                    judge(found, text, question, right)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n_client)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def rate(port: int, n_stream: int, n: int) -> float:
+    """Tokens per second of n_stream streams at once."""
+    counts = [0] * n_stream
+
+    def work(i: int) -> None:
+        body = "Write a long story about a ship." + " " * i
+        counts[i] = Client(port).stream(body, n)[2]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n_stream)]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.monotonic() - begin)
+
+
+def start(model: str, flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
+    """A server on a free port."""
+    command = [sys.executable, "-m", "tamis", "serve", "-m", model, "--port", "0", *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    for line in server.stderr:
+        ready = re.search(r"at http://127\.0\.0\.1:(\d+):", line)
+        if ready:
+            threading.Thread(target=server.stderr.read, daemon=True).start()
+            return server, int(ready[1])
+    raise RuntimeError("the server has ended")
+
+
+def main() -> int:
+    """Run the test; its numbers, then one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("-n", "--max-tokens", type=int, default=24)
+    parser.add_argument("flags", nargs="*", help="flags of tamis serve, after --")
+    arguments = parser.parse_args()
+    server, port = start(arguments.model, arguments.flags)
+    try:
+        report = measure(server.pid, port, arguments)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        code = server.wait(30)
+    print(json.dumps(report | {"exit": code}))
+    taken = report["memory_mb"]
+    flat = taken[-1] <= (1 + MOST_GROWTH) * taken[len(taken) // 3]
+    return int(bool(report["lost"] or report["wrong"] or report["mixed"] or code or not flat))
+
+
+def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rates, then the load."""
+    n = arguments.max_tokens
+    rates = {k: statistics.median(rate(port, k, 64) for _ in range(3)) for k in (1, 4)}
+    print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
+    right = {question: Alone(port, question, n) for question in questions(24)}
+    print(f"{len(right)} answers alone, {len({a.text for a in right.values()})} different")
+    taken: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            taken.append(memory(pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.monotonic()
+    found = load(port, arguments.clients, 60 * arguments.minutes, n, right)
+    seconds = time.monotonic() - begin
+    over.set()
+    watcher.join()
+    for text in (*found.wrong, *found.mixed, *found.lost)[:10]:
+        print("!", text)
+    ordered = sorted(found.seconds)
+    return {
+        "clients": arguments.clients,
+        "seconds": round(seconds, 1),
+        "answers": len(ordered),
+        "right": found.right,
+        "other_by_rounding": found.rounded,
+        "wrong": len(found.wrong),
+        "mixed": len(found.mixed),
+        "lost": len(found.lost),
+        "busy": found.busy,
+        "broken_off": found.broken_off,
+        "p50_s": round(ordered[len(ordered) // 2], 2),
+        "p99_s": round(ordered[len(ordered) * 99 // 100], 2),
+        "tokens_per_s": round(found.tokens / seconds, 1),
+        "one_stream": round(rates[1], 1),
+        "four_streams": round(rates[4], 1),
+        "memory_mb": [round(taken[i * (len(taken) - 1) // 9] / 1e6, 1) for i in range(10)],
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
