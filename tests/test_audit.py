@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from precompiled import compile_for
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.audit import AuditError
@@ -36,6 +37,7 @@ def model(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(model):
     engine = Engine.load(model, n_threads=2)
+    compile_for(engine, [{"n_ctx": 256, "n_ubatch": 64, "attn": method} for method in METHODS])
     yield engine
     engine.close()
 
