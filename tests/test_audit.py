@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from precompiled import compile_for
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.audit import AuditError
 from tamis.cli import main
@@ -31,7 +31,7 @@ N_PROMPT, N_DECODE = 150, 24
 @pytest.fixture(scope="module", params=["qwen2", "gemma3"])
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    return write_tiny_model(path, TinySpec(request.param))
+    return write_tiny_model(path, like_qwen2(request.param))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from precompiled import compile_for
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import like_qwen2, write_tiny_model
 
 import tamis.engine
 from tamis.engine import Engine
@@ -112,7 +112,7 @@ EXAMPLES = {
     ],
     "magicpig": [
         Example("magicpig:K=3,L=6,dense=0,sink=4,recent=8,period=9", None, 8),
-        Example("magicpig:K=5,L=40,dense=1,sink=0,recent=1,seed=3", None, 1),
+        Example("magicpig:K=3,L=6,dense=1,sink=0,recent=1,seed=3", None, 1),
     ],
     "hyperattention": [
         Example("hyperattention:block=16,sample=9,recent=8,size=8,bits=3", None, 8),
@@ -162,9 +162,9 @@ COVERING = {
     "double_sparsity": ["double_sparsity:budget=512", "double_sparsity:budget=512,rows=head"],
     "hshare": ["hshare:budget=512", "hshare:budget=512,layers=0.5,heads=0.5,sink=0,rows=group"],
     "magicpig": [
-        "magicpig:recent=512,L=2,K=1",
-        "magicpig:sink=512,L=2,K=2",
-        "magicpig:dense=9,L=2",
+        "magicpig:recent=512,L=6,K=3",
+        "magicpig:sink=512,L=6,K=3",
+        "magicpig:dense=9",
     ],
     "hyperattention": [
         "hyperattention:recent=512",
@@ -222,7 +222,7 @@ class SpyMethod:
 def engine(request, tmp_path_factory):
     """Two architectures: full attention, and layers with a window of 8 beside full ones."""
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    write_tiny_model(path, TinySpec(request.param))
+    write_tiny_model(path, like_qwen2(request.param))
     engine = Engine.load(path, n_threads=2)
     texts = [example.text for example in ALL] + [text for name in COVERING for text in COVERING[name]]
     compile_for(engine, [{"n_ctx": 256, "n_ubatch": N_UBATCH} | in_its_roles(t) for t in texts])
