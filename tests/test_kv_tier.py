@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
+from tamis.cli import common
 from tamis.engine import Engine
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.disk import KVFile, KVFileError, Units
-from tamis.kv.tier import UNITS
+from tamis.kv.tier import UNIT, UNITS
 from tamis.tools.stress_kv import CHUNK, Shape, stress
 
 N_CTX = 64 * PAGE
@@ -158,6 +159,10 @@ def test_too_little_memory_is_refused_with_the_remedy(engine, tmp_path):
     with pytest.raises(ValueError, match="no folder: make it first"):
         engine.session(kv_ram=1 << 20, kv_dir=tmp_path / "none")
     assert engine.session(N_CTX, kv_ram=1 << 40, kv_dir=tmp_path).kv_counts is None
+
+
+def test_the_command_line_has_the_units():
+    assert (common.KV_UNITS, common.KV_UNIT) == (UNITS, UNIT)
 
 
 def test_the_plan_has_the_file(engine):

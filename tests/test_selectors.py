@@ -224,7 +224,9 @@ def engine(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
     write_tiny_model(path, like_qwen2(request.param))
     engine = Engine.load(path, n_threads=2)
-    texts = [example.text for example in ALL] + [text for name in COVERING for text in COVERING[name]]
+    texts = [example.text for example in ALL] + [
+        text for name in COVERING for text in COVERING[name]
+    ]
     compile_for(engine, [{"n_ctx": 256, "n_ubatch": N_UBATCH} | in_its_roles(t) for t in texts])
     yield engine
     engine.close()
