@@ -46,7 +46,7 @@ def test_greedy_text_is_llama_cpps_up_to_a_close_call(loaded):
 
 
 def test_perplexity_is_llama_cpps(loaded):
-    """Of 3 of the 9 chunks, each beside the float64 forward's: llama.cpp's is within 0.5 % of it."""
+    """Of 3 of the 9 chunks, beside the float64 forward, which is within 0.5 % of llama.cpp."""
     golden, _, session = loaded
     half = golden_data.PPL_CHUNK // 2
     nll = golden.float64["ppl_chunk_nll"]

@@ -64,7 +64,8 @@ def norms_of(centroids):
 
 # The last one's second segment is empty, and would begin in a page that is not there.
 SPANS = [
-    (0, 0, 64, 4), (4, 5, 64, 1), (3, 70, 64, 1), (0, 200, 96, 4), (5, 200, 80, 2), (5, 200, 252, 4),
+    (0, 0, 64, 4), (4, 5, 64, 1), (3, 70, 64, 1), (0, 200, 96, 4), (5, 200, 80, 2),
+    (5, 200, 252, 4),
 ]  # fmt: skip
 
 

@@ -312,7 +312,7 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
 
 
 def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a session keeps keys and values as, and where, as far as the command has flags for it."""
+    """What a session keeps keys and values as, and where, as far as the command has flags."""
     names = [name for name in ("kv_ram", "kv_dir", "kv_unit") if hasattr(arguments, name)]
     where = {name: getattr(arguments, name) for name in names}
     return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
