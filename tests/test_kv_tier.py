@@ -6,6 +6,7 @@ import resource
 
 import numpy as np
 import pytest
+from test_selectors import in_its_roles
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import common
@@ -13,12 +14,19 @@ from tamis.engine import Engine
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.disk import KVFile, KVFileError, Units
 from tamis.kv.tier import UNIT, UNITS
+from tamis.select.notation import methods
 from tamis.tools.stress_kv import CHUNK, Shape, stress
 
 N_CTX = 64 * PAGE
 METHODS = [
     "dense", "topk:k=64", "quest:budget=256,page=16", "hip:k=128,b_k=16", "window:recent=64",
     "lfps", "cpe", "tactic:c=16,local=64,period=4,segment=512",
+]  # fmt: skip
+OTHERS = [
+    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=64",
+    "h2o:budget=64", "hshare:budget=64", "hyperattention:block=16,sample=9,size=8,bits=3",
+    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=64,window=8",
+    "vertical_slash:n_vertical=20,n_slash=12,last_q=16",
 ]  # fmt: skip
 
 
@@ -83,6 +91,19 @@ def test_logits_are_those_of_a_session_in_memory(engine, tmp_path, attn):
     assert counts.n_written > 0
     assert counts.n_hit + counts.n_miss > 0
     assert counts.n_covered >= counts.n_chosen > 0
+
+
+@pytest.mark.parametrize("attn", OTHERS)
+def test_all_that_any_method_reads_is_there(engine, tmp_path, attn):
+    sizes = {"n_ctx": 16 * PAGE, "n_ubatch": 128} | in_its_roles(attn)
+    tiered = session_of(engine, tmp_path, 24, **sizes)
+    check_same(tiered, engine.session(**sizes), 900, 3)
+    assert tiered.kv_counts.n_read > 0
+
+
+def test_the_methods_above_are_all():
+    names = {text.partition(":")[0].partition("(")[0] for text in (*METHODS, *OTHERS)}
+    assert names == set(methods())
 
 
 @pytest.mark.parametrize("unit", UNITS)
