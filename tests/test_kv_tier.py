@@ -6,6 +6,7 @@ import resource
 
 import numpy as np
 import pytest
+from precompiled import compile_for
 from test_selectors import in_its_roles
 from tiny_models import TinySpec, write_tiny_model
 
@@ -23,10 +24,10 @@ METHODS = [
     "lfps", "cpe", "tactic:c=16,local=64,period=4,segment=512",
 ]  # fmt: skip
 OTHERS = [
-    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=64",
-    "h2o:budget=64", "hshare:budget=64", "hyperattention:block=16,sample=9,size=8,bits=3",
-    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=64,window=8",
-    "vertical_slash:n_vertical=20,n_slash=12,last_q=16",
+    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=99",
+    "h2o:budget=99", "hshare:budget=99", "hyperattention:block=16,sample=9,size=8,bits=3",
+    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=99,window=8",
+    "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
 ]  # fmt: skip
 
 
@@ -35,6 +36,8 @@ def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("tier") / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32", layers=6, n_ctx=2 * N_CTX))
     engine = Engine.load(path, n_threads=2)
+    texts = (*METHODS, *OTHERS)
+    compile_for(engine, [{"n_ctx": PAGE} | in_its_roles(text) for text in texts], 9, 9)
     yield engine
     engine.close()
 
