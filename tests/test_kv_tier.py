@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from precompiled import compile_for
 from test_selectors import in_its_roles
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
 from tamis.cli import common
 from tamis.engine import Engine
@@ -102,6 +102,21 @@ def test_all_that_any_method_reads_is_there(engine, tmp_path, attn):
     tiered = session_of(engine, tmp_path, 24, **sizes)
     check_same(tiered, engine.session(**sizes), 900, 3)
     assert tiered.kv_counts.n_read > 0
+
+
+def test_layers_with_a_window_keep_only_that_in_memory(tmp_path):
+    """Pages that they have left behind are in the file, and read when a truncation leads there."""
+    engine = Engine.load(write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3")), n_threads=2)
+    tiered = session_of(engine, tmp_path, 24, n_ctx=16 * PAGE)
+    whole = engine.session(n_ctx=16 * PAGE, n_ubatch=128)
+    check_same(tiered, whole, 900, 2)
+    assert tiered.kv_ram * 2 < engine.memory_plan(900).kv
+    assert tiered.kv_counts.n_read == 0
+    for session in (tiered, whole):
+        session.truncate(500)
+    check_same(tiered, whole, 9, 2)
+    assert tiered.kv_counts.n_read > 0
+    engine.close()
 
 
 def test_the_methods_above_are_all():
