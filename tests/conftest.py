@@ -52,5 +52,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
+    specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
+    if missing := shared().missing(specs):
+        session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
     with contextlib.suppress(CompileError):  # the tests that need the kernel will say so
-        shared().load({KernelSpec(op, tuple(constants)) for op, constants in listed})
+        shared().load(specs)
