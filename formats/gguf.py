@@ -202,6 +202,11 @@ class GGUFFile:
         info = self.tensors[name]
         return self._parts[info.part].view(info.offset, info.n_bytes)
 
+    def release_pages(self) -> None:
+        """Let the memory go that what was read so far takes; what is read again comes back."""
+        for part in self._parts:
+            part.release_pages()
+
 
 class _Part:
     """One mapped file, with its header and metadata read; tensors are read on request."""
@@ -241,6 +246,10 @@ class _Part:
             expected = " or ".join(t.__name__ for t in types)
             raise self.error(f"expected {expected}, got {type(value).__name__}", key=key)
         return value
+
+    def release_pages(self) -> None:
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def view(self, offset: int, n_bytes: int) -> np.ndarray:
         if self._map is None:

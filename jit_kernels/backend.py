@@ -96,6 +96,7 @@ class Backend:
     """
 
     kv_types: tuple[str, ...] = KV_TYPES
+    strips = True
 
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1

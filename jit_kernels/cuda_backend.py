@@ -120,6 +120,7 @@ class CudaBackend:
     """
 
     kv_types: tuple[str, ...] = ("f16",)
+    strips = False
 
     def __init__(self) -> None:
         self.device = Device()

@@ -11,6 +11,7 @@ Shapes: x [n_tok, n] means n_tok rows of n elements, row-major; n_tok is read fr
 
 from typing import NamedTuple
 
+from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.types import KV_BLOCK, PAGE
 
 
@@ -115,6 +116,9 @@ PACK_ROWS = _op("pack", "pack_rows", "form source", "step x other packed n scrat
 # of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
 # elements; scratch: n_thread * matmul_scratch(n_in) bytes.
 MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stride add scratch")
+# The rows of w as strips of STRIP rows, for the MATMUL of such a type (STRIP_TYPES): see
+# cpu/strips.py. n_in is a multiple of 64, n_out of STRIP.
+ARRANGE = _op("arrange", "arrange", "type", "w strips n_in n_out")
 
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
@@ -730,7 +734,7 @@ TEAM_RUN = _op("team", "team_run", "", "")
 TEAM_WORKER = _op("team", "team_worker", "", "")
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
-FEW_ROWS = 4  # most rows of x that MATMUL multiplies without unpacking the weights
+FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
 LSH_WORKERS = 64  # threads that LSH_CODES and LSH_QUERY keep busy at most
@@ -739,6 +743,24 @@ SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
+
+
+STRIP = 16  # rows of weights that ARRANGE puts side by side
+# The ggml types that ARRANGE has, by the name that MATMUL knows a matrix in strips by.
+STRIP_TYPES = {
+    f"{type}x{STRIP}": type
+    for type in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
+}
+
+
+def strip_block(type: str) -> int:
+    """Bytes of a row's part of a block in a strip: the type's own, with 6-bit scales made bytes."""
+    return GGMLType[type].type_size + (4 if type in ("Q4_K", "Q5_K") else 0)
+
+
+def strip_bytes(type: str, n_out: int, n_in: int) -> int:
+    """Bytes of a matrix of a ggml type in strips."""
+    return n_out * (n_in // GGMLType[type].block_size) * strip_block(type)
 
 
 def matmul_scratch(n_in: int) -> int:

@@ -95,6 +95,7 @@ class Runner(Protocol):
     n_thread: int  # that an op's work is shared by
     n_part: int  # parts that the keys of a decode step are best cut into
     kv_types: tuple[str, ...]  # of keys and values that it has kernels for
+    strips: bool  # whether products are faster with weights that ARRANGE has copied
 
     def load(
         self, specs: Iterable[KernelSpec], progress: Callable[[int, int], None] | None = None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tamis.arrange import Filling, arrange
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.hparams import HParams, RopeScaling
@@ -42,8 +43,10 @@ class MemoryPlan(NamedTuple):
 class Engine:
     """A loaded model. Immutable; sessions share its weights and its thread team."""
 
-    def __init__(self, file: GGUFFile, model: Model, vocab: Vocab, backend: Runner) -> None:
-        self._file, self.model, self.vocab = file, model, vocab
+    def __init__(
+        self, file: GGUFFile, model: Model, vocab: Vocab, backend: Runner, filling: Filling
+    ) -> None:
+        self._file, self.model, self.vocab, self._filling = file, model, vocab, filling
         self.n_threads = backend.n_thread
         self.backend = backend
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
@@ -79,14 +82,21 @@ class Engine:
         file = GGUFFile(path)
         model = load_model(file, rope)
         report("load", 1, 3)
-        vocab = Vocab.from_gguf(file)
-        if len(vocab.tokens) != model.hp.n_vocab:
-            raise file.error(
-                f"{len(vocab.tokens)} tokens, but token_embd.weight has {model.hp.n_vocab} rows",
-                key="tokenizer.ggml.tokens",
-            )
-        report("load", 2, 3)
-        engine = Engine(file, model, vocab, backend)
+        model, copies = arrange(model, backend)
+        filling = Filling(backend, copies, file.release_pages)
+        try:
+            vocab = Vocab.from_gguf(file)
+            if len(vocab.tokens) != model.hp.n_vocab:
+                raise file.error(
+                    f"{len(vocab.tokens)} tokens, but token_embd.weight has {model.hp.n_vocab} "
+                    "rows",
+                    key="tokenizer.ggml.tokens",
+                )
+            report("load", 2, 3)
+            engine = Engine(file, model, vocab, backend, filling)
+        except BaseException:
+            filling.stop()
+            raise
         report("load", 3, 3)
         return engine
 
@@ -199,7 +209,7 @@ class Engine:
         """
         from tamis.session import Session
 
-        return Session(
+        session = Session(
             self,
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
@@ -208,9 +218,13 @@ class Engine:
             audit=audit,
             progress=progress,
         )
+        report = progress or (lambda stage, done, total: None)
+        self._filling.finish(lambda done, total: report("arrange", done, total))
+        return session
 
     def close(self) -> None:
         """End the threads, or free the device. Sessions must not be used afterwards."""
+        self._filling.stop()
         self.backend.close()
 
 

@@ -22,6 +22,8 @@ KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
     for form in ("float", "quantised")
     for source in ("rows", "norm", "silu", "gelu")
 ]
+KERNELS += [(ops.ARRANGE, (t,)) for t in ops.STRIP_TYPES.values()]
+KERNELS += [(ops.MATMUL, (t,)) for t in ops.STRIP_TYPES]
 
 
 def weights(type_, rng, n_out, n_in):
@@ -155,7 +157,7 @@ def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
 
 # Tokens, output rows (under a tile, a group and a rest, half a chunk), with a bias, added to y.
 PRODUCTS = [
-    (1, 7, 0, 0), (1, 135, 1, 1), (4, 33, 1, 0), (5, 1, 0, 1), (9, 13, 1, 1),
+    (1, 7, 0, 0), (1, 135, 1, 1), (4, 33, 1, 0), (17, 1, 0, 1), (23, 13, 1, 1),
     (37, 135, 0, 1),
 ]  # fmt: skip
 
@@ -169,6 +171,41 @@ def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
     rng = np.random.default_rng((n_tok, n_out, n_in))
     data, decoded = weights(type_, rng, n_out, n_in)
     check_product(type_, data, decoded, normal(rng, n_tok, n_in), with_bias=with_bias, add=add)
+
+
+def in_strips(type_, data, n_out, n_in):
+    """The rows as ARRANGE leaves them."""
+    unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
+    found = [
+        made["strips"].copy()
+        for made in runs(
+            ops.ARRANGE, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
+        )
+    ]
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
+    return found[0]
+
+
+# Tokens, strips, with a bias, added to y: each number of rows at once, under and over a tile.
+STRIP_PRODUCTS = [
+    (1, 3, 0, 0), (3, 1, 1, 1), (4, 2, 0, 1), (7, 5, 1, 0), (17, 3, 1, 1), (37, 5, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("type_", ops.STRIP_TYPES)
+@in_child
+def test_strips_give_the_product_of_their_rows(type_, size):
+    ggml_type = ops.STRIP_TYPES[type_]
+    n_in = max(64, row_sizes(ggml_type)[0]) + 512 * size
+    for n_tok, n_strip, with_bias, add in STRIP_PRODUCTS:
+        rng = np.random.default_rng((n_tok, n_strip, n_in))
+        n_out = ops.STRIP * n_strip
+        data, decoded = weights(ggml_type, rng, n_out, n_in)
+        strips = in_strips(ggml_type, data, n_out, n_in)
+        x = normal(rng, n_tok, n_in)
+        check_product(type_, strips, decoded, x, with_bias=with_bias, add=add)
 
 
 @in_child
@@ -221,18 +258,26 @@ def test_each_32_elements_of_each_row_have_a_scale():
         assert (np.abs(y / one - x) <= 0.51 * step_size(x)).all()
 
 
+def check_neighbours(type_, data, n_out, n_in):
+    """Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing."""
+    x = normal(np.random.default_rng(3), 40, n_in)
+    for first, last, parts in [(0, 40, [(0, 17), (17, 40)]), (0, 6, [(1, 3), (2, 6)])]:
+        whole = next(iter(products(type_, data, x[first:last], n_out)))
+        for a, b in parts:
+            for y in products(type_, data, x[a:b], n_out):
+                np.testing.assert_array_equal(y, whole[a - first : b - first])
+
+
 @in_child
 def test_a_sum_does_not_depend_on_its_neighbours():
-    # Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing.
-    n_out, n_in = 7, 512
-    rng = np.random.default_rng(3)
-    data, _ = weights("Q4_K", rng, n_out, n_in)
-    x = normal(rng, 40, n_in)
-    for first, last, parts in [(0, 40, [(0, 5), (5, 40), (0, 40)]), (0, 4, [(1, 3), (2, 3)])]:
-        whole = next(iter(products("Q4_K", data, x[first:last], n_out)))
-        for a, b in parts:
-            for y in products("Q4_K", data, x[a:b], n_out):
-                np.testing.assert_array_equal(y, whole[a - first : b - first])
+    data, _ = weights("Q4_K", np.random.default_rng(3), 7, 512)
+    check_neighbours("Q4_K", data, 7, 512)
+
+
+@in_child
+def test_nor_does_a_sum_in_strips():
+    data, _ = weights("Q4_K", np.random.default_rng(3), 48, 512)
+    check_neighbours("Q4_Kx16", in_strips("Q4_K", data, 48, 512), 48, 512)
 
 
 def products(type_, data, x, n_out):

@@ -42,6 +42,7 @@ LAYERS = {
     "tamis.hparams": 4,
     "tamis.kv.*": 5,
     "tamis.select.*": 6,
+    "tamis.arrange": 7,
     "tamis.attend": 7,
     "tamis.audit": 7,
     "tamis.block": 7,

@@ -3,10 +3,10 @@
     python -m tamis.tools.compare_ggml [--types Q4_1,Q8_0] [-t 2] [--rounds 7] [--log FILE]
 
 Needs the package llama-cpp-python, see compare_llamacpp.py; its ggml libraries are called directly.
-Both multiply the same matrix, larger than the caches, with the same vector. ggml gets its plain
-layout: what it may repack at load is not measured. A row is GB/s of both (medians), the share of
-the read bandwidth that tamis reaches, and the ratio of speeds with least and most; the last line
-is JSON.
+Both multiply the same matrix, larger than the caches, with the same vector: tamis in the layout
+that an engine gives it at load, ggml in its plain one; what it may repack is not measured. A row is
+GB/s of both (medians), the share of the read bandwidth that tamis reaches, and the ratio of speeds
+with least and most; the last line is JSON.
 """
 
 import argparse
@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from tamis.arrange import in_strips
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ceiling, ops
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import zeros
+from tamis.jit_kernels.types import QTensor, zeros
 
 TYPES = "F16,BF16,Q8_0,Q6_K,Q5_K,Q5_1,Q5_0,Q4_K,Q4_1,Q4_0,IQ4_XS,IQ4_NL,MXFP4,Q3_K,Q2_K"
 N_IN, N_WEIGHT = 2048, 128 << 20
@@ -100,6 +101,8 @@ def tamis_product(
     """The linked Program of y = w @ x, and y."""
     n_in = len(x)
     n_out = w.nbytes * type_.block_size // type_.type_size // n_in
+    (matrix,), filling = in_strips([QTensor(w, type_.name, n_out, n_in)], backend)
+    backend.run(backend.link(filling))
     y, program, step = zeros(n_out, np.float32), Program(), np.array([1, 0, 0, 0, 0], np.int64)
     packed = zeros(ops.packed_bytes(1, n_in), np.uint8)
     scratch = zeros(backend.n_thread * ops.matmul_scratch(n_in), np.uint8)
@@ -116,10 +119,10 @@ def tamis_product(
     )
     program.add(
         ops.MATMUL,
-        (type_.name,),
+        (matrix.type,),
         step=step,
         packed=packed,
-        w=w,
+        w=matrix.data,
         bias=None,
         y=y,
         n_in=n_in,

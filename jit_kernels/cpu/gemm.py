@@ -16,7 +16,15 @@ from tamis.jit_kernels.cpu.decode import decode_of, row_bytes_of
 from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.panel import DEPTH, K_BLOCK, MR, NR, ROW, clear
 from tamis.jit_kernels.cpu.simd import CPU
-from tamis.jit_kernels.ops import PACKED_ROWS, PANEL_SCRATCH, packed_form
+from tamis.jit_kernels.cpu.strips import OF_TYPE
+from tamis.jit_kernels.ops import (
+    PACKED_ROWS,
+    PANEL_SCRATCH,
+    STRIP,
+    STRIP_TYPES,
+    packed_form,
+    strip_block,
+)
 
 zero = np.float32(0)
 GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
@@ -76,6 +84,27 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
     return decode_panels
 
 
+def panels_of_strips(type: str, tiles: ModuleType) -> Any:
+    """The same of a matrix in strips: r is a multiple of STRIP, n of 32, n_row of STRIP."""
+    write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
+    panel_size, n_strip = tiles.PANEL, NR // STRIP
+
+    @njit(error_model="numpy")
+    def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
+        strip_size = n_in // block * STRIP * size
+        for i in range(n // DEPTH):
+            panel = panels + panel_size * i
+            if n_row < NR:
+                clear(panel, panel_size)
+            for s in range(n_strip):
+                if STRIP * s < n_row:
+                    strip = w + strip_size * (r // STRIP + s)
+                    write(strip, k + DEPTH * i, panel, STRIP * s, rows)
+        return n // DEPTH
+
+    return decode_panels
+
+
 def gemm_of(type: str) -> Any:
     """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
@@ -84,7 +113,9 @@ def gemm_of(type: str) -> Any:
     at row 0; y_stride in bytes; scratch: PANEL_SCRATCH bytes.
     """
     tiles = tiles_of(packed_form(type))
-    decode_panels, add_tile = panels_of(type, tiles), tiles.add_tile
+    in_strips = STRIP_TYPES.get(type)
+    decode_panels = panels_of_strips(in_strips, tiles) if in_strips else panels_of(type, tiles)
+    add_tile = tiles.tile_of(in_strips is not None and OF_TYPE[in_strips].zero is None)
     panel_size, block_size = tiles.PANEL, tiles.BLOCK
     group_size = K_BLOCK // DEPTH * panel_size
     assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH

@@ -3,6 +3,8 @@
 A block is f32 [MR, DEPTH], a panel f32 [DEPTH, NR].
 """
 
+from typing import Any
+
 from numba import njit
 
 from tamis.jit_kernels.cpu.grid import (
@@ -13,7 +15,9 @@ from tamis.jit_kernels.cpu.grid import (
 )
 from tamis.jit_kernels.cpu.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.panel import DEPTH, MR, NV, WORD_ROW, clear, transpose_words
-from tamis.jit_kernels.cpu.simd import LANES, load_f, store_f
+from tamis.jit_kernels.cpu.simd import LANES, load_f, load_f32x16, store_f, store_f32x16
+from tamis.jit_kernels.cpu.strips import decoder_of
+from tamis.jit_kernels.ops import STRIP
 
 X_ROW = 4 * DEPTH
 BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
@@ -38,10 +42,33 @@ def pack_panel(rows, panel):
         transpose_words(rows + 4 * k, panel + WORD_ROW * k)
 
 
-@njit(error_model="numpy")
-def add_tile(panel, block, y, stride):
-    """Add the products of a block's and a panel's rows to MR rows of NR floats at y."""
-    sums = load_grid(y, stride, MR, NV)
-    for k in range(DEPTH):
-        sums = add_outer(sums, block + 4 * k, X_ROW, load_row(panel + WORD_ROW * k, NV))
-    store_grid(y, stride, sums)
+def strip_writer(type: str) -> Any:
+    """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
+
+    They are elements k .. k + DEPTH of a strip; spare: 2560 bytes.
+    """
+    decode = decoder_of(type)
+
+    @njit(error_model="numpy")
+    def write(strip, k, panel, first, spare):
+        decode(strip, k, spare, spare + 4 * STRIP * DEPTH)
+        for i in range(DEPTH):
+            store_f32x16(panel + WORD_ROW * i + 4 * first, load_f32x16(spare + 4 * STRIP * i))
+
+    return write
+
+
+def tile_of(minima: bool) -> Any:
+    """The function add(panel, block, y, stride): MR rows of NR floats at y and their products.
+
+    minima are part of the panel's floats.
+    """
+
+    @njit(error_model="numpy")
+    def add_tile(panel, block, y, stride):
+        sums = load_grid(y, stride, MR, NV)
+        for k in range(DEPTH):
+            sums = add_outer(sums, block + 4 * k, X_ROW, load_row(panel + WORD_ROW * k, NV))
+        store_grid(y, stride, sums)
+
+    return add_tile

@@ -14,8 +14,11 @@ from tamis.jit_kernels.cpu.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
 from tamis.jit_kernels.cpu.pack import pack_row, scratch_of
 from tamis.jit_kernels.cpu.panel import MR, NR, share_of
+from tamis.jit_kernels.cpu.strips import OF_TYPE, product_of
 from tamis.jit_kernels.cpu.turns import take
-from tamis.jit_kernels.ops import FEW_ROWS, STEP, packed_form
+from tamis.jit_kernels.ops import FEW_ROWS, STEP, STRIP, STRIP_TYPES, packed_form, strip_block
+
+ROWS = 4  # of x that a strip is multiplied with at once
 
 
 @njit(error_model="numpy")
@@ -71,42 +74,87 @@ def rows_of(type: str) -> Any:
     return pair_of_quants
 
 
+def few_of_pairs(type: str) -> tuple[int, Any]:
+    """Rows of weights in a unit, and the function that multiplies units with few rows of x.
+
+    few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare); units: first and last;
+    y_stride in bytes.
+    """
+    pair, row_bytes = rows_of(type), row_bytes_of(type)
+
+    @njit(error_model="numpy")
+    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
+        size = row_bytes(n_in)
+        for r in range(2 * units[0], 2 * units[1], 2):
+            row, next = w + size * r, min(r + 1, n_out - 1)  # the last may have no other row
+            for t in range(n_tok):
+                to = y + y_stride * t
+                sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, spare)
+                store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
+                if next > r:
+                    store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+
+    return 2, few
+
+
+def few_of_strips(type: str) -> tuple[int, Any]:
+    """The same of a matrix in strips, which are the units."""
+    one, several = product_of(type, 1), product_of(type, ROWS)
+    block, size = OF_TYPE[type].block, strip_block(type)
+
+    @njit(error_model="numpy")
+    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
+        for s in range(units[0], units[1]):
+            strip, to, t = w + n_in // block * STRIP * size * s, y + 4 * STRIP * s, 0
+            of_bias = bias + 4 * STRIP * s if bias != 0 else 0
+            while t < n_tok:
+                x, at = packed + 8 * n_in * t, to + y_stride * t
+                if t + ROWS <= n_tok:
+                    several(strip, n_in, x, 8 * n_in, at, y_stride, of_bias, add)
+                    t += ROWS
+                else:
+                    one(strip, n_in, x, 8 * n_in, at, y_stride, of_bias, add)
+                    t += 1
+
+    return STRIP, few
+
+
 def matmul(type: str) -> Any:
     """Kernel of MATMUL: threads take ranges of weight rows for all rows of x."""
-    pair, row_bytes, gemm = rows_of(type), row_bytes_of(type), gemm_of(type)
+    in_strips, gemm = STRIP_TYPES.get(type), gemm_of(type)
+    unit, few = few_of_strips(in_strips) if in_strips else few_of_pairs(type)
+
+    @njit(error_model="numpy")
+    def many(shared, w, n_in, n_out, packed, n_tok, y, y_stride, bias, add, mine):
+        # Threads share (part of the rows of x, unit of NR weights), in this order.
+        tid, n_thread, turns = shared
+        n_unit = (n_out + NR - 1) // NR
+        n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
+        begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
+        while begin < n_unit * n_part:
+            for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
+                rows = share_of(part, n_part, n_tok, MR)
+                first = NR * max(0, begin - n_unit * part)
+                last = min(n_out, NR * (end - n_unit * part))
+                gemm(w, n_in, first, last, packed, rows, y, y_stride, bias, add, mine)
+            turn += 1
+            begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
 
     def kernel(
         tid, n_thread, turns, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        n_tok = load_i64(step + STEP.n_tok)
+        n_tok, stride = load_i64(step + STEP.n_tok), 4 * y_stride
         mine = scratch + tid * scratch_of(n_in)
         if n_tok > FEW_ROWS:
-            # Threads share (part of the rows of x, unit of NR weights), in this order.
-            n_unit = (n_out + NR - 1) // NR
-            n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
-            begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
-            while begin < n_unit * n_part:
-                for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
-                    rows = share_of(part, n_part, n_tok, MR)
-                    first = NR * max(0, begin - n_unit * part)
-                    last = min(n_out, NR * (end - n_unit * part))
-                    gemm(w, n_in, first, last, packed, rows, y, 4 * y_stride, bias, add, mine)
-                turn += 1
-                begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
+            shared = tid, n_thread, turns
+            many(shared, w, n_in, n_out, packed, n_tok, y, stride, bias, add, mine)
             return
-        size, n_pair, turn = row_bytes(n_in), (n_out + 1) // 2, 0
-        begin, end = take(turn, tid, n_thread, n_pair, turns)
-        while begin < n_pair:
-            for r in range(2 * begin, 2 * end, 2):
-                row, next = w + size * r, min(r + 1, n_out - 1)  # the last may have no other row
-                for t in range(n_tok):
-                    to = y + 4 * y_stride * t
-                    sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, mine)
-                    store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
-                    if next > r:
-                        store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+        n_unit, turn = (n_out + unit - 1) // unit, 0
+        begin, end = take(turn, tid, n_thread, n_unit, turns)
+        while begin < n_unit:
+            few(w, n_in, (begin, end), n_out, packed, n_tok, y, stride, bias, add, mine)
             turn += 1
-            begin, end = take(turn, tid, n_thread, n_pair, turns)
+            begin, end = take(turn, tid, n_thread, n_unit, turns)
 
     return kernel
 

@@ -773,8 +773,8 @@ def bits_to_bytes(b, bits, value):
     return b.select(mask, lanes, const(lanes.type, 0))
 
 
-def byte_table(values: Sequence[int]) -> Any:
-    """The operation x -> values[x] on i8 vectors; 16 values, lanes of x below 16."""
+def table_lookup(values: Sequence[int]) -> Callable[[Any, Any], Any]:
+    """The function x -> values[x] on LLVM vectors of bytes; 16 values, lanes of x below 16."""
 
     def body(b: Any, x: Any) -> Any:
         n = x.type.count
@@ -791,6 +791,12 @@ def byte_table(values: Sequence[int]) -> Any:
             found = b.select(same, const(x.type, value), found)
         return found
 
+    return body
+
+
+def byte_table(values: Sequence[int]) -> Any:
+    """The operation x -> values[x] on i8 vectors; 16 values, lanes of x below 16."""
+    body = table_lookup(values)
     rule = lambda x: x if _is(x, "i", 8) and x.n % 16 == 0 else None  # noqa: E731
     return vector_op(rule)(_named("lookup", "The table's value of each lane.", body))
 

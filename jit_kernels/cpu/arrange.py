@@ -1,0 +1,158 @@
+"""Rows of quantised weights written as strips: see strips.py for what lies where."""
+
+from typing import Any
+
+from numba import njit
+
+from tamis.jit_kernels.cpu.decode import _minimum_k, _scale_k, row_bytes_of
+from tamis.jit_kernels.cpu.intrinsic import (
+    load_u8,
+    load_u16,
+    load_u32,
+    store_i16,
+    store_i32,
+    store_u8,
+)
+from tamis.jit_kernels.cpu.panel import share_of
+from tamis.jit_kernels.cpu.simd import (
+    load_i32x16,
+    shift_right,
+    splat_i32x16,
+)
+from tamis.jit_kernels.cpu.strips import (
+    HALVES,
+    K_MINIMA,
+    K_SCALES,
+    K_VALUES,
+    OF_TYPE,
+    SIX_HIGH,
+    SIX_LOW,
+    SIX_SCALES,
+    VECTOR,
+)
+from tamis.jit_kernels.cpu.words import store_low_nibbles
+from tamis.jit_kernels.ops import STRIP, strip_block
+
+# Every function here takes a block of STRIP rows, the first at `block` and `apart` bytes between
+# them, and the place in the strip that it goes to.
+
+
+@njit(error_model="numpy")
+def put_halves(block, apart, to):
+    """A float16 of each row."""
+    for r in range(STRIP):
+        store_i16(to + 2 * r, load_u16(block + apart * r))
+
+
+def putting_words(n: int) -> Any:
+    """The function put(block, apart, to): n words of each row, one in each vector."""
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        for r in range(STRIP):
+            for i in range(n):
+                store_i32(to + VECTOR * i + 4 * r, load_u32(block + apart * r + 4 * i))
+
+    return put
+
+
+one_word, four_words, eight_words, sixteen_words = map(putting_words, (1, 4, 8, 16))
+
+
+def of_32(n_half: int, with_bits: bool, put_values: Any) -> Any:
+    """The function put(block, apart, to) of a type with blocks of 32: see strips.py."""
+    bits_at = HALVES * n_half
+    values_at = bits_at + (64 if with_bits else 0)
+    read_at = 2 * n_half + (4 if with_bits else 0)
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        for i in range(n_half):
+            put_halves(block + 2 * i, apart, to + HALVES * i)
+        if with_bits:
+            one_word(block + 2 * n_half, apart, to + values_at)
+            bits = load_i32x16(to + values_at)
+            for i in range(8):
+                store_low_nibbles(to + bits_at + 8 * i, bits)
+                bits = shift_right(bits, 4)
+        put_values(block + read_at, apart, to + values_at)
+
+    return put
+
+
+@njit(error_model="numpy")
+def put_k_scales(block, apart, to):
+    """The scales and minima of Q4_K and Q5_K, a byte each."""
+    for i in range(2):
+        put_halves(block + 2 * i, apart, to + HALVES * i)
+    for r in range(STRIP):
+        for i in range(8):
+            scales = block + apart * r + 4
+            store_u8(to + K_SCALES + STRIP * i + r, _scale_k(scales, i))
+            store_u8(to + K_MINIMA + STRIP * i + r, _minimum_k(scales, i))
+
+
+@njit(error_model="numpy")
+def put_q4_k(block, apart, to):
+    """A block of Q4_K."""
+    put_k_scales(block, apart, to)
+    for i in range(2):
+        sixteen_words(block + 16 + 64 * i, apart, to + K_VALUES + 16 * VECTOR * i)
+
+
+@njit(error_model="numpy")
+def put_q5_k(block, apart, to):
+    """A block of Q5_K: bit i of its byte j is element j's of the 32 from 32 * i on."""
+    put_k_scales(block, apart, to)
+    values = to + K_VALUES + 512
+    eight_words(block + 16, apart, values)
+    for j in range(8):
+        bits = load_i32x16(values + VECTOR * j)
+        for i in range(8):
+            ones = bits & splat_i32x16(0x01010101)
+            nibble = (ones | shift_right(ones, 7)) | (shift_right(ones, 14) | shift_right(ones, 21))
+            store_low_nibbles(to + K_VALUES + 64 * i + 8 * j, nibble)
+            bits = shift_right(bits, 1)
+    for i in range(2):
+        sixteen_words(block + 48 + 64 * i, apart, values + 16 * VECTOR * i)
+
+
+@njit(error_model="numpy")
+def put_q6_k(block, apart, to):
+    """A block of Q6_K."""
+    put_halves(block + 208, apart, to)
+    for r in range(STRIP):
+        for i in range(16):
+            store_u8(to + SIX_SCALES + STRIP * i + r, load_u8(block + apart * r + 192 + i))
+    for i in range(2):
+        sixteen_words(block + 64 * i, apart, to + SIX_LOW + 16 * VECTOR * i)
+    sixteen_words(block + 128, apart, to + SIX_HIGH)
+
+
+PUT = {
+    "Q4_0": of_32(1, False, four_words),
+    "Q4_1": of_32(2, False, four_words),
+    "Q5_0": of_32(1, True, four_words),
+    "Q5_1": of_32(2, True, four_words),
+    "Q8_0": of_32(1, False, eight_words),
+    "IQ4_NL": of_32(1, False, four_words),
+    "Q4_K": put_q4_k,
+    "Q5_K": put_q5_k,
+    "Q6_K": put_q6_k,
+}
+
+
+def arrange(type: str) -> Any:
+    """Kernel of ARRANGE: threads take strips."""
+    put, row_bytes = PUT[type], row_bytes_of(type)
+    block, block_bytes = OF_TYPE[type].block, STRIP * strip_block(type)
+
+    def kernel(tid, n_thread, w, strips, n_in, n_out):
+        first, last = share_of(tid, n_thread, n_out, STRIP)
+        row_size, to = row_bytes(n_in), strips + n_in // block * block_bytes * (first // STRIP)
+        for r in range(first, last, STRIP):
+            for i in range(n_in // block):
+                put(w + row_size * r + row_bytes(block) * i, row_size, to)
+                to += block_bytes
+
+    return kernel

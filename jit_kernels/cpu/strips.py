@@ -1,0 +1,288 @@
+"""Quantised weights in strips: the products of sixteen rows at a time, one row a lane.
+
+A strip is sixteen rows of a matrix, cut into the blocks of their ggml type; what the rows' blocks
+hold lies side by side, in the order in which vectors read it (arrange.py writes it). So a scale is
+read for sixteen rows at once, sums need no addition across lanes, and each vector of weights is
+multiplied with as many rows of activations as there are. The arithmetic is that of gemv.py: whole
+numbers of weights times planes of activations, added up over the elements that share a scale.
+
+Of a block of 32: d f16 [16]; where the type has one, the minimum m f16 [16]; where it has fifth
+bits, a uint64 for each vector of values; then the values, bytes [32 / 4 / 2, 16, 4] of nibbles or
+[32 / 4, 16, 4]. Of a block of 256: see each type.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.cpu.decode import IQ4_VALUES
+from tamis.jit_kernels.cpu.simd import (
+    fma,
+    load_f16x16,
+    load_i8x16,
+    load_i32x16,
+    prefetch,
+    shift_left,
+    shift_right,
+    shift_right_signed,
+    splat_f32x16,
+    store_f32x16,
+    to_f32,
+    widen,
+    widen_unsigned,
+)
+from tamis.jit_kernels.cpu.words import (
+    OFFSET,
+    add_each,
+    add_rows,
+    add_times,
+    beside,
+    both,
+    dot_signed_words,
+    dot_words,
+    field,
+    join_planes,
+    load_bytes,
+    looked_up,
+    no_sums,
+    raised,
+    store_bytes,
+    store_rows,
+    times_each,
+    with_bits,
+)
+from tamis.jit_kernels.ops import STRIP, strip_block
+
+PLANES, CHUNK = 128, 64  # bytes and elements of a chunk of gemv's planes
+AHEAD = 2048  # bytes that weights are asked for ahead of their use
+f32 = np.float32
+HALVES = 2 * STRIP  # bytes of a float16 of each row
+VECTOR = 4 * STRIP  # bytes of a vector of values
+
+
+class Strips(NamedTuple):
+    """A type's strips. Functions are compiled; i counts units, the elements that share a scale."""
+
+    block: int  # elements of a block
+    unit: int
+    values: Any  # (block, i): unit / 4 vectors of whole numbers q, see words.py
+    scales: Any  # (block, i): d and m of sixteen rows; weights are d * q + m
+    zero: int | None  # m is -zero * d; None: it has bits of its own
+    signed: bool = False  # whether values are
+
+
+def around(zero: int) -> tuple[Any, int]:
+    """The scales of blocks of 32 that begin with d alone, and their zero."""
+    factor = f32(-zero)
+
+    @njit
+    def scales(block, i):
+        d = load_f16x16(block)
+        return d, d * splat_f32x16(factor)
+
+    return scales, zero
+
+
+@njit
+def from_minimum(block, i):
+    """The scales of blocks of 32 that begin with d and m."""
+    return load_f16x16(block), load_f16x16(block + HALVES)
+
+
+@njit
+def nibbles_at(at):
+    """Sixteen bytes of nibbles of each row: the low ones, then the high ones."""
+    x = load_bytes(at, 4)
+    return beside(field(x, 0, 15), field(x, 4, 15))
+
+
+def four_bit(at: int) -> Any:
+    """The values of a block of 32 with nibbles at `at`."""
+
+    @njit
+    def values(block, i):
+        return nibbles_at(block + at)
+
+    return values
+
+
+def five_bit(at: int) -> Any:
+    """The values of a block of 32 with fifth bits at `at`, then nibbles."""
+
+    @njit
+    def values(block, i):
+        return with_bits(nibbles_at(block + at + 64), block + at, 16)
+
+    return values
+
+
+@njit
+def eight_bit(block, i):
+    """The values of Q8_0."""
+    return load_bytes(block + HALVES, 8)
+
+
+iq4 = looked_up([int(v) for v in IQ4_VALUES])
+
+
+@njit
+def iq4_nl(block, i):
+    """The values of IQ4_NL."""
+    return iq4(nibbles_at(block + HALVES))
+
+
+# ---- blocks of 256 -------------------------------------------------------------------------------
+# Q4_K and Q5_K: d, dmin, then bytes [8, 16] of scales and of minima. Fifth bits: uint64 [8, 8], a
+# row of them for each 32 elements. Nibbles: bytes [4, 8, 16, 4], low ones before high ones.
+K_SCALES, K_MINIMA = 2 * HALVES, 2 * HALVES + 8 * STRIP
+K_VALUES = K_MINIMA + 8 * STRIP
+# Q6_K: d, bytes [16, 16] of scales, nibbles [2, 16, 16, 4] and the two bits above [2, 8, 16, 4].
+SIX_SCALES, SIX_LOW = HALVES, HALVES + 16 * STRIP
+SIX_HIGH = SIX_LOW + 128 * STRIP
+
+
+@njit
+def bytes_to_f32(at):
+    """Sixteen unsigned bytes as floats."""
+    return to_f32(widen_unsigned(widen_unsigned(load_i8x16(at))))
+
+
+@njit
+def k_scales(block, i):
+    """D * scale and -dmin * minimum."""
+    d, minimum = load_f16x16(block), load_f16x16(block + HALVES)
+    minima = bytes_to_f32(block + K_MINIMA + STRIP * i)
+    return d * bytes_to_f32(block + K_SCALES + STRIP * i), minimum * minima * splat_f32x16(f32(-1))
+
+
+@njit
+def q4_k(block, i):
+    """The values of Q4_K."""
+    return field(load_bytes(block + K_VALUES + 8 * VECTOR * (i // 2), 8), 4 * (i % 2), 15)
+
+
+@njit
+def q5_k(block, i):
+    """The values of Q5_K."""
+    low = field(load_bytes(block + K_VALUES + 512 + 8 * VECTOR * (i // 2), 8), 4 * (i % 2), 15)
+    return with_bits(low, block + K_VALUES + 64 * i, 16)
+
+
+@njit
+def six_scales(block, i):
+    """Scales of Q6_K as whole numbers."""
+    return widen(widen(load_i8x16(block + SIX_SCALES + STRIP * i)))
+
+
+@njit
+def q6_k_scales(block, i):
+    """D times a scale, and -32 times that."""
+    d = load_f16x16(block) * to_f32(six_scales(block, i))
+    return d, d * splat_f32x16(f32(-32))
+
+
+@njit
+def q6_k(block, i):
+    """The values of Q6_K: of 128 elements, four times 32 that take nibbles and pairs by turns."""
+    half, quarter, side = i // 8, i % 8 // 2, 4 * VECTOR * (i % 2)
+    low = load_bytes(block + SIX_LOW + 16 * VECTOR * half + 8 * VECTOR * (quarter % 2) + side, 4)
+    high = load_bytes(block + SIX_HIGH + 8 * VECTOR * half + side, 4)
+    top = raised(field(high, 2 * quarter, 3), 4)
+    return both(field(low, 4 * (quarter // 2), 15), top)
+
+
+OF_TYPE = {
+    "Q4_0": Strips(32, 32, four_bit(HALVES), *around(8)),
+    "Q4_1": Strips(32, 32, four_bit(2 * HALVES), from_minimum, None),
+    "Q5_0": Strips(32, 32, five_bit(HALVES), *around(16)),
+    "Q5_1": Strips(32, 32, five_bit(2 * HALVES), from_minimum, None),
+    "Q8_0": Strips(32, 32, eight_bit, *around(0), signed=True),
+    "IQ4_NL": Strips(32, 32, iq4_nl, *around(0), signed=True),
+    "Q4_K": Strips(256, 32, q4_k, k_scales, None),
+    "Q5_K": Strips(256, 32, q5_k, k_scales, None),
+    "Q6_K": Strips(256, 16, q6_k, q6_k_scales, 32),
+}
+
+
+# ---- products ------------------------------------------------------------------------------------
+def product_of(type: str, rows: int) -> Any:
+    """The function add(strip, n, x, stride, y, y_stride, bias, add): `rows` rows times a strip.
+
+    x: rows as pack.pack_rows leaves few of them, `stride` bytes apart; n a multiple of 64. y: where
+    sixteen products of the first row go; bias: their sixteen, or 0.
+    """
+    block, unit, values, scales, _, signed = OF_TYPE[type]
+    size = strip_block(type)
+    dot, n_unit = dot_signed_words if signed else dot_words, block // unit
+    unit_bytes, row_offset = STRIP * size * unit // block, f32(-OFFSET if signed else 0)
+    per_element = 2 if unit == 16 else 5  # of pairs: see gemv.py
+    half = 1 if unit == 16 else 2
+
+    @njit(error_model="numpy")
+    def product(strip, n, x, stride, y, y_stride, bias, add):
+        planes = x + 4 * n
+        pairs = planes + per_element * n // half
+        sums = no_sums(rows)
+        for k in range(0, n, block):
+            for i in range(n_unit):
+                for line in range(0, unit_bytes, 64):
+                    prefetch(strip + AHEAD + unit_bytes * i + line)
+                at = k + unit * i
+                plane = planes + at // CHUNK * PLANES + at % CHUNK
+                q, (d, m) = values(strip, i), scales(strip, i)
+                high, low = dot(q, plane, stride, rows), dot(q, plane + CHUNK, stride, rows)
+                whole = times_each(join_planes(high, low), pairs, stride)
+                if signed:
+                    m += d * splat_f32x16(row_offset)
+                sums = add_each(add_times(sums, whole, d), m, pairs + 4, stride)
+                pairs += 8
+            strip += STRIP * size
+        if bias != 0:
+            sums = add_rows(sums, bias, 0)
+        if add != 0:
+            sums = add_rows(sums, y, y_stride)
+        store_rows(y, y_stride, sums)
+
+    return product
+
+
+def byte_of(e: int, signed: bool) -> Any:
+    """The function x -> byte e of each 32-bit lane, as floats."""
+    up = 24 - 8 * e
+
+    @njit
+    def unsigned_byte(x):
+        return to_f32(shift_right(shift_left(x, up), 24))
+
+    @njit
+    def signed_byte(x):
+        return to_f32(shift_right_signed(shift_left(x, up), 24))
+
+    return signed_byte if signed else unsigned_byte
+
+
+def decoder_of(type: str) -> Any:
+    """The function decode(strip, k, to, spare): elements k .. k + 32 as floats, f32 [32, 16].
+
+    k is a multiple of 32; spare: 512 bytes.
+    """
+    block, unit, values, scales, _, signed = OF_TYPE[type]
+    size = strip_block(type)
+    first, second, third, fourth = (byte_of(e, signed) for e in range(4))
+
+    @njit(error_model="numpy")
+    def decode(strip, k, to, spare):
+        at, i = strip + k // block * STRIP * size, k % block // unit
+        for u in range(32 // unit):
+            d, m = scales(at, i + u)
+            store_bytes(spare, values(at, i + u))
+            for j in range(unit // 4):
+                x = load_i32x16(spare + VECTOR * j)
+                store_f32x16(to, fma(first(x), d, m))
+                store_f32x16(to + VECTOR, fma(second(x), d, m))
+                store_f32x16(to + 2 * VECTOR, fma(third(x), d, m))
+                store_f32x16(to + 3 * VECTOR, fma(fourth(x), d, m))
+                to += 4 * VECTOR
+
+    return decode
