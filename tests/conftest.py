@@ -1,5 +1,6 @@
 """Shared fixtures. Tests marked `model` use the real models, fetched on first use."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,9 @@ import pytest
 
 from tamis import models
 from tamis.fetch.base import Unreachable
+from tamis.jit_kernels.library import shared
+from tamis.jit_kernels.program import KernelSpec
+from tamis.jit_kernels.workers import CompileError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,3 +44,16 @@ def model_path() -> Callable[[str], Path]:
             pytest.skip(f"{name} cannot be fetched: {e}")
 
     return path_of
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the kernels of all modules of op tests that will run, with one start of compilers."""
+    if session.config.option.collectonly:
+        return
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
+    specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
+    if missing := shared().missing(specs):
+        session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
+    with contextlib.suppress(CompileError):  # the tests that need the kernel will say so
+        shared().load(specs)

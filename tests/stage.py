@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from precompiled import Recorder
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
@@ -28,7 +29,7 @@ class Step(NamedTuple):
 class Stage:
     """One layer's keys and values [n_head_kv, n_kv, head_dim] and a method that chooses."""
 
-    def __init__(self, text, k, v, *, n_head):
+    def __init__(self, text, k, v, *, n_head, backend=None):
         n_head_kv, n_kv, head_dim = k.shape
         n_page = -(-n_kv // PAGE)
         table = np.arange(n_page, dtype=np.int32)
@@ -40,7 +41,7 @@ class Stage:
         self._shape, self.state = shape, parse_method(text).open(shape)
         self._q = np.zeros((1, n_head, head_dim), np.float32)
         self._out, self._step = self._q.copy(), np.zeros(ops.STEP_SIZE, np.int64)
-        self._backend, self._phases = Backend(1), {}
+        self._backend, self._phases = backend or Backend(1), {}
 
     @staticmethod
     def _pages(rows, n_page):
@@ -91,6 +92,23 @@ class Stage:
         sel = full_selection(self._shape, len(q), 1)
         self.state.observe(rec, 0, np.ascontiguousarray(q), self._kv, sel)
         self._backend.run(self._backend.link(program))
+
+
+def kernels(texts, *shapes):
+    """What methods need on stages of these (head_dim, n_head_kv, n_head): see KERNELS in guarded.
+
+    They are compiled with those of other modules: the compilers start once, and not many times.
+    """
+    recorder = Recorder()
+    for head_dim, n_head_kv, n_head in shapes:
+        k = np.zeros((n_head_kv, 128, head_dim), np.float16)
+        for text in texts:
+            stage = Stage(text, k, k, n_head=n_head, backend=recorder)
+            q = np.zeros((8, n_head, head_dim), np.float32)
+            stage.see(q, 90)
+            for pos in (98, 99, 100):
+                stage.decode(q[0], pos)
+    return [(spec.op, spec.constants) for spec in recorder.specs]
 
 
 def weights_of(q, k):

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from tiny_models import TinySpec, write_tiny_model
+from precompiled import compile_for
+from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.audit import AuditError
 from tamis.cli import main
@@ -30,12 +31,13 @@ N_PROMPT, N_DECODE = 150, 24
 @pytest.fixture(scope="module", params=["qwen2", "gemma3"])
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    return write_tiny_model(path, TinySpec(request.param))
+    return write_tiny_model(path, like_qwen2(request.param))
 
 
 @pytest.fixture(scope="module")
 def engine(model):
     engine = Engine.load(model, n_threads=2)
+    compile_for(engine, [{"n_ctx": 256, "n_ubatch": 64, "attn": method} for method in METHODS])
     yield engine
     engine.close()
 

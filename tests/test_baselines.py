@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
-from stage import Stage, real_attention, weights_of
+from stage import Stage, kernels, real_attention, weights_of
 
 from tamis.select.hshare import n_own
 from tamis.select.magicpig import sampling_probability
 from tamis.select.snapkv import pyramid
 
+KERNELS = [
+    *kernels(["h2o", "snapkv", "magicpig:K=4,L=12,dense=0", "bigbird"], (16, 1, 1)),
+    *kernels(["double_sparsity:label=0.125", "topk"], (32, 1, 2)),
+    *kernels(["hshare", "topk:rows=head", "double_sparsity", "magicpig:dense=0"], (64, 2, 14)),
+]
 N_SEEN = 33  # queries that methods see before the step
 
 

@@ -4,7 +4,7 @@ import argparse
 
 import numpy as np
 import pytest
-from stand_in_engine import FakeEngine
+from stand_in_engine import FakeEngine, FakeSession
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import UsageError, common, main
@@ -58,10 +58,26 @@ def test_half_a_request_is_refused(words):
         common._rope_scaling(parsed(*words))
 
 
-def test_run_passes_the_budget_on(monkeypatch, tmp_path):
-    engine, seen = FakeEngine(), {}
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run -p hello",
+        "bench -p 4 -n 2 -r 1",
+        "perplexity -f text -c 8",
+        "perplexity -f text -d 4 -n 2 --attn quest",
+    ],
+)
+def test_commands_pass_the_budget_on(line, monkeypatch, tmp_path):
+    engine, seen = FakeEngine(), []
     session = engine.session
-    monkeypatch.setattr(engine, "session", lambda **options: (seen.update(options), session())[1])
+    monkeypatch.setattr(
+        engine, "session", lambda **options: (seen.append(options), session(options["n_ctx"]))[1]
+    )
+    monkeypatch.setattr(FakeSession, "copy", lambda self, other: None, raising=False)
     monkeypatch.setattr(common, "load_engine", lambda *_: engine)
-    assert main(["run", "-p", "hello", "--kv-ram", "1MiB", "--kv-dir", str(tmp_path)]) == 0
-    assert (seen["kv_ram"], seen["kv_dir"]) == (1 << 20, str(tmp_path))
+    (tmp_path / "text").write_text("x" * 35)
+    monkeypatch.chdir(tmp_path)
+    assert main([*line.split(), "--kv-ram", "1MiB", "--kv-dir", ".", "--kv-unit", "64"]) == 0
+    assert len(seen) == (2 if "quest" in line else 1)
+    for options in seen:
+        assert (options["kv_ram"], options["kv_dir"], options["kv_unit"]) == (1 << 20, ".", 64)

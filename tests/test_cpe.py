@@ -7,7 +7,7 @@ import pytest
 from golden_data import FOLDER
 from oracle import Oracle
 from replay import Replay
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine import Engine
 from tamis.select.base import SelectorShape
@@ -127,7 +127,7 @@ class FreezingOracle(Oracle):
 def engine(request, tmp_path_factory):
     """Eight layers, of which the last two freeze, or seven with sliding windows among them."""
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    write_tiny_model(path, TinySpec(request.param, layers=0 if request.param == "gemma3" else 8))
+    write_tiny_model(path, like_qwen2(request.param, layers=0 if request.param == "gemma3" else 8))
     engine = Engine.load(path, n_threads=2)
     yield engine
     engine.close()

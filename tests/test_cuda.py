@@ -17,8 +17,8 @@ from tamis.jit_kernels.cuda.target import TARGETS, target_of
 from tamis.jit_kernels.ops import Op
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.ptx_library import PtxLibrary
-from tamis.jit_kernels.store import fingerprint
-from tamis.jit_kernels.workers import CompileError
+from tamis.jit_kernels.store import fingerprint, read_object
+from tamis.jit_kernels.workers import Command, CompileError, compile_specs
 
 BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 F16 = ("f16", "f16")  # keys and values
@@ -86,17 +86,14 @@ COMPILED = [
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    """compiled(spec, target's name): the target and the launches of an op, made once."""
+def compiled(tmp_path_factory):
+    """compiled(spec, target's name): the target and the launches of an op, by two compilers."""
     pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-    compiler, known = importlib.import_module("tamis.jit_kernels.cuda.compiler"), {}
-
-    def launches(spec, name):
-        if (spec, name) not in known:
-            known[spec, name] = json.loads(compiler.compile_kernel(spec, TARGETS[name]))
-        return TARGETS[name], known[spec, name]
-
-    return launches
+    folders = {name: tmp_path_factory.mktemp(name) for name in TARGETS}
+    for name, folder in folders.items():
+        command = Command(folder, "tamis.jit_kernels.cuda.compiler", name, {})
+        compile_specs(command, [spec for spec, target in COMPILED if target == name], 2)
+    return lambda spec, name: (TARGETS[name], json.loads(read_object(folders[name], spec.symbol)))
 
 
 def test_every_op_that_is_offered_is_tested_here():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from golden_data import FOLDER
 from replay import Replay
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine import Engine
 from tamis.select.delta import Delta
@@ -98,7 +98,7 @@ def test_lemma_1_bounds_what_the_difference_is_not(real):
 @pytest.fixture(scope="module", params=["qwen2", "gemma3"])
 def engine(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    write_tiny_model(path, TinySpec(request.param))
+    write_tiny_model(path, like_qwen2(request.param))
     engine = Engine.load(path, n_threads=2)
     yield engine
     engine.close()

@@ -61,12 +61,15 @@ HEADS_Q8 = [
     Heads(head_dim=256, group=4, q_block=1, n_row=1, heads_per_kv=4),
     Heads(head_dim=64, group=3, q_block=16, n_row=2, heads_per_kv=3),
 ]
+# Keys and values of different types: at one token of one of these heads, and at several.
+AT_Q8 = [(at, types) for at in range(len(HEADS_Q8)) for types in TYPES[1 if at in (0, 4) else 3 :]]
+KINDS_Q8 = [(HEADS_Q8[at], types) for at, types in AT_Q8]
 SHAPE_Q8 = (64, 1, 6, 3, 32)
 KERNELS = [
     *{(ops.ROPE_APPEND, (*shape[:2], *F16)) for shape in SHAPES},
     *((ops.ROPE_APPEND, (*SHAPE_Q8[:2], *types)) for types in TYPES),
     *{(ops.ATTEND, (h.head_dim, h.group, h.q_block, *F16)) for h in HEADS},
-    *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h in HEADS_Q8 for t in TYPES[1:]),
+    *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h, t in KINDS_Q8),
     *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in (*HEADS, *HEADS_Q8)},
 ]
 
@@ -373,11 +376,10 @@ def test_attention_to_a_selection(at, n_tok, pos, block):
     check_attend(case, with_lse=turn // 2 % 2 == 0)
 
 
-@pytest.mark.parametrize("types", TYPES[1:], ids=str)
 @pytest.mark.parametrize(
     ("n_tok", "pos", "block"), [(1, 0, 1), (1, 100, 1), (1, 170, 64), (37, 70, 16)]
 )
-@pytest.mark.parametrize("at", range(len(HEADS_Q8)), ids=map(str, HEADS_Q8))
+@pytest.mark.parametrize(("at", "types"), AT_Q8, ids=str)
 @in_child
 def test_attention_to_keys_and_values_of_each_type(at, n_tok, pos, block, types):
     if n_tok > 1 and HEADS_Q8[at].q_block == 1:

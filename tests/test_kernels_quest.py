@@ -8,7 +8,7 @@ from test_kernels_attention import normal, page_table, paged
 from tamis.jit_kernels import ops
 
 DIMS = [16, 80]
-SHAPES = [(16, 1, 1), (16, 3, 1), (80, 7, 1), (80, 7, 7), (64, 6, 2), (64, 40, 4)]
+SHAPES = [(16, 1, 1), (16, 2, 2), (64, 7, 1), (80, 7, 7), (64, 40, 4)]
 KERNELS = [
     *((ops.QUEST_BOUNDS, (head_dim,)) for head_dim in DIMS),
     *((ops.QUEST_SCORE, shape) for shape in SHAPES),  # head_dim, heads of a KV head, group

@@ -9,7 +9,7 @@ from test_kernels_attention import normal, page_table, paged
 
 from tamis.jit_kernels import ops
 
-SCORED = [(16, 1, 1), (64, 6, 3), (80, 7, 1), (64, 7, 7)]  # head_dim, heads, group
+SCORED = [(16, 1, 1), (80, 6, 3), (64, 7, 1), (64, 7, 7)]  # head_dim, heads, group
 KERNELS = [
     (ops.SELECT_WINDOW, ()), (ops.SELECT_TOP_K, ()), (ops.SELECT_BEST, ()), (ops.SELECT_UNION, ()),
     (ops.SELECT_PACK, ()),

@@ -6,18 +6,28 @@ import resource
 
 import numpy as np
 import pytest
-from tiny_models import TinySpec, write_tiny_model
+from precompiled import compile_for
+from test_selectors import in_its_roles
+from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
+from tamis.cli import common
 from tamis.engine import Engine
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.disk import KVFile, KVFileError, Units
-from tamis.kv.tier import UNITS
+from tamis.kv.tier import UNIT, UNITS
+from tamis.select.notation import methods
 from tamis.tools.stress_kv import CHUNK, Shape, stress
 
 N_CTX = 64 * PAGE
 METHODS = [
     "dense", "topk:k=64", "quest:budget=256,page=16", "hip:k=128,b_k=16", "window:recent=64",
-    "lfps", "cpe",
+    "lfps", "cpe", "tactic:c=16,local=64,period=4,segment=512",
+]  # fmt: skip
+OTHERS = [
+    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=99",
+    "h2o:budget=99", "hshare:budget=99", "hyperattention:block=16,sample=9,size=8,bits=3",
+    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=99,window=8",
+    "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
 ]  # fmt: skip
 
 
@@ -26,6 +36,8 @@ def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("tier") / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32", layers=6, n_ctx=2 * N_CTX))
     engine = Engine.load(path, n_threads=2)
+    texts = (*METHODS, *OTHERS)
+    compile_for(engine, [{"n_ctx": PAGE} | in_its_roles(text) for text in texts], 9, 9)
     yield engine
     engine.close()
 
@@ -82,6 +94,34 @@ def test_logits_are_those_of_a_session_in_memory(engine, tmp_path, attn):
     assert counts.n_written > 0
     assert counts.n_hit + counts.n_miss > 0
     assert counts.n_covered >= counts.n_chosen > 0
+
+
+@pytest.mark.parametrize("attn", OTHERS)
+def test_all_that_any_method_reads_is_there(engine, tmp_path, attn):
+    sizes = {"n_ctx": 16 * PAGE, "n_ubatch": 128} | in_its_roles(attn)
+    tiered = session_of(engine, tmp_path, 24, **sizes)
+    check_same(tiered, engine.session(**sizes), 900, 3)
+    assert tiered.kv_counts.n_read > 0
+
+
+def test_layers_with_a_window_keep_only_that_in_memory(tmp_path):
+    """Pages that they have left behind are in the file, and read when a truncation leads there."""
+    engine = Engine.load(write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3")), n_threads=2)
+    tiered = session_of(engine, tmp_path, 24, n_ctx=16 * PAGE)
+    whole = engine.session(n_ctx=16 * PAGE, n_ubatch=128)
+    check_same(tiered, whole, 900, 2)
+    assert tiered.kv_ram * 2 < engine.memory_plan(900).kv
+    assert tiered.kv_counts.n_read == 0
+    for session in (tiered, whole):
+        session.truncate(500)
+    check_same(tiered, whole, 9, 2)
+    assert tiered.kv_counts.n_read > 0
+    engine.close()
+
+
+def test_the_methods_above_are_all():
+    names = {text.partition(":")[0].partition("(")[0] for text in (*METHODS, *OTHERS)}
+    assert names == set(methods())
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -153,13 +193,15 @@ def test_too_little_memory_is_refused_with_the_remedy(engine, tmp_path):
         session_of(engine, tmp_path, 40)
     narrow = session_of(engine, tmp_path, 40, attn="window:recent=64", prefill="window:recent=64")
     check_same(narrow, engine.session(N_CTX, 128, "window:recent=64", prefill="window:recent=64"))
-    with pytest.raises(ValueError, match="tactic needs all keys in memory"):
-        session_of(engine, tmp_path, 72, attn="tactic")
     with pytest.raises(ValueError, match="go together"):
         engine.session(kv_ram=1 << 20)
     with pytest.raises(ValueError, match="no folder: make it first"):
         engine.session(kv_ram=1 << 20, kv_dir=tmp_path / "none")
     assert engine.session(N_CTX, kv_ram=1 << 40, kv_dir=tmp_path).kv_counts is None
+
+
+def test_the_command_line_has_the_units():
+    assert (common.KV_UNITS, common.KV_UNIT) == (UNITS, UNIT)
 
 
 def test_the_plan_has_the_file(engine):

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -109,8 +110,9 @@ import json, sys
 from tamis.jit_kernels.cpu import features
 features.use(sys.argv[1])
 from tamis.jit_kernels import ops
-from tamis.jit_kernels.cpu.compiler import optimised, target_machine
+from tamis.jit_kernels.cpu.compiler import optimised, take_only_ir, target_machine
 from tamis.jit_kernels.program import KernelSpec
+take_only_ir()
 machine = target_machine()
 for name, constants in json.loads(sys.argv[2]):
     spec = KernelSpec(getattr(ops, name), tuple(constants))
@@ -137,14 +139,25 @@ PRESENT = {
 }
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names of x86's instructions")
-@pytest.mark.parametrize("level", features.LEVELS)
-def test_code_of_a_level_has_its_instructions_and_no_others(level):
+@pytest.fixture(scope="module")
+def assembly():
+    """Of each level the process that prints its code; two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {level: pool.submit(_assembly, level) for level in features.LEVELS}
+
+
+def _assembly(level):
     kernels = INSPECTED if level in LOWER else INSPECTED[:1]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", ASSEMBLY, level, json.dumps(kernels)],
         env=os.environ | {"NUMBA_OPT": "0"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names of x86's instructions")
+@pytest.mark.parametrize("level", features.LEVELS)
+def test_code_of_a_level_has_its_instructions_and_no_others(assembly, level):
+    done = assembly[level].result()
     assert done.returncode == 0, done.stderr
     found = re.search(ABSENT[level], done.stdout, re.MULTILINE)
     assert not found, found

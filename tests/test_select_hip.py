@@ -2,7 +2,12 @@
 
 import numpy as np
 import pytest
-from stage import Stage, real_attention, weights_of
+from stage import Stage, kernels, real_attention, weights_of
+
+KERNELS = [
+    *kernels(["hip:l_d=0", "hip:l_d=0,rep=centre"], (16, 1, 1)),
+    *kernels(["hip:l_d=0", "hip:l_d=0,rows=head", "hip:l_d=0,rows=head,rep=centre"], (64, 2, 14)),
+]
 
 
 def scored(scores):

@@ -1,7 +1,9 @@
 """Quest: a worked example, and real attention."""
 
 import numpy as np
-from stage import Stage, real_attention, weights_of
+from stage import Stage, kernels, real_attention, weights_of
+
+KERNELS = kernels(["quest:dense=0"], (16, 1, 1), (16, 2, 4), (64, 2, 14))
 
 
 def test_pages_are_chosen_by_their_bounds_not_by_their_best_keys():

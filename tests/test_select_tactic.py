@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
-from stage import Stage, real_attention, weights_of
+from stage import Stage, kernels, real_attention, weights_of
 
+KERNELS = [
+    *kernels(["tactic", "tactic:rows=head", "tactic:rows=joint,sample=9"], (16, 1, 1), (16, 2, 6)),
+    *kernels(["tactic:rows=head", "tactic:rows=joint,sample=9"], (64, 2, 14)),
+]
 ALONE = "c=1,sink=0,local=1"  # every key is a cluster: the order is that of the weights
 
 

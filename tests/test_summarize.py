@@ -315,7 +315,6 @@ def test_what_memory_has_no_room_for_goes_to_a_file_where_one_is_allowed(engine,
     assert (beside.whole, beside.type_k, beside.kv_ram) == (True, "f16", 120_000)
     assert "on disk (0 MB, 0 MB in memory)" in str(beside)
     assert not plan(60_000).whole  # less than a quarter in memory
-    assert not plan(120_000, attn="tactic").whole
     assert plan(400_000, kv_ram=100_000).kv_ram == 100_000
     summarize(engine, TEXT[:3000], replace(SHORT, kv_dir=tmp_path, kv_ram=100_000))
     assert (engine.opened[-1]["kv_ram"], engine.opened[-1]["kv_dir"]) == (100_000, tmp_path)

@@ -38,6 +38,7 @@ class TinySpec:
     seed: int = 0
     layers: int = 0
     embd: int = 0
+    kv_heads: int = 0
     n_ctx: int = 512
     tied: bool | None = None
     qk_norm: bool | None = None
@@ -62,7 +63,7 @@ class TinySpec:
 
     @property
     def n_head_kv(self) -> int:
-        return 1 if self.arch == "gemma3" else 2
+        return self.kv_heads or (1 if self.arch == "gemma3" else 2)
 
     @property
     def head_dim(self) -> int:
@@ -94,6 +95,13 @@ class TinySpec:
     @property
     def vocab_kind(self) -> str:
         return self.vocab or ("spm" if self.arch == "gemma3" else "bpe")
+
+
+def like_qwen2(arch: str, **options: Any) -> TinySpec:
+    """An architecture with the heads of a tiny qwen2: their methods' kernels are the same ones."""
+    if arch == "gemma3":
+        options |= {"embd": 32, "kv_heads": 2}
+    return TinySpec(arch, **options)
 
 
 def write_tiny_model(path: str | Path, spec: TinySpec | None = None) -> Path:

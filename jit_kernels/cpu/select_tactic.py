@@ -180,7 +180,9 @@ def tactic_assign(head_dim: int) -> Any:
             h, s = item // n_tile % n_head_kv, begin + item // n_tile // n_head_kv
             first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
             tile = (first // NR + item % n_tile) * NR  # of keys that lie together in a page
-            if tile >= end or load_i64(moving + 8 * (n_segment * h + s)) == 0:
+            if n_cluster == 0 or tile >= end:  # a tile of a segment without keys may have no page
+                continue
+            if load_i64(moving + 8 * (n_segment * h + s)) == 0:
                 continue
             unpack(key_at(k_pages, k_table, n_head_kv, h, tile, head_dim), panel)
             at = n_slot * h + cluster

@@ -15,7 +15,8 @@ AUTO_HELP = (
     "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
     "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
 )
-CACHE_TYPES = ("f16", "q8_0", "q4_0")  # KV_TYPES of jit_kernels/types.py, which needs NumPy
+# KV_TYPES of jit_kernels/types.py, UNITS and UNIT of kv/tier.py: these need NumPy.
+CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 SAMPLING = {
     "temp": float,
     "top-k": int,
@@ -165,9 +166,21 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-dir", metavar="DIR", help="folder on a disk for that file")
 
 
+def add_unit_argument(parser: argparse.ArgumentParser) -> None:
+    """--kv-unit."""
+    parser.add_argument(
+        "--kv-unit",
+        type=int,
+        choices=KV_UNITS,
+        default=KV_UNIT,
+        help=f"tokens of a KV head that are read from its file at once (default: {KV_UNIT})",
+    )
+
+
 def add_context_arguments(parser: argparse.ArgumentParser) -> None:
-    """For long contexts: --kv-ram, --kv-dir, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    """For long contexts: the --kv flags, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
     add_kv_arguments(parser)
+    add_unit_argument(parser)
     parser.add_argument(
         "--rope-scaling",
         choices=["none", "linear", "yarn"],
@@ -298,6 +311,13 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
     return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
 
 
+def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a session keeps keys and values as, and where, as far as the command has flags."""
+    names = [name for name in ("kv_ram", "kv_dir", "kv_unit") if hasattr(arguments, name)]
+    where = {name: getattr(arguments, name) for name in names}
+    return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
+
+
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
     """A session of --ctx, --attn and --prefill, compiling kernels where they are missing."""
     session = engine.session(
@@ -305,11 +325,8 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         attn=arguments.attn,
         prefill=arguments.prefill,
         audit=getattr(arguments, "audit", 0),
-        type_k=arguments.cache_type_k,
-        type_v=arguments.cache_type_v,
-        kv_ram=getattr(arguments, "kv_ram", None),
-        kv_dir=getattr(arguments, "kv_dir", None),
         progress=progress,
+        **kv_options(arguments),
     )
     progress.clear()
     return session

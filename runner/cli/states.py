@@ -10,11 +10,13 @@ from tamis.cli import UsageError, common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the context comes from, beside -d."""
+    """Where the context comes from, beside -d, and where its keys and values are."""
     parser.add_argument(
         "--session", metavar="FILE", help="start from a saved session (made with any method)"
     )
     common.add_audit_argument(parser)
+    common.add_kv_arguments(parser)
+    common.add_unit_argument(parser)
 
 
 def base_session(
@@ -26,9 +28,11 @@ def base_session(
     depth is 0. Raises UsageError, ContextError.
     """
     progress = common.Progress()
-    types = {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v}
     session = engine.session(
-        n_ctx=arguments.ctx, prefill=arguments.prefill, progress=progress, **types
+        n_ctx=arguments.ctx,
+        prefill=arguments.prefill,
+        progress=progress,
+        **common.kv_options(arguments),
     )
     progress.clear()
     if arguments.session is not None:
@@ -60,9 +64,8 @@ def method_sessions(
             attn=method,
             prefill=arguments.prefill,
             audit=arguments.audit,
-            type_k=base.kv_types.k,
-            type_v=base.kv_types.v,
             progress=progress,
+            **common.kv_options(arguments),
         )
         progress.clear()
         session.copy(base)

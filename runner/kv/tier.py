@@ -184,9 +184,6 @@ class TieredKV:
     def stops(self, program: Program) -> list[int]:
         """The calls before which `bring` must be called. Raises ValueError: cannot be."""
         calls = program.calls
-        if any(call.spec.op.file.startswith("select_tactic") for call in calls):
-            # Once, at 131072 tokens, one of its ops read a page that was not in memory.
-            raise ValueError("tactic needs all keys in memory: leave out --kv-ram, or take quest")
         if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
         return [i for i, call in enumerate(calls) if reads.reads_keys(call)]

@@ -134,7 +134,7 @@ def _beside_file(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> int | None:
     """Bytes of memory for keys and values that are in a file; None where there can be no file."""
-    if settings.kv_dir is None or settings.attn.startswith("tactic"):  # which needs all in memory
+    if settings.kv_dir is None:
         return None
     n_kv, free = _needed(engine, settings, n_ctx, types)
     kv_ram = free if settings.kv_ram is None else settings.kv_ram

@@ -1,0 +1,47 @@
+"""Kernels of many sessions, compiled at once: every start of the compilers takes seconds."""
+
+from tamis.engine import Engine
+from tamis.jit_kernels.backend import Backend
+
+
+class Recorder:
+    """A backend that runs nothing and notes which kernels it is asked for."""
+
+    kv_types = Backend.kv_types
+
+    def __init__(self, n_thread=1, n_part=1):
+        self.n_thread, self.n_part, self.specs = n_thread, n_part, set()
+
+    def load(self, specs, progress=None):
+        self.specs |= set(specs)
+
+    def link(self, program):
+        self.specs |= program.specs
+        return program
+
+    def run(self, linked, first=0, last=None):
+        pass
+
+    def free_bytes(self):
+        return 1 << 40
+
+    def send(self, *arrays):
+        pass
+
+    def fetch(self, *arrays):
+        pass
+
+
+def compile_for(engine, sessions, n_prompt=70, n_decode=20):
+    """Make ready what sessions with these options need for a prompt and decode steps.
+
+    What a method asks for later is compiled when it does.
+    """
+    recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
+    stand_in = Engine(engine.file, engine.model, engine.vocab, recorder)
+    for options in sessions:
+        session = stand_in.session(**options)
+        session.prefill([3] * n_prompt)
+        for _ in range(n_decode):
+            session.decode(3)
+    engine.backend.load(recorder.specs)
