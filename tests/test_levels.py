@@ -28,13 +28,16 @@ from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import fingerprint
 
 KERNELS: list = []  # of the host's level
-TYPES = ["Q4_K", "Q5_0", "Q8_0"]
+TYPES = ["Q4_K", "Q8_0"]
+STRIPS = ["Q5_0x16", "Q6_Kx16"]
 AT = 2  # of attention.HEADS: prefill and a part of a KV head's heads
 HEADS = attention.HEADS[AT]
 AT_Q8, Q8_0 = (2, 4), ("q8_0", "q8_0")  # one token of an odd number of blocks, and prefill
 HEADS_Q8 = [attention.HEADS_Q8[at] for at in AT_Q8]
 SPECS = [
     *(KernelSpec(op, (type_,)) for op in (ops.EMBED, ops.MATMUL) for type_ in TYPES),
+    *(KernelSpec(ops.MATMUL, (type_,)) for type_ in STRIPS),
+    *(KernelSpec(ops.ARRANGE, (ops.STRIP_TYPES[type_],)) for type_ in STRIPS),
     KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.GATE, ("silu",)),
@@ -64,6 +67,8 @@ def check_ops(level):
                     weights.test_matmul_is_the_product, type_=type_, n_tok=n_tok, n_out=n_out,
                     with_bias=with_bias, add=add, size=1,
                 )  # fmt: skip
+        for type_ in STRIPS:
+            body(weights.test_strips_give_the_product_of_their_rows, type_=type_, size=1)
         body(elementwise.test_rms_norm, add=0, n_tok=2, rows_per_tok=5, n=67, row=2)
         body(elementwise.test_gate, activation="silu", n_tok=5, n=33)
         for shape, types in (

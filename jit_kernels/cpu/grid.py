@@ -37,7 +37,7 @@ class Grid(types.Type):
 
     def __init__(self, rows: int, cols: int, vector: ir.VectorType = vf.ir) -> None:
         self.rows, self.cols, self.vector = rows, cols, vector
-        super().__init__(name=f"grid{rows}x{cols}_{vector.element}")
+        super().__init__(name=f"grid{rows}x{cols}_{vector.element}x{vector.count}")
 
     @property
     def ir(self) -> ir.ArrayType:
