@@ -1,7 +1,8 @@
 """Ops of early token freezing: rows that a layer leaves as they are."""
 
 from tamis.jit_kernels.cuda.grid import THREADS, WARP, WARPS, Launch, lane, thread, warp
-from tamis.jit_kernels.cuda.intrinsic import const_f16, load_f32, load_i64, store_f16, store_f32
+from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f16, store_f32
+from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import STEP
 

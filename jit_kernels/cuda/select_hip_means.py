@@ -21,8 +21,6 @@ from tamis.jit_kernels.cuda.grid import (
 )
 from tamis.jit_kernels.cuda.intrinsic import (
     bits_f32,
-    const_f16,
-    const_u128,
     device,
     load_f32,
     load_f32x8,
@@ -42,6 +40,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shared_address,
     store_shared_f32,
 )
+from tamis.jit_kernels.cuda.readers import const_f16, const_u128
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import SIBLINGS, STEP, hip_work

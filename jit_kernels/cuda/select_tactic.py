@@ -16,7 +16,6 @@ from tamis.jit_kernels.cuda.grid import (
     warp_sum,
 )
 from tamis.jit_kernels.cuda.intrinsic import (
-    const_f16,
     device,
     load_f32,
     load_i32,
@@ -33,6 +32,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shared_address,
     shuffle_i32,
 )
+from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.select import LOWEST, key_row
 from tamis.jit_kernels.cuda.tactic_budget import tactic_budget
