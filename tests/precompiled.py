@@ -1,7 +1,9 @@
 """Kernels of many sessions, compiled at once: every start of the compilers takes seconds."""
 
+from tamis.arrange import Filling
 from tamis.engine import Engine
 from tamis.jit_kernels.backend import Backend
+from tamis.jit_kernels.program import Program
 
 
 class Recorder:
@@ -38,7 +40,8 @@ def compile_for(engine, sessions, n_prompt=70, n_decode=20):
     What a method asks for later is compiled when it does.
     """
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
-    stand_in = Engine(engine.file, engine.model, engine.vocab, recorder)
+    filled = Filling(recorder, Program(), lambda: None)
+    stand_in = Engine(engine.file, engine.model, engine.vocab, recorder, filled)
     for options in sessions:
         session = stand_in.session(**options)
         session.prefill([3] * n_prompt)
