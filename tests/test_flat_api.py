@@ -175,7 +175,8 @@ def test_memory_is_cut_copied_and_kept(model, new_context, reference):
     assert L.llama_memory_seq_rm(mem, 0, 4, -1)
     assert (pos_max(ctx, 0), pos_max(ctx, 1)) == (3, n - 1)
     assert decode(ctx, ids[4:]) == L.LLAMA_OK
-    np.testing.assert_array_equal(L.llama_get_logits_ith(ctx, -1), reference[0][-1])
+    # Chunks of up to 16 tokens are multiplied another way than longer ones.
+    np.testing.assert_allclose(L.llama_get_logits_ith(ctx, -1), reference[0][-1], rtol=0, atol=1e-4)
     assert L.tamis_memory_stats(ctx).n_tokens == 2 * n
     assert L.llama_memory_seq_keep(mem, 1) == L.LLAMA_OK
     assert (pos_max(ctx, 0), pos_max(ctx, 1)) == (-1, n - 1)
@@ -235,7 +236,8 @@ def test_an_aborted_batch_leaves_nothing_of_any_sequence(model, new_context, ref
     seen = []
     L.tamis_set_progress_callback(ctx, lambda done, total, data: seen.append((done, total)), None)
     assert decode(ctx, ids) == L.LLAMA_OK
-    np.testing.assert_array_equal(L.llama_get_logits_ith(ctx, -1), reference[0][-1])
+    # Chunks of up to 16 tokens are multiplied another way than longer ones.
+    np.testing.assert_allclose(L.llama_get_logits_ith(ctx, -1), reference[0][-1], rtol=0, atol=1e-4)
     assert seen[0] == (6, len(ids))
     assert seen[-1] == (len(ids), len(ids))
 
