@@ -31,7 +31,7 @@ DEFAULT_CTX = 8192  # where the caller names none and the model was trained on m
 
 
 class MemoryPlan(NamedTuple):
-    """Bytes a session will take. Weights are pages of the file, shared with other processes."""
+    """Bytes a session will take. Weights, all sessions' together, are not among the available."""
 
     weights: int
     kv: int
@@ -150,7 +150,8 @@ class Engine:
         *,
         kv_ram: int | None = None,
     ) -> MemoryPlan:
-        """What a session of n_ctx tokens takes, and what the machine has free now."""
+        """What a session of n_ctx tokens takes, and what is free once the weights are copied."""
+        self._filling.finish()
         hp = self.hp
         kv = kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v))
         in_ram = kv if kv_ram is None else min(kv, kv_ram)
@@ -209,7 +210,9 @@ class Engine:
         """
         from tamis.session import Session
 
-        session = Session(
+        report = progress or (lambda stage, done, total: None)
+        self._filling.finish(lambda done, total: report("arrange", done, total))
+        return Session(
             self,
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
@@ -218,9 +221,6 @@ class Engine:
             audit=audit,
             progress=progress,
         )
-        report = progress or (lambda stage, done, total: None)
-        self._filling.finish(lambda done, total: report("arrange", done, total))
-        return session
 
     def close(self) -> None:
         """End the threads, or free the device. Sessions must not be used afterwards."""
