@@ -40,6 +40,7 @@ struct llama_context_params {
     int32_t n_threads_batch;
     int32_t pooling_type;
     bool embeddings;
+    bool offload_kqv;
     int32_t type_k;
     int32_t type_v;
     ggml_abort_callback abort_callback;

@@ -73,9 +73,10 @@ class Llama:
     """A model and one sequence, with llama_cpp.Llama's interface.
 
     Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
-    writes them. n_gpu_layers other than 0 puts the whole model on the CUDA device. type_k, type_v:
-    ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with logprobs
-    does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, MemoryError.
+    writes them. n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
+    type_v: ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with
+    logprobs does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError,
+    MemoryError.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Llama:
         self.cache: BaseLlamaCache | None = None
         self._seed, self._logits_all, self._embedding = seed, logits_all, embedding
         self._lock = threading.RLock()
-        self._engine = load_engine(model_path, n_threads, n_gpu_layers)
+        self._engine = load_engine(model_path, n_threads, n_gpu_layers, offload_kqv=offload_kqv)
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
         self._session = self._engine.session(
             n_ctx=self._n_ctx,

@@ -138,9 +138,14 @@ class Backend:
         self._lock = threading.Lock()
         self._team: _Team | None = None
 
-    def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
+    def load(
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Progress | None = None,
+    ) -> None:
         """Map (or compile) kernels ahead of `link`. Raises CompileError."""
-        self.library.load([RUN, WORKER, *specs], progress)
+        self.library.load([RUN, WORKER, *rows, *own], progress)
 
     def link(self, program: Program) -> LinkedProgram:
         """Fill in the addresses of a recorded Program, loading what is not loaded yet."""
@@ -165,8 +170,11 @@ class Backend:
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays: here they write the same memory."""
 
-    def free_bytes(self) -> int:
-        """Bytes that can be taken without swapping, as Linux estimates them."""
+    def free_bytes(self, _n_weight: int = 0, /) -> int:
+        """Bytes that can be taken without swapping, as Linux estimates them.
+
+        Weights are mapped: their pages can be let go.
+        """
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024

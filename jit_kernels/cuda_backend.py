@@ -20,6 +20,8 @@ from tamis.jit_kernels.workers import Progress
 
 ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
 PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
+SHARE = 2  # of products of the same rows, as many are on the GPU together
+PINNED = 1 << 16, 1 << 26  # bytes of arrays whose memory is pinned when they are fetched
 CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
 
 
@@ -28,7 +30,8 @@ class Mirror:
 
     def __init__(self, device: Device, array: np.ndarray) -> None:
         self._device, self._array = device, array
-        self._host = array.ctypes.data
+        self._host, self.n_bytes = array.ctypes.data, array.nbytes
+        self._unpinned = PINNED[0] <= array.nbytes <= PINNED[1]
         self._buffer = device.allocate(array.nbytes + ALIGNMENT)
         self.address = self._buffer.address + self._host % ALIGNMENT
         data = array.reshape(-1).view(np.uint8)
@@ -40,6 +43,12 @@ class Mirror:
     def at(self, host: int) -> int:
         """Device address of a host address within the array."""
         return self.address + host - self._host
+
+    def pin(self) -> None:
+        """Make copies to the array fast, once; not of small arrays, nor of very large ones."""
+        if self._unpinned and self._device.pin(self._host, self._array.nbytes):
+            weakref.finalize(self, self._device.unpin, self._host).atexit = False
+        self._unpinned = False
 
 
 class CudaProgram:
@@ -82,14 +91,19 @@ class CudaProgram:
         """The launches of ops first .. last, for as many rows as the step record says."""
         key = (first, last, self.rows)
         if key not in self._graphs:
-            device = backend.device
+            device, beside = backend.device, False
+            # Products of many rows share their scratch: each waits for the one before.
+            together = device.target.overlaps and self.rows == "few"
             with device.capture() as captured:
                 for call, fields in zip(
                     self.program.calls[first:last], self._fields[first:last], strict=True
                 ):
+                    others = together and not call.sync
+                    share = SHARE if beside or others else 1
                     for function in backend.library.functions(call.spec):
                         if function.rows in ("any", self.rows):
-                            device.launch(function, fields)
+                            device.launch(function, fields, beside=beside, share=share)
+                    beside = others
             self._graphs[key] = captured[0]
         return self._graphs[key]
 
@@ -132,11 +146,16 @@ class CudaBackend:
         self._weights: list[Mirror] = []  # read-only arrays stay: all sessions share them
         self._scratch: Buffer | None = None
 
-    def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
+    def load(
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Progress | None = None,
+    ) -> None:
         """Load (or compile) kernels ahead of `link`. Raises CompileError."""
         with self._lock:
             self.device.use()
-            self.library.load(specs, progress)
+            self.library.load([*rows, *own], progress)
 
     def link(self, program: Program) -> CudaProgram:
         """Copy a recorded Program's arrays, loading the kernels that are not loaded yet.
@@ -172,6 +191,7 @@ class CudaBackend:
             for array in arrays:
                 host = array.ctypes.data
                 if mirror := self._mirror(array):
+                    mirror.pin()
                     self.device.download(host, mirror.at(host), array.nbytes)
             self.device.wait()
 
@@ -197,10 +217,11 @@ class CudaBackend:
             self._scratch = self.device.allocate(n_bytes)
         return self._scratch
 
-    def free_bytes(self) -> int:
-        """Bytes of device memory that can be taken."""
+    def free_bytes(self, n_weight: int = 0, /) -> int:
+        """Bytes of device memory that can be taken, so many of weights being there."""
         self.device.use()
-        return self.device.memory()[0]
+        held = sum(mirror.n_bytes for mirror in self._weights)
+        return self.device.memory()[0] - max(0, n_weight - held)
 
     def close(self) -> None:
         """Give back the weights. Programs must not be run afterwards."""

@@ -120,6 +120,18 @@ MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stri
 # cpu/strips.py. n_in is a multiple of 64, n_out of STRIP.
 ARRANGE = _op("arrange", "arrange", "type", "w strips n_in n_out")
 
+# The n_best largest of logits f32 [n_vocab], of equal ones those with the lowest ids, and what
+# makes probabilities of them. The vocabulary is cut in n_part even parts (the last ones may be
+# shorter, or empty): of each, ids int32 and values f32 [n_part, n_best] in an order of the
+# backend's own, id -1 and -inf where it has fewer; sums f32 [n_part, 2]: the largest logit x (at
+# least -3e38), and the sum of exp(logit - x). An impossible token, whose logit is -inf, may be
+# left out.
+LOGIT_PARTS = _op("logits", "logit_parts", "", "logits ids values sums n_vocab n_best n_part")
+# The same of all parts: best_ids int32 and best_values f32 [n_best], total f32 [2].
+LOGIT_BEST = _op(
+    "logits", "logit_best", "", "ids values sums best_ids best_values total n_best n_part"
+)
+
 # x f32 [n_tok, rows_per_tok, n], rows from step.row on -> y f32 [n_tok, rows_per_tok, n]
 # = x / sqrt(mean(x^2) + eps) * w. add: y += that (a norm that closes a residual branch).
 RMS_NORM = _op("norm", "rms_norm", "add", "step x w y n rows_per_tok eps_f")
@@ -167,7 +179,7 @@ ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n
 # output; the Selection and the pages are as for ATTEND; a log-weight changes what the kept weights
 # are in kept_entropy only. Logits and weights are float32 as in ATTEND, their sums float64. Recall
 # counts equal logits in the Selection's favour. capacity: a multiple of 16, above pos. work:
-# scratch, f64 [n_thread, audit_work(capacity, head_dim)].
+# scratch, f64 [n_thread (n_head, where that is less), audit_work(capacity, head_dim)].
 AUDIT_HEADS = _op(
     "audit",
     "audit_heads",

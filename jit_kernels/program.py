@@ -38,12 +38,26 @@ class Call(NamedTuple):
     part: str  # of the pass that it belongs to: see Program.part
 
 
+class Hop(NamedTuple):
+    """Where a Program changes sides: from op `at` on, ops are of the other one.
+
+    One side has the ops over rows alone, from and to the weights; it is where a Program begins. The
+    other has those over what a sequence keeps: positions, keys and values, attention. Each may run
+    on another backend: beside these rows no op reads what one of the other side has written.
+    """
+
+    at: int
+    step: np.ndarray  # int64 [STEP_SIZE]: says how many rows there are
+    rows: tuple[np.ndarray, ...]  # what goes to the other side, as many rows of each
+
+
 class Program:
     """A list of op calls. Arrays passed to `add` are kept alive as long as the Program."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
+        self.hops: list[Hop] = []
         self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
 
     def add(
@@ -67,6 +81,33 @@ class Program:
         spec = KernelSpec(op, tuple(constants))
         self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
 
+    def hop(self, step: np.ndarray, *rows: np.ndarray) -> None:
+        """Record that what follows is of the other side, which reads these rows: see Hop."""
+        self.hops.append(Hop(len(self), step, rows))
+
+    @property
+    def stretches(self) -> list[range]:
+        """Its ops between hops: those over rows, those over the sequence, and so on in turn."""
+        ends = [*(hop.at for hop in self.hops), len(self)]
+        return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+    def sides(self) -> "tuple[Program, Program]":
+        """The ops over rows, and those over the sequence, each with the arrays that they name."""
+        return self._only(self.stretches[::2]), self._only(self.stretches[1::2])
+
+    def _only(self, stretches: "list[range]") -> "Program":
+        found = Program()
+        for ops in stretches:
+            found.calls += self.calls[ops.start : ops.stop]
+        named = {
+            int(value)
+            for call in found.calls
+            for name, value in zip(call.spec.op.fields, call.values, strict=True)
+            if not name.endswith("_f")
+        }
+        found.arrays = {at: array for at, array in self.arrays.items() if at in named}
+        return found
+
     def _value(self, value: Any) -> int | float:
         if value is None:
             return 0
@@ -76,6 +117,16 @@ class Program:
             return value.ctypes.data
         assert isinstance(value, int | float | np.integer | np.floating), type(value)
         return value.item() if isinstance(value, np.generic) else value
+
+    def named(self, *fields: str) -> list[np.ndarray]:
+        """The arrays that calls have in fields of these names."""
+        at = dict.fromkeys(
+            value
+            for call in self.calls
+            for name, value in zip(call.spec.op.fields, call.values, strict=True)
+            if name in fields and value != 0
+        )
+        return [self.arrays[int(value)] for value in at]
 
     @property
     def specs(self) -> set[KernelSpec]:
@@ -98,9 +149,15 @@ class Runner(Protocol):
     strips: bool  # whether products are faster with weights that ARRANGE has copied
 
     def load(
-        self, specs: Iterable[KernelSpec], progress: Callable[[int, int], None] | None = None
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Make kernels ready ahead of `link`. Raises CompileError."""
+        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Hop).
+
+        Raises CompileError.
+        """
 
     def link(self, program: Program) -> Any:
         """What `run` replays, with all that the Program needs."""
@@ -114,8 +171,8 @@ class Runner(Protocol):
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays."""
 
-    def free_bytes(self) -> int:
-        """Bytes of memory that can be taken."""
+    def free_bytes(self, n_weight: int = 0, /) -> int:
+        """Bytes of memory that can be taken beside so many of the file's weights."""
 
     def close(self) -> None:
         """Give back what it holds."""

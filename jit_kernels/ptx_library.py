@@ -9,7 +9,13 @@ from tamis.jit_kernels.cuda import OPS
 from tamis.jit_kernels.cuda.driver import Device, Function
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import open_folder, read_object, user_folder
-from tamis.jit_kernels.workers import Command, CompileError, Progress, compile_specs
+from tamis.jit_kernels.workers import (
+    Command,
+    CompileError,
+    NoKernelError,
+    Progress,
+    compile_specs,
+)
 
 
 class PtxLibrary:
@@ -26,14 +32,14 @@ class PtxLibrary:
     def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
         """Load the kernels, compiling the missing ones; progress(done, total) while compiling.
 
-        Raises CompileError, CudaError.
+        Raises NoKernelError, CompileError, CudaError.
         """
         with self._lock:
             wanted = {s.symbol: s for s in specs if s.symbol not in self._functions}
             if absent := sorted({s.op.name for s in wanted.values()} - OPS):
-                raise CompileError(
+                raise NoKernelError(
                     f"on a GPU there is no kernel yet for {', '.join(absent)}, which this model or "
-                    "--attn needs: leave out --device cuda"
+                    "--attn needs: leave out --device cuda and -ngl"
                 )
             missing = [s for s in wanted.values() if read_object(self._folder, s.symbol) is None]
             if missing:

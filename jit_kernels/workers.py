@@ -27,6 +27,10 @@ class CompileError(RuntimeError):
     """A kernel could not be compiled; the message ends with the compiler's last lines."""
 
 
+class NoKernelError(CompileError):
+    """A backend has no kernel for an op that is asked for."""
+
+
 class Command(NamedTuple):
     """A compiler: a module that is run with a folder and a target and calls `serve`."""
 

@@ -10,9 +10,11 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Program, Runner
 from tamis.jit_kernels.types import LINE, QTensor, zeros
 from tamis.model import Model
+from tamis.places import Place
 from tamis.weights import Dense, Experts, Weights
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
+PART = 1 << 24  # bytes of a matrix that are copied at a time
 STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
 
 
@@ -38,20 +40,36 @@ def in_strips(matrices: Sequence[QTensor], backend: Runner) -> tuple[list[QTenso
     for w, size, start in zip(matrices, sizes, starts, strict=False):
         if size:
             strips = memory[start : start + size]
-            program.add(ops.ARRANGE, (w.type,), w=w.data, strips=strips, n_in=w.n_in, n_out=w.n_out)
+            _record(program, w, strips)
             w = w._replace(data=strips, type=STRIPS_OF[w.type])
         found.append(w)
     return found, program
 
 
-def arrange(model: Model, backend: Runner) -> tuple[Model, Program]:
-    """The model over matrices as products are to read them, and the Program that fills them."""
-    matrices = list(_matrices(model.weights))
-    copies, program = in_strips(matrices, backend)
+def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
+    """The ops that copy a matrix, each some of its rows: what was read is let go after each."""
+    row, strip_row = w.data.nbytes // w.n_out, strips.nbytes // w.n_out
+    n = max(1, PART // (row * ops.STRIP)) * ops.STRIP
+    for first in range(0, w.n_out, n):
+        last = min(first + n, w.n_out)
+        program.add(
+            ops.ARRANGE,
+            (w.type,),
+            w=w.data[row * first : row * last],
+            strips=strips[strip_row * first : strip_row * last],
+            n_in=w.n_in,
+            n_out=last - first,
+        )
+
+
+def arrange(model: Model, place: Place) -> tuple[Model, Program]:
+    """The model over matrices as a place's products are to read them, and what fills them."""
+    matrices = list(_matrices(model.weights, place))
+    copies, program = in_strips(matrices, place.backend)
     by_address = {w.data.ctypes.data: to for w, to in zip(matrices, copies, strict=True)}
 
     def copy(w: QTensor) -> QTensor:
-        return by_address[w.data.ctypes.data]
+        return by_address.get(w.data.ctypes.data, w)
 
     layers = [
         replace(
@@ -68,13 +86,14 @@ def arrange(model: Model, backend: Runner) -> tuple[Model, Program]:
     return replace(model, weights=weights), program
 
 
-def _matrices(weights: Weights) -> Iterator[QTensor]:
-    """What products read. Not experts' rows: few tokens read each of them."""
-    for layer in weights.blk:
+def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
+    """What its products read. Not experts' rows: few tokens read each of them."""
+    for layer in weights.blk[place.layers.start : place.layers.stop]:
         yield from (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_output)
         if isinstance(layer.ffn, Dense):
             yield from (layer.ffn.gate, layer.ffn.up, layer.ffn.down)
-    yield weights.output
+    if place.output:
+        yield weights.output
 
 
 def _in_dense(ffn: Dense | Experts, copy: Callable[[QTensor], QTensor]) -> Dense | Experts:
@@ -84,7 +103,7 @@ def _in_dense(ffn: Dense | Experts, copy: Callable[[QTensor], QTensor]) -> Dense
 class Filling:
     """A Program that runs on a thread of its own, while others read a vocabulary and record.
 
-    then() is called on that thread after its last op, where it has any.
+    then() is called on that thread after each op.
     """
 
     def __init__(self, backend: Runner, program: Program, then: Callable[[], None]) -> None:
@@ -121,9 +140,8 @@ class Filling:
             linked = self._backend.link(self._program) if self._left() else None
             while self._left():
                 self._backend.run(linked, self._done, self._done + 1)
+                self._then()
                 self._done += 1
-                if self._done == len(self._program):
-                    self._then()
         except BaseException as error:
             self._error = error
 

@@ -102,7 +102,7 @@ class Audit:
         hp = self._hp
         if self._work is None:
             n_work = ops.audit_work(self._n_ctx, hp.head_dim)
-            self._work = np.zeros((self._n_thread, n_work), np.float64)
+            self._work = np.zeros((min(self._n_thread, hp.n_head), n_work), np.float64)
         rec.program.add(
             ops.AUDIT_HEADS,
             (hp.head_dim, *kv.types),

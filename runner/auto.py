@@ -5,9 +5,12 @@ dense attention. Cost is bytes: keys and values attended to and whatever is read
 One method serves all layers.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from tamis.jit_kernels.workers import NoKernelError
 
 if TYPE_CHECKING:
     from tamis.engine import Engine
@@ -87,7 +90,8 @@ def choose(
 ) -> Choice:
     """The method for what `base` holds; base stays as it is.
 
-    tell(candidate): called before each is tried. Raises MethodError, MemoryError.
+    Candidates that the backend has no kernels for are passed over. tell(candidate): called before
+    each is tried. Raises MethodError, MemoryError, CompileError.
     """
     n = base.n_past
     if n < how.least:
@@ -95,7 +99,10 @@ def choose(
     tried = []
     for attn in candidates:
         tell(attn)
-        tried.append(_tried(engine, base, attn, how.probe))
+        with contextlib.suppress(NoKernelError):
+            tried.append(_tried(engine, base, attn, how.probe))
+    if not tried:
+        return Choice(DENSE, "no other method runs here", ())
     able = [t for t in tried if t.mass >= how.mass and t.share <= how.share]
     if not able:
         best = max(tried, key=lambda t: t.mass)

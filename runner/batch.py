@@ -14,11 +14,11 @@ import numpy as np
 
 from tamis.block import record_products, record_update
 from tamis.engine import Engine
-from tamis.forward import OwnOps, record_embedding, record_head
 from tamis.jit_kernels.backend import Backend, JoinedProgram, LinkedProgram
 from tamis.jit_kernels.program import Call, Program
 from tamis.select.base import Recording
 from tamis.session import Session
+from tamis.stage import OwnOps, record_embedding, record_head
 from tamis.workspace import HEAD_ROWS, Workspace, new_workspace
 
 MAX_ROWS = HEAD_ROWS  # sequences of one Program; more run in groups

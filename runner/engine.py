@@ -1,5 +1,6 @@
 """A model on a backend: weights, vocabulary and template, shared by any number of sessions."""
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from tamis.kv.store import PageStore, most_slots
 from tamis.kv.tier import UNIT
 from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
 from tamis.model import Model, load_model
+from tamis.places import Place, devices, one_place, two_places
 from tamis.prompt import ChatTemplate, default_template, encode_chat
 from tamis.select.notation import parse_methods
 from tamis.tokenizer import Tokenizer, tokenizer_for
@@ -44,14 +46,18 @@ class Engine:
     """A loaded model. Immutable; sessions share its weights and its thread team."""
 
     def __init__(
-        self, file: GGUFFile, model: Model, vocab: Vocab, backend: Runner, filling: Filling
+        self,
+        file: GGUFFile,
+        model: Model,
+        vocab: Vocab,
+        places: Sequence[Place],
+        filling: Filling,
     ) -> None:
         self._file, self.model, self.vocab, self._filling = file, model, vocab, filling
-        self.n_threads = backend.n_thread
-        self.backend = backend
+        self.places = tuple(places)
         self.tokenizer: Tokenizer = tokenizer_for(vocab)
         self._template: ChatTemplate | None = None
-        self._stores: dict[KVTypes, PageStore] = {}
+        self._stores: dict[tuple[int, KVTypes], PageStore] = {}  # also by their layers
 
     @staticmethod
     def load(
@@ -60,15 +66,19 @@ class Engine:
         n_threads: int | None = None,
         library: KernelLibrary | None = None,
         device: str = "cpu",
+        n_gpu_layers: int = -1,
+        offload_kqv: bool = True,
         rope: RopeScaling | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
         n_threads: None = one a core this process may use. library: of kernels, the process's own by
-        default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda", for which
-        n_threads and library say nothing. rope: how positions are stretched, instead of what the
-        file says; n_ctx_orig 0: its training context. progress(stage, done, total).
+        default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda". n_gpu_layers:
+        how many of the last layers are on the latter, the others and the output on the CPU; more
+        than there are, or -1: all, and the output. offload_kqv: False leaves keys, values and
+        attention to the CPU wherever the layers are. rope: how positions are stretched, instead of
+        what the file says; n_ctx_orig 0: its training context. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -77,13 +87,17 @@ class Engine:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
         if device not in DEVICES:
             raise ValueError(f"device is {device!r}, expected one of {', '.join(DEVICES)}")
-        backend: Runner = CudaBackend() if device == "cuda" else Backend(n_threads, library)
+        gpu = CudaBackend() if device == "cuda" and n_gpu_layers else None
         report("load", 0, 3)
         file = GGUFFile(path)
         model = load_model(file, rope)
         report("load", 1, 3)
-        model, copies = arrange(model, backend)
-        filling = Filling(backend, copies, file.release_pages)
+        cpu = Backend(n_threads, library)
+        places = one_place("cpu", cpu, model.hp.n_layer)
+        if gpu is not None:
+            places = two_places(cpu, gpu, model.hp.n_layer, n_gpu_layers)
+        model, copies = arrange(model, places[0])
+        filling = Filling(places[0].backend, copies, file.release_pages)
         try:
             vocab = Vocab.from_gguf(file)
             if len(vocab.tokens) != model.hp.n_vocab:
@@ -93,17 +107,27 @@ class Engine:
                     key="tokenizer.ggml.tokens",
                 )
             report("load", 2, 3)
-            engine = Engine(file, model, vocab, backend, filling)
+            engine = Engine(file, model, vocab, places, filling)
         except BaseException:
             filling.stop()
             raise
         report("load", 3, 3)
-        return engine
+        return engine if offload_kqv else engine.with_kv_on_host()
 
     @property
     def hp(self) -> HParams:
         """The model's shapes."""
         return self.model.hp
+
+    @property
+    def n_threads(self) -> int:
+        """That an op's work is shared by where the first layers run."""
+        return self.places[0].backend.n_thread
+
+    @property
+    def backend(self) -> Runner:
+        """Where the last layers run."""
+        return self.places[-1].backend
 
     @property
     def path(self) -> Path:
@@ -150,33 +174,75 @@ class Engine:
         *,
         kv_ram: int | None = None,
     ) -> MemoryPlan:
-        """What a session of n_ctx tokens takes, and what is free once the weights are copied."""
-        self._filling.finish()
-        hp = self.hp
-        kv = kv_bytes(hp, self.context(n_ctx), KVTypes(type_k, type_v))
-        in_ram = kv if kv_ram is None else min(kv, kv_ram)
-        return MemoryPlan(
-            weights=self.model.weights.n_bytes,
-            kv=in_ram,
-            disk=kv if in_ram < kv else 0,
-            workspace=workspace_bytes(hp, n_ubatch, self.backend),
-            available=self.backend.free_bytes(),
-        )
+        """What a session of n_ctx tokens takes, and what is free once the weights are copied.
 
-    def page_store(self, types: KVTypes, n_page: int) -> PageStore:
+        Of a model on two devices: all of it, which fits if each part does; see `memory_plans`.
+        """
+        plans = list(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, kv_ram=kv_ram).values())
+        if len(plans) == 1:
+            return plans[0]
+        weights, kv, workspace, _, disk = map(sum, zip(*plans, strict=True))
+        fullest = min(plan.available / (plan.kv + plan.workspace) for plan in plans)
+        return MemoryPlan(weights, kv, workspace, int(fullest * (kv + workspace)), disk)
+
+    def memory_plans(
+        self,
+        n_ctx: int | None = None,
+        n_ubatch: int = 256,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        *,
+        kv_ram: int | None = None,
+    ) -> dict[str, MemoryPlan]:
+        """The plan of each device that `places` are on. kv_ram is of the CPU's memory."""
+        self._filling.finish()
+        places, types = self.places, KVTypes(type_k, type_v)
+        weights, plans = self.model.weights, {}
+        elsewhere = sum(p.weight_bytes(weights) for p in places if not p.embedding)
+        for device, runner in devices(places).items():
+            # What no GPU has, such as the token embedding, is on the CPU.
+            n_weight = sum(
+                weights.n_bytes - elsewhere if p.embedding else p.weight_bytes(weights)
+                for p in places
+                if p.device == device
+            )
+            kv = sum(
+                kv_bytes(p.share(self.hp), self.context(n_ctx), types)
+                for p in places
+                if p.kv_device == device
+            )
+            in_ram = kv if kv_ram is None or device != "cpu" else min(kv, kv_ram)
+            plans[device] = MemoryPlan(
+                weights=n_weight,
+                kv=in_ram,
+                disk=kv if in_ram < kv else 0,
+                workspace=workspace_bytes(self.hp, n_ubatch, runner),
+                available=runner.free_bytes(n_weight),
+            )
+        return plans
+
+    def with_kv_on_host(self) -> "Engine":
+        """The same weights, for sessions whose keys, values and attention are on the CPU."""
+        found = copy.copy(self)
+        found.places = tuple(place.with_kv_on_host() for place in self.places)
+        return found
+
+    def page_store(self, place: Place, types: KVTypes, n_page: int) -> PageStore:
         """The pages that all sessions of these types share, or room of its own for one session.
 
         The latter on a device that copies whole arrays, and where address space is limited.
         """
-        if isinstance(self.backend, CudaBackend):
-            return PageStore(self.hp, types, n_page)
-        if types not in self._stores:
+        hp = place.share(self.hp)
+        if place.kv_device != "cpu" or not place.layers:
+            return PageStore(hp, types, n_page)
+        key = hp.n_layer, types
+        if key not in self._stores:
             try:
-                n_slot = max(n_page, most_slots(self.hp, types))
-                self._stores[types] = PageStore(self.hp, types, n_slot)
+                n_slot = max(n_page, most_slots(hp, types))
+                self._stores[key] = PageStore(hp, types, n_slot)
             except OSError:
-                return PageStore(self.hp, types, n_page)
-        return self._stores[types]
+                return PageStore(hp, types, n_page)
+        return self._stores[key]
 
     def context(self, n_ctx: int | None) -> int:
         """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
@@ -225,7 +291,10 @@ class Engine:
     def close(self) -> None:
         """End the threads, or free the device. Sessions must not be used afterwards."""
         self._filling.stop()
-        self.backend.close()
+        for place in self.places:
+            place.backend.close()
+            if place.host is not None:
+                place.host.close()
 
 
 def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:

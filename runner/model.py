@@ -27,6 +27,10 @@ class Model:
             return self.hp.sliding_window
         return 0
 
+    def frequencies(self, layer: int) -> RopeFrequencies:
+        """What a layer's queries and keys are turned by."""
+        return self.rope_window if self.window(layer) else self.rope
+
 
 def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     """Read and check everything but the vocabulary. Raises GGUFError or ArchError.

@@ -257,6 +257,24 @@ class Sampler:
         assert len(c) == 1, f"{self.steps[-1]} left {len(c)} candidates"
         return int(c.ids[0])
 
+    @property
+    def n_best(self) -> int | None:
+        """How many of the best logits are all that `sample` looks at; None: it looks at all."""
+        first = self.steps[0]
+        if isinstance(first, TopK) and first.k > 0:
+            return first.k
+        return 1 if isinstance(first, Greedy) else None
+
+    def sample_best(self, ids: np.ndarray, logits: np.ndarray) -> int:
+        """As `sample`, of the `n_best` best finite ones, sorted; gives the row of the token.
+
+        ids int32, logits float32 [n_best]: by falling logit, equal ones by rising id.
+        """
+        c = Candidates(ids, logits, sorted=True)
+        for step in self.steps:
+            c = step.apply(c)
+        return int(np.flatnonzero(ids == c.ids[0])[0])
+
     def _checked(self, logits: np.ndarray) -> np.ndarray:
         logits = np.asarray(logits, dtype=np.float32)
         if logits.shape != (self.n_vocab,):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -11,16 +12,21 @@ import numpy as np
 
 from tamis import session_file
 from tamis.audit import Audit
-from tamis.forward import Forward, OwnOps
+from tamis.best import MOST, Best
+from tamis.forward import Forward
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
+from tamis.kv.placed import PlacedKV
+from tamis.kv.shift import close_up
 from tamis.kv.tier import TierCounts, TieredKV
 from tamis.kv.types import KVOptions, KVTypes
+from tamis.places import Place, described
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.session_file import SessionFileError
+from tamis.stage import Own, OwnOps, Stage
 from tamis.stream import TextStream
-from tamis.workspace import HEAD_ROWS, new_workspace
+from tamis.workspace import HEAD_ROWS, workspaces
 
 if TYPE_CHECKING:
     from tamis.engine import Engine, MemoryPlan, Progress
@@ -65,33 +71,42 @@ class Session:
         for type in kv.types:
             if type not in engine.backend.kv_types:
                 raise ValueError(f"this device has no {type} keys and values: use f16")
-        plan = _checked_plan(engine, n_ctx, n_ubatch, kv)
+        if audit and len(engine.places) > 1:
+            raise ValueError(
+                "audit needs all layers on one device: leave out one of audit and -ngl"
+            )
+        plans = _checked_plans(engine, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
         self._engine, self.n_ctx = engine, n_ctx
-        self._kv: KVCache | TieredKV
-        if kv.tier is not None and plan.disk:
-            self._kv = TieredKV(hp, n_ctx, kv.types, kv.tier, n_tok)
-        else:
-            self._kv = KVCache(hp, n_ctx, engine.page_store(kv.types, -(-n_ctx // PAGE)))
-        window, n_kv = tuple(map(model.window, range(hp.n_layer))), self._kv.capacity
-        self._state = selector.open(
-            SelectorShape(
-                n_layer=hp.n_layer,
-                n_head=hp.n_head,
-                n_head_kv=hp.n_head_kv,
-                head_dim=hp.head_dim,
-                n_ctx=n_kv,
-                n_ubatch=n_tok,
-                window=window,
-            )
+        window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
+        shape = SelectorShape(
+            n_layer=hp.n_layer,
+            n_head=hp.n_head,
+            n_head_kv=hp.n_head_kv,
+            head_dim=hp.head_dim,
+            n_ctx=n_kv,
+            n_ubatch=n_tok,
+            window=window,
         )
-        report = None if progress is None else (lambda i, n: progress("compile", i, n))
-        ws = new_workspace(hp, n_tok, engine.backend)
         self._audit = Audit(audit, hp, window, n_kv, kv.types, engine.n_threads) if audit else None
-        self._forward = Forward(
-            model, engine.backend, ws, self._kv, self._state, audit=self._audit, progress=report
-        )
+        spaces = workspaces(hp, n_tok, [place.backend for place in engine.places])
+        self._stages = [
+            Stage(
+                model,
+                place,
+                Own(
+                    ws, self._cache(place, kv, plans[place.kv_device], n_tok), selector.open(shape)
+                ),
+                self._audit,
+            )
+            for place, ws in zip(engine.places, spaces, strict=True)
+        ]
+        self._kv: KVCache | TieredKV | PlacedKV = self._stages[0].kv
+        if len(self._stages) > 1:
+            self._kv = PlacedKV([(stage.layers, stage.kv) for stage in self._stages])
+        report = None if progress is None else (lambda i, n: progress("compile", i, n))
+        self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
         self._tokens: list[int] = []
 
     @property
@@ -105,6 +120,11 @@ class Session:
         return len(self._tokens)
 
     @property
+    def _tiered(self) -> TieredKV | None:
+        kv = self._kv.tiered if isinstance(self._kv, PlacedKV) else self._kv
+        return kv if isinstance(kv, TieredKV) else None
+
+    @property
     def kv_types(self) -> KVTypes:
         """The types that keys and values are kept in."""
         return self._kv.types
@@ -112,12 +132,12 @@ class Session:
     @property
     def kv_ram(self) -> int | None:
         """Bytes of memory for keys and values; None where it is as much as they need."""
-        return self._kv.kv_ram if isinstance(self._kv, TieredKV) else None
+        return None if self._tiered is None else self._tiered.kv_ram
 
     @property
     def kv_counts(self) -> TierCounts | None:
         """What the disk has been asked for; None where all keys and values are in memory."""
-        return self._kv.counts if isinstance(self._kv, TieredKV) else None
+        return None if self._tiered is None else self._tiered.counts
 
     @property
     def audit(self) -> Audit | None:
@@ -160,11 +180,26 @@ class Session:
 
         Raises ContextError, ValueError, AuditError, KVFileError.
         """
+        self._decode(token_id)
+        return self._forward.logits_of_step()
+
+    def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
+        """As `decode`, but only the n best logits, where that is worth it and all are numbers.
+
+        On a GPU the others are not copied to the host. n None: all.
+        """
+        self._decode(token_id)
+        if n is not None and n <= min(MOST, self._engine.hp.n_vocab):
+            best = self._forward.best(n)
+            if math.isfinite(best.log_sum):
+                return best
+        return self._forward.logits_of_step()
+
+    def _decode(self, token_id: int) -> None:
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
-        logits = self._forward.decode(int(ids[0]), self.n_past, self.n_past)
+        self._forward.decode(int(ids[0]), self.n_past, self.n_past)
         self._tokens.append(int(ids[0]))
-        return logits
 
     @property
     def batchable(self) -> bool:
@@ -207,9 +242,55 @@ class Session:
             raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
         del self._tokens[n_tokens:]
         self._kv.truncate(n_tokens)
-        self._engine.backend.fetch(*self._state.counters)
-        self._state.truncate(n_tokens)
-        self._engine.backend.send(*self._state.counters)
+        self._forget(n_tokens)
+
+    def remove(self, first: int, end: int) -> None:
+        """Forget tokens first .. end - 1; those after move down, and their keys turn with them.
+
+        Later tokens keep what they have read of the forgotten ones: this is llama.cpp's context
+        shift, not what a prompt without those tokens gives. Takes as much memory again as the keys
+        and values from `first` on. Raises ValueError where there are no such tokens. Where keys and
+        values are in a file there is no such copy: a call that fails or is interrupted then leaves
+        only whole pages of what was before `first`, and says so.
+        """
+        if not 0 <= first <= end <= self.n_past:
+            raise ValueError(f"cannot remove tokens {first} to {end} of {self.n_past}")
+        if first == end:
+            return
+        if end == self.n_past:
+            self.truncate(first)
+            return
+        before, model = self._tokens, self._engine.model
+        gone, neox = range(first, end), model.arch.neox
+        self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
+        self._fetch_kv()
+        kept = None if self._tiered is not None else self._kv.pages_from(first)
+        try:
+            for layer in range(self._engine.hp.n_layer):
+                inv_freq = model.frequencies(layer).inv_freq
+                close_up(self._kv, layer, len(before), gone, inv_freq=inv_freq, neox=neox)
+            self._send_kv()
+            self._tokens = before[:first] + before[end:]
+            self._forget(first)
+            self.recall()
+        except BaseException as error:
+            self._tokens = before
+            if kept is None:
+                self.truncate(first // PAGE * PAGE)
+                error.add_note(f"the session holds its first {self.n_past} tokens only")
+            else:
+                self._kv.put_back(first, kept)
+                self._forget(first)
+            self._send_kv()
+            raise
+        self._kv.truncate(self.n_past)
+
+    def _forget(self, n_tokens: int) -> None:
+        """Let the methods forget what they know of positions from n_tokens on."""
+        for stage in self._stages:
+            stage.backend.fetch(*stage.state.counters)
+            stage.state.truncate(n_tokens)
+            stage.backend.send(*stage.state.counters)
 
     def generate(
         self,
@@ -230,12 +311,11 @@ class Session:
         for token in [*self._tokens, *ids]:
             sampler.accept(token)
         stream = TextStream(stop=stop)
-        logits = self.prefill(ids, progress)
+        found: Best | np.ndarray = self.prefill(ids, progress)
         n_left = self.n_ctx - self.n_past
         n_left = n_left if max_tokens is None else min(n_left, max_tokens)
         while n_left > 0:
-            token = sampler.sample(logits)
-            logprob = sampler.logprob(logits, token)
+            token, logprob = _sampled(sampler, found)
             sampler.accept(token)
             n_left -= 1
             if token in tokenizer.eog:
@@ -245,7 +325,7 @@ class Session:
             if stream.stopped is not None:
                 yield Piece(text, token, logprob, "stop")
                 return
-            logits = self.decode(token)
+            found = self.decode_best(token, sampler.n_best)
             if n_left > 0:
                 yield Piece(text, token, logprob, None)
             else:
@@ -259,8 +339,10 @@ class Session:
         self._check_room(f"the other session holds {other.n_past}", other.n_past)
         self.truncate(0)
         if not self._kv.share(other._kv, other.n_past):
+            other._fetch_kv()
             for layer in range(self._engine.hp.n_layer):
-                self._put(layer, *other._rows(layer))
+                self._kv.write(layer, *other._kv.read(layer, other.n_past))
+            self._send_kv()
         self._tokens = other.tokens
         self.recall()
 
@@ -269,11 +351,12 @@ class Session:
 
         Keys and values stay as they are: those of a file may come from another method's prefill.
         """
-        n = min(self._state.n_recall, self.n_past)
+        n = min(max(stage.state.n_recall for stage in self._stages), self.n_past)
         if n == 0:
             return
         first = self.n_past - n
         self._kv.reserve(first, self.n_past)
+        self._fetch_kv()
         pages = self._kv.pages_from(first)
         try:
             for start in range(first, self.n_past, self._forward.n_ubatch):
@@ -282,6 +365,7 @@ class Session:
                 self._forward.prefill(np.array(chunk, np.int32), start, prompt)
         finally:
             self._kv.put_back(first, pages)
+            self._send_kv()
 
     def save(self, path: str | Path) -> None:
         """Write tokens, keys and values to a file: whole or not at all."""
@@ -304,6 +388,16 @@ class Session:
         # Files from before there was a choice have no types.
         self._restore(data, tokens, KVTypes(*header.get("kv", ())))
         self.recall()
+
+    def _cache(
+        self, place: Place, kv: KVOptions, plan: "MemoryPlan", n_ubatch: int
+    ) -> KVCache | TieredKV:
+        """Where the keys and values of a place's layers are."""
+        hp = place.share(self._engine.hp)
+        if kv.tier is not None and plan.disk and place.layers:
+            return TieredKV(hp, self.n_ctx, kv.types, kv.tier, n_ubatch)
+        store = self._engine.page_store(place, kv.types, -(-self.n_ctx // PAGE))
+        return KVCache(hp, self.n_ctx, store)
 
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
@@ -354,19 +448,23 @@ class Session:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _arrays(self) -> Iterator[np.ndarray]:
+        self._fetch_kv()
         for layer in range(self._engine.hp.n_layer):
-            yield from self._rows(layer)
+            yield from self._kv.read(layer, self.n_past)
 
-    def _rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """A layer's keys and values: see KVCache.read."""
-        view = self._kv.view(layer)
-        self._engine.backend.fetch(view.k, view.v)
-        return self._kv.read(layer, self.n_past)
+    def _fetch_kv(self) -> None:
+        """Show Python the keys and values of all layers."""
+        for stage in self._stages:
+            if stage.layers:  # the view of the first holds those of the others
+                view = self._kv.view(stage.layers.start)
+                stage.backend.fetch(view.k, view.v)
 
-    def _put(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
-        self._kv.write(layer, k, v)
-        view = self._kv.view(layer)
-        self._engine.backend.send(view.k, view.v)
+    def _send_kv(self) -> None:
+        """Show kernels the keys and values of all layers."""
+        for stage in self._stages:
+            if stage.layers:
+                view = self._kv.view(stage.layers.start)
+                stage.backend.send(view.k, view.v)
 
     def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
         hp = self._engine.hp
@@ -376,30 +474,57 @@ class Session:
             for type in types:
                 rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
                 at += rows[-1].nbytes
-            self._put(layer, *rows)
+            self._kv.write(layer, rows[0], rows[1])
+        self._send_kv()
         self._tokens = list(tokens)
 
 
-def _checked_plan(engine: "Engine", n_ctx: int, n_ubatch: int, kv: KVOptions) -> "MemoryPlan":
-    """The plan, where it fits. Raises MemoryError, ValueError; on CUDA there is no tier."""
+def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:
+    """The next token and the logarithm of its probability."""
+    if not isinstance(found, Best):
+        token = sampler.sample(found)
+        return token, sampler.logprob(found, token)
+    row = sampler.sample_best(found.ids, found.logits)
+    return int(found.ids[row]), float(found.logits[row]) - found.log_sum
+
+
+def _checked_plans(
+    engine: "Engine", n_ctx: int, n_ubatch: int, kv: KVOptions
+) -> "dict[str, MemoryPlan]":
+    """The plan of each device, where it fits. Raises MemoryError, ValueError: a GPU has no tier."""
     types, tier = kv
-    plan = engine.memory_plan(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier.ram)
+    plans = engine.memory_plans(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier.ram)
     gib = 1 << 30
-    if plan.kv + plan.workspace > plan.available:
-        raise MemoryError(
-            f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "
-            f"{plan.workspace / gib:.1f} GiB, free: {plan.available / gib:.1f} GiB; lower --ctx, "
-            "or keep a part on disk with --kv-ram and --kv-dir"
+    for device, plan in plans.items():
+        if plan.kv + plan.workspace > plan.available:
+            gpu = f", with {plan.weights / gib:.1f} GiB of weights" if device != "cpu" else ""
+            raise MemoryError(
+                f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "
+                f"{plan.workspace / gib:.1f} GiB{described(device, engine.places)}, free: "
+                f"{plan.available / gib:.1f} GiB{gpu}; lower --ctx, {_remedy(device, plan)}"
+            )
+    if tier is None:
+        return plans
+    if "cpu" not in plans:
+        raise ValueError(
+            "this device keeps all keys and values in its memory: leave out kv_ram, or have them "
+            "on the CPU with -nkvo (offload_kqv=False)"
         )
-    if tier is not None and plan.disk:
-        if "q8_0" not in engine.backend.kv_types:
-            raise ValueError(
-                "this device keeps all keys and values in its memory: leave out kv_ram"
-            )
-        free = shutil.disk_usage(tier.folder).free
-        if plan.disk > free:
-            raise ValueError(
-                f"KV at {n_ctx} tokens is {plan.disk / gib:.1f} GiB, {tier.folder} has "
-                f"{free / gib:.1f} GiB free: lower --ctx, or choose another --kv-dir"
-            )
-    return plan
+    if sum(place.kv_device == "cpu" and len(place.layers) > 0 for place in engine.places) > 1:
+        raise ValueError(
+            "with -nkvo (offload_kqv=False) kv_ram needs all layers on one device: leave out -ngl"
+        )
+    n_disk, free = sum(plan.disk for plan in plans.values()), shutil.disk_usage(tier.folder).free
+    if n_disk > free:
+        raise ValueError(
+            f"KV at {n_ctx} tokens is {n_disk / gib:.1f} GiB, {tier.folder} has "
+            f"{free / gib:.1f} GiB free: lower --ctx, or choose another --kv-dir"
+        )
+    return plans
+
+
+def _remedy(device: str, plan: "MemoryPlan") -> str:
+    if device == "cpu":
+        return "or keep a part on disk with --kv-ram and --kv-dir"
+    kept = ", or keys and values with -nkvo" if plan.kv else ""
+    return "or keep layers on the CPU with -ngl" + kept

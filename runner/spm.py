@@ -1,5 +1,6 @@
 """SentencePiece vocabularies: a model for the library, built from the vocabulary of the file."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -68,40 +69,46 @@ def _kinds(vocab: Vocab) -> list[int]:
     return kinds.tolist()
 
 
-def _texts(vocab: Vocab, kinds: list[int]) -> list[bytes]:
-    """The texts of the pieces, none empty, none twice and all UTF-8, as the library wants them."""
+def _texts(vocab: Vocab) -> Iterator[tuple[bytes, int]]:
+    """Text and type of the pieces: no text empty or twice, all UTF-8, as the library wants them."""
     control, normal, byte_kind = map(int, (TokenType.CONTROL, TokenType.NORMAL, TokenType.BYTE))
-    seen: set[bytes] = set()
-    texts = []
-    for i, token in enumerate(vocab.tokens):
+    seen: set[str] = set()
+    for i, (token, kind) in enumerate(zip(vocab.tokens, _kinds(vocab), strict=True)):
+        byte = byte_of_token(token) if token.startswith("<0x") else None
+        if byte is not None:
+            token, kind = f"<0x{byte:02X}>", byte_kind
+        elif kind == byte_kind:
+            kind = normal
         try:
             text = token.encode()
         except UnicodeEncodeError:
             text = b""
-        byte = byte_of_token(token) if token.startswith("<0x") else None
-        if byte is not None:
-            text, kinds[i] = f"<0x{byte:02X}>".encode(), byte_kind
-        elif kinds[i] == byte_kind:
-            kinds[i] = normal
-        if not text or text in seen or b"\0" in text:
-            text, kinds[i] = f"\ue000unreachable {i}\ue000".encode(), control
-        seen.add(text)
-        texts.append(text)
-    return texts
+        if not text or token in seen or b"\0" in text:
+            text, kind = f"\ue000unreachable {i}\ue000".encode(), control
+        seen.add(token)
+        yield text, kind
 
 
 def _model(vocab: Vocab) -> bytes:
-    """A ModelProto on the wire: protobuf itself is not needed for four fields."""
-    kinds = _kinds(vocab)
-    texts = _texts(vocab, kinds)
+    """A ModelProto on the wire: protobuf itself is not needed for four fields.
+
+    It grows piece by piece: lists of a quarter of a million pieces would leave 30 MB of holes.
+    """
+    model = bytearray()
     given = np.zeros(len(vocab)) if vocab.scores is None else vocab.scores
-    scores = given.astype("<f4").view("V4").tolist()
-    pieces = list(map(_piece, texts, scores, kinds))
-    if TokenType.UNKNOWN not in kinds:
-        pieces.append(_piece("\ue000unknown\ue000".encode(), _NO_SCORE, TokenType.UNKNOWN))
-    missing = {f"<0x{byte:02X}>".encode() for byte in range(256)}.difference(texts)
-    pieces += [_piece(text, _NO_SCORE, TokenType.BYTE) for text in sorted(missing)]
+    scores = given.astype("<f4").tobytes()
+    missing = {f"<0x{byte:02X}>".encode() for byte in range(256)}
+    unknown = int(TokenType.UNKNOWN)
+    has_unknown = False
+    for i, (text, kind) in enumerate(_texts(vocab)):
+        model += _piece(text, scores[4 * i : 4 * i + 4], kind)
+        missing.discard(text)
+        has_unknown |= kind == unknown
+    if not has_unknown:
+        model += _piece("\ue000unknown\ue000".encode(), _NO_SCORE, TokenType.UNKNOWN)
+    for text in sorted(missing):
+        model += _piece(text, _NO_SCORE, TokenType.BYTE)
     trainer = _integer(3, _BPE) + _integer(35, 1)  # bytes for what there is no piece for
     # identity; no dummy prefix, no whitespace removed, but spaces written as U+2581
     normalizer = _bytes(1, b"identity") + _integer(3, 0) + _integer(4, 0) + _integer(5, 1)
-    return b"".join(pieces) + _bytes(2, trainer) + _bytes(3, normalizer)
+    return bytes(model + _bytes(2, trainer) + _bytes(3, normalizer))

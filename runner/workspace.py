@@ -1,6 +1,7 @@
 """All scratch of one session, allocated once: activations, step records, logits."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Runner
 from tamis.jit_kernels.types import zeros
 
+SHARED = ("step", "head_rows", "head_step", "ids", "x", "logits")
 HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
 
 
@@ -81,6 +83,13 @@ def new_workspace(hp: HParams, n_tok: int, backend: Runner) -> Workspace:
         packed=zeros(ops.packed_bytes(max(n_tok, HEAD_ROWS), widest), np.uint8),
         scratch=zeros(backend.n_thread * scratch, np.uint8),
     )
+
+
+def workspaces(hp: HParams, n_tok: int, backends: Sequence[Runner]) -> list[Workspace]:
+    """One for each backend: what Python writes and reads, and the rows, are the same in all."""
+    first, *rest = (new_workspace(hp, n_tok, backend) for backend in backends)
+    same = {name: getattr(first, name) for name in SHARED}
+    return [first, *(replace(ws, **same) for ws in rest)]
 
 
 def workspace_bytes(hp: HParams, n_tok: int, backend: Runner) -> int:

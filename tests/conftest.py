@@ -1,8 +1,10 @@
 """Shared fixtures. Tests marked `model` use the real models, fetched on first use."""
 
 import contextlib
+import fcntl
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +55,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
     specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
-    if missing := shared().missing(specs):
-        session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
-    with contextlib.suppress(CompileError):  # the tests that need the kernel will say so
-        shared().load(specs)
+    with (Path(tempfile.gettempdir()) / f"tamis-tests-{os.getuid()}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # the second process finds what the first has compiled
+        if missing := shared().missing(specs):
+            session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
+        with contextlib.suppress(CompileError):  # the tests that need the kernel will say so
+            shared().load(specs)

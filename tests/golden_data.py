@@ -7,6 +7,7 @@ exact to 1e-4, a hundredth of their noise.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,20 @@ class Golden:
         if self.model == "gemma3":
             chunks[:, 0] = ids[0]
         return chunks
+
+    def perplexity(self, session: Any) -> float:
+        """A session's perplexity of ppl_chunks()."""
+        total = count = 0.0
+        for chunk in self.ppl_chunks():
+            session.truncate(0)
+            logits = np.concatenate(list(session.logits(chunk)))
+            half = len(chunk) // 2
+            rows = logits[half:-1].astype(np.float64)
+            top = rows.max(-1)
+            log_sum = top + np.log(np.exp(rows - top[:, None]).sum(-1))
+            total += float((log_sum - rows[np.arange(len(rows)), chunk[half + 1 :]]).sum())
+            count += len(rows)
+        return math.exp(total / count)
 
 
 def load(model: str) -> Golden:

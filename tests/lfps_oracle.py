@@ -124,13 +124,14 @@ class Tables:
 def started(p, q, k, v, pos, n):
     """Eq. 4: tables before position `pos` from the n queries before it; None without a middle.
 
-    q [n_q, n_head, head_dim].
+    q [n_q, n_head, head_dim]. The tables have room for 256 steps at least.
     """
     low, high = p.sink, pos + 1 - p.local
     if high <= low:
         return None
     rows = [i for i in range(pos - n, pos) if i + 1 - p.local > low] or [pos]
-    ver, sla = np.zeros(512), np.zeros(512)
+    size = pos + 512 - pos % 256
+    ver, sla = np.zeros(size), np.zeros(size)
     for i in rows:
         middle = np.arange(low, i + 1 - p.local)
         weights = mean_weights(q[i], k[middle])
@@ -140,7 +141,7 @@ def started(p, q, k, v, pos, n):
         spread = [x.var() / (y @ y) for x, y in zip(logits, q[i], strict=True)]
     share = 1 / (2 * len(rows) * (1 - p.r))
     means = k[low:high].mean(axis=0), v[low:high].mean(axis=0)
-    none = np.zeros((2, 512), bool)
+    none = np.zeros((2, size), bool)
     tables = Tables(p, ver * share, sla * share, none, none.copy(), *means, spread)
     middle = np.arange(low, high)
     tables.levels = [
@@ -148,5 +149,5 @@ def started(p, q, k, v, pos, n):
         Tables.mean_and_bar(tables.sla[pos - middle], p.a),
     ]
     for table in (0, 1):
-        tables.renew(np.arange(512), table)
+        tables.renew(np.arange(size), table)
     return tables

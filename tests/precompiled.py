@@ -4,6 +4,7 @@ from tamis.arrange import Filling
 from tamis.engine import Engine
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.program import Program
+from tamis.places import one_place
 
 
 class Recorder:
@@ -14,8 +15,8 @@ class Recorder:
     def __init__(self, n_thread=1, n_part=1):
         self.n_thread, self.n_part, self.specs = n_thread, n_part, set()
 
-    def load(self, specs, progress=None):
-        self.specs |= set(specs)
+    def load(self, rows, own=(), progress=None):
+        self.specs |= {*rows, *own}
 
     def link(self, program):
         self.specs |= program.specs
@@ -24,7 +25,7 @@ class Recorder:
     def run(self, linked, first=0, last=None):
         pass
 
-    def free_bytes(self):
+    def free_bytes(self, n_weight=0):
         return 1 << 40
 
     def send(self, *arrays):
@@ -41,7 +42,8 @@ def compile_for(engine, sessions, n_prompt=70, n_decode=20):
     """
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
     filled = Filling(recorder, Program(), lambda: None)
-    stand_in = Engine(engine.file, engine.model, engine.vocab, recorder, filled)
+    places = one_place("cpu", recorder, engine.hp.n_layer)
+    stand_in = Engine(engine.file, engine.model, engine.vocab, places, filled)
     for options in sessions:
         session = stand_in.session(**options)
         session.prefill([3] * n_prompt)

@@ -43,6 +43,9 @@ class FakeSession:
     def truncate(self, n: int) -> None:
         del self.tokens[n:]
 
+    def remove(self, first: int, end: int) -> None:
+        del self.tokens[first:end]
+
     def prefill(self, ids: Any, progress: Any = None) -> Any:
         self.tokens += [int(i) for i in ids]
         return np.zeros(N_VOCAB, np.float32)

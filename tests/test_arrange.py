@@ -9,6 +9,7 @@ from tiny_models import TinySpec, write_tiny_model
 
 from tamis.arrange import Filling, in_strips
 from tamis.engine import Engine
+from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import Backend
@@ -41,7 +42,8 @@ class Scripted:
 
 
 def matrix(type, n_out, n_in):
-    return QTensor(np.zeros(8, np.uint8), type, n_out, n_in)
+    size = n_out * n_in // GGMLType[type].block_size * GGMLType[type].type_size
+    return QTensor(np.zeros(size, np.uint8), type, n_out, n_in)
 
 
 def logits(path, monkeypatch, strips):
@@ -88,6 +90,22 @@ def test_all_stay_as_they_are_where_memory_is_short():
     assert len(program) == 0
 
 
+def test_a_matrix_is_copied_in_parts_as_in_one(monkeypatch):
+    rng, copies = np.random.default_rng(0), []
+    given = [QTensor(rng.integers(0, 256, 80 * 36, np.uint8), "Q4_0", 80, 64)]
+    backend = Backend(2)
+    for part, n in ((1, 5), (33 * 36, 3), (1 << 20, 1)):
+        monkeypatch.setattr("tamis.arrange.PART", part)
+        found, program = in_strips(given, backend)
+        assert len(program) == n
+        backend.run(backend.link(program))
+        copies.append(found[0].data)
+    backend.close()
+    assert copies[0].any()
+    for other in copies[1:]:
+        np.testing.assert_array_equal(other, copies[0])
+
+
 def filling(n, backend):
     program = Program()
     for _ in range(n):
@@ -100,7 +118,7 @@ def test_filling_runs_every_op_once():
     thread = filling(3, backend)
     thread.finish()
     thread.finish()
-    assert backend.ran == [0, 1, 2, 9]
+    assert backend.ran == [0, 9, 1, 9, 2, 9]
 
 
 def test_an_error_of_the_thread_is_raised_at_each_end():
@@ -109,7 +127,7 @@ def test_an_error_of_the_thread_is_raised_at_each_end():
     for _ in range(2):
         with pytest.raises(MemoryError, match="as told"):
             thread.finish()
-    assert backend.ran == [0]
+    assert backend.ran == [0, 9]
 
 
 def test_a_stopped_one_leaves_the_rest():
@@ -123,7 +141,7 @@ def test_a_stopped_one_leaves_the_rest():
     backend.goes_on.set()
     stop.join()
     thread.finish()
-    assert backend.ran == [0]
+    assert backend.ran == [0, 9]
 
 
 def test_a_child_of_fork_runs_what_its_parent_had_not(tmp_path):
@@ -139,9 +157,9 @@ def test_a_child_of_fork_runs_what_its_parent_had_not(tmp_path):
         os._exit(0)
     backend.goes_on.set()
     assert os.waitpid(child, 0)[1] == 0
-    assert os.read(reader, 10) == bytes([0, 1, 2, 9])
+    assert os.read(reader, 10) == bytes([0, 9, 1, 9, 2, 9])
     thread.finish()
-    assert backend.ran == [0, 1, 2, 9]
+    assert backend.ran == [0, 9, 1, 9, 2, 9]
 
 
 def test_pages_of_a_file_come_back_when_they_are_read_again(tmp_path):

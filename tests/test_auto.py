@@ -9,6 +9,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.auto import CANDIDATES, Auto, AutoError, Choice, choose, parse_auto
 from tamis.cli import main
 from tamis.engine import Engine
+from tamis.jit_kernels.workers import NoKernelError
 from tamis.select.notation import parse_method
 from tamis.session import Session
 
@@ -94,6 +95,20 @@ def test_a_candidate_is_measured_as_an_audit_measures_it(engine, base):
 def test_every_candidate_is_a_method():
     for text in CANDIDATES:
         parse_method(text)
+
+
+def test_a_method_without_kernels_here_is_passed_over(engine, base, monkeypatch):
+    def session(attn="dense", **settings):
+        if attn in absent:
+            raise NoKernelError(attn)
+        return real(attn=attn, **settings)
+
+    real, how = engine.session, Auto(mass=0.01, probe=2, least=100, share=1)
+    monkeypatch.setattr(engine, "session", session)
+    absent = ["hip"]
+    assert [t.attn for t in choose(engine, base, how, ("hip", "window")).tried] == ["window"]
+    absent = ["hip", "window"]
+    assert choose(engine, base, how, ("hip", "window")).attn == "dense"
 
 
 def test_the_notation():

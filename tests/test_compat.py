@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import warnings
@@ -608,36 +607,3 @@ def test_the_examples_of_llama_cpps_readme_run_through_a_shim(model_path, root):
     assert found["draft"]["usage"]["completion_tokens"] <= 8
     assert (found["embedding"]["data"], found["embeddings"]) == (1, 2)
     assert len(found["low level"]) > 10
-
-
-@pytest.mark.model
-def test_the_example_of_embedding_runs(model_path, root):
-    pytest.importorskip("llguidance")
-    command = [sys.executable, str(root / "examples" / "embed.py"), str(model_path("smollm2"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert any(line in ("red", "green", "blue") for line in done.stdout.splitlines())
-    assert "cat and dog" in done.stdout.splitlines()[-1]
-
-
-@pytest.mark.model
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_example_of_a_pipe_runs(model_path, root, tmp_path):
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
-    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
-    for text in ("Answers come twice as fast", "Fix a crash at the end of a file"):
-        subprocess.run(
-            [*git, "commit", "-q", "--allow-empty", "-m", text], cwd=tmp_path, check=True
-        )
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [root / "examples" / "changelog.sh", model_path("smollm2")],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.split()) > 10
-    assert max(map(len, done.stdout.splitlines())) <= 80

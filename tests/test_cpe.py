@@ -155,7 +155,7 @@ def test_reused_keys_and_values_are_those_of_the_layer_before(engine):
     session.prefill(prompt(engine))
     kept = [session._kv.read(layer, N_PROMPT) for layer in range(engine.hp.n_layer)]
     for layer in range(1, engine.hp.n_layer):
-        frozen = session._state.frozen(layer, N_PROMPT)
+        frozen = session._stages[0].state.frozen(layer, N_PROMPT)
         for own, before in zip(kept[layer], kept[layer - 1], strict=True):
             rows = slice(frozen.start, frozen.stop)
             np.testing.assert_array_equal(own[rows], before[rows])
@@ -185,7 +185,7 @@ def test_frozen_chunks_cost_nothing_but_their_keys_and_values(engine, kv):
     n_layer, starts = engine.hp.n_layer, range(0, N_PROMPT, 16)
     left_out = sum(
         frozen.start <= pos and min(pos + 16, N_PROMPT) <= frozen.stop
-        for frozen in (session._state.frozen(layer, N_PROMPT) for layer in range(n_layer))
+        for frozen in (session._stages[0].state.frozen(layer, N_PROMPT) for layer in range(n_layer))
         for pos in starts
     )
     assert left_out >= 5

@@ -49,7 +49,10 @@ MEANT = {
         "cp.async",
     ],
     KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],
+    KernelSpec(ops.AUDIT_HEADS, (64, *F16)): ["ld.global.nc.v4", "ex2.approx", "sqrt.rn.f64"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
+    KernelSpec(ops.LOGIT_PARTS, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
+    KernelSpec(ops.LOGIT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
     KernelSpec(ops.SCORE_KEYS, (64, 3, 3)): ["ld.global.nc.v4.u32", "mma.sync"],
     KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "red.global.or", "popc"],
@@ -74,6 +77,10 @@ MEANT = {
     KernelSpec(ops.TACTIC_BUDGET, (64,)): ["vote.sync.ballot", "mma.sync", "f64", "ex2.approx"],
     KernelSpec(ops.TACTIC_MARK, (3,)): ["red.global.or", "popc"],
     KernelSpec(ops.TACTIC_SELECT, ()): ["popc"],
+    KernelSpec(ops.LFPS_KEEP, (64,)): ["ld.global.f32", "st.global.u64"],
+    KernelSpec(ops.LFPS_START, (64, 4, 4)): ["mma.sync", "ex2.approx", "f64", "vote.sync.ballot"],
+    KernelSpec(ops.LFPS_SETS, (64, 4, 4)): ["mma.sync", "atom.*shared", "red.global.and", "f64"],
+    KernelSpec(ops.LFPS_BYPASS, (64, 4, 4)): ["shfl.sync.bfly", "f64"],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
 }
 
@@ -112,7 +119,7 @@ def test_an_op_compiles_to_the_ptx_that_is_meant(compiled, spec, name):
         assert head[1].startswith(f"{launch['name']}(")
         assert f".target {target.name}\n" in head[0]
         assert f".version {target.ptx}\n" in head[0]
-        assert head[1].split(")")[0].count(".param .") == len(spec.op.fields)
+        assert head[1].split(")")[0].count(".param .") == len(spec.op.fields) + 1
         assert "NumbaEnv" not in launch["ptx"]
 
 
@@ -172,9 +179,9 @@ def test_ptx_is_kept_in_the_kernel_library(tmp_path):
 
 def test_an_op_without_a_kernel_is_named(tmp_path):
     pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-    with pytest.raises(CompileError, match="no kernel yet for lfps_keep, moe_route"):
+    with pytest.raises(CompileError, match="no kernel yet for column_sums, moe_route"):
         PtxLibrary(StandIn(), tmp_path).load(
-            [KernelSpec(ops.LFPS_KEEP, (64,)), KernelSpec(ops.MOE_ROUTE, ())]
+            [KernelSpec(ops.COLUMN_SUMS, (64, 4, 4)), KernelSpec(ops.MOE_ROUTE, ())]
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 from tamis.jit_kernels import cuda_backend, ops
 from tamis.jit_kernels.cuda.driver import Function
 from tamis.jit_kernels.cuda.scratch import matmul_scratch
+from tamis.jit_kernels.cuda.target import TARGETS
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import zeros
@@ -30,10 +31,11 @@ class Memory:
 class StandIn:
     """What CudaBackend asks of a Device; launches are noted with their fields."""
 
-    n_multiprocessor = 4
+    n_multiprocessor, target = 4, TARGETS["sm_90a"]
 
     def __init__(self):
         self.held, self.copied, self.started, self._capturing = 0, 0, [], None
+        self.pinned, self.how = {}, []
 
     def use(self): ...
 
@@ -52,8 +54,16 @@ class StandIn:
     def download(self, host, address, n_bytes):
         ctypes.memmove(host, address, n_bytes)
 
-    def launch(self, function, fields):
+    def launch(self, function, fields, *, beside, share):
         self._capturing.append((function.handle, fields))
+        self.how.append((beside, share))
+
+    def pin(self, host, n_bytes):
+        self.pinned[host] = n_bytes
+        return True
+
+    def unpin(self, host):
+        del self.pinned[host]
 
     @contextlib.contextmanager
     def capture(self):
@@ -172,6 +182,39 @@ def test_the_step_record_says_which_kernels_run(backend, n_tok, kernel):
     assert [name for name, _ in backend.device.started] == [kernel, "gate"]
     backend.run(linked, 1, 2)
     assert [name for name, _ in backend.device.started] == ["gate"]
+
+
+@pytest.mark.parametrize(
+    ("n_tok", "how"),
+    [(1, [(False, 1), (False, 2), (True, 2), (True, 2), (False, 1)]), (5, [(False, 1)] * 5)],
+)
+def test_products_of_the_same_few_rows_share_the_gpu(backend, n_tok, how):
+    step, x = np.array([n_tok, 0, 0]), zeros((8, 64), np.float32)
+    program = Program()
+    gate(program, step, x[0], x[1])
+    for i in range(3):
+        program.add(
+            ops.MATMUL, ("F32",), sync=i == 2, step=step, packed=0, w=zeros(64 * 64, np.float32),
+            bias=None, y=zeros((8, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0,
+            scratch=0,
+        )  # fmt: skip
+    gate(program, step, x[0], x[1])
+    backend.run(backend.link(program))
+    assert backend.device.how == how
+
+
+def test_memory_that_is_fetched_to_is_pinned_as_long_as_it_is_there(backend):
+    step, x, y = np.array([1, 0, 0]), zeros(8, np.float32), zeros(1 << 16, np.float32)
+    program = Program()
+    gate(program, step, x, y)
+    linked = backend.link(program)
+    backend.fetch(x, y[:9])
+    backend.fetch(y)
+    ((host, n_bytes),) = backend.device.pinned.items()  # x is small
+    assert host <= y.ctypes.data < host + n_bytes < y.ctypes.data + y.nbytes + 256
+    del linked, program
+    gc.collect()
+    assert not backend.device.pinned
 
 
 def test_what_no_program_names_stays_as_it_is(backend):

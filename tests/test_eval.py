@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
 def evaluate(engine: Engine, settings: Settings, folder: Path) -> list[dict[str, Any]]:
     store = Store(folder)
     try:
-        todo = missing(settings, origin_of(engine, "cpu", TEXT), store)
+        todo = missing(settings, origin_of(engine, TEXT), store)
         evaluation = Evaluation(engine, settings, store, lambda *_: None)
         return list(evaluation.run(todo, TEXT))
     finally:
@@ -129,7 +129,7 @@ def test_what_is_there_is_not_run_again(engine, tmp_path, calls):
 
 
 def test_every_setting_that_an_answer_depends_on_is_in_its_key(engine):
-    origin = origin_of(engine, "cpu", TEXT)
+    origin = origin_of(engine, TEXT)
 
     def keys(settings: Settings, origin: dict[str, Any] = origin) -> set[str]:
         return {cell.key for job in jobs(settings) for cell in cells(settings, origin, job)}

@@ -4,6 +4,7 @@ import ctypes
 import inspect
 import math
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tiny_models import TinySpec, write_tiny_model
 
 import tamis.bindings.llama as L
+from tamis.bindings.flat.context import Context
 from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.params import TOKEN_DATA
 from tamis.bindings.flat.status import LLAMA_INTERNAL
@@ -188,14 +190,86 @@ def test_what_memory_cannot_do_is_said_and_changes_nothing(model, new_context):
     ctx = new_context(n_ctx=256, n_seq_max=2)
     mem, ids = L.llama_get_memory(ctx), tokens_of(model)
     assert decode(ctx, ids) == L.LLAMA_OK
-    assert not L.llama_memory_can_shift(mem)
-    assert not L.llama_memory_seq_rm(mem, 0, 0, 3)
     assert L.llama_memory_seq_rm(mem, 1, 0, 3), "a sequence without tokens has nothing to lose"
-    assert L.llama_memory_seq_add(mem, 0, 2, -1, 1) == L.LLAMA_UNSUPPORTED
+    for delta in (1, -1):
+        assert L.llama_memory_seq_add(mem, 0, 2, -1, delta) == L.LLAMA_UNSUPPORTED
+    assert b"it has no gap to close" in L.tamis_last_error()[1]
     assert L.llama_memory_seq_add(mem, 0, 2, -1, 0) == L.LLAMA_OK
     assert L.llama_memory_seq_div(mem, 0, 0, -1, 2) == L.LLAMA_UNSUPPORTED
     assert L.llama_memory_seq_cp(mem, 0, 1, 2, -1) == L.LLAMA_UNSUPPORTED
     assert pos_max(ctx) == len(ids) - 1
+
+
+def shift(ctx, n_keep, n_discard, n_past):
+    """The context shift of programs written for llama.h; how many tokens there are after it."""
+    mem = L.llama_get_memory(ctx)
+    assert L.llama_memory_can_shift(mem)
+    assert L.llama_memory_seq_rm(mem, 0, n_keep, n_keep + n_discard)
+    args = (mem, 0, n_keep + n_discard, n_past, -n_discard)
+    assert L.llama_memory_seq_add(*args) == L.LLAMA_OK
+    return n_past - n_discard
+
+
+def test_a_context_shift_gives_the_engines_text(path, model, new_context):
+    ctx, ids = new_context(n_ctx=128), tokens_of(model)
+    assert decode(ctx, ids) == L.LLAMA_OK
+    assert shift(ctx, 2, 5, len(ids)) == len(ids) - 5 == pos_max(ctx) + 1
+    engine = Engine.load(path)
+    session = engine.session(n_ctx=128)
+    session.prefill(ids)
+    session.remove(2, 7)
+    for token in ids:
+        assert decode(ctx, [token]) == L.LLAMA_OK
+        logits = L.llama_get_logits_ith(ctx, -1)
+        np.testing.assert_array_equal(logits, session.decode(int(token)))
+    engine.close()
+
+
+@pytest.mark.parametrize("n_keep", [0, 4])
+def test_a_program_that_shifts_generates_without_end(model, new_context, n_keep):
+    ctx, ids = new_context(n_ctx=32), tokens_of(model)
+    assert decode(ctx, ids) == L.LLAMA_OK
+    n_past = len(ids)
+    for _ in range(3 * 32):
+        if n_past == 32:
+            n_past = shift(ctx, n_keep, (n_past - n_keep) // 2, n_past)
+        token = L.llama_get_logits_ith(ctx, -1).argmax()
+        batch = batch_of([(token, n_past, [0], 1)])
+        assert L.llama_decode(ctx, batch) == L.LLAMA_OK
+        n_past += 1
+        assert pos_max(ctx) == n_past - 1
+
+
+def test_a_gap_is_closed_or_cut_off_before_a_sequence_goes_on(model, new_context):
+    ctx, ids = new_context(n_ctx=256, n_seq_max=2), tokens_of(model)
+    mem, n = L.llama_get_memory(ctx), len(ids)
+    assert decode(ctx, ids) == L.LLAMA_OK
+    assert L.llama_memory_seq_rm(mem, 0, 3, 5)
+    assert (L.llama_memory_seq_pos_min(mem, 0), pos_max(ctx)) == (0, n - 1)
+    assert L.tamis_memory_stats(ctx).n_tokens == n - 2
+    assert decode(ctx, ids[:1]) == L.LLAMA_INVALID
+    remedy = f"lacks positions 3 to 4: close the gap with llama_memory_seq_add(mem, 0, 5, {n}, -2)"
+    assert remedy.encode() in L.tamis_last_error()[1]
+    assert L.llama_memory_seq_cp(mem, 0, 1, 0, -1) == L.LLAMA_INVALID
+    assert L.llama_state_get_size(ctx) == 0
+    assert not L.llama_memory_seq_rm(mem, 0, 6, 7), "two gaps"
+    for args in ((5, n, -1), (5, n, 2), (6, n, -2), (2, n, -2), (5, n - 1, -2)):
+        assert L.llama_memory_seq_add(mem, 0, *args) == L.LLAMA_UNSUPPORTED, args
+    assert f"only 5 to {n - 1} by -2".encode() in L.tamis_last_error()[1]
+    assert L.llama_memory_seq_cp(mem, 0, 1, 0, 3) == L.LLAMA_OK, "what is before the gap"
+    assert pos_max(ctx, 1) == 2
+    assert L.llama_memory_seq_rm(mem, 0, 0, 3), "a gap that grows"
+    assert L.llama_memory_seq_pos_min(mem, 0) == 5
+    assert L.llama_memory_seq_rm(mem, 0, 7, -1), "an end after a gap"
+    assert L.llama_memory_seq_add(mem, 0, 0, 7, -5) == L.LLAMA_OK
+    assert pos_max(ctx) == 1
+    assert L.llama_memory_seq_rm(mem, 0, 0, 1)
+    assert L.llama_memory_seq_rm(mem, 0, 1, -1)
+    assert L.llama_memory_seq_pos_min(mem, 0) == pos_max(ctx) == -1
+    assert decode(ctx, ids) == L.LLAMA_OK
+    assert L.llama_memory_seq_rm(mem, 0, 1, 2)
+    assert L.llama_memory_clear(mem, True) == L.LLAMA_OK
+    assert decode(ctx, ids) == L.LLAMA_OK
 
 
 def test_a_batch_that_is_wrong_leaves_the_context_as_it_was(model, new_context):
@@ -534,15 +608,16 @@ def things(model, ctx):
 # Of parameters that are handles and records: which of the things is right.
 KINDS = {"model": 0, "ctx": 1, "vocab": 2, "mem": 3, "smpl": 4, "chain": 5, "batch": 8}
 ARGUMENTS = st.lists(st.one_of(NUMBERS, st.integers(0, 19).map(lambda i: ("thing", i))), max_size=8)
+CALLS = st.tuples(st.sampled_from(FUNCTIONS), ARGUMENTS, st.booleans())
 
 
 @settings(
-    max_examples=40,
+    max_examples=40,  # of at least 25 calls: 1,000
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-@given(calls=st.lists(st.tuples(st.sampled_from(FUNCTIONS), ARGUMENTS, st.booleans()), min_size=8))
+@given(calls=st.lists(CALLS, min_size=25))
 def test_any_arguments_give_codes_and_later_calls_are_right(
     calls, path, reference, tmp_path, monkeypatch
 ):
@@ -570,6 +645,122 @@ def test_any_arguments_give_codes_and_later_calls_are_right(
     L.llama_memory_clear(L.llama_get_memory(check), True)
     assert decode(check, _FUZZED["ids"]) == L.LLAMA_OK
     np.testing.assert_array_equal(L.llama_get_logits_ith(check, -1), reference[0][-1])
+
+
+PLACES = st.integers(-1, 12)
+CHANGES = st.one_of(
+    st.tuples(st.just("rm"), st.integers(-1, 1), PLACES, PLACES),
+    st.tuples(st.just("cp"), st.integers(0, 1), st.integers(-1, 1), PLACES),
+    st.tuples(st.just("add"), st.integers(0, 1), PLACES, PLACES, st.integers(-6, 1)),
+    st.tuples(st.just("close"), st.integers(0, 1)),
+    st.tuples(st.just("shift"), st.integers(0, 1), st.integers(0, 4), st.integers(5, 8)),
+    st.tuples(
+        st.just("decode"), st.integers(0, 1), st.lists(st.integers(0, 90), min_size=2, max_size=9)
+    ),
+)
+
+
+class Positions:
+    """What two sequences of up to 16 tokens hold, in lists: None for a position that is missing."""
+
+    def __init__(self):
+        self.held = {0: [], 1: []}
+
+    def gap(self, seq):
+        return [p for p, token in enumerate(self.held[seq]) if token is None]
+
+    def rm(self, seq, p0, p1):
+        new = {}
+        for s in (0, 1) if seq < 0 else (seq,):
+            end = p1 if p1 >= 0 else len(self.held[s])
+            left = [None if p0 <= p < end else token for p, token in enumerate(self.held[s])]
+            while left[-1:] == [None]:
+                left.pop()
+            new[s] = left
+        if any(sum(t is None and u is not None for t, u in pairwise(x)) > 1 for x in new.values()):
+            return False
+        self.held |= new
+        return True
+
+    def cp(self, source, p0, p1):
+        part = self.held[source][: p1 if p1 >= 0 else None]
+        if max(p0, 0) >= len(part):
+            return L.LLAMA_OK
+        if p0 > 0 or self.held[1 - source]:
+            return L.LLAMA_UNSUPPORTED
+        if None in part:
+            return L.LLAMA_INVALID
+        self.held[1 - source] = part
+        return L.LLAMA_OK
+
+    def add(self, seq, p0, p1, delta):
+        n, gap = len(self.held[seq]), self.gap(seq)
+        first, end = max(p0, 0), n if p1 < 0 else min(p1, n)
+        if delta == 0 or first >= end:
+            return L.LLAMA_OK
+        if not gap or end < n or -delta != len(gap) or not gap[0] <= first <= gap[-1] + 1:
+            return L.LLAMA_UNSUPPORTED
+        self.held[seq] = [token for token in self.held[seq] if token is not None]
+        return L.LLAMA_OK
+
+    def decode(self, seq, ids):
+        if self.gap(seq):
+            return L.LLAMA_INVALID
+        if len(self.held[seq]) + len(ids) > 16:
+            return L.LLAMA_NO_KV_SLOT
+        self.held[seq] += ids
+        return L.LLAMA_OK
+
+
+def changed(ctx, held, kind, seq, *args):
+    """What the flat API and the lists say of one change."""
+    mem = L.llama_get_memory(ctx)
+    if kind == "rm":
+        return L.llama_memory_seq_rm(mem, seq, *args), held.rm(seq, *args)
+    if kind == "cp":
+        return L.llama_memory_seq_cp(mem, seq, 1 - seq, *args), held.cp(seq, *args)
+    if kind == "decode":
+        batch = batch_of([(t, len(held.held[seq]) + i, [seq], 0) for i, t in enumerate(args[0])])
+        return L.llama_decode(ctx, batch), held.decode(seq, *args)
+    if kind in ("shift", "close"):
+        if kind == "shift" and not held.gap(seq):
+            assert L.llama_memory_seq_rm(mem, seq, *args) == held.rm(seq, *args)
+        gap = held.gap(seq)
+        args = (gap[-1] + 1, -1, -len(gap)) if gap else (0, 0, 0)
+    return L.llama_memory_seq_add(mem, seq, *args), held.add(seq, *args)
+
+
+@pytest.fixture
+def two_sequences(new_context):
+    """A context of two sequences, and a session of its kind."""
+    ctx = new_context(n_ctx=32, n_seq_max=2)
+    return ctx, TABLE.get(ctx, Context).new_session()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(changes=st.lists(CHANGES, min_size=20))
+def test_memory_is_what_lists_of_tokens_are(changes, two_sequences):
+    """Keys of the first layer tell of nothing but a token and its position."""
+    (ctx, fresh), held = two_sequences, Positions()
+    context, mem = TABLE.get(ctx, Context), L.llama_get_memory(ctx)
+    assert L.llama_memory_clear(mem, True) == L.LLAMA_OK
+    for change in changes:
+        found, expected = changed(ctx, held, *change)
+        assert found == expected, change
+        for seq, tokens in held.held.items():
+            first = next((p for p, token in enumerate(tokens) if token is not None), -1)
+            assert L.llama_memory_seq_pos_min(mem, seq) == first
+            assert pos_max(ctx, seq) == len(tokens) - 1
+    for seq, tokens in held.held.items():
+        if tokens and not held.gap(seq):
+            session = context.sessions[seq]
+            assert session.tokens == tokens
+            fresh.truncate(0)
+            fresh.prefill(tokens)
+            rows = (each._kv.read(0, len(tokens)) for each in (session, fresh))
+            for mine, own in zip(*rows, strict=True):
+                # Keys may have been rounded to float16 a few times, half a step each.
+                np.testing.assert_allclose(mine, own, rtol=0, atol=8 * 2**-11 * np.abs(own).max())
 
 
 _FUZZED: dict = {}

@@ -4,12 +4,22 @@ import numpy as np
 import pytest
 from oracle import Oracle
 from test_forward_oracle import relative_error
+from test_lfps import check_repeats
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine import Engine
 from tamis.jit_kernels.cuda.driver import CudaError
+from tamis.sampler import SamplerParams
 
 pytestmark = pytest.mark.gpu
+
+
+def loaded(path, **where):
+    """The engine; without a GPU the test is skipped."""
+    try:
+        return Engine.load(path, **where)
+    except CudaError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("type_", ["F32", "Q8_0"])
@@ -19,10 +29,7 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
     write_tiny_model(path, TinySpec(arch, type_))
     ids = np.random.default_rng(0).integers(0, 256, 100)
     expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
-    try:
-        engine = Engine.load(path, device="cuda")
-    except CudaError as error:
-        pytest.skip(str(error))
+    engine = loaded(path, device="cuda")
     prompt = np.concatenate(list(engine.session(n_ctx=256).logits(ids)))
     session = engine.session(n_ctx=256)
     single = np.array([session.decode(int(i)) for i in ids])
@@ -45,6 +52,9 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "cpe:s=4,k=9,sink=2,local=6",
         "cpe:s=4,k=9,sink=2,local=6,phi=1,join=0.95,rows=group",
         "cpe:s=0,sink=2,local=6",
+        "lfps:s=8,sink=2,local=8,budget=0.1",
+        "lfps:s=8,sink=2,local=8,budget=0.1,rows=head,epsilon=0.05,renew=3",
+        "lfps:s=8,sink=2,local=8,budget=0.1,epsilon=0.05,bypass=mean",
         "tactic:c=4,sink=2,local=8,segment=16,period=16",
         "tactic:c=4,sink=2,local=8,segment=32,period=16,sample=9,rows=head",
     ],
@@ -53,10 +63,7 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32"))
     ids = np.random.default_rng(1).integers(0, 256, 120)
-    try:
-        engines = [Engine.load(path, device="cuda"), Engine.load(path)]
-    except CudaError as error:
-        pytest.skip(str(error))
+    engines = [loaded(path, device="cuda"), loaded(path)]
     found = []
     for engine in engines:
         session = engine.session(n_ctx=256, attn=attn)
@@ -80,25 +87,92 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
         engine.close()
 
 
-@pytest.mark.parametrize(
-    "prefill",
-    [
-        "window:sink=2,recent=20",
-        "delta(window:sink=2,recent=20):gamma=8",
-        "delta(hip:k=8,b_k=2,b_q=16,b_sq=4,l_d=1,sink=2,local=6):gamma=16,mode=recompute",
-        "hip:k=8,b_k=2,b_q=16,b_sq=4,l_d=0,sink=2,local=6",
-        "cpe:sink=2,local=6",
-        "cpe:sink=2,local=6,kv=reuse",
-    ],
-)
-def test_a_method_of_prompts_chooses_as_on_the_cpu(prefill, tmp_path):
+# With this seed no draw is close: logits with errors of a thousandth give the same text. top_p and
+# min_p have close calls of their own.
+DRAWN = {"top_k": 20, "top_p": 1.0, "min_p": 0.0, "seed": 3}
+
+
+@pytest.mark.parametrize("n_gpu_layers", [1, 3, 4, -1])
+@pytest.mark.parametrize("options", [{"temp": 0}, DRAWN])
+def test_layers_on_both_devices_write_the_cpus_text(n_gpu_layers, options, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32", layers=4))
+    ids = np.random.default_rng(2).integers(0, 256, 60)
+    engines = [loaded(path, device="cuda", n_gpu_layers=n_gpu_layers), loaded(path)]
+    params, found = SamplerParams(**options), []
+    for engine in engines:
+        session = engine.session(n_ctx=256, n_ubatch=32)
+        for token in ids:  # single tokens: products of many rows are float16 on a GPU
+            session.decode(int(token))
+        session.truncate(50)
+        found.append(list(session.generate([9], params, max_tokens=30)))
+        engine.close()
+    assert [piece.token_id for piece in found[0]] == [piece.token_id for piece in found[1]]
+    np.testing.assert_allclose(*([p.logprob for p in pieces] for pieces in found), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "how"),
+    [
+        (-1, {"attn": "dense"}),
+        (1, {"attn": "dense"}),
+        (-1, {"attn": "lfps:s=8,sink=2,local=8,budget=0.1"}),
+        (3, {"attn": "lfps:s=8,sink=2,local=8,budget=0.1"}),
+        (-1, {"attn": "hshare:budget=24"}),  # no GPU has its ops
+        (-1, {"prefill": "cpe:s=0,phi=1,sink=4,psi=0.3"}),
+    ],
+)
+def test_keys_on_the_cpu_give_the_cpus_logits(n_gpu_layers, how, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32", layers=4))
+    ids = np.random.default_rng(2).integers(0, 256, 90)
+    where = {"device": "cuda", "n_gpu_layers": n_gpu_layers, "offload_kqv": False}
+    engines, found = [loaded(path, **where), loaded(path)], []
+    for engine in engines:
+        session = engine.session(n_ctx=256, n_ubatch=32, **how)
+        single = np.array([session.decode(int(i)) for i in ids])
+        session.truncate(20)
+        found.append((single, np.array(list(session.logits(ids[20:]))[-1])))
+    # Prompts are products of float16 on the GPU.
+    for one, other, most in zip(*found, (1e-4, 1e-2), strict=True):
+        assert np.abs(one - other).max() < most * np.abs(other).max()
+    place = engines[0].places[-1]
+    view = engines[0].session(n_ctx=256)._kv.view(place.layers.start)
+    assert place.runners["cuda"]._mirror(view.k) is None
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("attn", ["topk:k=8,sink=2,recent=6", "cpe:s=4,k=9,sink=2,local=6"])
+def test_an_audit_finds_what_it_finds_on_the_cpu(attn, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32"))
+    ids = np.random.default_rng(1).integers(0, 256, 90)
+    engines = [loaded(path, device="cuda"), loaded(path)]
+    audits = []
+    for engine in engines:
+        session = engine.session(n_ctx=256, attn=attn, audit=3)
+        for i in ids:
+            session.decode(int(i))
+        audits.append(session.audit)
+        engine.close()
+    assert audits[0].n_bytes() == audits[1].n_bytes()
+    np.testing.assert_allclose(audits[0].samples, audits[1].samples, rtol=1e-3, atol=1e-4)
+
+
+def test_a_loaded_session_starts_anew_and_repeats_itself(tmp_path):
+    """What lfps knew is not in the file: the last tokens are run again for their queries."""
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32"))
+    ids = np.random.default_rng(1).integers(0, 256, 100).tolist()
+    engine = loaded(path, device="cuda")
+    check_repeats(engine, "lfps:s=8,sink=2,local=8,budget=0.1", ids, tmp_path / "s")
+    engine.close()
+
+
+def prompt_errors(prefill, path):
+    """How far the logits of positions 20 to 119 are from the CPU's, of the largest one."""
     ids = np.random.default_rng(1).integers(0, 256, 120)
-    try:
-        engines = [Engine.load(path, device="cuda"), Engine.load(path)]
-    except CudaError as error:
-        pytest.skip(str(error))
+    engines = [loaded(path, device="cuda"), loaded(path)]
     found = []
     for engine in engines:
         session = engine.session(n_ctx=256, n_ubatch=32, prefill=prefill)
@@ -106,6 +180,36 @@ def test_a_method_of_prompts_chooses_as_on_the_cpu(prefill, tmp_path):
         session.truncate(20)
         found.append(np.concatenate(list(session.logits(ids[20:]))))
         engine.close()
-    # Products are of float16, so that a close call of HiP may go the other way in a few rows.
-    errors = np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()
-    assert np.quantile(errors, 0.9) < 1e-2
+    return np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()
+
+
+@pytest.mark.parametrize(
+    "prefill",
+    [
+        "window:sink=2,recent=20",
+        "delta(window:sink=2,recent=20):gamma=8",
+        "cpe:sink=2,local=6",
+        "cpe:sink=2,local=6,kv=reuse",
+    ],
+)
+def test_a_method_of_prompts_chooses_as_on_the_cpu(prefill, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32", layers=4))
+    assert np.quantile(prompt_errors(prefill, path), 0.9) < 1e-2  # products are of float16
+
+
+@pytest.mark.parametrize("l_d", [0, 1])
+@pytest.mark.parametrize("method", ["{}", "delta({}):gamma=16,mode=recompute"])
+def test_hip_chooses_as_on_the_cpu_but_for_close_calls(method, l_d, tmp_path):
+    """Products of float16 move keys by a thousandth; then some bytes of means round differently.
+
+    A byte is a 127th of a mean's spread and moves a score by up to 1 %. In this model one choice in
+    twelve is closer than that, and two means in ten have such a byte: about one mask in 40 differs
+    and moves its 16 queries, which are the rows of a multiple of 16 here. One layer is sparse, the
+    last: the other queries do not hear of it. Two of the seven sixteens of queries may differ.
+    """
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32", layers=l_d + 1))
+    hip = f"hip:k=8,b_k=2,b_q=16,b_sq=4,l_d={l_d},sink=2,local=6"
+    errors = prompt_errors(method.format(hip), path)
+    assert sorted(errors[i : i + 16].max() for i in range(0, 100, 16))[-3] < 3e-3

@@ -414,21 +414,28 @@ import sys, time, numpy
 from tamis.formats.gguf import GGUFFile
 def anon_kb():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon"))
-before, best = anon_kb(), 1e9
-for _ in range(8):  # other programs take the processor now and then
-    start = time.perf_counter()
-    f = GGUFFile(sys.argv[1])
-    best = min(best, time.perf_counter() - start)
-print(best, (anon_kb() - before) / 1024)
+def least(work):
+    seconds = []
+    for _ in range(8):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+before = anon_kb()
+opened = least(lambda: GGUFFile(sys.argv[1]))
+mebibytes = (anon_kb() - before) / 1024
+raw = bytes(range(65, 91)) * 100_000
+print(opened / least(lambda: [raw[8 * i : 8 * i + 8].decode() for i in range(303_000)]), mebibytes)
 """
 
 
 @pytest.mark.model
 def test_a_vocabulary_of_150_000_tokens_opens_fast_and_small(model_path):
+    """In a few times what Python takes to make as many strings: 0.05 s on a fast machine."""
     path = str(model_path("qwen2.5-coder-0.5b"))
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True
     )
-    seconds, mebibytes = map(float, run.stdout.split())
-    assert seconds < 0.3
+    times, mebibytes = map(float, run.stdout.split())
+    assert times < 6
     assert mebibytes < 120  # anonymous memory: what the mapping itself takes is not counted

@@ -28,6 +28,7 @@ import test_kernels_hyper
 import test_kernels_kept
 import test_kernels_labels
 import test_kernels_lfps
+import test_kernels_logits
 import test_kernels_lsh
 import test_kernels_moe
 import test_kernels_quest
@@ -350,6 +351,7 @@ TESTED = [
         test_kernels_kept,
         test_kernels_labels,
         test_kernels_lfps,
+        test_kernels_logits,
         test_kernels_lsh,
         test_kernels_moe,
         test_kernels_quest,

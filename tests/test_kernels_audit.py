@@ -74,7 +74,7 @@ def test_a_report_is_what_numpy_finds(head_dim, types, rows_per_kv, pos, block, 
             each[[AUDIT.max_k, AUDIT.max_v]] = 0
         expected.append(each)
     capacity = (n_kv + 15) // 16 * 16
-    work = np.full((3, ops.audit_work(capacity, head_dim)), np.nan)
+    work = np.full((n_head, ops.audit_work(capacity, head_dim)), np.nan)
     report = np.full((n_head, len(AUDIT)), np.nan)
     for found in runs(
         ops.AUDIT_HEADS, (head_dim, *types), out={"report": report, "work": work},

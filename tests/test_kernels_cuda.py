@@ -5,11 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import test_kernels_attention
+import test_kernels_audit
 import test_kernels_cpe
 import test_kernels_delta
 import test_kernels_elementwise
 import test_kernels_freeze
 import test_kernels_hip
+import test_kernels_lfps
+import test_kernels_logits
 import test_kernels_quest
 import test_kernels_select
 import test_kernels_tactic
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.gpu
 # Types of weights that have CUDA kernels: test_cuda.py says so.
 ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
 # Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE and TACTIC_JOINT
-# have no kernels.
+# have no kernels; the last of these calls none.
 CPU_ONLY = {
     "test_each_32_elements_of_each_row_have_a_scale",
     "test_strips_give_the_product_of_their_rows",
@@ -33,6 +36,7 @@ CPU_ONLY = {
     "test_the_search_is_algorithm_1",
     "test_equal_scores_keep_the_lower_blocks",
     "test_the_joint_budget_is_that_of_the_reference",
+    "test_the_oracle_follows_a_pattern_by_hand",
 }
 TESTS = [
     *(
@@ -40,7 +44,8 @@ TESTS = [
         for module in (
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
             test_kernels_select, test_kernels_quest, test_kernels_delta, test_kernels_hip,
-            test_kernels_cpe, test_kernels_freeze, test_kernels_tactic,
+            test_kernels_cpe, test_kernels_freeze, test_kernels_tactic, test_kernels_lfps,
+            test_kernels_audit, test_kernels_logits,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY

@@ -1,5 +1,7 @@
 """The ops of the method `lfps` against NumPy, between unmapped pages, over many steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
@@ -22,14 +24,14 @@ P = Params(a=0.2, r=0.95, s=8, budget=0.1, epsilon=0.05, sink=4, local=10)
 class Sequence:
     """Keys, values and queries with some structure, and where they lie in pages."""
 
-    def __init__(self, seed, n):
+    def __init__(self, seed, n, capacity=CAPACITY):
         rng = np.random.default_rng(seed)
         self.k = normal(rng, n, N_HEAD_KV, HEAD_DIM).astype(np.float16)
         self.k[:4] += 1  # sinks that some queries look at
         self.v = normal(rng, n, N_HEAD_KV, HEAD_DIM).astype(np.float16)
         drift = np.cumsum(0.3 * normal(rng, n, N_HEAD, HEAD_DIM), axis=0)
         self.q = (drift + normal(rng, n, N_HEAD, HEAD_DIM)).astype(np.float32)
-        self.table = page_table(rng, n, CAPACITY // 64)
+        self.capacity, self.table = capacity, page_table(rng, n, capacity // 64)
 
     def of_row(self, r, group):
         """Queries [n, group, head_dim], keys and values of a row."""
@@ -43,23 +45,24 @@ class Sequence:
         return pages | {"n_head_kv": N_HEAD_KV, "scale_f": HEAD_DIM**-0.5}
 
 
-def empty_tables(group):
+def empty_tables(group, capacity=CAPACITY):
     n_row = N_HEAD // group
     return {
-        "ver": np.full((n_row, CAPACITY), 7, np.float32),  # left by another sequence
-        "sla": np.full((n_row, CAPACITY), -7, np.float32),
-        "bits": np.full((n_row, 2, 2, CAPACITY // 64 + 1), 0x7531, np.int64),
+        "ver": np.full((n_row, capacity), 7, np.float32),  # left by another sequence
+        "sla": np.full((n_row, capacity), -7, np.float32),
+        "bits": np.full((n_row, 2, 2, capacity // 64 + 1), 0x7531, np.int64),
         "stats": np.zeros((n_row, ops.LFPS_STATS_SIZE), np.float64),
         "spread": np.zeros(N_HEAD, np.float64),
         "meta": np.full((n_row, len(ops.LFPS_META)), -1, np.int64),
         "means": np.zeros((N_HEAD_KV, 2, HEAD_DIM), np.float32),
-        "scores": np.zeros((N_HEAD, CAPACITY), np.float32),
+        "scores": np.zeros((N_HEAD, capacity), np.float32),
     }
 
 
-SCALARS = {
-    "capacity": CAPACITY, "n_sink": P.sink, "n_local": P.local, "decay_f": P.r, "a_f": P.a,
-}  # fmt: skip
+def scalars(p=P, capacity=CAPACITY):
+    return {
+        "capacity": capacity, "n_sink": p.sink, "n_local": p.local, "decay_f": p.r, "a_f": p.a,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (3, 6), (37, 100)])
@@ -94,7 +97,7 @@ def check_tables(found, expected, r, pos):
     ver, sla = found["ver"][r] * scale, found["sla"][r] * scale
     np.testing.assert_allclose(ver[middle], expected.ver[middle], rtol=1e-4, atol=2e-6)
     distances = pos - middle
-    by_dist = sla[CAPACITY - 65 - distances]
+    by_dist = sla[len(sla) - 65 - distances]
     np.testing.assert_allclose(by_dist, expected.sla[distances], rtol=1e-4, atol=2e-6)
 
 
@@ -103,7 +106,7 @@ def check_tables(found, expected, r, pos):
 @in_child
 def test_tables_start_from_the_last_queries(pos, n, group):
     seq, n_row = Sequence(3, pos + 1), N_HEAD // group
-    fields = seq.fields(values=True) | past_of(seq, pos, n) | SCALARS
+    fields = seq.fields(values=True) | past_of(seq, pos, n) | scalars()
     tables = empty_tables(group)
     last = n_row - GROUP // group
     tables["meta"][last:, 0] = pos  # tables of the last KV head continue
@@ -125,13 +128,13 @@ def test_tables_start_from_the_last_queries(pos, n, group):
             np.testing.assert_allclose(found["means"][r * group // GROUP], means, rtol=0, atol=1e-5)
 
 
-def step(seq, pos, tables, bypass, *, group, period):
+def step(seq, pos, tables, bypass, *, group, period, p=P):
     """One decode step by the ops, on one thread's buffers; all runs must agree."""
-    meta = {"bypass": bypass, "period": period, "budget_f": P.budget, "epsilon_f": P.epsilon}
-    n_row = N_HEAD // group
+    meta = {"bypass": bypass, "period": period, "budget_f": p.budget, "epsilon_f": p.epsilon}
+    n_row, n_set = N_HEAD // group, seq.capacity // 5
     out = tables | {
-        "order": np.zeros((n_row, 2, CAPACITY), np.int32),
-        "sets": np.zeros((n_row, 64), np.int32),
+        "order": np.zeros((n_row, 2, seq.capacity), np.int32),
+        "sets": np.zeros((n_row, n_set), np.int32),
         "counts": np.zeros(n_row, np.int32),
     }
     fixed = {name: out.pop(name) for name in ("means", "spread")}
@@ -139,8 +142,8 @@ def step(seq, pos, tables, bypass, *, group, period):
         {name: array.copy() for name, array in found.items()}
         for found in runs(
             ops.LFPS_SETS, (HEAD_DIM, GROUP, group), out=out, step=step_of(1, pos),
-            q=seq.q[pos : pos + 1], set_capacity=64, **fixed, **seq.fields(values=False),
-            **SCALARS, **meta,
+            q=seq.q[pos : pos + 1], set_capacity=n_set, **fixed, **seq.fields(values=False),
+            **scalars(p, seq.capacity), **meta,
         )
     ]  # fmt: skip
     for other in results[1:]:
@@ -149,11 +152,11 @@ def step(seq, pos, tables, bypass, *, group, period):
     return results[0] | fixed
 
 
-def first_tables(seq, pos, group):
-    fields = seq.fields(values=True) | past_of(seq, pos, P.s) | SCALARS
+def first_tables(seq, pos, group, p=P):
+    fields = seq.fields(values=True) | past_of(seq, pos, p.s) | scalars(p, seq.capacity)
     at = {"step": step_of(1, pos), "q": seq.q[pos : pos + 1]}
-    heads = HEAD_DIM, GROUP, group
-    found = next(runs(ops.LFPS_START, heads, out=empty_tables(group), **at, **fields))
+    heads, tables = (HEAD_DIM, GROUP, group), empty_tables(group, seq.capacity)
+    found = next(runs(ops.LFPS_START, heads, out=tables, **at, **fields))
     found["meta"][:, 1:] = 0
     return {name: array.copy() for name, array in found.items()}
 
@@ -186,6 +189,23 @@ def test_fifty_steps_choose_and_learn_as_the_equations_say(bypass, group, period
     else:
         assert found["meta"][:, 4].sum() == n_scanned
         assert 2 * n_row * n < n_scanned < 100 * n_row * n, "some keys, not all"
+
+
+@pytest.mark.parametrize("group", [1, GROUP])
+@in_child
+def test_a_long_context_has_more_candidates_than_a_block_of_threads_at_once(group):
+    pos, capacity = 2500, 2624
+    p, seq = replace(P, a=0, budget=0.05), Sequence(8, pos + 1, capacity)
+    seq.q *= np.float32(0.1)  # nearly even weights: half of the keys are above the mean
+    tables = first_tables(seq, pos, group, p)
+    found = step(seq, pos, tables, 0, group=group, period=1, p=p)
+    for r in range(N_HEAD // group):
+        q, k, v = seq.of_row(r, group)
+        expected = started(p, q, k, v, pos, p.s)
+        chosen, scanned = expected.step(q[pos], k, bypass=0, capacity=capacity)
+        assert scanned > 1024
+        assert found["sets"][r, : found["counts"][r]].tolist() == chosen
+        check_tables(found, expected, r, pos)
 
 
 @in_child

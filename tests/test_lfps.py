@@ -108,22 +108,27 @@ def engine(tmp_path_factory):
     engine.close()
 
 
+def check_repeats(engine, attn, ids, path):
+    """A loaded session starts anew: what it decodes does not depend on what it did before."""
+    saved = engine.session(n_ctx=256, attn=attn)
+    saved.prefill(ids)
+    for token in range(10):
+        saved.decode(token)
+    saved.save(path)
+    found = []
+    for used in (False, True):
+        session = engine.session(n_ctx=256, attn=attn)
+        if used:
+            session.prefill(ids[::-1])
+            session.decode(3)
+        session.load(path)
+        found.append([session.decode(token) for token in range(20)])
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("method", ["lfps:local=8,budget=0.1", "cpe:k=24,sink=4,local=8"])
 def test_a_loaded_session_starts_anew_and_repeats_itself(engine, tmp_path, method):
     """What the selector knew is not in the file: the first step after makes it again."""
     ids = np.random.default_rng(0).integers(0, engine.hp.n_vocab, 120).tolist()
-    saved = engine.session(n_ctx=256, attn=method)
-    saved.prefill(ids)
-    for token in range(10):
-        saved.decode(token)
-    saved.save(tmp_path / "s")
-    found = []
-    for used in (False, True):
-        session = engine.session(n_ctx=256, attn=method)
-        if used:
-            session.prefill(ids[::-1])
-            session.decode(3)
-        session.load(tmp_path / "s")
-        found.append([session.decode(token) for token in range(20)])
-    assert np.isfinite(found).all()
-    np.testing.assert_array_equal(*found)
+    check_repeats(engine, method, ids, tmp_path / "s")

@@ -6,6 +6,7 @@ import pytest
 from golden_data import FOLDER, MODELS
 from hypothesis import given
 from hypothesis import strategies as st
+from pace import within
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
@@ -341,10 +342,8 @@ BOMBS = r"""
 
 @pytest.mark.parametrize("source", BOMBS.strip().splitlines())
 def test_templates_that_never_end_or_take_all_memory_are_stopped(source):
-    start = time.process_time()
-    with pytest.raises(PromptError):
+    with within(3), pytest.raises(PromptError):
         ChatTemplate(source).render(user("hi"))
-    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
@@ -362,10 +361,8 @@ def test_templates_that_never_end_or_take_all_memory_are_stopped(source):
     ids=["output", "macro", "set block", "straight slices", "straight search", "deep", "chain"],
 )
 def test_long_templates_that_take_all_are_stopped(source):
-    start = time.process_time()
-    with pytest.raises(PromptError):
+    with within(5), pytest.raises(PromptError):
         ChatTemplate(source).render(user("hi"))
-    assert time.process_time() - start < 5
 
 
 def test_a_long_conversation_is_not_a_bomb():

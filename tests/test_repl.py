@@ -30,7 +30,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def chat(engine: FakeEngine) -> repl.Chat:
-    arguments = Namespace(system=None, max_tokens=None, plain=True)
+    arguments = Namespace(system=None, max_tokens=None, plain=True, context_shift=False)
     return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
 
 
@@ -41,6 +41,24 @@ def test_chat_reads_only_what_is_new(chat, engine):
     chat.handle("d")
     assert session.calls[1][0] == [*b"one two threed", 4]
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+
+
+def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
+    """Of 100 tokens: at most 75, and then 50 with the system message."""
+    arguments = Namespace(system="S", max_tokens=None, plain=True, context_shift=True)
+    chat = repl.Chat(engine, engine.session(100), SamplerParams(), arguments)
+    session = engine.sessions[0]
+    for line in ("A" * 16, "B" * 16):
+        chat.handle(line)
+        # What the stand-in was given and has answered, as a tokenizer would have it.
+        session.tokens[:] = engine.encode_chat(chat.messages)[:-1]
+    assert "context full" not in capsys.readouterr().err
+    chat.handle("C" * 16)
+    assert [m["content"][:1] for m in chat.messages] == ["S", "B", "o", "C", "o"]
+    assert session.calls[-1][0] == [*b"C" * 16, 4], "what is left is not read again"
+    assert "[context full: the oldest 2 messages are forgotten" in capsys.readouterr().err
+    chat.handle("D" * 80)
+    assert [m["content"][:1] for m in chat.messages] == ["S", "D", "o"]
 
 
 @pytest.mark.parametrize("script", [["one", KeyboardInterrupt()], [KeyboardInterrupt()]])

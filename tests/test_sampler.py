@@ -790,3 +790,29 @@ def test_top_k_of_one_equals_greedy(logits, seed):
 def test_cutting_to_k_equals_sorting_everything_first(logits, k, decimals):
     c = from_logits(*np.round(logits, decimals))  # rounding makes ties
     assert ids(c.head(k)) == ids(c.all_sorted())[:k]
+
+
+@pytest.mark.parametrize(
+    ("params", "n_best"),
+    [
+        ({"temp": 0}, 1),
+        ({"temp": 0, "typical_p": 0.9, "top_k": 7}, 7),
+        ({"top_k": 7}, 7),
+        ({"top_k": 7, "dynatemp_range": 0.3, "xtc_probability": 0.5}, 7),
+        ({"top_k": 0}, None),
+        ({"top_k": 7, "top_n_sigma": 1.0}, None),  # the deviation is of all logits
+        ({"top_k": 7, "repeat_penalty": 1.1}, None),
+        ({"top_k": 7, "logit_bias": {3: 1.0}}, None),
+        ({"mirostat": 2}, None),
+    ],
+    ids=str,
+)
+def test_the_best_few_are_enough_where_it_says_so(params, n_best):
+    given_all, given_few = (Sampler(SamplerParams(seed=1, **params), 500) for _ in range(2))
+    assert given_all.n_best == n_best
+    rng = np.random.default_rng(0)
+    for _ in range(20 if n_best else 0):
+        logits = (rng.standard_normal(500) * 3).round(1).astype(np.float32)  # with equal ones
+        ids = np.lexsort((np.arange(500), -logits))[:n_best].astype(np.int32)
+        row = given_few.sample_best(ids, logits[ids])
+        assert ids[row] == given_all.sample(logits)

@@ -91,7 +91,7 @@ EXAMPLES = {
         Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
         Example("lfps:a=0,budget=0.2,sink=0,local=1,bypass=none", 1 + 51, 1),
         Example("lfps:epsilon=0,local=8,bypass=mean", 4 + 8 + 5, 8),
-        Example("lfps:epsilon=0.1,local=8,r=0", 4 + 8 + 5, 8),
+        Example("lfps:epsilon=0.1,local=8,r=0.5", 4 + 8 + 5, 8),
         Example("lfps:budget=0.1,sink=4,local=8,s=4,rows=head", 4 + 8 + 25, 8),
         Example("lfps:epsilon=0.1,local=8,rows=head,renew=1", 4 + 8 + 5, 8),
     ],
@@ -228,17 +228,31 @@ class SpyMethod:
         return self._spies[-1]
 
 
-@pytest.fixture(scope="module", params=["qwen2", "gemma3"])
-def engine(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def engine_of(tmp_path_factory):
+    """Gives the engine of an architecture, the same one to all tests."""
+    engines = {}
+
+    def loaded(arch):
+        if arch not in engines:
+            path = tmp_path_factory.mktemp(arch) / "m.gguf"
+            write_tiny_model(path, like_qwen2(arch))
+            engines[arch] = engine = Engine.load(path, n_threads=2)
+            texts = [e.text for each, e in ON_BOTH if each == arch]
+            texts += [text for each, text in COVERING_ON_BOTH if each == arch]
+            sizes = {"n_ctx": 256, "n_ubatch": N_UBATCH}
+            compile_for(engine, [sizes | in_its_roles(text) for text in texts])
+        return engines[arch]
+
+    yield loaded
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture(params=["qwen2", "gemma3"])
+def engine(request, engine_of):
     """Two architectures: full attention, and layers with a window of 8 beside full ones."""
-    path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    write_tiny_model(path, like_qwen2(request.param))
-    engine = Engine.load(path, n_threads=2)
-    texts = [e.text for arch, e in ON_BOTH if arch == request.param]
-    texts += [text for arch, text in COVERING_ON_BOTH if arch == request.param]
-    compile_for(engine, [{"n_ctx": 256, "n_ubatch": N_UBATCH} | in_its_roles(t) for t in texts])
-    yield engine
-    engine.close()
+    return engine_of(request.param)
 
 
 def in_its_roles(text):
@@ -457,7 +471,7 @@ def test_a_decode_method_sees_the_queries_of_any_prefill(engine, prefill):
     ids = tokens(engine, 100)
     state = engine.session(n_ctx=256, attn="lfps:s=32", prefill=prefill)
     state.prefill(ids)
-    past = state._state._for_decode._past_pos
+    past = state._stages[0].state._for_decode._past_pos
     full = [i for i in range(engine.hp.n_layer) if not engine.model.window(i)]
     assert (np.sort(past[full]) == np.arange(68, 100)).all()
 

@@ -382,6 +382,20 @@ def test_what_another_slot_holds_is_not_read_again(engine, worker):
     fresh.join()
 
 
+def test_jobs_that_come_at_once_read_the_beginning_that_they_share_once(engine, worker):
+    shared = list(range(5, 45))
+    jobs = [job(engine, [*shared, 300 + i]) for i in range(3)]
+    worker.submit([each for each, _ in jobs])
+    found = [answer(events)[0] for _, events in jobs]
+    assert [each.n_cached for each, _ in jobs] == [0, len(shared), len(shared)]
+    fresh = Worker(engine, sessions(engine, 1), n_queue=1)
+    alone, events = job(engine, [*shared, 301])
+    fresh.submit([alone])
+    assert answer(events)[0] == found[1]
+    fresh.stop()
+    fresh.join()
+
+
 def test_one_that_fails_fails_alone(engine, worker):
     class Failing(Sampler):
         def sample(self, logits):

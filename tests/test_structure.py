@@ -19,6 +19,7 @@ ALLOWED: dict[str, str] = {
     "bindings/compat.py:Llama.generate": "llama_cpp.Llama's parameters",
     "bindings/compat.py:Llama.sample": "llama_cpp.Llama's parameters",
     "bindings/flat/sampler.py:llama_sampler_init_dry": "llama.h's parameters, in its order",
+    "runner/engine.py:Engine.load": "the public call: one setting each, by the name users know",
     "runner/engine.py:Engine.session": "the public call: one setting each, by the name users know",
 }
 

@@ -1,12 +1,12 @@
 import json
 import random
-import time
 
 import numpy as np
 import pytest
 from golden_data import FOLDER, MODELS
 from hypothesis import given
 from hypothesis import strategies as st
+from pace import within
 
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
@@ -86,9 +86,8 @@ def test_a_megabyte_of_english_takes_under_three_seconds(golden):
     text = " ".join(random.Random(0).choices(words, k=200_000))[:1_000_000]
     assert len(text) == 1_000_000
     tokenizer, _ = golden
-    start = time.process_time()  # not the wall's: other processes must not fail it
-    ids = tokenizer.encode(text, add_special=False)
-    assert time.process_time() - start < 3
+    with within(3):
+        ids = tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids) == text
 
 
@@ -96,12 +95,8 @@ def test_a_megabyte_of_english_takes_under_three_seconds(golden):
 def test_a_tokenizer_of_262144_pieces_is_built_in_about_half_a_second(model_path):
     with GGUFFile(model_path("gemma3-270m")) as f:
         vocab = Vocab.from_gguf(f)
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
+    with within(1.2):  # the second half for what changes between two measurements
         tokenizer_for(vocab)
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 1.2  # with room for slow machines
 
 
 def test_bpe_merges_by_rank_then_from_the_left():
@@ -122,9 +117,8 @@ def test_a_long_run_of_one_letter_is_not_quadratic():
     tokens = ["a" * 2**k for k in range(8)]
     merges = [f"{'a' * 2**k} {'a' * 2**k}" for k in range(7)]
     encoder = BytePairEncoder(tokens, merges, "gpt-2")
-    start = time.perf_counter()
-    assert encoder.encode("a" * 102400) == [7] * 800
-    assert time.perf_counter() - start < 10
+    with within(3):
+        assert encoder.encode("a" * 102400) == [7] * 800
 
 
 def test_special_tokens_in_text():

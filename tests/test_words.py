@@ -13,16 +13,18 @@ from tamis.jit_kernels.cpu.words import (
     add_each,
     add_rows,
     add_times,
+    as_row,
     beside,
     both,
-    dot_signed_words,
-    dot_words,
+    dot_planes,
+    dot_signed_planes,
     field,
-    join_planes,
     load_bytes,
     looked_up,
     no_sums,
     raised,
+    rows_at,
+    stacked,
     store_bytes,
     store_rows,
     times_each,
@@ -71,38 +73,41 @@ def test_fields_of_bytes(level):
 
 
 def check_sums_of_rows():
-    """Three rows of x, in planes, times eight elements of sixteen rows of weights."""
+    """Three of four rows of x, in planes, times eight elements of two strips of weights."""
     rng = np.random.default_rng(3)
-    weights, signed = random_bytes(2, 16, 4, high=129), random_bytes(2, 16, 4)
+    weights, signed = random_bytes(2, 2, 16, 4, high=129), random_bytes(2, 2, 16, 4)
     signed[signed == 128] = 0
     planes = rng.integers(-127, 128, (3, 2, 8)).astype(np.int8)
-    scales, by_lane = rng.normal(size=(3, 2)), rng.normal(size=(2, 16))
+    scales, by_lane = rng.normal(size=(3, 2)), rng.normal(size=(2, 2, 16))
     scales, by_lane = scales.astype(np.float32), by_lane.astype(np.float32)
-    before = rng.normal(size=(3, 20)).astype(np.float32)
+    before = rng.normal(size=(3, 35)).astype(np.float32)
     out = np.stack([before, before])
 
     def kernel(weights, signed, planes, scales, by_lane, out):
-        d, m = load_f32x16(by_lane), load_f32x16(by_lane + 64)
-        q, s = load_bytes(weights, 2), load_bytes(signed, 2)
-        whole = join_planes(dot_words(q, planes, 16, 3), dot_words(q, planes + 8, 16, 3))
-        sums = add_times(no_sums(3), times_each(whole, scales, 8), d)
-        sums = add_rows(add_each(sums, m, scales + 4, 8), out, 80)
-        store_rows(out, 80, sums)
-        other = dot_signed_words(s, planes, 16, 3), dot_signed_words(s, planes + 8, 16, 3)
-        store_rows(out + 240, 80, join_planes(other[0], other[1]))
+        d = beside(as_row(load_f32x16(by_lane)), as_row(load_f32x16(by_lane + 64)))
+        m = beside(as_row(load_f32x16(by_lane + 128)), as_row(load_f32x16(by_lane + 192)))
+        q = stacked(load_bytes(weights, 2), load_bytes(weights + 128, 2))
+        s = stacked(load_bytes(signed, 2), load_bytes(signed + 128, 2))
+        x, factors, y = rows_at(planes, 16, 3, 4), rows_at(scales, 8, 3, 4), rows_at(out, 140, 3, 4)
+        whole = times_each(dot_planes(q, x, 0, 8), factors, 0)
+        sums = add_each(add_times(no_sums(4, 2), whole, d), m, factors, 4)
+        store_rows(y, 64, add_rows(sums, y, 64))
+        y = rows_at(out + 420, 140, 3, 4)
+        store_rows(y, 76, dot_signed_planes(s, x, 0, 8))
 
     run(kernel, weights, signed, planes, scales, by_lane, out)
     x = planes[:, 0].astype(np.float64) * 128 + planes[:, 1]
 
-    def product(w):
-        return x @ w.transpose(1, 0, 2).reshape(16, 8).T.astype(np.float64)
+    def product(w, i):
+        return x @ w[i].transpose(1, 0, 2).reshape(16, 8).T.astype(np.float64)
 
-    want = before.copy()
-    want[:, :16] += product(weights) * scales[:, :1] * by_lane[0] + scales[:, 1:] * by_lane[1]
-    np.testing.assert_allclose(out[0], want, rtol=1e-5, atol=1e-3)
-    want[:, :16] = product(signed.view(np.int8) + OFFSET)
-    np.testing.assert_array_equal(out[1, :, :16], want[:, :16])
-    np.testing.assert_array_equal(out[1, :, 16:], before[:, 16:])
+    want = np.stack([before, before])
+    for i in (0, 1):
+        scaled = product(weights, i) * scales[:, :1] * by_lane[0, i]
+        want[0, :, 16 * i : 16 * i + 16] += scaled + scales[:, 1:] * by_lane[1, i]
+        want[1, :, 19 * i : 19 * i + 16] = product(signed.view(np.int8) + OFFSET, i)
+    np.testing.assert_allclose(out[0], want[0], rtol=1e-5, atol=1e-3)
+    np.testing.assert_array_equal(out[1], want[1])
 
 
 def test_sums_of_rows(level):

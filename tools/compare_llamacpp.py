@@ -7,9 +7,12 @@ Needs the package llama-cpp-python, best built on this machine:
 
 Each engine lives in a process of its own and holds the model loaded; only one works at a time.
 llama.cpp runs with flash attention on and off, and the better of the two in each round is what
-tamis is divided by. A test is ppN (a prompt of N tokens into an empty context) or tgN[@D] (N tokens
+tamis is divided by. A test is ppN[@D] (a prompt of N tokens after D others) or tgN[@D] (N tokens
 one at a time after D others). Both use the same threads, the same ids and the same type of keys and
-values: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only.
+values: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only. A deep
+context is its first tokens over and over, the keys turned by each engine to where they now stand:
+dense attention takes the same time whatever the keys are, and reading it would take hours. Where
+layers have a sliding window, it is read: llama.cpp keeps no more than the window of them.
 The last line is JSON; --log appends it to a file.
 """
 
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+READ = 2048  # tokens that are read; contexts beyond repeat them
 PAUSE = 0.3  # seconds between turns, for the other engine's threads to fall asleep
 
 
@@ -45,16 +49,18 @@ class Test(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Test":
-        """pp512, tg64 or tg64@4096. Raises ValueError."""
+        """pp512, tg64, pp512@4096 or tg64@4096. Raises ValueError."""
         match = re.fullmatch(r"(pp|tg)(\d+)(?:@(\d+))?", text)
         if match is None or not int(match[2]):
-            raise ValueError(f"test is {text!r}, expected ppN, tgN or tgN@DEPTH")
+            raise ValueError(f"test is {text!r}, expected ppN, tgN, ppN@DEPTH or tgN@DEPTH")
         n = int(match[2])
         return Test(text, *((n, 0) if match[1] == "pp" else (0, n)), int(match[3] or 0))
 
 
 class TamisRunner:
     """tamis with a session as long as the longest test."""
+
+    n_swa = 0  # no need of its own to read a context
 
     def __init__(self, path: str, n_threads: int, n_ctx: int, cache_type: str) -> None:
         from tamis.engine import Engine
@@ -66,6 +72,12 @@ class TamisRunner:
         """Forget all but the first n tokens; how many are left."""
         self.session.truncate(min(n, self.session.n_past))
         return self.session.n_past
+
+    def repeat(self, n: int) -> None:
+        """Repeat what is held until it is n tokens."""
+        from tamis.tools.tile_session import tile
+
+        tile(self.session, n)
 
     def prefill(self, ids: list[int]) -> None:
         """Append tokens, with logits of the last."""
@@ -92,10 +104,13 @@ class LlamaRunner:
         model = llama_cpp.llama_model_load_from_file(
             path.encode(), llama_cpp.llama_model_default_params()
         )
+        self.n_swa = llama_cpp.llama_model_n_swa(model)
         params = llama_cpp.llama_context_default_params()
+        n_ctx += READ  # a copy is cut where it is
         params.n_ctx, params.n_batch, params.n_ubatch = -(-n_ctx // 256) * 256, 2048, 512
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = int(flash)
+        params.n_seq_max, params.kv_unified = 2, True  # `repeat` makes copies through the other
         types = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
         params.type_k = params.type_v = types[cache_type]
         self.context = llama_cpp.llama_init_from_model(model, params)
@@ -108,6 +123,21 @@ class LlamaRunner:
         memory = self.c.llama_get_memory(self.context)
         self.c.llama_memory_seq_rm(memory, 0, self.n_past, -1)
         return self.n_past
+
+    def repeat(self, n: int) -> None:
+        """Repeat what is held until it is n tokens."""
+        memory, n_held = self.c.llama_get_memory(self.context), self.n_past
+        size = self.c.llama_state_seq_get_size(self.context, 0)
+        state = (self.c.ctypes.c_uint8 * size)()
+        self.c.llama_state_seq_get_data(self.context, state, size, 0)
+        for start in range(n_held, n, n_held):
+            if not self.c.llama_state_seq_set_data(self.context, state, size, 1):
+                raise RuntimeError(f"llama.cpp has no room for {n_held} tokens after {start}")
+            self.c.llama_memory_seq_add(memory, 1, 0, -1, start)
+            self.c.llama_memory_seq_rm(memory, 1, n, -1)
+            self.c.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            self.c.llama_memory_seq_rm(memory, 1, -1, -1)
+        self.n_past = n
 
     def prefill(self, ids: list[int]) -> None:
         """Append tokens, with logits of the last."""
@@ -136,9 +166,15 @@ RUNNERS: dict[str, Any] = {
 
 def run_test(runner: Any, test: Test, ids: list[int]) -> float:
     """Seconds of one test; the context is filled to its depth first."""
-    held = runner.keep(test.depth)
-    if held < test.depth:
-        runner.prefill(ids[held : test.depth])
+    if runner.keep(test.depth) < test.depth:
+        n_read = test.depth if runner.n_swa else min(READ, test.depth)
+        held = runner.keep(n_read)
+        if held < n_read:
+            runner.prefill(ids[held:n_read])
+        if n_read < test.depth:
+            runner.repeat(test.depth)
+            runner.decode(ids[:1])  # turns llama.cpp's keys
+            runner.keep(test.depth)
     work = ids[test.depth : test.n_ctx]
     start = time.perf_counter()
     if test.n_prompt:

@@ -276,7 +276,7 @@ def main() -> int:
 def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates, then the load."""
     n = arguments.max_tokens
-    rates = {k: statistics.median(rate(port, k, 64) for _ in range(3)) for k in (1, 4)}
+    rates = {k: statistics.median(rate(port, k, 192) for _ in range(3)) for k in (1, 4)}
     print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
     right = {question: Alone(port, question, n) for question in questions(24)}
     print(f"{len(right)} answers alone, {len({a.text for a in right.values()})} different")

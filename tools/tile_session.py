@@ -14,22 +14,9 @@ import numpy as np
 
 from tamis import models
 from tamis.engine import Engine
-from tamis.rope import RopeFrequencies
+from tamis.kv.convert import as_float32, as_rows
+from tamis.kv.shift import turned
 from tamis.session import Session
-
-
-def turned(k: np.ndarray, rope: RopeFrequencies, n_tokens: int, *, neox: bool) -> np.ndarray:
-    """Keys f16 [n, n_head_kv, head_dim], turned as if they stood n_tokens later.
-
-    neox: whether pairs are (i, i + n_rot / 2) or (2i, 2i + 1), see ROPE_APPEND.
-    """
-    n_half = len(rope.inv_freq)
-    first = slice(0, n_half) if neox else slice(0, 2 * n_half, 2)
-    second = slice(n_half, 2 * n_half) if neox else slice(1, 2 * n_half, 2)
-    cos, sin = np.cos(n_tokens * rope.inv_freq), np.sin(n_tokens * rope.inv_freq)
-    out, x, y = k.copy(), k[..., first].astype(np.float64), k[..., second].astype(np.float64)
-    out[..., first], out[..., second] = x * cos - y * sin, x * sin + y * cos
-    return out
 
 
 def tile(session: Session, n_tokens: int) -> None:
@@ -38,8 +25,9 @@ def tile(session: Session, n_tokens: int) -> None:
     starts = range(0, n_tokens, n_held)
     for layer in range(model.hp.n_layer):
         k, v = kv.read(layer, n_held)
-        rope = model.rope_window if model.window(layer) else model.rope
-        keys = [turned(k, rope, start, neox=model.arch.neox) for start in starts]
+        x, inv_freq = as_float32(k), model.frequencies(layer).inv_freq
+        moved = (turned(x, inv_freq, start, neox=model.arch.neox) for start in starts)
+        keys = [as_rows(rows, kv.types.k) for rows in moved]
         values = [v] * len(starts)
         kv.write(layer, np.concatenate(keys)[:n_tokens], np.concatenate(values)[:n_tokens])
     session._tokens = (session.tokens * len(starts))[:n_tokens]

@@ -30,7 +30,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "yarn_beta_fast": (32.0,),
     "yarn_beta_slow": (1.0,),
     "yarn_orig_ctx": (0,),
-    "offload_kqv": (True,),
     "flash_attn": (False, True),
     "op_offload": (None,),
     "swa_full": (None,),
@@ -50,11 +49,19 @@ def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> Non
         warnings.warn(f"{name} has no effect in tamis.Llama", stacklevel=3)
 
 
-def load_engine(path: str, n_threads: int | None, n_gpu_layers: int) -> Engine:
-    """The engine on the CUDA device where that is asked for and there is one, else on the CPU."""
+def load_engine(
+    path: str, n_threads: int | None, n_gpu_layers: int, *, offload_kqv: bool
+) -> Engine:
+    """The engine, its last n_gpu_layers layers on the CUDA device where there is one."""
     if n_gpu_layers:
         try:
-            return Engine.load(path, device="cuda")
+            return Engine.load(
+                path,
+                n_threads=n_threads or None,
+                device="cuda",
+                n_gpu_layers=n_gpu_layers,
+                offload_kqv=offload_kqv,
+            )
         except (CudaError, ImportError) as e:
             warnings.warn(f"n_gpu_layers has no effect, the CPU is used: {e}", stacklevel=3)
     return Engine.load(path, n_threads=n_threads or None)

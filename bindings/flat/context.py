@@ -71,8 +71,8 @@ class Context:
     """The sequences of one llama_init_from_model."""
 
     def __init__(self, model: Model, params: llama_context_params) -> None:
-        engine, p = model.engine, params
-        self.model, self.lock = model, threading.RLock()
+        p, engine = params, model.engine if params.offload_kqv else model.engine.with_kv_on_host()
+        self.model, self._engine, self.lock = model, engine, threading.RLock()
         self.busy = False  # within decode: seen by callbacks only, others wait for the lock
         self.n_seq_max = as_int(p.n_seq_max, "n_seq_max", 1, MAX_SEQ)
         n_ctx = as_int(p.n_ctx, "n_ctx", 0, MAX_CTX)
@@ -90,6 +90,8 @@ class Context:
         self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
         self.progress: tuple[Any, Any] = None, None
         self.sessions: dict[int, Session] = {}
+        # Positions that llama_memory_seq_rm has taken out of the middle; sessions still hold them.
+        self.gaps: dict[int, range] = {}
         self._batch = Batch(engine)
         self.timings = Timings()
         self.forget_outputs()
@@ -117,7 +119,7 @@ class Context:
 
     def new_session(self) -> Session:
         """An empty sequence. Raises what Engine.session does."""
-        return self.model.engine.session(
+        return self._engine.session(
             n_ctx=self.n_ctx_seq,
             n_ubatch=self.n_ubatch,
             attn=self.attn,
@@ -130,6 +132,21 @@ class Context:
     def n_past(self, seq: int) -> int:
         """Tokens that a sequence holds."""
         return self.sessions[seq].n_past if seq in self.sessions else 0
+
+    def check_whole(self, seq: int) -> None:
+        """Raise Refusal where positions are missing before the last one."""
+        if seq in self.gaps:
+            gap, n = self.gaps[seq], self.n_past(seq)
+            invalid(
+                f"sequence {seq} lacks positions {gap.start} to {gap.stop - 1}: close the gap with "
+                f"llama_memory_seq_add(mem, {seq}, {gap.stop}, {n}, {-len(gap)}), or remove what "
+                "is after it"
+            )
+
+    def empty(self, seq: int) -> None:
+        """Forget all tokens of a sequence that was used."""
+        self.gaps.pop(seq, None)
+        self.sessions[seq].truncate(0)
 
     def seq_id(self, value: Any, *, any_below: int = 0) -> int:
         """A sequence's number; any_below -1 allows negative ones, which mean all. Refusal."""
@@ -204,6 +221,7 @@ class Context:
         return found
 
     def _check_positions(self, batch: llama_batch, seq: int, rows: list[int], n: int) -> None:
+        self.check_whole(seq)
         first = self.n_past(seq)
         if batch.pos is not None:
             found = as_array(batch.pos, np.int32, "batch.pos", n)[rows]

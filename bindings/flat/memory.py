@@ -1,7 +1,8 @@
 """Functions of a context's memory: sequences cut, copied, kept; what tamis adds about methods.
 
-A sequence is held from position 0 without gaps: its end can be cut off, its beginning cannot.
-Positions are never shifted (llama_memory_can_shift is False).
+A sequence is held from position 0 without gaps. Its end can be cut off. What is removed before it
+leaves a gap, which llama_memory_seq_add closes by moving all that is after it, as programs do whose
+context is full; until then the sequence takes no tokens.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ class MemoryStats(NamedTuple):
 
     n_seq: int  # sequences with tokens
     n_tokens: int
-    kv_bytes: int  # of the tokens held, in whole pages
+    kv_bytes: int  # of the tokens held and of gaps, in whole pages
     kv_bytes_max: int  # where all sequences are full
 
 
@@ -29,8 +30,8 @@ class MemoryStats(NamedTuple):
 def llama_memory_clear(mem: int, data: bool) -> int:
     """Forget all tokens of all sequences."""
     with using_memory(mem) as context:
-        for session in context.sessions.values():
-            session.truncate(0)
+        for seq in context.sessions:
+            context.empty(seq)
     return LLAMA_OK
 
 
@@ -38,27 +39,37 @@ def llama_memory_clear(mem: int, data: bool) -> int:
 def llama_memory_seq_rm(mem: int, seq_id: int, p0: int, p1: int) -> bool:
     """Remove positions p0 to p1 - 1; negative: from the first, to the last; seq_id < 0: of all.
 
-    False, with nothing removed, where tokens would remain after a gap.
+    What is removed before others leaves a gap: llama_memory_seq_add closes it. False, with nothing
+    removed, where there would be two gaps.
     """
     with using_memory(mem) as context:
         seq = context.seq_id(seq_id, any_below=-1)
         chosen = list(context.sessions) if seq < 0 else [seq]
-        cuts = {s: _cut(context, s, p0, p1) for s in chosen if context.n_past(s)}
-        for s, n_kept in cuts.items():
+        left = {s: _without(context, s, p0, p1) for s in chosen if context.n_past(s)}
+        for s, (n_kept, gap) in left.items():
+            context.gaps.pop(s, None)
             context.sessions[s].truncate(n_kept)
+            if gap:
+                context.gaps[s] = gap
         return True
 
 
-def _cut(context: Context, seq: int, p0: Any, p1: Any) -> int:
-    """How many tokens of a sequence stay. Raises Refusal for a gap."""
+def _without(context: Context, seq: int, p0: Any, p1: Any) -> tuple[int, range]:
+    """How many tokens of a sequence stay without p0 to p1 - 1, with the removed ones of a gap.
+
+    Raises Refusal for two gaps.
+    """
     n = context.n_past(seq)
     first, end = _range(p0, p1, n)
+    gap = context.gaps.get(seq, range(first, first))
     if first >= end:
-        return n
-    if end < n:
-        message = f"sequence {seq} has {n} tokens: {first} to {end} cannot go without those after"
-        raise Refusal(LLAMA_UNSUPPORTED, message)
-    return first
+        return n, gap
+    if end < gap.start or gap.stop < first:
+        if end < n:
+            context.check_whole(seq)
+        return first, gap
+    first, end = min(first, gap.start), max(end, gap.stop)
+    return (n, range(first, end)) if end < n else (first, range(0))
 
 
 def _range(p0: Any, p1: Any, n: int) -> tuple[int, int]:
@@ -70,7 +81,8 @@ def _range(p0: Any, p1: Any, n: int) -> tuple[int, int]:
 def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> int:
     """Let an empty sequence hold the first p1 tokens of another (p1 < 0: all).
 
-    LLAMA_UNSUPPORTED where p0 is above 0 or the target holds tokens already.
+    LLAMA_UNSUPPORTED where p0 is above 0 or the target holds tokens already, LLAMA_INVALID where
+    there is a gap among them.
     """
     with using_memory(mem) as context:
         source, target = context.seq_id(seq_id_src), context.seq_id(seq_id_dst)
@@ -80,6 +92,8 @@ def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1:
         if first or context.n_past(target):
             message = f"sequence {target} must be empty and p0 0 (it is {first}) to copy into it"
             raise Refusal(LLAMA_UNSUPPORTED, message)
+        if source in context.gaps and context.gaps[source].start < end:
+            context.check_whole(source)
         copy = context.session(target)
         copy.copy(context.sessions[source])
         copy.truncate(end)
@@ -91,31 +105,41 @@ def llama_memory_seq_keep(mem: int, seq_id: int) -> int:
     """Forget all sequences but one."""
     with using_memory(mem) as context:
         kept = context.seq_id(seq_id)
-        for seq, session in context.sessions.items():
+        for seq in context.sessions:
             if seq != kept:
-                session.truncate(0)
+                context.empty(seq)
     return LLAMA_OK
 
 
 @returns()
 def llama_memory_seq_add(mem: int, seq_id: int, p0: int, p1: int, delta: int) -> int:
-    """LLAMA_UNSUPPORTED unless delta is 0 or the range is empty: keys keep their positions."""
+    """Move all that is after a gap down into it, at once: p0 its end, p1 the end, delta minus it.
+
+    Any other move is LLAMA_UNSUPPORTED, unless delta is 0 or the range is empty.
+    """
     with using_memory(mem) as context:
-        seq = context.seq_id(seq_id)
-        first, end = _range(p0, p1, context.n_past(seq))
-        if as_int(delta, "delta") and first < end:
-            raise Refusal(LLAMA_UNSUPPORTED, "positions cannot be shifted")
+        seq, by = context.seq_id(seq_id), as_int(delta, "delta")
+        n, gap = context.n_past(seq), context.gaps.get(seq, range(0))
+        first, end = _range(p0, p1, n)
+        if by == 0 or first >= end:
+            return LLAMA_OK
+        if not (gap and gap.start <= first <= gap.stop and end == n and by == -len(gap)):
+            asked = f"positions {first} to {end - 1} of sequence {seq} cannot move by {by}: "
+            can = f"only {gap.stop} to {n - 1} by {-len(gap)}" if gap else "it has no gap to close"
+            raise Refusal(LLAMA_UNSUPPORTED, asked + can)
+        context.sessions[seq].remove(gap.start, gap.stop)
+        del context.gaps[seq]
     return LLAMA_OK
 
 
 @returns()
 def llama_memory_seq_div(mem: int, seq_id: int, p0: int, p1: int, d: int) -> int:
-    """LLAMA_UNSUPPORTED unless d is 1 or the range is empty: keys keep their positions."""
+    """LLAMA_UNSUPPORTED unless d is 1 or the range is empty: a token has a position of its own."""
     with using_memory(mem) as context:
         seq = context.seq_id(seq_id)
         first, end = _range(p0, p1, context.n_past(seq))
         if as_int(d, "d", 1) != 1 and first < end:
-            raise Refusal(LLAMA_UNSUPPORTED, "positions cannot be shifted")
+            raise Refusal(LLAMA_UNSUPPORTED, "positions cannot be divided")
     return LLAMA_OK
 
 
@@ -123,7 +147,10 @@ def llama_memory_seq_div(mem: int, seq_id: int, p0: int, p1: int, d: int) -> int
 def llama_memory_seq_pos_min(mem: int, seq_id: int) -> int:
     """The first position of a sequence; -1 where it is empty."""
     with using_memory(mem) as context:
-        return 0 if context.n_past(context.seq_id(seq_id)) else -1
+        seq = context.seq_id(seq_id)
+        gap = context.gaps.get(seq, range(0))
+        first = gap.stop if gap.start == 0 else 0
+        return first if context.n_past(seq) else -1
 
 
 @returns(-1)
@@ -135,9 +162,9 @@ def llama_memory_seq_pos_max(mem: int, seq_id: int) -> int:
 
 @returns(False)
 def llama_memory_can_shift(mem: int) -> bool:
-    """False: positions are never shifted."""
+    """True: llama_memory_seq_add closes the gap that llama_memory_seq_rm has left."""
     with using_memory(mem):
-        return False
+        return True
 
 
 @returns(None)
@@ -152,6 +179,7 @@ def tamis_memory_plan(model: int, params: llama_context_params) -> MemoryPlan | 
     if None in types:
         invalid(f"type_k is {params.type_k!r}, type_v {params.type_v!r}: of {KV_TYPE_NAMES}")
     n_ubatch = as_int(params.n_ubatch, "n_ubatch", 1, 4096)
+    engine = engine if params.offload_kqv else engine.with_kv_on_host()
     plan = engine.memory_plan(n_ctx, n_ubatch, *map(str, types))
     return plan._replace(kv=n_seq * plan.kv, workspace=n_seq * plan.workspace)
 
@@ -165,7 +193,7 @@ def tamis_memory_stats(ctx: int) -> MemoryStats | None:
         types = KVTypes(*context.session(0).kv_types)
         return MemoryStats(
             n_seq=len(held),
-            n_tokens=sum(s.n_past for s in held),
+            n_tokens=sum(s.n_past for s in held) - sum(map(len, context.gaps.values())),
             kv_bytes=sum(kv_bytes(hp, s.n_past, types) for s in held),
             kv_bytes_max=context.n_seq_max * kv_bytes(hp, context.n_ctx_seq, types),
         )

@@ -60,7 +60,7 @@ def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> i
     if not isinstance(params, llama_model_params):
         invalid(f"params is {params!r}, expected llama_model_default_params()")
     path, n_threads = as_text(path_model, "path_model"), as_int(params.n_threads, "n_threads", 0)
-    device = "cuda" if as_int(params.n_gpu_layers, "n_gpu_layers") else "cpu"
+    n_gpu_layers = as_int(params.n_gpu_layers, "n_gpu_layers")
     callback = as_function(params.progress_callback, "progress_callback")
 
     def report(stage: str, done: int, total: int | None) -> None:
@@ -68,7 +68,13 @@ def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> i
         if callback is not None and not callback(share, params.progress_callback_user_data):
             raise Refusal(LLAMA_ABORTED, "the progress callback ended the loading")
 
-    engine = Engine.load(path, n_threads=n_threads or None, device=device, progress=report)
+    engine = Engine.load(
+        path,
+        n_threads=n_threads or None,
+        device="cuda" if n_gpu_layers else "cpu",
+        n_gpu_layers=n_gpu_layers,
+        progress=report,
+    )
     return Model(engine).handle
 
 

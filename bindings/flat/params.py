@@ -50,7 +50,7 @@ KV_TYPE_NAMES = {GGML_TYPE_F16: "f16", GGML_TYPE_Q8_0: "q8_0"}
 class llama_model_params:
     """How a model is loaded; see `llama_model_load_from_file`."""
 
-    n_gpu_layers: int = 0  # 0: the CPU; any other: all layers on the CUDA device
+    n_gpu_layers: int = 0  # the last ones, on the GPU; more than all, -1: all, and the output
     progress_callback: Callable[[float, Any], bool] | None = None  # False ends the loading
     progress_callback_user_data: Any = None
     n_threads: int = 0  # 0: one a core this process may use
@@ -68,6 +68,7 @@ class llama_context_params:
     n_threads_batch: int = 0  # 0, or the same as n_threads
     pooling_type: int = LLAMA_POOLING_TYPE_UNSPECIFIED
     embeddings: bool = False  # llama_decode gives embeddings and no logits
+    offload_kqv: bool = True  # False: keys, values and attention on the CPU, wherever layers are
     type_k: int = GGML_TYPE_F16
     type_v: int = GGML_TYPE_F16
     abort_callback: Callable[[Any], bool] | None = None

@@ -49,7 +49,10 @@ def load_session(session: Session, data: bytes) -> None:
 
 
 def pack(context: Context, seqs: Iterable[int], tokens: list[int]) -> bytes:
-    """The state of these sequences."""
+    """The state of these sequences. Raises Refusal where one has a gap."""
+    seqs = list(seqs)
+    for seq in seqs:
+        context.check_whole(seq)
     parts = {seq: session_bytes(context.session(seq)) for seq in seqs}
     sizes = [[seq, len(part)] for seq, part in parts.items()]
     header = json.dumps({"tokens": tokens, "sequences": sizes}).encode()
@@ -88,9 +91,10 @@ def restore(context: Context, state: State, to: int | None = None) -> None:
         new[seq] = context.new_session()
         load_session(new[seq], data)
     if to is None:
-        context.sessions = new
+        context.sessions, context.gaps = new, {}
     else:
         context.sessions |= new
+        context.gaps.pop(to, None)
     context.forget_outputs()
 
 

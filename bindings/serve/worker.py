@@ -1,7 +1,8 @@
 """The one thread that runs the model: sessions as slots, jobs as they come, steps of all at once.
 
-A round of the thread gives each free slot a waiting job, runs one chunk of the prompt that is being
-read for longest, and one decode step of all answers: a long prompt costs others a chunk a token.
+A round of the thread gives a free slot to a waiting job where no prompt is being read, runs one
+chunk of the one that is, and one decode step of all answers: a long prompt costs others a chunk a
+token.
 """
 
 import threading
@@ -21,7 +22,7 @@ from tamis.engine import Engine
 from tamis.sampler import Sampler
 from tamis.session import Session
 
-WORTH_SHARING = 64  # tokens that another slot must hold more for its pages to be shared: one page
+WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 
 
 class Progress(NamedTuple):
@@ -206,8 +207,9 @@ class Worker:
         self._waiting = deque(kept)
 
     def _admit(self) -> None:
+        """Give waiting jobs to free slots, one prompt at a time: the next may begin as it does."""
         self._forget_cancelled()
-        while self._waiting:
+        while self._waiting and self._reader() is None:
             free = [slot for slot in self._slots if slot.job is None]
             if not free:
                 return
@@ -240,6 +242,10 @@ class Worker:
         slot.session.truncate(n)
         return slot
 
+    def _reader(self) -> _Slot | None:
+        """The slot whose prompt is being read: one at a time, see `_admit`."""
+        return next((slot for slot in self._slots if slot.reading is not None), None)
+
     def _release_cancelled(self) -> None:
         for slot in self._slots:
             if slot.job is not None and slot.job.cancelled:
@@ -247,11 +253,10 @@ class Worker:
                 slot.release()
 
     def _read(self) -> None:
-        """One chunk of the prompt that is being read for longest."""
-        reading = [slot for slot in self._slots if slot.reading is not None]
-        if not reading:
+        """One chunk of the prompt that is being read."""
+        slot = self._reader()
+        if slot is None:
             return
-        slot = min(reading, key=lambda slot: slot.used)
         job, steps = slot.job, slot.reading
         assert job is not None
         assert steps is not None

@@ -14,7 +14,7 @@ from tamis.jit_kernels.cpu.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, load_i64, store_f32
 from tamis.jit_kernels.cpu.pack import pack_row, scratch_of
 from tamis.jit_kernels.cpu.panel import MR, NR, share_of
-from tamis.jit_kernels.cpu.strips import OF_TYPE, product_of
+from tamis.jit_kernels.cpu.strips import OF_TYPE, WIDE, product_of
 from tamis.jit_kernels.cpu.turns import take
 from tamis.jit_kernels.ops import FEW_ROWS, STEP, STRIP, STRIP_TYPES, packed_form, strip_block
 
@@ -98,25 +98,27 @@ def few_of_pairs(type: str) -> tuple[int, Any]:
 
 
 def few_of_strips(type: str) -> tuple[int, Any]:
-    """The same of a matrix in strips, which are the units."""
+    """The same of a matrix in strips, WIDE of which are a unit."""
     one, several = product_of(type, 1), product_of(type, ROWS)
-    block, size = OF_TYPE[type].block, strip_block(type)
+    block, size, wide = OF_TYPE[type].block, strip_block(type), WIDE
 
     @njit(error_model="numpy")
     def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
-        for s in range(units[0], units[1]):
-            strip, to, t = w + n_in // block * STRIP * size * s, y + 4 * STRIP * s, 0
+        length = n_in // block * STRIP * size
+        for s in range(wide * units[0], min(wide * units[1], n_out // STRIP), wide):
+            strip, to, t = w + length * s, y + 4 * STRIP * s, 0
+            apart = length if STRIP * (s + 1) < n_out else 0
             of_bias = bias + 4 * STRIP * s if bias != 0 else 0
             while t < n_tok:
-                x, at = packed + 8 * n_in * t, to + y_stride * t
-                if t + ROWS <= n_tok:
-                    several(strip, n_in, x, 8 * n_in, at, y_stride, of_bias, add)
-                    t += ROWS
+                n_row = min(ROWS, n_tok - t)
+                x, at = (packed + 8 * n_in * t, 8 * n_in, n_row), (to + y_stride * t, y_stride)
+                if n_row > 1:
+                    several(strip, apart, n_in, x, at, of_bias, add)
                 else:
-                    one(strip, n_in, x, 8 * n_in, at, y_stride, of_bias, add)
-                    t += 1
+                    one(strip, apart, n_in, x, at, of_bias, add)
+                t += n_row
 
-    return STRIP, few
+    return wide * STRIP, few
 
 
 def matmul(type: str) -> Any:

@@ -18,6 +18,7 @@ from numba import njit
 
 from tamis.jit_kernels.cpu.decode import IQ4_VALUES
 from tamis.jit_kernels.cpu.simd import (
+    CPU,
     fma,
     load_f16x16,
     load_i8x16,
@@ -37,16 +38,18 @@ from tamis.jit_kernels.cpu.words import (
     add_each,
     add_rows,
     add_times,
+    as_row,
     beside,
     both,
-    dot_signed_words,
-    dot_words,
+    dot_planes,
+    dot_signed_planes,
     field,
-    join_planes,
     load_bytes,
     looked_up,
     no_sums,
     raised,
+    rows_at,
+    stacked,
     store_bytes,
     store_rows,
     times_each,
@@ -206,43 +209,89 @@ OF_TYPE = {
 
 
 # ---- products ------------------------------------------------------------------------------------
-def product_of(type: str, rows: int) -> Any:
-    """The function add(strip, n, x, stride, y, y_stride, bias, add): `rows` rows times a strip.
+# Strips that are multiplied at once: each word of activations is then read once for both, and
+# reading it is half the work. There must be registers for the sums of both.
+WIDE = 2 if CPU.avx512 else 1
 
-    x: rows as pack.pack_rows leaves few of them, `stride` bytes apart; n a multiple of 64. y: where
-    sixteen products of the first row go; bias: their sixteen, or 0.
+
+def of_strips(type: str) -> tuple[Any, Any]:
+    """Functions values(strip, apart, i) and scales(strip, apart, i) of WIDE strips, `apart` apart.
+
+    As Strips has them of one; scales are rows of vectors, with what the products' OFFSET takes.
     """
-    block, unit, values, scales, _, signed = OF_TYPE[type]
-    size = strip_block(type)
-    dot, n_unit = dot_signed_words if signed else dot_words, block // unit
-    unit_bytes, row_offset = STRIP * size * unit // block, f32(-OFFSET if signed else 0)
+    _, _, values, scales, _, signed = OF_TYPE[type]
+    row_offset = f32(-OFFSET if signed else 0)
+
+    @njit
+    def scales_of_one(strip, i):
+        d, m = scales(strip, i)
+        if signed:
+            m += d * splat_f32x16(row_offset)
+        return as_row(d), as_row(m)
+
+    @njit
+    def values_of_both(strip, apart, i):
+        return stacked(values(strip, i), values(strip + apart, i))
+
+    @njit
+    def scales_of_both(strip, apart, i):
+        d, m = scales_of_one(strip, i)
+        other_d, other_m = scales_of_one(strip + apart, i)
+        return beside(d, other_d), beside(m, other_m)
+
+    @njit
+    def values_alone(strip, apart, i):
+        return values(strip, i)
+
+    @njit
+    def scales_alone(strip, apart, i):
+        return scales_of_one(strip, i)
+
+    return (values_of_both, scales_of_both) if WIDE == 2 else (values_alone, scales_alone)
+
+
+def product_of(type: str, rows: int) -> Any:
+    """The function add(strip, apart, n, x, y, bias, add): up to `rows` rows times WIDE strips.
+
+    strip, and how many bytes further the other is: 0 where there is none. n: a multiple of 64. x:
+    address, bytes apart and number of rows as pack.pack_rows leaves few of them. y: where sixteen
+    products of the first row go, bytes apart; bias: their sixteen, or 0.
+    """
+    block, unit, _, _, _, signed = OF_TYPE[type]
+    values, scales = of_strips(type)
+    size, wide = strip_block(type), WIDE
+    dot, n_unit = dot_signed_planes if signed else dot_planes, block // unit
+    unit_bytes = STRIP * size * unit // block
     per_element = 2 if unit == 16 else 5  # of pairs: see gemv.py
     half = 1 if unit == 16 else 2
 
     @njit(error_model="numpy")
-    def product(strip, n, x, stride, y, y_stride, bias, add):
-        planes = x + 4 * n
-        pairs = planes + per_element * n // half
-        sums = no_sums(rows)
-        for k in range(0, n, block):
+    def product(strip, apart, n, x, y, bias, add):
+        x_rows = rows_at(x[0] + 4 * n, x[1], x[2], rows)
+        y_rows, y_apart = rows_at(y[0], y[1], x[2], rows), VECTOR if apart != 0 else 0
+        plane, pairs, sums = 0, per_element * n // half, no_sums(rows, wide)
+        end = strip + n // block * STRIP * size
+        for _ in range(0, n, block):
+            # Near its end, of the strip that comes after both.
+            ahead = AHEAD if strip + AHEAD < end else AHEAD + apart
             for i in range(n_unit):
                 for line in range(0, unit_bytes, 64):
-                    prefetch(strip + AHEAD + unit_bytes * i + line)
-                at = k + unit * i
-                plane = planes + at // CHUNK * PLANES + at % CHUNK
-                q, (d, m) = values(strip, i), scales(strip, i)
-                high, low = dot(q, plane, stride, rows), dot(q, plane + CHUNK, stride, rows)
-                whole = times_each(join_planes(high, low), pairs, stride)
-                if signed:
-                    m += d * splat_f32x16(row_offset)
-                sums = add_each(add_times(sums, whole, d), m, pairs + 4, stride)
-                pairs += 8
+                    prefetch(strip + ahead + unit_bytes * i + line)
+                    if wide == 2:
+                        prefetch(strip + apart + ahead + unit_bytes * i + line)
+                q, (d, m) = values(strip, apart, i), scales(strip, apart, i)
+                whole = dot(q, x_rows, plane, CHUNK)
+                sums = add_times(sums, times_each(whole, x_rows, pairs), d)
+                sums = add_each(sums, m, x_rows, pairs + 4)
+                plane, pairs = plane + unit, pairs + 8
+                if plane % CHUNK == 0:  # the low bytes follow
+                    plane += CHUNK
             strip += STRIP * size
         if bias != 0:
-            sums = add_rows(sums, bias, 0)
+            sums = add_rows(sums, rows_at(bias, 0, rows, rows), y_apart)
         if add != 0:
-            sums = add_rows(sums, y, y_stride)
-        store_rows(y, y_stride, sums)
+            sums = add_rows(sums, y_rows, y_apart)
+        store_rows(y_rows, y_apart, sums)  # the same where rows, or strips, are twice in it
 
     return product
 

@@ -1,8 +1,8 @@
 """Grids whose lanes are rows of weights: sixteen rows, four neighbouring elements a lane.
 
 A row of bytes is a Grid of one row of i8x64 vectors; vector j has elements 4 j .. 4 j + 3 of all
-sixteen. Sums are columns: a vector of sixteen floats for each row of activations.
-Counts and strides that shape a grid are literals; nothing here is aligned.
+sixteen. Several such strips are rows of one Grid. Sums are a Grid of floats: a row for each row of
+activations, a column for each strip. Counts that shape a grid are literals; nothing is aligned.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,16 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from tamis.jit_kernels.cpu.grid import Grid, grid_of, rows_of, spaced, vector_at
+from tamis.jit_kernels.cpu.grid import (
+    Addresses,
+    Grid,
+    grid_of,
+    packed,
+    rows_of,
+    spaced,
+    unpacked,
+    vector_at,
+)
 from tamis.jit_kernels.cpu.half import const
 from tamis.jit_kernels.cpu.intrinsic import FLOAT, I1, I8, I16, I32, I64, pointer
 from tamis.jit_kernels.cpu.simd import (
@@ -42,16 +51,12 @@ def _is_bytes(x: Any) -> bool:
     return isinstance(x, Grid) and x.rows == 1 and x.vector == BYTES
 
 
-def _is_sums(x: Any) -> bool:
-    return isinstance(x, Grid) and x.cols == 1 and x.vector == FLOATS
+def _is_floats(x: Any) -> bool:
+    return isinstance(x, Grid) and x.vector == FLOATS
 
 
 def _row(b: Any, vectors: list[Any]) -> Any:
     return grid_of(b, [vectors])
-
-
-def _column(b: Any, vectors: list[Any]) -> Any:
-    return grid_of(b, [[x] for x in vectors])
 
 
 def _cells(b: Any, grid: Any) -> list[Any]:
@@ -98,10 +103,25 @@ def both(b, x, y):
     return _row(b, [b.or_(v, w) for v, w in zip(_cells(b, x), _cells(b, y), strict=True)])
 
 
-@vector_op(lambda x, y: Grid(1, x.cols + y.cols, BYTES) if _is_bytes(x) and _is_bytes(y) else None)
+def _is_row(x: Any) -> bool:
+    return isinstance(x, Grid) and x.rows == 1
+
+
+def _joined(x: Any, y: Any) -> Any:
+    alike = _is_row(x) and _is_row(y) and x.vector == y.vector
+    return Grid(1, x.cols + y.cols, x.vector) if alike else None
+
+
+@vector_op(_joined)
 def beside(b, x, y):
     """The vectors of x, then those of y."""
     return _row(b, _cells(b, x) + _cells(b, y))
+
+
+@vector_op(lambda x, y: Grid(2, x.cols, BYTES) if _is_bytes(x) and x == y else None)
+def stacked(b, x, y):
+    """The rows x and y of two strips as one Grid."""
+    return grid_of(b, [_cells(b, x), _cells(b, y)])
 
 
 @vector_op(lambda x, _p, value: _same(x) if _literals(value) else None)
@@ -183,99 +203,146 @@ def store_low_nibbles(b, p, x):
     b.store(b.trunc(both, ir.VectorType(I8, N // 2)), pointer(b, p, ir.VectorType(I8, 8)), align=1)
 
 
+# ---- rows of activations -------------------------------------------------------------------------
+def _i64(x: Any) -> Any:
+    return ir.Constant(I64, x) if isinstance(x, int) else x
+
+
+@vector_op(lambda _p, _s, _n, rows: Addresses(rows.literal_value) if _literals(rows) else None)
+def rows_at(b, p, stride, n, rows):
+    """The addresses p, p + stride, ... of n rows, and the last one's again where n < rows."""
+    last, made = b.sub(_i64(n), _i64(1)), []
+    for row in map(_i64, range(rows)):
+        i = b.select(b.icmp_signed("<", row, last), row, last)
+        made.append(b.add(p, b.mul(_i64(stride), i)))
+    return packed(b, made)
+
+
 # ---- products ------------------------------------------------------------------------------------
 # Without VNNI, sums of two products of unsigned and signed bytes saturate at 16 bits.
 OFFSET = 128.0 if CPU.vnni else 0.0
 
 
-def _dots(x: Any, _p: Any, _stride: Any, rows: Any) -> Any:
-    return Grid(rows.literal_value, 1, WORDS) if _is_bytes(x) and _literals(rows) else None
+def _products(x: Any, starts: Any, _offset: Any, apart: Any) -> Any:
+    fits = isinstance(x, Grid) and x.vector == BYTES and isinstance(starts, Addresses)
+    return Grid(starts.n, x.rows, FLOATS) if fits and _literals(apart) else None
 
 
-def _dotted(b: Any, x: Any, p: Any, stride: Any, rows: int, signed: bool) -> Any:
-    cells, made = _cells(b, x), []
-    if signed and CPU.vnni:
-        cells = [b.xor(v, const(BYTES, TOP_BIT)) for v in cells]
-    for start in spaced(b, p, stride, rows):
-        total = const(WORDS, 0)
-        for v, at in zip(cells, spaced(b, start, 4, len(cells)), strict=True):
-            word = b.load(pointer(b, at, I32), align=4)
-            y = b.bitcast(splatted(b, word, N), BYTES)
-            if signed and not CPU.vnni:
-                v, y = magnitude(b, v), signed_like(b, y, v)
-            total = dotted_u8(b, total, v, y)
-        made.append(total)
-    return _column(b, made)
+def _dotted(b: Any, x: Any, starts: Any, offset: Any, apart: int, signed: bool) -> Any:
+    """Vector by vector, so that a word of activations is read once for all strips."""
+    strips, rows = rows_of(b, x), [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
+    sums = [[[const(WORDS, 0)] * len(strips) for _ in range(2)] for _ in rows]
+    for j in range(len(strips[0])):
+        column = [strip[j] for strip in strips]
+        if signed and CPU.vnni:
+            column = [b.xor(v, const(BYTES, TOP_BIT)) for v in column]
+        for row, planes in zip(rows, sums, strict=True):
+            for plane, totals in enumerate(planes):
+                at = b.add(row, _i64(apart * plane + 4 * j))
+                word = b.load(pointer(b, at, I32), align=4)
+                y = b.bitcast(splatted(b, word, N), BYTES)
+                for i, v in enumerate(column):
+                    if signed and not CPU.vnni:
+                        totals[i] = dotted_u8(b, totals[i], magnitude(b, v), signed_like(b, y, v))
+                    else:
+                        totals[i] = dotted_u8(b, totals[i], v, y)
+
+    def joined(high: Any, low: Any) -> Any:
+        return b.sitofp(b.add(b.shl(high, const(WORDS, 7)), low), FLOATS)
+
+    return grid_of(b, [[joined(*pair) for pair in zip(*planes, strict=True)] for planes in sums])
 
 
-@vector_op(_dots)
-def dot_words(b, x, p, stride, rows):
-    """Row r: the sum of four elements a lane of every vector of x, times as many at p + r * stride.
+@vector_op(_products)
+def dot_planes(b, x, starts, offset, apart):
+    """Row r, strip i: sums of 128 * high + low of row r times four elements a lane of all of x[i].
 
-    x: unsigned bytes, up to 128 without VNNI; at p: signed ones, not -128.
+    x: unsigned bytes, up to 128 without VNNI. high: signed bytes, not -128, `offset` after each
+    start; low: `apart` after these.
     """
-    return _dotted(b, x, p, stride, rows, False)
+    return _dotted(b, x, starts, offset, apart, False)
 
 
-@vector_op(_dots)
-def dot_signed_words(b, x, p, stride, rows):
-    """As `dot_words` for signed bytes, to each of which OFFSET is added."""
-    return _dotted(b, x, p, stride, rows, True)
-
-
-@vector_op(lambda high, low: Grid(high.rows, 1, FLOATS) if high == low else None)
-def join_planes(b, high, low):
-    """128 * high + low, as floats."""
-    pairs = zip(_cells(b, high), _cells(b, low), strict=True)
-    return _column(b, [b.sitofp(b.add(b.shl(h, const(WORDS, 7)), x), FLOATS) for h, x in pairs])
+@vector_op(_products)
+def dot_signed_planes(b, x, starts, offset, apart):
+    """As `dot_planes` for signed bytes, to each of which OFFSET is added."""
+    return _dotted(b, x, starts, offset, apart, True)
 
 
 # ---- sums ----------------------------------------------------------------------------------------
-def _broadcasts(b: Any, p: Any, stride: Any, n: int) -> list[Any]:
-    starts = spaced(b, p, stride, n)
-    return [splatted(b, b.load(pointer(b, at, FLOAT), align=4), N) for at in starts]
+@vector_op(lambda x: Grid(1, 1, FLOATS) if x == f32x16 else None)
+def as_row(b, x):
+    """A row of one vector of sixteen floats."""
+    return _row(b, [x])
 
 
-@vector_op(lambda rows: Grid(rows.literal_value, 1, FLOATS) if _literals(rows) else None)
-def no_sums(b, rows):
+@vector_op(lambda rows, strips: _no_sums(rows, strips))
+def no_sums(b, rows, strips):
     """Zeros."""
-    return _column(b, [const(FLOATS, 0.0)] * rows)
+    return grid_of(b, [[const(FLOATS, 0.0)] * strips] * rows)
 
 
-@vector_op(lambda sums, _p, _stride: sums if _is_sums(sums) else None)
-def times_each(b, sums, p, stride):
-    """sums[r] times the float at p + r * stride."""
-    cells = _cells(b, sums)
-    pairs = zip(cells, _broadcasts(b, p, stride, len(cells)), strict=True)
-    return _column(b, [b.fmul(x, y) for x, y in pairs])
+def _no_sums(rows: Any, strips: Any) -> Any:
+    fits = _literals(rows, strips)
+    return Grid(rows.literal_value, strips.literal_value, FLOATS) if fits else None
 
 
-@vector_op(lambda sums, x, y: sums if _is_sums(sums) and x == sums and y == f32x16 else None)
+def _broadcasts(b: Any, starts: Any, offset: Any) -> list[Any]:
+    places = [b.add(p, _i64(offset)) for p in unpacked(b, starts)]
+    found = [b.load(pointer(b, at, FLOAT), align=4) for at in places]
+    return [splatted(b, number, N) for number in found]
+
+
+def _of_rows(sums: Any, starts: Any) -> Any:
+    fits = _is_floats(sums) and isinstance(starts, Addresses) and starts.n == sums.rows
+    return sums if fits else None
+
+
+def _of_strips(sums: Any, row: Any) -> Any:
+    fits = _is_floats(sums) and _is_floats(row) and (row.rows, row.cols) == (1, sums.cols)
+    return sums if fits else None
+
+
+@vector_op(lambda sums, starts, _offset: _of_rows(sums, starts))
+def times_each(b, sums, starts, offset):
+    """sums[r, i] times the float `offset` after start r."""
+    pairs = zip(rows_of(b, sums), _broadcasts(b, starts, offset), strict=True)
+    return grid_of(b, [[b.fmul(x, y) for x in row] for row, y in pairs])
+
+
+@vector_op(lambda sums, x, y: _of_strips(sums, y) if x == sums else None)
 def add_times(b, sums, x, y):
-    """sums[r] + x[r] * y."""
-    pairs = zip(_cells(b, sums), _cells(b, x), strict=True)
-    return _column(b, [fused(b, v, y, total) for total, v in pairs])
+    """sums[r, i] + x[r, i] * y[i]."""
+    made, factors = [], _cells(b, y)
+    for totals, row in zip(rows_of(b, sums), rows_of(b, x), strict=True):
+        cells = zip(totals, row, factors, strict=True)
+        made.append([fused(b, v, factor, total) for total, v, factor in cells])
+    return grid_of(b, made)
 
 
-@vector_op(lambda sums, x, _p, _stride: sums if _is_sums(sums) and x == f32x16 else None)
-def add_each(b, sums, x, p, stride):
-    """sums[r] + x times the float at p + r * stride."""
-    cells = _cells(b, sums)
-    pairs = zip(cells, _broadcasts(b, p, stride, len(cells)), strict=True)
-    return _column(b, [fused(b, x, y, total) for total, y in pairs])
+@vector_op(lambda sums, x, starts, _offset: _of_rows(sums, starts) and _of_strips(sums, x))
+def add_each(b, sums, x, starts, offset):
+    """sums[r, i] + x[i] times the float `offset` after start r."""
+    made, factors = [], _cells(b, x)
+    for totals, y in zip(rows_of(b, sums), _broadcasts(b, starts, offset), strict=True):
+        cells = zip(totals, factors, strict=True)
+        made.append([fused(b, factor, y, total) for total, factor in cells])
+    return grid_of(b, made)
 
 
-@vector_op(lambda sums, _p, _stride: sums if _is_sums(sums) else None)
-def add_rows(b, sums, p, stride):
-    """sums[r] + the vector at p + r * stride."""
-    cells = _cells(b, sums)
-    pairs = zip(cells, spaced(b, p, stride, len(cells)), strict=True)
-    return _column(b, [b.fadd(x, vector_at(b, at, FLOATS)) for x, at in pairs])
+@vector_op(lambda sums, starts, _apart: _of_rows(sums, starts))
+def add_rows(b, sums, starts, apart):
+    """sums[r, i] + the vector i * apart after start r."""
+    made = []
+    for totals, start in zip(rows_of(b, sums), unpacked(b, starts), strict=True):
+        cells = zip(totals, spaced(b, start, apart, len(totals)), strict=True)
+        made.append([b.fadd(x, vector_at(b, at, FLOATS)) for x, at in cells])
+    return grid_of(b, made)
 
 
-@vector_op(lambda _p, _stride, sums: types.void if _is_sums(sums) else None)
-def store_rows(b, p, stride, sums):
-    """Write sums[r] at p + r * stride."""
-    cells = _cells(b, sums)
-    for x, at in zip(cells, spaced(b, p, stride, len(cells)), strict=True):
-        b.store(x, pointer(b, at, FLOATS), align=1)
+@vector_op(lambda starts, _apart, sums: types.void if _of_rows(sums, starts) else None)
+def store_rows(b, starts, apart, sums):
+    """Write sums[r, i] i * apart after start r."""
+    for row, start in zip(rows_of(b, sums), unpacked(b, starts), strict=True):
+        for x, at in zip(row, spaced(b, start, apart, len(row)), strict=True):
+            b.store(x, pointer(b, at, FLOATS), align=1)

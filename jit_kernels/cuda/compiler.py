@@ -44,23 +44,31 @@ def field_types(op: Op) -> list[Any]:
 
 
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
-    """PTX of one kernel, whose entry is `name` and takes the fields of its op as parameters."""
+    """PTX of one kernel, whose entry is `name`.
+
+    Its parameters are the fields of its op, then whether it may run beside the kernel before it.
+    """
     body, overlaps = device(launch.kernel), target.overlaps
     starts = launch.start is not None
     start: Any = device(launch.start) if starts else None
 
-    def entry(fields):
+    def entry(fields, beside):
         if starts:
             start(cuda.blockIdx.x, cuda.gridDim.x, *fields)
         if overlaps:
-            wait_for_kernel()
+            # Where this kernel starts, all blocks of the one before it have waited for what comes
+            # before that one: beside it, nothing is missing.
+            if beside == 0:
+                wait_for_kernel()
             let_next_start()
         body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+        if overlaps and beside != 0:
+            wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
 
     # Numba asks the current GPU what to compile the functions for that an entry calls.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
     ptx, _ = cuda.compile(
-        entry, (types.Tuple(field_types(spec.op)),), cc=target.capability, output="ptx",
+        entry, (types.Tuple(field_types(spec.op)), types.int64), cc=target.capability, output="ptx",
         device=False, abi="numba", launch_bounds=(launch.threads, launch.blocks),
     )  # fmt: skip
     return _retargeted(ptx if isinstance(ptx, str) else ptx.decode(), name, target)

@@ -57,7 +57,7 @@ class Device:
         except RuntimeError as error:  # what the bindings raise where libcuda is not there
             raise CudaError(
                 "no NVIDIA driver on this machine (libcuda.so.1 is not found): install it from "
-                "your distribution or nvidia.com, or leave out --device cuda"
+                "your distribution or nvidia.com, or leave out --device cuda and -ngl"
             ) from error
         if n_gpu == 0:
             raise CudaError("the NVIDIA driver shows no GPU: see nvidia-smi, CUDA_VISIBLE_DEVICES")
@@ -116,6 +116,16 @@ class Device:
         """Copy to host memory; `wait` before reading it."""
         self._call("cuMemcpyDtoHAsync", host, address, n_bytes, self.stream)
 
+    def pin(self, host: int, n_bytes: int) -> bool:
+        """Let copies go straight to host memory; False where the system does not allow it."""
+        status, *_ = self._d.cuMemHostRegister(host, n_bytes, 0)
+        return int(status) == 0
+
+    def unpin(self, host: int) -> None:
+        """Undo `pin`, before the memory is given back."""
+        self.use()
+        self._call("cuMemHostUnregister", host)
+
     def copy(self, to: int, address: int, n_bytes: int) -> None:
         """Copy within device memory."""
         self._call("cuMemcpyDtoDAsync", to, address, n_bytes, self.stream)
@@ -139,11 +149,22 @@ class Device:
         n_block = launch["blocks"] * self.n_multiprocessor
         return Function(handle, n_block, launch["threads"], launch["shared"], launch["rows"])
 
-    def launch(self, function: Function, fields: Sequence[int | float]) -> None:
-        """Start a kernel with these parameters."""
-        kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in fields)
+    def launch(
+        self,
+        function: Function,
+        fields: Sequence[int | float],
+        *,
+        beside: bool = False,
+        share: int = 1,
+    ) -> None:
+        """Start a kernel with these parameters, of every share-th block only.
+
+        beside: it reads nothing that the last one writes.
+        """
+        values = (*fields, int(beside))
+        kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in values)
         config = self._d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block // share, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
         config.sharedMemBytes, config.hStream = function.shared, self.stream
         if self.target.overlaps:
@@ -151,7 +172,7 @@ class Device:
             attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        self._call("cuLaunchKernelEx", config, function.handle, (tuple(fields), kinds), 0)
+        self._call("cuLaunchKernelEx", config, function.handle, (values, kinds), 0)
 
     @contextmanager
     def capture(self) -> "Iterator[list[Graph]]":

@@ -6,9 +6,9 @@ unless its Launch says otherwise.
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32
+from numba import cuda, float32, float64
 
-from tamis.jit_kernels.cuda.intrinsic import device
+from tamis.jit_kernels.cuda.intrinsic import device, load_f32
 from tamis.jit_kernels.cuda.ptx import shuffle_i32, shuffle_xor
 
 THREADS, WARP = 256, 32
@@ -118,3 +118,44 @@ def block_before(x, parts):
         before += parts[i] if i < warp() else 0
         total += parts[i]
     return before, total
+
+
+# ---- of float64, by a shared array of THREADS float64, `sums`, of the kernel -------------------
+@device
+def sums_before(x, sums):
+    """The sum of x, a float64, over the threads before this one, and over all; all must call it."""
+    total = x
+    sums[thread()] = total
+    sync_block()
+    for i in range(8):
+        other = sums[thread() - (1 << i)] if thread() >= 1 << i else 0.0
+        sync_block()
+        total += other
+        sums[thread()] = total
+        sync_block()
+    whole = sums[THREADS - 1]
+    sync_block()  # before the next sum overwrites what is read here
+    return total - x, whole
+
+
+@device
+def sum_of(floats, first, end, sums):
+    """The sum of float32s first .. end - 1."""
+    mine = 0.0
+    for i in range(first + thread(), end, THREADS):
+        mine += float64(load_f32(floats + 4 * i))
+    return sums_before(mine, sums)[1]
+
+
+@device
+def largest(x, sums):
+    """The largest of the threads' float64s; all must call it."""
+    sums[thread()] = x
+    sync_block()
+    for i in range(8):
+        if thread() < 128 >> i:
+            sums[thread()] = max(sums[thread()], sums[thread() + (128 >> i)])
+        sync_block()
+    found = sums[0]
+    sync_block()
+    return found

@@ -165,6 +165,12 @@ def load_f64(b, p):
     return _load(b, p, DOUBLE, 8)
 
 
+@op(void, int64, float64)
+def store_f64(b, p, v):
+    """Write the float64 v at p."""
+    _store(b, p, v, 8)
+
+
 @op(U4, int64)
 def load_u128(b, p):
     """The 16 bytes at p, a multiple of 16."""
@@ -189,6 +195,13 @@ def const_bf16(b, p):
     """The bfloat16 at p as float32."""
     bits = b.zext(load_constant(b, p, I16, 2), I32)
     return b.bitcast(b.shl(bits, ir.Constant(I32, 16)), FLOAT)
+
+
+@op(F8, int64)
+def const_f16x8(b, p):
+    """The eight float16 at p, a multiple of 16, as float32."""
+    eight = load_constant(b, p, ir.VectorType(HALF, 8), 16)
+    return [b.fpext(x, FLOAT) for x in _elements(b, eight, 8)]
 
 
 @op(int64, int64, int64)
@@ -304,6 +317,13 @@ def bits_to_bytes(b, w):
         spread = b.mul(four, ir.Constant(I32, 0x00204081))
         found.append(b.and_(spread, ir.Constant(I32, 0x01010101)))
     return found
+
+
+@op(int64, int64, int64, int64)
+def bits_from(b, low, high, shift):
+    """64 of the 128 bits of two words, from bit `shift` of the low one on (0 to 63)."""
+    ups = b.sub(ir.Constant(I64, 63), shift)
+    return b.or_(b.lshr(low, shift), b.shl(b.shl(high, ups), ir.Constant(I64, 1)))
 
 
 @op(float32, uint32)

@@ -40,6 +40,7 @@ from tamis.jit_kernels.cuda.ptx import (
     copy_wait,
     dot_s8,
     dot_u8,
+    keep,
     shared_address,
     shuffle_xor,
     sync_warp,
@@ -56,15 +57,14 @@ MOST = 256  # rows whose sums lie in shared memory
 
 
 @device
-def x_unit(row, n, at):
-    """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum."""
+def x_unit(high, scale, n):
+    """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum.
+
+    high, scale: where the first and the third of these are.
+    """
     quarter = n >> 2
-    return (
-        const_u128(row + at),
-        const_u128(row + FEW_ROW.low * quarter + at),
-        const_f32(row + FEW_ROW.scale * quarter + (at >> 2)),
-        const_f32(row + FEW_ROW.sum * quarter + (at >> 2)),
-    )
+    low, total = high + FEW_ROW.low * quarter, scale + (FEW_ROW.sum - FEW_ROW.scale) * quarter
+    return const_u128(high), const_u128(low), const_f32(scale), const_f32(total)
 
 
 def _multiplying(type: str) -> Any:
@@ -155,20 +155,20 @@ class Bringing(NamedTuple):
     """Functions that copy items to a warp's places; a warp's work.
 
     An item is a part of AT_ONCE rows. rows: address of the block's first, how many, their bytes.
-    `use` counts items: places are used in turn.
+    Places are used in turn; a place's phase changes each time.
     """
 
     ready: Any  # shared: before all else
-    bring: Any  # (shared, rows, (quad, chunk), use, is there one): start its copy
-    wait: Any  # (shared, use): until it is there
+    bring: Any  # (shared, rows, (quad, chunk), place, is there one): start its copy
+    wait: Any  # (shared, place, phase): until it is there
 
 
 @device
 def lies_at(rows, part, quad, r, chunk):
     """Where the part of the r-th row of an item begins, and how many of its bytes are not in it."""
     first, n_row, size = rows
-    row = uint32(min(AT_ONCE * quad + r, n_row - 1))  # 32 bits do, and are faster
-    at = uint32(uint32(first & 15) + uint32(size) * row + uint32(part) * uint32(chunk))
+    row = min(int32(AT_ONCE * quad + r), int32(n_row - 1))  # 32 bits do, and are faster
+    at = uint32(uint32(first & 15) + uint32(size) * uint32(row) + uint32(part) * uint32(chunk))
     return (first & ~15) + int64(at & uint32(0xFFFFFFF0)), int64(at & uint32(15))
 
 
@@ -177,8 +177,8 @@ def _in_bulk(ring: Ring) -> Bringing:
     part, pieces, stages, item, places = *ring, ring.item, ring.places
 
     @device
-    def barrier(shared, use):
-        return uint32(shared + places + 8 * (warp() * stages + remainder(use, stages)))
+    def barrier(shared, place):
+        return uint32(shared + places + 8 * (warp() * stages + place))
 
     @device
     def ready(shared):
@@ -188,18 +188,18 @@ def _in_bulk(ring: Ring) -> Bringing:
         sync_warp()
 
     @device
-    def bring(shared, rows, which, use, live):
+    def bring(shared, rows, which, place, live):
         if live and lane() < AT_ONCE:
-            (quad, chunk), size = which, rows[2]
+            (quad, chunk), size = which, int32(rows[2])
             at, skip = lies_at(rows, part, quad, lane(), chunk)
-            n = uint32((skip + min(part, size - part * chunk) + 15) & ~15)
-            to = shared + item * (warp() * stages + remainder(use, stages)) + 16 * pieces * lane()
-            barrier_expect(barrier(shared, use), n)
-            copy_bulk(uint32(to), at, n, barrier(shared, use))
+            n = uint32((int32(skip) + min(int32(part), int32(size - part * chunk)) + 15) & ~15)
+            to = shared + item * (warp() * stages + place) + 16 * pieces * lane()
+            barrier_expect(barrier(shared, place), n)
+            copy_bulk(uint32(to), at, n, barrier(shared, place))
 
     @device
-    def wait(shared, use):
-        while barrier_ended(barrier(shared, use), uint32(quotient(use, stages) & 1)) == 0:
+    def wait(shared, place, phase):
+        while barrier_ended(barrier(shared, place), uint32(phase)) == 0:
             pass
 
     return Bringing(ready, bring, wait)
@@ -215,8 +215,8 @@ def _in_pieces(ring: Ring) -> Bringing:
         pass
 
     @device
-    def bring(shared, rows, which, use, live):
-        to, (quad, chunk) = shared + item * (warp() * stages + remainder(use, stages)), which
+    def bring(shared, rows, which, place, live):
+        to, (quad, chunk) = shared + item * (warp() * stages + place), which
         n = min(part, rows[2] - part * chunk)
         for turn in range(n_turn):
             i = lane() + WARP * turn
@@ -228,7 +228,7 @@ def _in_pieces(ring: Ring) -> Bringing:
         copy_commit()
 
     @device
-    def wait(shared, use):
+    def wait(shared, place, phase):
         wait_for_items()
 
     return Bringing(ready, bring, wait)
@@ -238,14 +238,22 @@ def _in_pieces(ring: Ring) -> Bringing:
 def items_of(w, n_row, n_chunk):
     """The first and last of a warp's items."""
     n = (n_row + AT_ONCE - 1) // AT_ONCE * n_chunk
-    return n * w // WARPS, n * (w + 1) // WARPS
+    return int32(n * w // WARPS), int32(n * (w + 1) // WARPS)
+
+
+@device
+def first_of(item, n_chunk):
+    """The rows and the chunk of an item."""
+    return int32(quotient(item, n_chunk)), int32(remainder(item, n_chunk))
 
 
 @device
 def after(which, n_chunk):
     """The item after one."""
     quad, chunk = which
-    return (quad, chunk + 1) if chunk + 1 < n_chunk else (quad + 1, 0 * chunk)
+    following = int32(chunk + 1)
+    ends = following == int32(n_chunk)
+    return int32(quad + 1) if ends else quad, int32(0) if ends else following
 
 
 @device
@@ -258,8 +266,8 @@ def joined(sums, r, n_row, n_chunk):
     return value
 
 
-def _working(type: str, ring: Ring) -> tuple[Any, Any]:
-    """The functions x_of, what a lane multiplies with an item, and multiply, the product."""
+def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
+    """The functions x_at and x_of, what a lane multiplies with an item, and multiply."""
     product, halves, (part, pieces, stages) = _multiplying(type), halves_of(type), ring
     item_bytes, in_pieces = ring.item, GGMLType[type].type_size % 16 == 0  # all rows begin alike
 
@@ -268,27 +276,35 @@ def _working(type: str, ring: Ring) -> tuple[Any, Any]:
         return rows[0] & 15 if in_pieces else lies_at(rows, part, quad, r, chunk)[1]
 
     @device
-    def x_of(which, x_row, n):
-        """What a lane multiplies with an item: two units of x, where it has elements."""
-        start = CHUNK * which[1]
-        u = lane() if start + 32 * lane() < n else 0
-        first, second = halves(0, u)[0]  # where they are: nothing is read
-        return x_unit(x_row, n, start + first), x_unit(x_row, n, start + second)
+    def x_at(x_row, n):
+        """Where a lane's two units of x are in the first chunk: bytes and scales."""
+        first, second = halves(0, lane() if 32 * lane() < n else 0)[0]  # nothing is read
+        high, scale = keep(x_row + first), keep(x_row + FEW_ROW.scale * (n >> 2) + (first >> 2))
+        apart = second - first
+        return (high, scale), (high + apart, scale + (apart >> 2))
 
     @device
-    def multiply(shared, rows, which, use, units, n):
+    def x_of(which, units_at, n):
+        """What a lane multiplies with an item, where it has elements."""
+        start, (one, other) = int32(CHUNK * which[1]), units_at
+        far = start if int32(start + 32 * lane()) < int32(n) else int32(0)
+        near = far >> 2
+        return x_unit(one[0] + far, one[1] + near, n), x_unit(other[0] + far, other[1] + near, n)
+
+    @device
+    def multiply(shared, rows, which, place, units, n):
         """A lane's part of an item: four products."""
         u, (quad, chunk), (x, y) = lane(), which, units
-        if CHUNK * chunk + 32 * u >= n:
+        if int32(CHUNK * chunk + 32 * u) >= int32(n):
             return float32(0), float32(0), float32(0), float32(0)
-        at = shared + item_bytes * (warp() * stages + remainder(use, stages))
+        at = shared + item_bytes * (warp() * stages + place)
         one = halves(at + skipped(rows, quad, 0, chunk), u)
         other = halves(at + 16 * pieces + skipped(rows, quad, 1, chunk), u)
         more = halves(at + 32 * pieces + skipped(rows, quad, 2, chunk), u)
         most = halves(at + 48 * pieces + skipped(rows, quad, 3, chunk), u)
         return product(one, x, y), product(other, x, y), product(more, x, y), product(most, x, y)
 
-    return x_of, multiply
+    return x_at, x_of, multiply
 
 
 def few(type: str) -> Launch:
@@ -298,17 +314,21 @@ def few(type: str) -> Launch:
     items ahead; the first of them while the kernel before still runs.
     """
     row_bytes, ring = row_bytes_of(type), ring_of(type)
-    stages, (x_of, multiply) = ring.stages, _working(type, ring)
+    stages, (x_at, x_of, multiply) = ring.stages, _working(type, ring)
     ready, bring, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
 
     @device
-    def begin(shared, rows, n_chunk, use):
+    def next_place(place):
+        return int32(0) if place == stages - 1 else int32(place + 1)
+
+    @device
+    def begin(shared, rows, n_chunk, place):
         """Start the copies of a warp's first items."""
         item, last = items_of(warp(), rows[1], n_chunk)
-        which = quotient(item, n_chunk), remainder(item, n_chunk)
+        which = first_of(item, n_chunk)
         for ahead in range(stages - 1):
-            bring(shared, rows, which, use + ahead, item + ahead < last)
-            which = after(which, n_chunk)
+            bring(shared, rows, which, place, item + ahead < last)
+            which, place = after(which, n_chunk), next_place(place)
 
     def start(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
@@ -317,39 +337,41 @@ def few(type: str) -> Launch:
         size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
         rows = w + size * first, min(MOST, last - first), size
         ready(shared)
-        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, 0)
+        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, int32(0))
 
     @device
-    def work(shared, sums, rows, n_chunk, x_row, n, use):
-        """All of a warp's items, whose first `begin` has on their way; how many were used."""
-        item, last = items_of(warp(), rows[1], n_chunk)
-        which = quotient(item, n_chunk), remainder(item, n_chunk)
-        far = which  # the item that is to be copied next
+    def work(shared, sums, rows, n_chunk, x_row, n, at):
+        """All of a warp's items, whose first `begin` has on their way; where the next will be."""
+        (item, last), (place, phase) = items_of(warp(), rows[1], n_chunk), at
+        which, units_at = first_of(item, n_chunk), x_at(x_row, n)
+        far = which  # the item that is to be copied next, to the place before this one's
         for _ in range(stages - 1):
             far = after(far, n_chunk)
+        free = int32(stages - 1 if place == 0 else place - 1)
         a, b, c, d = float32(0), float32(0), float32(0), float32(0)
         while item < last:
-            units = x_of(which, x_row, n)  # on its way while the warp waits
-            wait(shared, use)
+            units = x_of(which, units_at, n)  # on its way while the warp waits
+            wait(shared, place, phase)
             sync_warp()
-            bring(shared, rows, far, use + stages - 1, item + stages - 1 < last)
+            bring(shared, rows, far, free, int32(item + stages - 1) < last)
             far = after(far, n_chunk)
-            four = multiply(shared, rows, which, use, units, n)
+            four = multiply(shared, rows, which, place, units, n)
             a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
-            item, use, (quad, chunk) = item + 1, use + 1, which
-            if chunk + 1 == n_chunk or item == last:
+            item, free, place, (quad, chunk) = int32(item + 1), place, next_place(place), which
+            phase ^= int32(1 if place == 0 else 0)
+            if int32(chunk + 1) == int32(n_chunk) or item == last:
                 value = four_sums((a, b, c, d))
                 if lane() % 8 == 0:
                     sums[warp(), AT_ONCE * quad + lane() // 8] = value
                 a, b, c, d = float32(0), float32(0), float32(0), float32(0)
             which = after(which, n_chunk)
-        return use
+        return place, phase
 
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
         sums = cuda.shared.array((WARPS, MOST), float32)
-        shared, use = int64(shared_address(cuda.shared.array(0, uint8))), 0
+        shared, at = int64(shared_address(cuda.shared.array(0, uint8))), (int32(0), int32(0))
         n_tok, size, n_chunk = (
             load_i64(step + STEP.n_tok),
             row_bytes(n_in),
@@ -361,8 +383,8 @@ def few(type: str) -> Launch:
             for row in range(first, last, MOST):
                 rows = w + size * row, min(MOST, last - row), size
                 if t > 0 or row > first:  # else it is what `start` did
-                    begin(shared, rows, n_chunk, use)
-                use = work(shared, sums, rows, n_chunk, x, n_in, use)
+                    begin(shared, rows, n_chunk, at[0])
+                at = work(shared, sums, rows, n_chunk, x, n_in, at)
                 sync_block()
                 for r in range(thread(), rows[1], THREADS):
                     value, c = joined(sums, r, rows[1], n_chunk), row + r

@@ -13,6 +13,7 @@ from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
+    load_f32x8,
     load_i64,
     rounded,
     store_f16,
@@ -48,6 +49,15 @@ def gelu_gated(x, other, scale):
     return gelu(x) * other
 
 
+@device
+def squares_of(x):
+    """The sum of eight squares."""
+    return (
+        (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3])
+        + (x[4] * x[4] + x[5] * x[5]) + (x[6] * x[6] + x[7] * x[7])
+    )  # fmt: skip
+
+
 SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
 
 
@@ -56,17 +66,21 @@ def pack_rows(form: str, source: str) -> list[Launch]:
     value, is_norm, has_other = SOURCES[source], source == "norm", source != "rows"
 
     @device
-    def element(row, other, i, scale):
-        right = load_f32(other + 4 * i) if has_other else float32(0)
-        return value(load_f32(row + 4 * i), right, scale)
+    def pair(row, other, i):
+        return load_f32(row + 4 * i), load_f32(other + 4 * i) if has_other else float32(0)
 
     @device
     def scale_of(row, n, eps):
         if not is_norm:
             return float32(1)
         squares = float32(0)
-        for i in range(thread(), n, THREADS):
-            squares += load_f32(row + 4 * i) * load_f32(row + 4 * i)
+        if form == "float":  # rows of any length
+            for i in range(thread(), n, THREADS):
+                squares += load_f32(row + 4 * i) * load_f32(row + 4 * i)
+        else:
+            for i in range(16 * thread(), n, 16 * THREADS):
+                one, other = load_f32x8(row + 4 * i), load_f32x8(row + 4 * i + 32)
+                squares += squares_of(one) + squares_of(other)
         return float32(1) / math.sqrt(block_sum(squares) / float32(n) + eps)
 
     @device
@@ -98,17 +112,20 @@ def pack_rows(form: str, source: str) -> list[Launch]:
         t, turn = tid if many else 0, n_thread if many else 1
         while t < n_tok:  # a range divides by its step
             row, right = x + 4 * n * (skip + t), other + apart * (skip + t)
-            scale = scale_of(row, n, eps_f)
             if many:
+                scale = scale_of(row, n, eps_f)
                 for i in range(thread(), width, THREADS):
-                    made = element(row, right, i, scale) if i < n else float32(0)
-                    store_f16(packed + 2 * (width * t + i), made)
-            else:
-                # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
+                    left, gate = pair(row, right, i) if i < n else (float32(0), float32(0))
+                    store_f16(packed + 2 * (width * t + i), value(left, gate, scale))
+            elif tid * THREADS < n:
                 i = tid * THREADS + thread()
+                left, gate = pair(row, right, min(i, n - 1))  # on its way while squares are added
+                scale = scale_of(row, n, eps_f)
+                # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
                 while i < n:
-                    put(packed + n_quarter * n // 4 * t, n, i, element(row, right, i, scale))
+                    put(packed + n_quarter * n // 4 * t, n, i, value(left, gate, scale))
                     i += n_thread * THREADS
+                    left, gate = pair(row, right, min(i, n - 1))
             t += turn
 
     return [Launch(kernel, blocks=2)]

@@ -149,6 +149,13 @@ LOAD_IF = Text(
     U4,
     (int64, uint32),
 )
+# The float32 at $1, or $3 where $2 is 0.
+LOAD_F32_IF = Text(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.f32 $0, $3; @p ld.global.f32 $0, [$1]; }",
+    float32,
+    (int64, uint32, float32),
+    volatile=True,
+)
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
@@ -289,9 +296,15 @@ exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 belo
 # Halves of two words: both low ones, both high ones (9.7.9.7).
 LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
 HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))
+keep = _ptx("mov.b64 $0, $1;", int64, int64, volatile=True)(
+    "The same number; what it is made of is not computed again wherever it is used."
+)
 count_bits = _ptx("popc.b32 $0, $1;", uint32, uint32)("How many bits are set (9.7.1.14).")
 or_i64 = _ptx("red.global.or.b64 [$0], $1;", void, int64, int64, volatile=True)(
     "Set the bits $1 of the int64 at $0, whatever other threads do to it (9.7.13.7)."
+)
+and_i64 = _ptx("red.global.and.b64 [$0], $1;", void, int64, int64, volatile=True)(
+    "Clear the bits of the int64 at $0 that $1 has not, whatever other threads do to it."
 )
 
 # ---- other kernels -------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from tamis.jit_kernels.cuda.best import (
 from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, sync_block, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
+    int64,
     load_i32,
     load_i64,
+    quotient,
     store_f32,
     store_i32,
 )
@@ -36,25 +38,26 @@ def select_window() -> list[Launch]:
 
     def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent):
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_q_block = (n_tok + q_block - 1) // q_block
-        count = 0  # entries of a row of the query blocks so far
+        n_q_block, most = (
+            quotient(n_tok + q_block - 1, q_block),
+            quotient(n_sink + block - 1, block),
+        )
+        count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
         for qb in range(n_q_block):
             oldest = pos + qb * q_block
             newest = pos + min(n_tok, (qb + 1) * q_block) - 1
-            low = max(0, oldest - n_recent + 1) // block if n_recent != 0 else 0
-            sinks = min(low, (n_sink + block - 1) // block)
-            size = sinks + newest // block + 1 - low
-            for r in range(n_row):
-                row = qb * n_row + r
-                if row % n_thread != tid:
-                    continue
-                begin = count * n_row + r * size
+            low = quotient(max(0, oldest - n_recent + 1), block) if n_recent != 0 else 0
+            sinks = min(low, most)
+            size = sinks + quotient(newest, block) + 1 - low
+            while row < (qb + 1) * n_row:
+                begin = count * n_row + (row - qb * n_row) * size
                 for i in range(thread(), size, THREADS):
                     store_i32(indices + 4 * (begin + i), i if i < sinks else low + i - sinks)
                 if thread() == 0:
                     store_i32(indptr + 4 * (row + 1), begin + size)
                     if row == 0:
                         store_i32(indptr, 0)
+                row += n_thread
             count += size
 
     return [Launch(kernel)]

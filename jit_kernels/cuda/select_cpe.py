@@ -28,10 +28,12 @@ from tamis.jit_kernels.cuda.grid import (
 )
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
+    int64,
     load_f32,
     load_i32,
     load_i64,
     ordered,
+    quotient,
     store_f32,
     store_i32,
     store_i64,
@@ -48,24 +50,23 @@ def select_psaw() -> list[Launch]:
 
     def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_local, drop):
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        count = 0  # entries of a row of the query blocks so far
-        for qb in range((n_tok + q_block - 1) // q_block):
+        most = quotient(n_sink + block - 1, block)
+        count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
+        for qb in range(quotient(n_tok + q_block - 1, q_block)):
             newest = pos + min(n_tok, (qb + 1) * q_block) - 1
             # P grows with the position: the oldest query of the block sees furthest.
-            low = window_start(pos + qb * q_block, n_local, drop) // block
-            sinks = min(low, (n_sink + block - 1) // block)
-            size = sinks + newest // block + 1 - low
-            for r in range(n_row):
-                row = qb * n_row + r
-                if row % n_thread != tid:
-                    continue
-                begin = count * n_row + r * size
+            low = quotient(window_start(pos + qb * q_block, n_local, drop), block)
+            sinks, end = min(low, most), quotient(newest, block) + 1
+            size = sinks + end - low
+            while row < (qb + 1) * n_row:
+                begin = count * n_row + (row - qb * n_row) * size
                 write_range(indices + 4 * begin, 0, sinks)
-                write_range(indices + 4 * (begin + sinks), low, newest // block + 1)
+                write_range(indices + 4 * (begin + sinks), low, end)
                 if thread() == 0:
                     store_i32(indptr + 4 * (row + 1), begin + size)
                     if row == 0:
                         store_i32(indptr, 0)
+                row += n_thread
             count += size
 
     return [Launch(kernel)]

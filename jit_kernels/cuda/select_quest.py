@@ -6,7 +6,6 @@ from tamis.jit_kernels.cuda.grid import THREADS, WARP, WARPS, Launch, lane, sync
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
-    load_i32,
     load_i64,
     store_f16,
     store_f32,
@@ -15,8 +14,8 @@ from tamis.jit_kernels.cuda.intrinsic import (
 from tamis.jit_kernels.cuda.ptx import shared_address
 from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, joined, staging
+from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
 
 
 def quest_bounds(head_dim: int) -> list[Launch]:
@@ -25,8 +24,7 @@ def quest_bounds(head_dim: int) -> list[Launch]:
     @device
     def key_at(keys, j):
         k_pages, k_table, n_head_kv, h = keys
-        row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
-        return k_pages + 2 * head_dim * row
+        return k_pages + 2 * head_dim * key_row(k_table, n_head_kv, h, j)
 
     def kernel(
         tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,

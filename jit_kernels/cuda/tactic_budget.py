@@ -16,6 +16,9 @@ from tamis.jit_kernels.cuda.grid import (
     Launch,
     block_before,
     lane,
+    largest,
+    sum_of,
+    sums_before,
     sync_block,
     thread,
     warp,
@@ -44,49 +47,12 @@ list_size = device(tactic_list)
 
 # ---- over a block --------------------------------------------------------------------------------
 @device
-def sums_before(x, sums):
-    """The sum of x, a float64, over the threads before this one, and over all; all must call it.
-
-    sums: a shared array of THREADS float64.
-    """
-    total = x
-    sums[thread()] = total
-    sync_block()
-    for i in range(8):
-        other = sums[thread() - (1 << i)] if thread() >= 1 << i else 0.0
-        sync_block()
-        total += other
-        sums[thread()] = total
-        sync_block()
-    whole = sums[THREADS - 1]
-    sync_block()  # before the next sum overwrites what is read here
-    return total - x, whole
-
-
-@device
-def sum_of(floats, first, end, sums):
-    """The sum of float32s first .. end - 1."""
-    mine = 0.0
-    for i in range(first + thread(), end, THREADS):
-        mine += float64(load_f32(floats + 4 * i))
-    return sums_before(mine, sums)[1]
-
-
-@device
 def largest_of(floats, n, sums):
     """The largest of n float32s; LOWEST where there are none."""
     mine = LOWEST
     for i in range(thread(), n, THREADS):
         mine = max(mine, float64(load_f32(floats + 4 * i)))
-    sums[thread()] = mine
-    sync_block()
-    for i in range(8):
-        if thread() < 128 >> i:
-            sums[thread()] = max(sums[thread()], sums[thread() + (128 >> i)])
-        sync_block()
-    found = sums[0]
-    sync_block()
-    return found
+    return largest(mine, sums)
 
 
 @device

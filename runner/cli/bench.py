@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to measure: -p and -n are both 0")
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
-    if arguments.profile and arguments.device != "cpu":
-        raise UsageError("--profile counts the CPU's cycles: leave out --device")
+    if arguments.profile and common.devices(arguments)["device"] != "cpu":
+        raise UsageError("--profile counts the CPU's cycles: leave out --device and -ngl")
     methods = arguments.attn or ["dense"]
     comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
     if comparing and (arguments.profile or not max(arguments.n_gen)):

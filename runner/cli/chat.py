@@ -13,6 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_sampling_arguments(parser)
     parser.add_argument("--system", help="a system message")
     parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
+    parser.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="once the context is three quarters full, forget the oldest messages, not the system "
+        "message, down to half of it; the others are not read again",
+    )
     parser.add_argument("--plain", action="store_true", help="show answers as they are written")
 
 

@@ -16,6 +16,7 @@ AUTO_HELP = (
     "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
 )
 # KV_TYPES of jit_kernels/types.py, UNITS and UNIT of kv/tier.py: these need NumPy.
+DEVICES = ("cpu", "cuda")
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 SAMPLING = {
     "temp": float,
@@ -75,6 +76,11 @@ def count_or_zero(text: str) -> int:
     return _whole(text, least=0)
 
 
+def whole(text: str) -> int:
+    """An argument that is a whole number; all below 0 say the same."""
+    return _whole(text, least=-(1 << 31))
+
+
 def count_or_auto(text: str) -> int | None:
     """An argument that is a whole number of at least 1, or auto: None."""
     return None if text == "auto" else count(text)
@@ -107,7 +113,8 @@ def _whole(text: str, least: int) -> int:
     except ValueError:
         value = least - 1
     if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        at_least = f" of at least {least}" if least >= 0 else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number{at_least}")
     return value
 
 
@@ -119,7 +126,7 @@ def add_model_arguments(
     auto: bool = False,
     lengths: bool = False,
 ) -> None:
-    """-m, -c, -ctk, -ctv, --device, --attn, --prefill and perhaps -t.
+    """-m, -c, -ctk, -ctv, --device, -ngl, -nkvo, --attn, --prefill and perhaps -t.
 
     several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
     auto: context, types and --prefill are chosen where none is named; their defaults are then
@@ -128,7 +135,25 @@ def add_model_arguments(
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
     if threads:
         parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
+    parser.add_argument(
+        "--device", choices=DEVICES, help="where to run (default: cpu, with -ngl cuda)"
+    )
+    parser.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        type=whole,
+        metavar="N",
+        help="how many of the last layers run on the GPU, the others and the output on the CPU; "
+        "more than there are, or -1: all, and the output (the default of --device cuda)",
+    )
+    parser.add_argument(
+        "-nkvo",
+        "--no-kv-offload",
+        action="store_true",
+        help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
+        "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
+    )
     if auto:
         parser.add_argument("-c", "--ctx", type=count_or_auto, help="context in tokens, or auto")
     elif not lengths:
@@ -278,22 +303,35 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m, -t and --device; --attn and --prefill are checked first."""
+    """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first."""
     from tamis.engine import Engine
 
     attn = arguments.attn
     for method in [attn] if isinstance(attn, str) else attn:
         check_methods(method, arguments.prefill)
+    where = devices(arguments)
     path = model_file(arguments.model, progress)
     engine = Engine.load(
         path,
         n_threads=arguments.threads,
-        device=arguments.device,
         rope=_rope_scaling(arguments),
         progress=progress,
+        **where,
     )
     progress.clear()
     return engine
+
+
+def devices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Engine.load's arguments of --device, -ngl and -nkvo. Raises UsageError."""
+    device, n = arguments.device, arguments.n_gpu_layers
+    if device == "cpu" and n:
+        raise UsageError(f"-ngl {n} puts layers on the GPU, --device cpu none: leave out one")
+    return {
+        "device": device or ("cuda" if n else "cpu"),
+        "n_gpu_layers": -1 if n is None else n,
+        "offload_kqv": not arguments.no_kv_offload,
+    }
 
 
 def _rope_scaling(arguments: argparse.Namespace) -> Any:

@@ -139,16 +139,15 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
 
     progress = common.Progress()
     text = predict.own_text() if arguments.text is None else common.read_text(arguments.text)
+    where = common.devices(arguments)
     path = common.model_file(arguments.model, progress)
     store = Store(arguments.out)
-    engine = Engine.load(
-        path, n_threads=arguments.threads, device=arguments.device, progress=progress
-    )
+    engine = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
     progress.clear()
     _warn_of_lengths(engine, settings)
     evaluation = Evaluation(engine, settings, store, progress)
     evaluation.check()
-    todo = missing(settings, origin_of(engine, arguments.device, text), store)
+    todo = missing(settings, origin_of(engine, text), store)
     clock = _Clock([cell.job.length for cells in todo for cell in cells])
     if store.rows:
         common.note(f"{len(store.rows)} results are there, {clock.n_left} are missing")

@@ -64,6 +64,7 @@ class Chat:
     ) -> None:
         self._engine, self._session, self._params = engine, session, params
         self._max_tokens, self._plain = arguments.max_tokens, arguments.plain
+        self._shifts = arguments.context_shift
         self._messages: list[Message] = []
         if arguments.system:
             self._messages.append({"role": "system", "content": arguments.system})
@@ -114,6 +115,8 @@ class Chat:
     def _reply(self, messages: list[Message]) -> None:
         """Stream an answer to `messages`, which then are the conversation."""
         ids = self._engine.encode_chat(messages)
+        if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
+            messages, ids = self._shortened(messages, ids)
         # What the session holds already of the conversation is not read again; at least one token
         # is, because its logits are needed.
         same = _common_prefix(self._session.tokens, ids[:-1])
@@ -140,6 +143,31 @@ class Chat:
         if self._session.audit is not None:
             audit.write(self._session.audit)
             self._session.audit.reset()
+
+    def _shortened(
+        self, messages: list[Message], ids: list[int]
+    ) -> tuple[list[Message], list[int]]:
+        """The conversation without its oldest questions and answers, and its tokens.
+
+        Half the context, or the last message where that is more. The session forgets theirs.
+        """
+        first, kept, short = int(messages[0]["role"] == "system"), messages, ids
+        while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
+            kept = [*kept[:first], *kept[first + 2 :]]
+            short = self._engine.encode_chat(kept)
+        if kept == messages:
+            return messages, ids
+        same, end = _common_prefix(ids, short), _common_prefix(self._session.tokens, ids)
+        n_gone = len(ids) - len(short)
+        if ids[same + n_gone :] == short[same:] and end > same + n_gone:
+            self._session.truncate(end)
+            self._session.remove(same, same + n_gone)
+        n = len(messages) - len(kept)
+        common.note(
+            f"[context full: the oldest {n} messages are forgotten, but for what later ones have "
+            "read of them]"
+        )
+        return kept, short
 
     def _stream(self, pieces: Iterator[Any]) -> tuple[list[Any], float]:
         """Show the pieces as they come: all of them, and when the first one came."""

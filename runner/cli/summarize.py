@@ -311,15 +311,13 @@ class _Work:
         """
         from tamis.engine import Engine
 
-        device, n_threads = self._arguments.device, self._arguments.threads
-        if device != "cpu" and self._engines:
+        where, n_threads = common.devices(self._arguments), self._arguments.threads
+        if where["device"] != "cpu" and self._engines:
             return self._engines[0]
         if self._settings.n_session > 1:
             n_threads = n_threads or len(os.sched_getaffinity(0))
             n_threads = max(1, n_threads // self._settings.n_session)
-        engine = Engine.load(
-            self._model, n_threads=n_threads, device=device, progress=self._progress
-        )
+        engine = Engine.load(self._model, n_threads=n_threads, progress=self._progress, **where)
         self._progress.clear()
         self._engines.append(engine)
         return engine

@@ -106,8 +106,13 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
     return list(made.values())
 
 
-def origin_of(engine: "Engine", device: str, text: str) -> dict[str, Any]:
+def origin_of(engine: "Engine", text: str) -> dict[str, Any]:
     """Model (every byte of its tensors), device, versions of program and tasks, the text."""
+    devices = [place.device for place in engine.places]
+    if len(devices) > 1:
+        devices.append(str(len(engine.places[-1].layers)))
+    if (kv := engine.places[-1].kv_device) != engine.places[-1].device:
+        devices.append(f"kv on {kv}")
     digest = hashlib.sha256()
     for name in sorted(engine.file.tensors):
         digest.update(name.encode())
@@ -115,7 +120,7 @@ def origin_of(engine: "Engine", device: str, text: str) -> dict[str, Any]:
     return {
         "model": engine.path.name,
         "digest": digest.hexdigest()[:16],
-        "device": device,
+        "device": " ".join(devices),
         "version": f"{tamis.__version__}/{GENERATION}",
         "text_digest": hashlib.sha256(text.encode()).hexdigest()[:16],
     }

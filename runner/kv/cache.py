@@ -78,24 +78,24 @@ class KVCache:
         self._table[: len(held)] = np.array(held, np.int32) * self._n_layer
         return True
 
-    def read(self, layer: int, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of a layer's keys and values, kv_row [n_tokens, n_head_kv] each."""
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
         view = self.view(layer)
-        return self._gather(view.k, n_tokens), self._gather(view.v, n_tokens)
+        return self._gather(view.k, n_tokens, page), self._gather(view.v, n_tokens, page)
 
-    def write(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Set keys and values of positions 0 .. len(k) - 1, as `read` gives them or of other types.
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on, as `read` gives them.
 
         Rows of another type are converted.
         """
         assert k.shape[:2] == v.shape[:2]
-        self.reserve(0, len(k))
+        self.reserve(page * PAGE, page * PAGE + len(k))
         view = self.view(layer)
         for pages, rows, type in zip((view.k, view.v), (k, v), self.types, strict=True):
             own = as_type(rows, type)
-            for page in range(-(-len(rows) // PAGE)):
-                part = own[page * PAGE : (page + 1) * PAGE]
-                pages[self._table[page], :, : len(part)] = part.swapaxes(0, 1)
+            for start in range(0, len(rows), PAGE):
+                part = own[start : start + PAGE]
+                pages[self._table[page + start // PAGE], :, : len(part)] = part.swapaxes(0, 1)
 
     def stops(self, _program: Program) -> list[int]:
         """The calls of a Program before which `bring` must be called: none."""
@@ -119,7 +119,6 @@ class KVCache:
         for slots, kept in zip(self._store.slots, pages, strict=True):
             slots[self._held[first // PAGE :]] = kept
 
-    def _gather(self, pages: np.ndarray, n_tokens: int) -> np.ndarray:
-        n_page = -(-n_tokens // PAGE)
-        rows = pages[self._table[:n_page]].swapaxes(1, 2)
-        return rows.reshape(n_page * PAGE, *rows.shape[2:])[:n_tokens].copy()
+    def _gather(self, pages: np.ndarray, n_tokens: int, page: int) -> np.ndarray:
+        rows = pages[self._table[page : -(-n_tokens // PAGE)]].swapaxes(1, 2)
+        return rows.reshape(-1, *rows.shape[2:])[: n_tokens - page * PAGE].copy()

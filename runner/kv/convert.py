@@ -11,8 +11,12 @@ def as_type(rows: np.ndarray, type: str) -> np.ndarray:
     """The rows as another type; quantised ones are at most half a float16 step off in float16."""
     if kv_type(rows) == type:
         return rows
-    numbers = as_float32(rows)
-    return numbers.astype(np.float16) if type == "f16" else quantised(numbers, type)
+    return as_rows(as_float32(rows), type)
+
+
+def as_rows(x: np.ndarray, type: str) -> np.ndarray:
+    """Numbers, float32 [.., head_dim], as rows of a type, rounded as ROPE_APPEND rounds them."""
+    return x.astype(np.float16) if type == "f16" else quantised(x, type)
 
 
 def as_float32(rows: np.ndarray) -> np.ndarray:
@@ -24,7 +28,7 @@ def as_float32(rows: np.ndarray) -> np.ndarray:
 
 
 def quantised(x: np.ndarray, type: str) -> np.ndarray:
-    """Numbers [.., head_dim] as rows of q8_0 or q4_0, as ROPE_APPEND rounds them."""
+    """Numbers [.., head_dim] as rows of q8_0 or q4_0."""
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, KV_BLOCK)
     d, q = (_q8_0 if type == "q8_0" else _q4_0)(blocks)
     rows = np.zeros(x.shape[:-1], kv_row(type, x.shape[-1]))

@@ -27,7 +27,7 @@ class PageStore:
     """
 
     def __init__(self, hp: HParams, types: KVTypes, n_slot: int) -> None:
-        self.types, self.n_layer = types, hp.n_layer
+        self.types, self.n_layer, self._n_slot = types, hp.n_layer, n_slot
         self.pool = PagePool(n_slot)
         shape = (n_slot * hp.n_layer, hp.n_head_kv, PAGE)
         self._maps, arrays = zip(
@@ -38,7 +38,7 @@ class PageStore:
     @property
     def slots(self) -> list[np.ndarray]:
         """Keys and values, kv_row [n_slot, n_layer, n_head_kv, PAGE]."""
-        return [x.reshape(-1, self.n_layer, *x.shape[1:]) for x in (self.k, self.v)]
+        return [x.reshape(self._n_slot, self.n_layer, *x.shape[1:]) for x in (self.k, self.v)]
 
     def copied(self, slot: int) -> int:
         """A slot of its own with the same contents. Raises OutOfPagesError."""
@@ -68,7 +68,7 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.n
     """Zeros in memory of its own that the kernel is asked to back with huge pages."""
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
-    memory = mmap.mmap(-1, size, flags=flags)
+    memory = mmap.mmap(-1, max(1, size), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory, np.ndarray(shape, dtype, memory)

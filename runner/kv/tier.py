@@ -125,37 +125,38 @@ class TieredKV:
         np.minimum(self._end, n_tokens, out=self._end)
         self._wanted.clear()
 
-    def read(self, layer: int, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of a layer's keys and values, kv_row [n_tokens, n_head_kv]. Raises KVFileError."""
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv].
+
+        Raises KVFileError.
+        """
         self._settle(wait=True, check=False)
         self._join()
-        n_page, found = -(-n_tokens // PAGE), []
+        n_page, found = -(-n_tokens // PAGE) - page, []
         for side in self._sides:
             pages = np.zeros((n_page, *side.frames.shape[1:]), side.frames.dtype)
             units = pages.view(np.uint8).reshape(n_page, -1, side.unit_bytes)
-            for page in range(n_page):
-                side.read_page(layer, page, units[page])
+            for i in range(n_page):
+                side.read_page(layer, page + i, units[i])
             rows = pages.swapaxes(1, 2)
-            found.append(rows.reshape(n_page * PAGE, *rows.shape[2:])[:n_tokens])
+            found.append(rows.reshape(n_page * PAGE, *rows.shape[2:])[: n_tokens - page * PAGE])
         return found[0], found[1]
-
-    def write(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Set keys and values of positions 0 .. len(k) - 1. Raises KVFileError."""
-        self._put(layer, 0, k, v)
 
     def pages_from(self, first: int) -> list[Any]:
         """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
-        start, n = first // PAGE * PAGE, int(self._end.max())
-        rows = [self.read(layer, n) for layer in range(self._hp.n_layer)]
-        return [(k[start:].copy(), v[start:].copy()) for k, v in rows]
+        n = int(self._end.max())
+        return [self.read(layer, n, first // PAGE) for layer in range(self._hp.n_layer)]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
         """Undo what was written since `pages_from(first)`."""
         for layer, (k, v) in enumerate(pages):
-            self._put(layer, first // PAGE, k, v)
+            self.write(layer, k, v, first // PAGE)
 
-    def _put(self, layer: int, page: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Write rows from the first one of a page on; a page that is not whole gets a frame."""
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on; what was after them is gone.
+
+        A page that is not whole gets a frame. Raises KVFileError.
+        """
         self._settle(wait=True, check=False)
         self._join()
         end = page * PAGE + len(k)
@@ -173,6 +174,7 @@ class TieredKV:
                     side.claim(layer, np.array([at]))
                     side.frames[side.table[layer, at], :, : part.shape[1]] = part
         self._end[layer] = end
+        self._wanted.clear()  # there may be fewer pages now than were asked for
 
     def forget_cached(self) -> None:
         """Let the system drop its copies of what is in the file: for measurements."""

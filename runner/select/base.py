@@ -87,6 +87,8 @@ class SelectorState:
     # Keys and values of frozen positions: the layer's own of the state they keep ("project"), the
     # layer's before ("reuse"); "" freezes nothing.
     freezing = ""
+    # Whether what a layer attends to depends on what others chose: all must be in one place.
+    sharing = False
     # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
     counters: tuple[np.ndarray, ...] = ()
     # Arrays that `phase` writes: a GPU is shown them before the step.
@@ -321,6 +323,7 @@ class _PerRoleState(SelectorState):
         self.freezing = for_prefill.freezing
         self.counters = (*for_prefill.counters, *for_decode.counters)
         self.planned = for_decode.planned
+        self.sharing = for_prefill.sharing or for_decode.sharing
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_prefill.prefill(rec, layer, q, kv)

@@ -81,6 +81,8 @@ def n_own(share: float, n: int) -> int:
 class _State(SelectorState):
     """The sets of every row, and whose each row takes."""
 
+    sharing = True
+
     def __init__(self, params: HShare, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params, p = params, params

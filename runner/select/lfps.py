@@ -66,8 +66,8 @@ class LFPS:
     renew: int = 8  # steps in which each bit is compared anew
 
     def __post_init__(self) -> None:
-        if self.a < 0 or not 0 <= self.r < 1 or not 0 < self.budget <= 1:
-            raise ValueError(f"{self}: expected a >= 0, 0 <= r < 1 and 0 < budget <= 1")
+        if self.a < 0 or not 0 < self.r < 1 or not 0 < self.budget <= 1:
+            raise ValueError(f"{self}: expected a >= 0, 0 < r < 1 and 0 < budget <= 1")
         if self.s < 1 or self.sink < 0 or self.local < 1:
             raise ValueError(f"{self}: expected s, local >= 1 and sink >= 0")
         if self.rows not in ROWS:
@@ -101,6 +101,7 @@ class _State(SelectorState):
         self._stats = np.zeros((n_layer, n_row, ops.LFPS_STATS_SIZE), np.float64)
         self._spread = np.zeros((n_layer, n_head), np.float64)
         self._meta = np.zeros((n_layer, n_row, len(ops.LFPS_META)), np.int64)
+        self.counters = (self._past_pos, self._meta)
         self._means = np.zeros((n_layer, shape.n_head_kv, 2, shape.head_dim), np.float32)
         # Used within a layer: one for all.
         self._scores = zeros((n_head, n_ctx), np.float32)

@@ -1,0 +1,73 @@
+"""The keys and values of one sequence whose layers are on several devices: a cache on each."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tamis.jit_kernels.types import PAGE, KVView
+from tamis.kv.cache import KVCache
+from tamis.kv.tier import TieredKV
+from tamis.kv.types import KVTypes
+
+Cache: TypeAlias = KVCache | TieredKV
+
+
+class PlacedKV:
+    """As KVCache, for what concerns the whole sequence; passes run over the caches themselves."""
+
+    def __init__(self, parts: Sequence[tuple[range, Cache]]) -> None:
+        """parts: layers and their cache, which counts them from 0."""
+        self._parts = list(parts)
+
+    @property
+    def types(self) -> KVTypes:
+        """The types that keys and values are kept in."""
+        return self._parts[0][1].types
+
+    @property
+    def tiered(self) -> TieredKV | None:
+        """The cache that has a file; None where there is none."""
+        return next((kv for _, kv in self._parts if isinstance(kv, TieredKV)), None)
+
+    def view(self, layer: int) -> KVView:
+        """What kernels see of a layer."""
+        kv, own = self._of(layer)
+        return kv.view(own)
+
+    def reserve(self, first: int, n_tokens: int) -> None:
+        """Make positions first .. n_tokens - 1 writable. Raises OutOfPagesError."""
+        for _, kv in self._parts:
+            kv.reserve(first, n_tokens)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Give back the pages that hold no position below n_tokens."""
+        for _, kv in self._parts:
+            kv.truncate(n_tokens)
+
+    def share(self, _other: object, _n_tokens: int) -> bool:
+        """False: no pages of a GPU are shared."""
+        return False
+
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        kv, own = self._of(layer)
+        return kv.read(own, n_tokens, page)
+
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on, converted where they differ."""
+        self.reserve(page * PAGE, page * PAGE + len(k))  # where no layer is, too
+        kv, own = self._of(layer)
+        kv.write(own, k, v, page)
+
+    def pages_from(self, first: int) -> list[Any]:
+        """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""
+        return [kv.pages_from(first) for _, kv in self._parts]
+
+    def put_back(self, first: int, pages: list[Any]) -> None:
+        """Undo what was written since `pages_from(first)`; the same pages must be held."""
+        for (_, kv), kept in zip(self._parts, pages, strict=True):
+            kv.put_back(first, kept)
+
+    def _of(self, layer: int) -> tuple[Cache, int]:
+        return next((kv, layer - own.start) for own, kv in self._parts if layer in own)
