@@ -4,6 +4,7 @@ Numba is imported only by the compile workers, never here.
 """
 
 import ctypes
+import itertools
 import os
 import threading
 import weakref
@@ -41,8 +42,11 @@ class KernelLibrary:
         with _llvm:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-            machine = llvm.Target.from_default_triple().create_target_machine()
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+            # JITLink gives the sections of an object one piece of memory. MCJIT asks for each
+            # apart: constants may land over 2 GiB from the code that reads them by 32-bit offsets.
+            self._jit = llvm.create_lljit_compiler(use_jit_link=True)
+        self._names = (f"kernels {i}" for i in itertools.count())
+        self._linked: list[llvm.ResourceTracker] = []  # code lives as long as these
         _libraries.add(self)
 
     def forget_load(self) -> None:
@@ -76,14 +80,15 @@ class KernelLibrary:
 
     def _map(self, code: dict[str, bytes]) -> None:
         """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
-        for data in code.values():
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        self._engine.finalize_object()
-        found = {symbol: self._engine.get_function_address(symbol) for symbol in code}
-        absent = [symbol for symbol, address in found.items() if not address]
-        if absent:
-            raise CompileError(f"object code does not define {', '.join(absent)}")
-        self._addresses |= found
+        builder = llvm.JITLibraryBuilder().add_current_process()
+        for symbol, data in code.items():
+            builder.add_object_img(data).export_symbol(symbol)
+        try:
+            linked = builder.link(self._jit, next(self._names))
+        except RuntimeError as error:
+            raise CompileError(f"object code cannot be linked: {error}") from error
+        self._linked.append(linked)
+        self._addresses |= {symbol: linked[symbol] for symbol in code}
 
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """The kernels among `specs` that would have to be compiled."""

@@ -1,6 +1,7 @@
 """The kernel library on disk and in the process: what is compiled, when, and what is trusted."""
 
 import ctypes
+import mmap
 import os
 import platform
 import shutil
@@ -329,6 +330,46 @@ def test_python_threads_load_at_once(own):
     for thread in threads:
         thread.join()
     check_gate(library)
+
+
+def leave_one_hole(size):
+    """Fill this process's address space near what is mapped, but for one hole of `size` bytes.
+
+    What does not fit into the hole is mapped more than 2 GiB from it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+    def reserve(size):  # nothing may read or write there, so it costs no memory
+        address = libc.mmap(None, size, 0, flags, -1, 0)
+        assert address != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        return address
+
+    def fill():  # the holes of all sizes between what is mapped; new maps then go below all
+        for step in (1 << bit for bit in range(36, 11, -1)):
+            lowest = reserve(1 << 36)
+            while reserve(step) > lowest:
+                pass
+
+    fill()
+    hole = reserve(size)
+    reserve(3 << 30)
+    fill()
+    libc.munmap(hole, size)
+
+
+@pytest.mark.parametrize("n_page", [1, 2])
+def test_code_and_its_constants_stay_together_in_a_crowded_process(root, n_page):
+    def child():
+        library = KernelLibrary(root)
+        leave_one_hole(n_page * mmap.PAGESIZE)
+        library.load([GATE])
+        check_gate(library)
+
+    fork_and_wait(child)
 
 
 # --- object files --------------------------------------------------------------------------------
