@@ -21,6 +21,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from tamis.formats.ggml_types import GGMLType, type_name
+from tamis.formats.strings import LENGTH, Strings
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -111,7 +112,7 @@ class TensorInfo:
 class GGUFFile:
     """A GGUF model file, or all parts of a split one; a context manager.
 
-    ``version`` is 2 or 3. ``metadata`` is read-only: str, int, float, bool, list of str (arrays of
+    ``version`` is 2 or 3. ``metadata`` is read-only: str, int, float, bool, Strings (arrays of
     strings), read-only ndarray (arrays of numbers); of a split file, the first part's. ``tensors``
     keeps the files' order.
 
@@ -415,7 +416,7 @@ def _read_value(cursor: _Cursor, type_id: int) -> Any:
     raise cursor.error(f"unknown value type {type_id}, expected 0 to 12", cursor.pos - 4)
 
 
-def _read_array(cursor: _Cursor) -> list[str] | np.ndarray:
+def _read_array(cursor: _Cursor) -> Strings | np.ndarray:
     at = cursor.pos
     type_id = cursor.scalar(_U32, "array item type")
     n = cursor.scalar(_U64, "array length")
@@ -440,27 +441,22 @@ def _read_array(cursor: _Cursor) -> list[str] | np.ndarray:
     return array
 
 
-def _read_strings(cursor: _Cursor, n: int) -> list[str]:
-    # A vocabulary has some 300,000 strings: this loop is most of the time to open a file, so the
+def _read_strings(cursor: _Cursor, n: int) -> Strings:
+    # A vocabulary has some 300,000 strings: this loop is much of the time to open a file, so the
     # bound that needs no message is left to unpack_from and the last one is checked at the end.
-    buffer, pos, length_at = cursor.buffer, cursor.pos, _U64.unpack_from
-    strings: list[str] = []
-    append = strings.append
+    buffer, pos, length_at = cursor.buffer, cursor.pos, LENGTH.unpack_from
+    starts = np.empty(n + 1, np.int64)
     try:
-        for _ in range(n):
+        for i in range(n):
             (length,) = length_at(buffer, pos)
             if length > MAX_STRING:
                 raise cursor.error(
-                    f"string {len(strings)} of the array has {length} bytes, at most {MAX_STRING}"
+                    f"string {i} of the array has {length} bytes, at most {MAX_STRING}"
                     " are accepted",
                     pos,
                 )
-            start = pos + 8
-            pos = start + length
-            try:
-                append(buffer[start:pos].decode())
-            except UnicodeDecodeError:
-                append(buffer[start:pos].decode(errors="surrogateescape"))
+            starts[i] = pos
+            pos += 8 + length
     except struct.error:
         pos = cursor.size + 1
     if pos > cursor.size:
@@ -468,8 +464,11 @@ def _read_strings(cursor: _Cursor, n: int) -> list[str]:
             f"the array of {n} strings runs past the end of the file ({cursor.size} bytes): an"
             " incomplete download or a damaged file"
         )
+    starts[n] = pos
+    starts += LENGTH.size - cursor.pos
+    data = cursor.buffer[cursor.pos : pos]
     cursor.pos = pos
-    return strings
+    return Strings(data, starts)
 
 
 def _alignment(part: _Part) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tamis.formats.strings import Strings
+
 if TYPE_CHECKING:
     from tamis.formats.gguf import GGUFFile
 
@@ -120,10 +122,10 @@ class Vocab:
 
     model: str
     pre: str
-    tokens: list[str]
+    tokens: Strings
     token_types: np.ndarray  # int32 [n_vocab]
     scores: np.ndarray | None  # float32 [n_vocab]
-    merges: list[str]
+    merges: Strings
     bos: int | None
     eos: int | None
     eot: int | None
@@ -154,10 +156,11 @@ class Vocab:
                 " are",
                 key="tokenizer.ggml.model",
             )
-        tokens = f.get("tokenizer.ggml.tokens", list)
+        tokens = f.get("tokenizer.ggml.tokens", Strings)
         if not tokens:
             raise f.error("the vocabulary is empty", key="tokenizer.ggml.tokens")
-        by_text = {text: i for i, text in enumerate(tokens) if text in _KNOWN_TEXTS}
+        found = {text: tokens.last(text) for text in _KNOWN_TEXTS}
+        by_text = {text: i for text, i in found.items() if i is not None}
         ids = _special_ids(f, by_text, n_vocab=len(tokens))
         fim = _fim_ids(f, by_text, n_vocab=len(tokens))
         types = _token_types(f, n_vocab=len(tokens))
@@ -169,7 +172,7 @@ class Vocab:
             tokens=tokens,
             token_types=types,
             scores=_scores(f, n_vocab=len(tokens)),
-            merges=f.get("tokenizer.ggml.merges", list) if model == "gpt2" else [],
+            merges=f.get("tokenizer.ggml.merges", Strings) if model == "gpt2" else Strings.of([]),
             fim=fim,
             eog=eog,
             add_bos=f.get("tokenizer.ggml.add_bos_token", bool, None),

@@ -1,10 +1,9 @@
 """The kernel library of this process: object files mapped to addresses, compiled where missing.
 
-Numba is imported only by the compile workers, never here.
+Numba and LLVM are imported only by the compile workers, never here.
 """
 
 import ctypes
-import itertools
 import os
 import threading
 import weakref
@@ -12,10 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
-
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.features import LEVELS, Features
+from tamis.jit_kernels.elf import Code, LinkError
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import open_folder, read_object, user_folder
 from tamis.jit_kernels.workers import Command, CompileError, Progress, compile_specs
@@ -39,14 +37,7 @@ class KernelLibrary:
         self._n_worker = n_worker
         self._addresses: dict[str, int] = {}
         self.forget_load()
-        with _llvm:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            # JITLink gives the sections of an object one piece of memory. MCJIT asks for each
-            # apart: constants may land over 2 GiB from the code that reads them by 32-bit offsets.
-            self._jit = llvm.create_lljit_compiler(use_jit_link=True)
-        self._names = (f"kernels {i}" for i in itertools.count())
-        self._linked: list[llvm.ResourceTracker] = []  # code lives as long as these
+        self._code: list[Code] = []
         _libraries.add(self)
 
     def forget_load(self) -> None:
@@ -69,8 +60,7 @@ class KernelLibrary:
             for symbol, data in code.items():
                 if data is None:
                     raise CompileError(f"the compiler wrote no usable object code for {symbol}")
-            with _llvm:
-                self._map({symbol: data for symbol, data in code.items() if data})
+            self._map({symbol: data for symbol, data in code.items() if data})
 
     def _command(self) -> Command:
         """The compiler of this library."""
@@ -80,15 +70,12 @@ class KernelLibrary:
 
     def _map(self, code: dict[str, bytes]) -> None:
         """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
-        builder = llvm.JITLibraryBuilder().add_current_process()
-        for symbol, data in code.items():
-            builder.add_object_img(data).export_symbol(symbol)
         try:
-            linked = builder.link(self._jit, next(self._names))
-        except RuntimeError as error:
+            mapped = Code(code)
+        except LinkError as error:
             raise CompileError(f"object code cannot be linked: {error}") from error
-        self._linked.append(linked)
-        self._addresses |= {symbol: linked[symbol] for symbol in code}
+        self._code.append(mapped)
+        self._addresses |= mapped.addresses
 
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """The kernels among `specs` that would have to be compiled."""
@@ -133,16 +120,12 @@ def shared() -> KernelLibrary:
     return _shared
 
 
-# Held while LLVM works, which takes milliseconds: a fork waits for it, so that no child inherits
-# LLVM's own locks taken. Compiling, which takes long, is under each library's lock instead.
-_llvm = threading.RLock()
 _libraries: "weakref.WeakSet[KernelLibrary]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    _llvm.release()
     for library in list(_libraries):
         library.forget_load()
 
 
-os.register_at_fork(before=_llvm.acquire, after_in_parent=_llvm.release, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -30,7 +30,7 @@ def fingerprint(level: Features | Target | None = None) -> str:
 
         words += [version("numba-cuda"), level.ptx]
     else:
-        words.extend(features.target(level))
+        words.append(features.identity(level))
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.py")):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")

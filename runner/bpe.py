@@ -1,5 +1,6 @@
 """Byte-level BPE: the words of a text, merged by rank."""
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
@@ -21,9 +22,10 @@ def byte_alphabet() -> list[str]:
 class BytePairEncoder:
     """Encodes text without special tokens; the vocabulary and the merges as the file has them."""
 
-    def __init__(self, tokens: list[str], merges: list[str], pre: str):
+    def __init__(self, tokens: Iterable[str], merges: Iterable[str], pre: str):
         self._pre = pre
         self._ids = {text: i for i, text in enumerate(tokens)}
+        merges = list(merges)
         # A merge is two parts with a space between, which no part has; the first of equals counts.
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
         self._whole_words = pre in pretokenize.IGNORES_MERGES

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tamis.formats.gguf import GGUFFile
+from tamis.formats.strings import Strings
 
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
 
@@ -146,7 +147,7 @@ class _Reader:
         value = self._file.metadata.get(name, default)
         if value is None:
             self._file.get(name, int)  # raises the error for a missing key
-        if isinstance(value, np.ndarray | list):
+        if isinstance(value, np.ndarray | Strings):
             # Some files give one value a layer; a model whose layers differ is not supported.
             if len(set(map(int, value))) != 1:
                 self._fail(key, "differs between layers, which is not supported")

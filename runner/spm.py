@@ -72,21 +72,25 @@ def _kinds(vocab: Vocab) -> list[int]:
 def _texts(vocab: Vocab) -> Iterator[tuple[bytes, int]]:
     """Text and type of the pieces: no text empty or twice, all UTF-8, as the library wants them."""
     control, normal, byte_kind = map(int, (TokenType.CONTROL, TokenType.NORMAL, TokenType.BYTE))
-    seen: set[str] = set()
-    for i, (token, kind) in enumerate(zip(vocab.tokens, _kinds(vocab), strict=True)):
-        byte = byte_of_token(token) if token.startswith("<0x") else None
+    seen: set[bytes] = set()
+    for i, (text, kind) in enumerate(zip(vocab.tokens.raws(), _kinds(vocab), strict=True)):
+        byte = byte_of_token(text.decode("latin-1")) if text.startswith(b"<0x") else None
         if byte is not None:
-            token, kind = f"<0x{byte:02X}>", byte_kind
+            text, kind = f"<0x{byte:02X}>".encode(), byte_kind
         elif kind == byte_kind:
             kind = normal
-        try:
-            text = token.encode()
-        except UnicodeEncodeError:
-            text = b""
-        if not text or token in seen or b"\0" in text:
+        if not text or text in seen or b"\0" in text or not _is_utf8(text):
             text, kind = f"\ue000unreachable {i}\ue000".encode(), control
-        seen.add(token)
+        seen.add(text)
         yield text, kind
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _model(vocab: Vocab) -> bytes:

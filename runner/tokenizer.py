@@ -104,7 +104,7 @@ class Tokenizer:
     def __init__(self, vocab: Vocab, encoder: BytePairEncoder | SentencePieceEncoder):
         self._vocab = vocab
         self._encoder = encoder
-        self._types = vocab.token_types.tolist()
+        self._types = vocab.token_types.astype(np.uint8).tobytes()
         self._bytes = {ord(letter): byte for byte, letter in enumerate(byte_alphabet())}
         spm = vocab.model == "llama"
         self._space_prefix = spm and vocab.add_space_prefix
@@ -122,10 +122,13 @@ class Tokenizer:
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
         """The tokens of these types by their text, of equal ones the last as in a lookup."""
         tokens = self._vocab.tokens
-        ids = set(np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist())
-        controls = {i for i, text in enumerate(tokens) if text == _READ_AS_CONTROL}
-        ids = ids | controls if TokenType.CONTROL in types else ids - controls
-        return {tokens[i]: i for i in sorted(ids) if tokens[i]}
+        ids = np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist()
+        texts = {text: i for i in ids if (text := tokens[i])}
+        texts.pop(_READ_AS_CONTROL, None)
+        control = tokens.last(_READ_AS_CONTROL)
+        if TokenType.CONTROL in types and control is not None:
+            texts[_READ_AS_CONTROL] = control
+        return texts
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False

@@ -304,7 +304,7 @@ backend = Backend(2)
 backend.run(backend.link(program))
 backend.close()
 assert np.allclose(y, x * x / (1 + np.exp(-x)) - 3 * x, atol=1e-5), y
-sys.exit("numba" in sys.modules)
+sys.exit("numba" in sys.modules or "llvmlite" in sys.modules)
 """
 
 
@@ -313,7 +313,7 @@ def start(cache):
     return subprocess.Popen([sys.executable, "-c", LOAD], env=env)
 
 
-def test_two_processes_compile_at_once_and_numba_stays_out_of_them(tmp_path):
+def test_two_processes_compile_at_once_and_the_compilers_stay_out_of_them(tmp_path):
     processes = [start(tmp_path) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     folder = open_folder(tmp_path / "tamis" / "kernels")

@@ -34,6 +34,7 @@ LAYERS = {
     "tamis.jit_kernels.cpu.*": 3,
     "tamis.jit_kernels.cuda.*": 3,
     "tamis.jit_kernels.cuda_backend": 3,
+    "tamis.jit_kernels.elf": 3,
     "tamis.jit_kernels.library": 3,
     "tamis.jit_kernels.ptx_library": 3,
     "tamis.jit_kernels.split_backend": 3,

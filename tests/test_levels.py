@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import test_kernels_attention as attention
@@ -192,8 +193,7 @@ def test_the_host_is_the_default(tmp_path):
 def test_a_level_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="level is 'sse9', expected one of generic, avx2"):
         KernelLibrary(tmp_path, level="sse9")
-    only = {"avx2": True, "fma": True, "f16c": True, "avx512f": False}
-    monkeypatch.setattr(features.llvm, "get_host_cpu_features", lambda: only)
+    monkeypatch.setattr(features, "_cpuinfo", lambda: {"flags": "fpu avx2 fma f16c"})
     with pytest.raises(ValueError, match=r"needs avxvnni, which .* highest level is avx2$"):
         KernelLibrary(tmp_path, level="avx2-vnni")
     assert not list(tmp_path.iterdir())
@@ -206,12 +206,25 @@ def test_a_level_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
         ("avx2", "generic"),
         ("avx2 fma f16c", "avx2"),
         ("avx2 fma f16c avx512f", "avx2"),
-        ("avx2 fma f16c avxvnni", "avx2-vnni"),
-        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avxvnni", "avx512"),
-        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512vnni", "avx512-vnni"),
+        ("avx2 fma f16c avx_vnni", "avx2-vnni"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx_vnni", "avx512"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512-vnni"),
     ],
 )
 def test_the_hosts_level_is_the_highest_whose_instructions_it_has(monkeypatch, found, level):
-    on = dict.fromkeys(found.split(), True)
-    monkeypatch.setattr(features.llvm, "get_host_cpu_features", lambda: {"sse2": True} | on)
+    monkeypatch.setattr(features, "_cpuinfo", lambda: {"flags": f"sse2 {found}"})
     assert features.host().name == level
+
+
+def test_linux_and_llvm_say_the_same_of_this_cpu():
+    found = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    for level in features.LEVELS.values():
+        assert features.missing(level) == [name for name in level.needs if name not in found]
+
+
+def test_another_cpu_has_a_folder_of_its_own(monkeypatch):
+    cpu = features._cpuinfo()
+    here, lower = fingerprint(), fingerprint(features.LEVELS["generic"])
+    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"model": "another"})
+    assert fingerprint() != here
+    assert fingerprint(features.LEVELS["generic"]) == lower

@@ -11,6 +11,7 @@ from pace import within
 from tamis import pretokenize
 from tamis.bpe import BytePairEncoder, byte_alphabet
 from tamis.formats.gguf import GGUFFile
+from tamis.formats.strings import Strings
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
@@ -31,10 +32,10 @@ def make_vocab(model, tokens, *, merges=(), scores=None, **changes):
     }
     return Vocab(
         model=model,
-        tokens=[text for text, _ in tokens],
+        tokens=Strings.of(text for text, _ in tokens),
         token_types=np.array([kind for _, kind in tokens], np.int32),
         scores=None if scores is None else np.array(scores, np.float32),
-        merges=list(merges),
+        merges=Strings.of(merges),
         **(ids | fields | changes),
     )
 

@@ -87,6 +87,10 @@ def _table(tensors: list[Any], every: bool) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
+    from tamis.formats.strings import Strings
+
+    if isinstance(value, Strings):
+        return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
