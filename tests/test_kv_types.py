@@ -109,6 +109,7 @@ def test_a_session_is_saved_truncated_and_loaded(engine, types, tmp_path):
     session.prefill(ids[71:])
     session.truncate(70)
     np.testing.assert_array_equal(session.decode(int(ids[70])), expected)
+    session.truncate(70)
     other = engine.session(n_ctx=128, type_k=types[0], type_v=types[1])
     other.load(tmp_path / "s")
     np.testing.assert_array_equal(other.decode(int(ids[70])), expected)
@@ -116,11 +117,17 @@ def test_a_session_is_saved_truncated_and_loaded(engine, types, tmp_path):
     other.truncate(70)
     copy.copy(other)
     np.testing.assert_array_equal(copy.decode(int(ids[70])), expected)
-    # Into another type: converted, and nearly the same; the new token's own are not rounded.
+    # Into another type: converted, and nearly the same; the new token's own are not rounded. Of
+    # random text some token in twenty is far off with 4 bits.
     wide = engine.session(n_ctx=128)
     wide.load(tmp_path / "s")
-    share = 0.2 if "q4_0" in types else 0.05
-    assert golden_data.rms(wide.decode(int(ids[70])) - expected) < share * expected.std()
+    errors = []
+    for token in map(int, ids[70:]):
+        expected = session.decode(token)
+        errors.append(golden_data.rms(wide.decode(token) - expected) / expected.std())
+        for each in (session, wide):
+            each.truncate(70)
+    assert np.median(errors) < (0.2 if "q4_0" in types else 0.02)
 
 
 @pytest.mark.model
