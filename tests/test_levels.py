@@ -228,3 +228,11 @@ def test_another_cpu_has_a_folder_of_its_own(monkeypatch):
     monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"model": "another"})
     assert fingerprint() != here
     assert fingerprint(features.LEVELS["generic"]) == lower
+    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"vendor_id": "another"})
+    assert fingerprint(features.LEVELS["generic"]) != lower
+
+
+@pytest.mark.parametrize(("vendor", "cache"), [("AuthenticAMD", 2), ("GenuineIntel", 3)])
+def test_memory_is_asked_into_the_cache_that_waits_for_most(monkeypatch, vendor, cache):
+    monkeypatch.setattr(features, "_cpuinfo", lambda: {"vendor_id": vendor})
+    assert features.reads_ahead()[0] == cache

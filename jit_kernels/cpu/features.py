@@ -70,12 +70,23 @@ def target(level: Features) -> tuple[str, str]:
     return "x86-64", ",".join(f"+{name}" for name in level.needs)
 
 
+def reads_ahead() -> tuple[int, int]:
+    """Where kernels ask for what they will read in sequence: cache (3: first, 2: second), bytes.
+
+    The bytes are how far ahead of their use. AMD's first-level caches wait for too few lines at
+    once: 24 on Zen 4, which at 100 ns are 15 GB/s of 30. There the second level is asked, from
+    further away: on two threads products with weights in strips are 1.1 to 1.5 times as fast,
+    attention to 4096 keys 1.6 times.
+    """
+    return (2, 8192) if _cpuinfo().get("vendor_id") == "AuthenticAMD" else (3, 2048)
+
+
 def identity(level: Features) -> str:
-    """What tells one `target` of a level from another."""
-    if level != host():
-        return " ".join(target(level))
-    names = ("vendor_id", "cpu family", "model", "stepping", "flags")
-    return " ".join(_cpuinfo().get(name, "") for name in names)
+    """What code of a level depends on beside its sources: `target` and `reads_ahead`."""
+    of_any = ("vendor_id",)
+    of_host = (*of_any, "cpu family", "model", "stepping", "flags")
+    found = [_cpuinfo().get(name, "") for name in (of_host if level == host() else of_any)]
+    return " ".join(found if level == host() else [*found, *target(level)])
 
 
 def current() -> Features:

@@ -12,9 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import models, register_model
 
-from tamis.jit_kernels.cpu.intrinsic import FLOAT, I8, I16, I32, I64, call, pointer
+from tamis.jit_kernels.cpu.intrinsic import FLOAT, I8, I16, I32, I64, pointer
 from tamis.jit_kernels.cpu.simd import (
     LANES,
+    ask_for,
     const,
     dotted_i16,
     dotted_u8,
@@ -235,10 +236,9 @@ def load_half_spaced(b, p, stride, n):
 @vector_op(lambda starts, _n: types.void if _counts(_n) else None)
 def prefetch_each(b, starts, n_bytes):
     """Ask for the cache lines of n_bytes after each address."""
-    hints = [ir.Constant(I32, n) for n in (0, 3, 1)]  # read, keep in all caches, data
     for start in unpacked(b, starts):
         for at in spaced(b, start, 64, -(-n_bytes // 64)):
-            call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, at, I8), *hints])
+            ask_for(b, at)
 
 
 @vector_op(_written)

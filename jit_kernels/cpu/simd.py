@@ -223,11 +223,16 @@ store_low_bytes_x8, store_low_bytes_x16 = (_store_low(v, 8, "bytes") for v in (i
 store_low_words_x8, store_low_words_x16 = (_store_low(v, 16, "words") for v in (i32x8, i32x16))
 
 
+def ask_for(b: Any, p: Any) -> None:
+    """Emit a request for the cache line at p, into the cache that features.reads_ahead names."""
+    hints = [ir.Constant(I32, n) for n in (0, features.reads_ahead()[0], 1)]  # read, cache, data
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, p, I8), *hints])
+
+
 @op(void, int64)
 def prefetch(b, p):
     """Ask for the cache line at p; any address is allowed."""
-    hints = [ir.Constant(I32, n) for n in (0, 3, 1)]  # read, keep in all caches, data
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, p, I8), *hints])
+    ask_for(b, p)
 
 
 # ---- the same in all lanes -----------------------------------------------------------------------

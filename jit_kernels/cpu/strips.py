@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.decode import IQ4_VALUES
 from tamis.jit_kernels.cpu.simd import (
     CPU,
@@ -58,7 +59,7 @@ from tamis.jit_kernels.cpu.words import (
 from tamis.jit_kernels.ops import STRIP, strip_block
 
 PLANES, CHUNK = 128, 64  # bytes and elements of a chunk of gemv's planes
-AHEAD = 2048  # bytes that weights are asked for ahead of their use
+AHEAD = features.reads_ahead()[1]  # bytes that weights are asked for ahead of their use
 f32 = np.float32
 HALVES = 2 * STRIP  # bytes of a float16 of each row
 VECTOR = 4 * STRIP  # bytes of a vector of values
