@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -47,9 +48,8 @@ def compile_specs(
 
     Raises CompileError; what was compiled before stays in the folder.
     """
-    n_worker = min(n_worker, len(specs))
-    shares = [specs[i::n_worker] for i in range(n_worker)]
-    workers = [_Worker(command, share) for share in shares]
+    waiting = deque(specs)  # whichever worker is free takes the next
+    workers = [_Worker(command, waiting) for _ in range(min(n_worker, len(specs)))]
     try:
         done = -1
         while any(worker.running for worker in workers):
@@ -84,7 +84,7 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
 class _Worker:
     """One compile process; `finished` grows by a symbol a kernel."""
 
-    def __init__(self, command: Command, specs: list[KernelSpec]) -> None:
+    def __init__(self, command: Command, waiting: deque[KernelSpec]) -> None:
         self.finished: list[str] = []
         self._folder = command.folder
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
@@ -98,20 +98,25 @@ class _Worker:
             # Ctrl-C in the terminal is for the parent, which stops its workers itself.
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, args=(specs,), daemon=True)
+        self._reader = threading.Thread(target=self._feed, args=(waiting,), daemon=True)
         self._reader.start()
 
-    def _read(self, specs: list[KernelSpec]) -> None:
+    def _feed(self, waiting: deque[KernelSpec]) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # A worker that died early closes the pipe: check() tells why it died.
-        with contextlib.suppress(BrokenPipeError):
-            for spec in specs:
+        # A worker that died closes the pipe: check() tells why it died.
+        with contextlib.suppress(BrokenPipeError, IndexError):
+            while True:
+                spec = waiting.popleft()
                 self._process.stdin.write(json.dumps([spec.op.name, spec.constants]) + "\n")
+                self._process.stdin.flush()
+                symbol = self._process.stdout.readline()
+                if not symbol:
+                    return
+                self.finished.append(symbol.strip())
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.close()
-        for line in self._process.stdout:
-            self.finished.append(line.strip())
 
     @property
     def running(self) -> bool:
