@@ -761,13 +761,18 @@ STRIP = 16  # rows of weights that ARRANGE puts side by side
 # The ggml types that ARRANGE has, by the name that MATMUL knows a matrix in strips by.
 STRIP_TYPES = {
     f"{type}x{STRIP}": type
-    for type in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
+    for type in (
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    )
 }
+# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two.
+_GROWTH = {"MXFP4": 1, "Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
 
 
 def strip_block(type: str) -> int:
-    """Bytes of a row's part of a block in a strip: the type's own, with 6-bit scales made bytes."""
-    return GGMLType[type].type_size + (4 if type in ("Q4_K", "Q5_K") else 0)
+    """Bytes of a row's part of a block in a strip."""
+    return GGMLType[type].type_size + _GROWTH.get(type, 0)
 
 
 def strip_bytes(type: str, n_out: int, n_in: int) -> int:

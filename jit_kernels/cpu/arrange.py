@@ -4,7 +4,13 @@ from typing import Any
 
 from numba import njit
 
-from tamis.jit_kernels.cpu.decode import _minimum_k, _scale_k, row_bytes_of
+from tamis.jit_kernels.cpu.decode import (
+    _minimum_k,
+    _scale_iq4_xs,
+    _scale_k,
+    _scale_q3_k,
+    row_bytes_of,
+)
 from tamis.jit_kernels.cpu.intrinsic import (
     load_u8,
     load_u16,
@@ -28,7 +34,14 @@ from tamis.jit_kernels.cpu.strips import (
     SIX_HIGH,
     SIX_LOW,
     SIX_SCALES,
+    THREE_HIGH,
+    THREE_LOW,
+    THREE_SCALES,
+    TWO_SCALES,
+    TWO_VALUES,
     VECTOR,
+    XS_SCALES,
+    XS_VALUES,
 )
 from tamis.jit_kernels.cpu.words import store_low_nibbles
 from tamis.jit_kernels.ops import STRIP, strip_block
@@ -81,6 +94,55 @@ def of_32(n_half: int, with_bits: bool, put_values: Any) -> Any:
 
 
 @njit(error_model="numpy")
+def put_bytes(block, apart, to, n):
+    """Of each row n bytes, sixteen rows side by side."""
+    for r in range(STRIP):
+        for i in range(n):
+            store_u8(to + STRIP * i + r, load_u8(block + apart * r + i))
+
+
+@njit(error_model="numpy")
+def put_mxfp4(block, apart, to):
+    """A block of MXFP4: its exponent e as the bfloat16 2^(e - 128), a subnormal one where e < 2."""
+    for r in range(STRIP):
+        e = load_u8(block + apart * r)
+        store_i16(to + 2 * r, (e - 1) << 7 if e >= 2 else 0x20 << e)
+    four_words(block + 1, apart, to + HALVES)
+
+
+@njit(error_model="numpy")
+def put_q2_k(block, apart, to):
+    """A block of Q2_K."""
+    put_halves(block + 80, apart, to)
+    put_halves(block + 82, apart, to + HALVES)
+    put_bytes(block, apart, to + TWO_SCALES, 16)
+    sixteen_words(block + 16, apart, to + TWO_VALUES)
+
+
+@njit(error_model="numpy")
+def put_q3_k(block, apart, to):
+    """A block of Q3_K."""
+    put_halves(block + 108, apart, to)
+    for r in range(STRIP):
+        for i in range(16):
+            scale = _scale_q3_k(block + apart * r + 96, i)
+            store_u8(to + THREE_SCALES + STRIP * i + r, scale)
+    sixteen_words(block + 32, apart, to + THREE_LOW)
+    eight_words(block, apart, to + THREE_HIGH)
+
+
+@njit(error_model="numpy")
+def put_iq4_xs(block, apart, to):
+    """A block of IQ4_XS."""
+    put_halves(block, apart, to)
+    for r in range(STRIP):
+        for i in range(8):
+            store_u8(to + XS_SCALES + STRIP * i + r, _scale_iq4_xs(block + apart * r, i))
+    for i in range(2):
+        sixteen_words(block + 8 + 64 * i, apart, to + XS_VALUES + 16 * VECTOR * i)
+
+
+@njit(error_model="numpy")
 def put_k_scales(block, apart, to):
     """The scales and minima of Q4_K and Q5_K, a byte each."""
     for i in range(2):
@@ -121,9 +183,7 @@ def put_q5_k(block, apart, to):
 def put_q6_k(block, apart, to):
     """A block of Q6_K."""
     put_halves(block + 208, apart, to)
-    for r in range(STRIP):
-        for i in range(16):
-            store_u8(to + SIX_SCALES + STRIP * i + r, load_u8(block + apart * r + 192 + i))
+    put_bytes(block + 192, apart, to + SIX_SCALES, 16)
     for i in range(2):
         sixteen_words(block + 64 * i, apart, to + SIX_LOW + 16 * VECTOR * i)
     sixteen_words(block + 128, apart, to + SIX_HIGH)
@@ -136,9 +196,13 @@ PUT = {
     "Q5_1": of_32(2, True, four_words),
     "Q8_0": of_32(1, False, eight_words),
     "IQ4_NL": of_32(1, False, four_words),
+    "MXFP4": put_mxfp4,
+    "Q2_K": put_q2_k,
+    "Q3_K": put_q3_k,
     "Q4_K": put_q4_k,
     "Q5_K": put_q5_k,
     "Q6_K": put_q6_k,
+    "IQ4_XS": put_iq4_xs,
 }
 
 

@@ -204,13 +204,19 @@ def decode_iq4_nl(p, n, out):
         p, out = p + 18, out + 128
 
 
+@njit
+def _scale_iq4_xs(p, part):
+    """The scale of 32 values: 4 low bits in bytes 4-7, 2 high bits in bytes 2-3; minus 32."""
+    low = (load_u8(p + 4 + part // 2) >> (4 * (part % 2))) & 15
+    return (low | ((load_u16(p + 2) >> (2 * part)) & 3) << 4) - 32
+
+
 def decode_iq4_xs(p, n, out):
     """Blocks of 256: d, 16 + 32 bits of 6-bit scales of 32 values each, nibbles as IQ4_NL."""
     for _ in range(n // 256):
-        d, highs = load_f16(p), load_u16(p + 2)
+        d = load_f16(p)
         for part in range(8):
-            low = (load_u8(p + 4 + part // 2) >> (4 * (part % 2))) & 15
-            dl = d * f32((low | ((highs >> (2 * part)) & 3) << 4) - 32)
+            dl = d * f32(_scale_iq4_xs(p, part))
             for j in range(16):
                 q = load_u8(p + 8 + 16 * part + j)
                 store_f32(out + 128 * part + 4 * j, dl * IQ4_VALUES[q & 15])

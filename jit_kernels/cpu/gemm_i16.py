@@ -35,26 +35,31 @@ from tamis.jit_kernels.cpu.simd import (
     hsum,
     load_f,
     load_f16x16,
+    load_f32x16,
     round_i32,
+    shift_left,
     splat_f,
+    splat_f32x16,
+    splat_i32x16,
     store_f32x16,
+    store_i32x16,
     store_low_words,
     to_f32,
     vabs,
     vmax,
     zero_f,
 )
-from tamis.jit_kernels.cpu.strips import OF_TYPE, six_scales
+from tamis.jit_kernels.cpu.strips import OF_TYPE, decoder_of, six_scales
 from tamis.jit_kernels.cpu.words import shorts, signed_shorts, store_shorts, times_words
 from tamis.jit_kernels.ops import STRIP, strip_block
 
-X_ROW = 2 * DEPTH
+X_ROW, ROW_OF_STRIP = 2 * DEPTH, 4 * STRIP
 X_SCALES, X_SUMS = MR * X_ROW, MR * X_ROW + 64  # where a block's are
 SCALES, MINIMA = DEPTH // 2 * WORD_ROW, (DEPTH // 2 + 1) * WORD_ROW  # where a panel's are
 BLOCK, PANEL = X_SUMS + 64, MINIMA + WORD_ROW  # bytes
 LARGEST = np.float32(8191)
 assert DEPTH * 8191 * 8191 < 2**31
-ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+ZERO, ONE, HALF, TINY = np.float32(0), np.float32(1), np.float32(0.5), np.float32(1e-30)
 
 
 @njit(error_model="numpy")
@@ -111,7 +116,8 @@ def pack_panel(rows, panel):
 def strip_writer(type: str) -> Any:
     """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
 
-    They are elements k .. k + DEPTH of a strip, which are whole numbers as they are.
+    They are elements k .. k + DEPTH of a strip, which are whole numbers as they are; spare: 2560
+    bytes.
     """
     block, unit, values, scales, zero, signed = OF_TYPE[type]
     strip_size, minima, middle = STRIP * strip_block(type), zero is None, zero or 0
@@ -134,7 +140,27 @@ def strip_writer(type: str) -> Any:
             words = times_words(shorts(values(at, i + half), middle), six_scales(at, i + half))
             store_shorts(panel + WORD_ROW * 8 * half + 4 * first, WORD_ROW, words)
 
-    return write if unit == DEPTH else write_scaled
+    decode = decoder_of(type)
+
+    @njit(error_model="numpy")
+    def write_rounded(strip, k, panel, first, spare):
+        """Two minima in DEPTH elements: floats, rounded as `shorten` does, a row a lane."""
+        decode(strip, k, spare, spare + DEPTH * ROW_OF_STRIP)
+        top = splat_f32x16(ZERO)
+        for j in range(DEPTH):
+            top = vmax(vabs(load_f32x16(spare + ROW_OF_STRIP * j)), top)
+        factor = splat_f32x16(LARGEST) / vmax(top, splat_f32x16(TINY))
+        store_f32x16(panel + SCALES + 4 * first, top * splat_f32x16(ONE / LARGEST))
+        store_f32x16(panel + MINIMA + 4 * first, splat_f32x16(ZERO))
+        for j in range(0, DEPTH, 2):
+            low = round_i32(load_f32x16(spare + ROW_OF_STRIP * j) * factor)
+            high = round_i32(load_f32x16(spare + ROW_OF_STRIP * (j + 1)) * factor)
+            words = (low & splat_i32x16(0xFFFF)) | shift_left(high, 16)
+            store_i32x16(panel + WORD_ROW * (j // 2) + 4 * first, words)
+
+    if unit == DEPTH:
+        return write
+    return write_rounded if minima else write_scaled
 
 
 def tile_of(minima: bool) -> Any:

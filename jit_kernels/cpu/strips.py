@@ -17,10 +17,11 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.cpu import features
-from tamis.jit_kernels.cpu.decode import IQ4_VALUES
+from tamis.jit_kernels.cpu.decode import FP4_VALUES, IQ4_VALUES
 from tamis.jit_kernels.cpu.simd import (
     CPU,
     fma,
+    load_bf16x16,
     load_f16x16,
     load_i8x16,
     load_i32x16,
@@ -29,6 +30,7 @@ from tamis.jit_kernels.cpu.simd import (
     shift_right,
     shift_right_signed,
     splat_f32x16,
+    splat_i32x16,
     store_f32x16,
     to_f32,
     widen,
@@ -128,6 +130,7 @@ def eight_bit(block, i):
 
 
 iq4 = looked_up([int(v) for v in IQ4_VALUES])
+fp4 = looked_up([int(v) for v in FP4_VALUES])
 
 
 @njit
@@ -136,7 +139,30 @@ def iq4_nl(block, i):
     return iq4(nibbles_at(block + HALVES))
 
 
+@njit
+def powers_of_two(block, i):
+    """The scales of MXFP4, as bfloat16."""
+    d = load_bf16x16(block)
+    return d, d * splat_f32x16(f32(0))
+
+
+@njit
+def mxfp4(block, i):
+    """The values of MXFP4."""
+    return fp4(nibbles_at(block + HALVES))
+
+
 # ---- blocks of 256 -------------------------------------------------------------------------------
+# Q2_K: d, dmin, bytes [16, 16] of a scale (low nibble) and a minimum, then pairs of bits
+# [2, 8, 16, 4]. Q3_K: d, bytes [16, 16] of scales, pairs of bits [2, 8, 16, 4], third bits
+# [8, 16, 4]. IQ4_XS: d, bytes [8, 16] of scales, then nibbles [8, 4, 16, 4].
+TWO_SCALES = 2 * HALVES
+TWO_VALUES = TWO_SCALES + 16 * STRIP
+THREE_SCALES = HALVES
+THREE_LOW = THREE_SCALES + 16 * STRIP
+THREE_HIGH = THREE_LOW + 16 * VECTOR
+XS_SCALES = HALVES
+XS_VALUES = XS_SCALES + 8 * STRIP
 # Q4_K and Q5_K: d, dmin, then bytes [8, 16] of scales and of minima. Fifth bits: uint64 [8, 8], a
 # row of them for each 32 elements. Nibbles: bytes [4, 8, 16, 4], low ones before high ones.
 K_SCALES, K_MINIMA = 2 * HALVES, 2 * HALVES + 8 * STRIP
@@ -174,9 +200,58 @@ def q5_k(block, i):
 
 
 @njit
+def pairs_at(at, i):
+    """The pairs of bits of 16 elements: of 128, four times 32 that take them by turns."""
+    return field(
+        load_bytes(at + 8 * VECTOR * (i // 8) + 4 * VECTOR * (i % 2), 4), i % 8 // 2 * 2, 3
+    )
+
+
+@njit
+def q2_k_scales(block, i):
+    """D * scale and -dmin * minimum."""
+    x = widen_unsigned(widen_unsigned(load_i8x16(block + TWO_SCALES + STRIP * i)))
+    d = load_f16x16(block) * to_f32(x & splat_i32x16(15))
+    return d, load_f16x16(block + HALVES) * to_f32(shift_right(x, 4)) * splat_f32x16(f32(-1))
+
+
+@njit
+def q2_k(block, i):
+    """The values of Q2_K."""
+    return pairs_at(block + TWO_VALUES, i)
+
+
+@njit
 def six_scales(block, i):
-    """Scales of Q6_K as whole numbers."""
+    """Scales of Q3_K and Q6_K as whole numbers: signed bytes after d."""
     return widen(widen(load_i8x16(block + SIX_SCALES + STRIP * i)))
+
+
+@njit
+def q3_k_scales(block, i):
+    """D times a scale, and -4 times that."""
+    d = load_f16x16(block) * to_f32(six_scales(block, i))
+    return d, d * splat_f32x16(f32(-4))
+
+
+@njit
+def q3_k(block, i):
+    """The values of Q3_K."""
+    third = field(load_bytes(block + THREE_HIGH + 4 * VECTOR * (i % 2), 4), i // 2, 1)
+    return both(pairs_at(block + THREE_LOW, i), raised(third, 2))
+
+
+@njit
+def iq4_xs_scales(block, i):
+    """D times a scale."""
+    d = load_f16x16(block) * to_f32(widen(widen(load_i8x16(block + XS_SCALES + STRIP * i))))
+    return d, d * splat_f32x16(f32(0))
+
+
+@njit
+def iq4_xs(block, i):
+    """The values of IQ4_XS."""
+    return iq4(nibbles_at(block + XS_VALUES + 4 * VECTOR * i))
 
 
 @njit
@@ -203,9 +278,13 @@ OF_TYPE = {
     "Q5_1": Strips(32, 32, five_bit(2 * HALVES), from_minimum, None),
     "Q8_0": Strips(32, 32, eight_bit, *around(0), signed=True),
     "IQ4_NL": Strips(32, 32, iq4_nl, *around(0), signed=True),
+    "MXFP4": Strips(32, 32, mxfp4, powers_of_two, 0, signed=True),
+    "Q2_K": Strips(256, 16, q2_k, q2_k_scales, None),
+    "Q3_K": Strips(256, 16, q3_k, q3_k_scales, 4),
     "Q4_K": Strips(256, 32, q4_k, k_scales, None),
     "Q5_K": Strips(256, 32, q5_k, k_scales, None),
     "Q6_K": Strips(256, 16, q6_k, q6_k_scales, 32),
+    "IQ4_XS": Strips(256, 32, iq4_xs, iq4_xs_scales, 0, signed=True),
 }
 
 
