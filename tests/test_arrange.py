@@ -73,11 +73,11 @@ def test_a_model_gives_the_same_logits_from_strips(spec, tmp_path, monkeypatch):
 
 def test_what_has_no_strips_stays_as_it_is():
     given = [
-        matrix("Q4_0", 32, 128), matrix("F16", 32, 128), matrix("Q2_K", 32, 256),
+        matrix("Q4_0", 32, 128), matrix("F16", 32, 128), matrix("BF16", 32, 256),
         matrix("Q4_0", 40, 128), matrix("Q4_0", 32, 96), matrix("Q4_K", 16, 256),
     ]  # fmt: skip
     found, program = in_strips(given, Scripted())
-    assert [w.type for w in found] == ["Q4_0x16", "F16", "Q2_K", "Q4_0", "Q4_0", "Q4_Kx16"]
+    assert [w.type for w in found] == ["Q4_0x16", "F16", "BF16", "Q4_0", "Q4_0", "Q4_Kx16"]
     assert [w.data.nbytes for w in found[::5]] == [32 * 4 * 18, 16 * 148]
     assert len(program) == 2
     assert all(a is b for a, b in zip(found[1:5], given[1:5], strict=True))
