@@ -32,6 +32,7 @@ TYPES = "F16,BF16,Q8_0,Q6_K,Q5_K,Q5_1,Q5_0,Q4_K,Q4_1,Q4_0,IQ4_XS,IQ4_NL,MXFP4,Q3
 N_IN, N_WEIGHT = 2048, 128 << 20
 PAUSE = 0.05  # seconds between turns, for the other's threads to fall asleep
 N_RUN = 4  # products of a turn
+WORK = 1 << 30  # bytes of address space: each run of ggml takes some of it
 
 
 class _InitParams(ctypes.Structure):
@@ -76,7 +77,7 @@ class GgmlProduct:
         n_in = len(x)
         n_out = w.nbytes * type_.block_size // type_.type_size // n_in
         self._ggml = ggml
-        self._context = ggml.init(_InitParams(w.nbytes + (64 << 20), None, False))
+        self._context = ggml.init(_InitParams(w.nbytes + WORK, None, False))
         weights = ggml.tensor(self._context, int(type_), n_in, n_out)
         source = ggml.tensor(self._context, int(GGMLType.F32), n_in, 1)
         ctypes.memmove(ggml.data(weights), w.ctypes.data, w.nbytes)

@@ -34,7 +34,7 @@ from tamis.jit_kernels.cpu.strips import (
     SIX_HIGH,
     SIX_LOW,
     SIX_SCALES,
-    THREE_HIGH,
+    THREE_BITS,
     THREE_LOW,
     THREE_SCALES,
     TWO_SCALES,
@@ -120,18 +120,6 @@ def put_q2_k(block, apart, to):
 
 
 @njit(error_model="numpy")
-def put_q3_k(block, apart, to):
-    """A block of Q3_K."""
-    put_halves(block + 108, apart, to)
-    for r in range(STRIP):
-        for i in range(16):
-            scale = _scale_q3_k(block + apart * r + 96, i)
-            store_u8(to + THREE_SCALES + STRIP * i + r, scale)
-    sixteen_words(block + 32, apart, to + THREE_LOW)
-    eight_words(block, apart, to + THREE_HIGH)
-
-
-@njit(error_model="numpy")
 def put_iq4_xs(block, apart, to):
     """A block of IQ4_XS."""
     put_halves(block, apart, to)
@@ -163,18 +151,36 @@ def put_q4_k(block, apart, to):
 
 
 @njit(error_model="numpy")
-def put_q5_k(block, apart, to):
-    """A block of Q5_K: bit i of its byte j is element j's of the 32 from 32 * i on."""
-    put_k_scales(block, apart, to)
-    values = to + K_VALUES + 512
-    eight_words(block + 16, apart, values)
+def put_top_bits(block, apart, to, spare):
+    """32 bytes of each row: bit i of byte j is element j's of the 32 from 32 * i on."""
+    eight_words(block, apart, spare)
     for j in range(8):
-        bits = load_i32x16(values + VECTOR * j)
+        bits = load_i32x16(spare + VECTOR * j)
         for i in range(8):
             ones = bits & splat_i32x16(0x01010101)
             nibble = (ones | shift_right(ones, 7)) | (shift_right(ones, 14) | shift_right(ones, 21))
-            store_low_nibbles(to + K_VALUES + 64 * i + 8 * j, nibble)
+            store_low_nibbles(to + 64 * i + 8 * j, nibble)
             bits = shift_right(bits, 1)
+
+
+@njit(error_model="numpy")
+def put_q3_k(block, apart, to):
+    """A block of Q3_K."""
+    put_halves(block + 108, apart, to)
+    for r in range(STRIP):
+        for i in range(16):
+            scale = _scale_q3_k(block + apart * r + 96, i)
+            store_u8(to + THREE_SCALES + STRIP * i + r, scale)
+    put_top_bits(block, apart, to + THREE_BITS, to + THREE_LOW)
+    sixteen_words(block + 32, apart, to + THREE_LOW)
+
+
+@njit(error_model="numpy")
+def put_q5_k(block, apart, to):
+    """A block of Q5_K."""
+    put_k_scales(block, apart, to)
+    values = to + K_VALUES + 512
+    put_top_bits(block + 16, apart, to + K_VALUES, values)
     for i in range(2):
         sixteen_words(block + 48 + 64 * i, apart, values + 16 * VECTOR * i)
 

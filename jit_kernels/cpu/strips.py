@@ -154,13 +154,14 @@ def mxfp4(block, i):
 
 # ---- blocks of 256 -------------------------------------------------------------------------------
 # Q2_K: d, dmin, bytes [16, 16] of a scale (low nibble) and a minimum, then pairs of bits
-# [2, 8, 16, 4]. Q3_K: d, bytes [16, 16] of scales, pairs of bits [2, 8, 16, 4], third bits
-# [8, 16, 4]. IQ4_XS: d, bytes [8, 16] of scales, then nibbles [8, 4, 16, 4].
+# [2, 8, 16, 4]. Q3_K: d, bytes [16, 16] of scales, third bits uint64 [8, 8], a row of them for each
+# 32 elements, pairs of bits [2, 8, 16, 4]. IQ4_XS: d, bytes [8, 16] of scales, then nibbles
+# [8, 4, 16, 4].
 TWO_SCALES = 2 * HALVES
 TWO_VALUES = TWO_SCALES + 16 * STRIP
 THREE_SCALES = HALVES
-THREE_LOW = THREE_SCALES + 16 * STRIP
-THREE_HIGH = THREE_LOW + 16 * VECTOR
+THREE_BITS = THREE_SCALES + 16 * STRIP
+THREE_LOW = THREE_BITS + 512
 XS_SCALES = HALVES
 XS_VALUES = XS_SCALES + 8 * STRIP
 # Q4_K and Q5_K: d, dmin, then bytes [8, 16] of scales and of minima. Fifth bits: uint64 [8, 8], a
@@ -237,8 +238,7 @@ def q3_k_scales(block, i):
 @njit
 def q3_k(block, i):
     """The values of Q3_K."""
-    third = field(load_bytes(block + THREE_HIGH + 4 * VECTOR * (i % 2), 4), i // 2, 1)
-    return both(pairs_at(block + THREE_LOW, i), raised(third, 2))
+    return with_bits(pairs_at(block + THREE_LOW, i), block + THREE_BITS + 32 * i, 4)
 
 
 @njit
