@@ -59,20 +59,20 @@ class Strings(Sequence[str]):
             yield data[start : begin - LENGTH.size]
             start = begin
 
-    def last(self, text: str) -> int | None:
-        """The last index of a text, None where there is none; the others are not decoded."""
-        raw = text.encode("utf-8", "surrogateescape")
-        wanted, end = LENGTH.pack(len(raw)) + raw, len(self._data)
-        while (at := self._data.rfind(wanted, 0, end)) >= 0:
-            start = at + LENGTH.size
-            index = int(np.searchsorted(self._starts, start))
-            if self._starts[index] == start:
-                return index
-            end = at + len(wanted) - 1
-        return None
+    def places(self, texts: Iterable[str]) -> dict[str, int]:
+        """The last index of each text that is there; what begins otherwise is not looked at."""
+        wanted = {text.encode("utf-8", "surrogateescape"): text for text in texts}
+        sizes = np.diff(self._starts) - LENGTH.size
+        # An empty string's first byte is another's, or past the end of all.
+        at = np.minimum(self._starts[:-1], max(0, len(self._data) - 1))
+        first = np.frombuffer(self._data or b"\0", np.uint8)[at]
+        like = np.isin(first, [raw[0] for raw in wanted if raw])
+        like = like & (sizes > 0) | (sizes == 0) & (b"" in wanted)
+        found = ((i, self.raw(i)) for i in np.flatnonzero(like).tolist())
+        return {wanted[raw]: i for i, raw in found if raw in wanted}
 
     def __contains__(self, text: object) -> bool:
-        return isinstance(text, str) and self.last(text) is not None
+        return isinstance(text, str) and text in self.places([text])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list | Strings) and list(self) == list(other)

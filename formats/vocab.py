@@ -159,8 +159,7 @@ class Vocab:
         tokens = f.get("tokenizer.ggml.tokens", Strings)
         if not tokens:
             raise f.error("the vocabulary is empty", key="tokenizer.ggml.tokens")
-        found = {text: tokens.last(text) for text in _KNOWN_TEXTS}
-        by_text = {text: i for text, i in found.items() if i is not None}
+        by_text = tokens.places(_KNOWN_TEXTS)
         ids = _special_ids(f, by_text, n_vocab=len(tokens))
         fim = _fim_ids(f, by_text, n_vocab=len(tokens))
         types = _token_types(f, n_vocab=len(tokens))

@@ -125,9 +125,8 @@ class Tokenizer:
         ids = np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist()
         texts = {text: i for i in ids if (text := tokens[i])}
         texts.pop(_READ_AS_CONTROL, None)
-        control = tokens.last(_READ_AS_CONTROL)
-        if TokenType.CONTROL in types and control is not None:
-            texts[_READ_AS_CONTROL] = control
+        if TokenType.CONTROL in types:
+            texts |= tokens.places([_READ_AS_CONTROL])
         return texts
 
     def encode(

@@ -22,18 +22,18 @@ def test_they_are_a_list(texts):
     assert list(strings.raws()) == raws == [strings.raw(i) for i in range(len(texts))]
 
 
-@given(TEXTS, st.text(st.sampled_from("ab\0é日\udce6"), max_size=4))
-def test_a_text_is_found_where_a_list_has_it_last(texts, text):
+@given(TEXTS, TEXTS)
+def test_texts_are_found_where_a_list_has_them_last(texts, wanted):
     strings = Strings.of(texts)
-    found = [i for i, other in enumerate(texts) if other == text]
-    assert strings.last(text) == (found[-1] if found else None)
-    assert (text in strings) == bool(found)
+    last = {text: i for i, text in enumerate(texts)}
+    assert strings.places(wanted) == {text: last[text] for text in wanted if text in last}
+    assert all((text in strings) == (text in last) for text in wanted)
 
 
 def test_a_text_within_a_string_is_not_one():
     inner = (LENGTH.pack(1) + b"a").decode()
-    assert Strings.of([inner]).last("a") is None
-    assert Strings.of(["a", inner, "b"]).last("a") == 0
+    assert Strings.of([inner]).places(["a"]) == {}
+    assert Strings.of(["a", inner, "b"]).places(["a"]) == {"a": 0}
 
 
 def test_an_index_outside_is_an_error():

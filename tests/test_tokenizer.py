@@ -117,7 +117,7 @@ def test_whole_words_are_tokens_only_where_merges_are_ignored():
 def test_a_long_run_of_one_letter_is_not_quadratic():
     tokens = ["a" * 2**k for k in range(8)]
     merges = [f"{'a' * 2**k} {'a' * 2**k}" for k in range(7)]
-    encoder = BytePairEncoder(tokens, merges, "gpt-2")
+    encoder = BytePairEncoder(Strings.of(tokens), Strings.of(merges), "gpt-2")
     with within(3):
         assert encoder.encode("a" * 102400) == [7] * 800
 
