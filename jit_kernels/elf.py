@@ -140,35 +140,38 @@ def _function(name: str) -> int:
     for library in (None, "libm.so.6"):
         with contextlib.suppress(AttributeError):
             function = getattr(ctypes.CDLL(library), name)
-            return ctypes.cast(function, ctypes.c_void_p).value or 0
+            if address := ctypes.cast(function, ctypes.c_void_p).value:
+                return address
     raise LinkError(f"the C library has no function {name}")
 
 
-class Code:
-    """Kernels in memory, which must live as long as they may be called."""
+def load_code(objects: Mapping[str, bytes]) -> dict[str, int]:
+    """Load object files by the symbol that each must define; the addresses of these functions.
 
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
-        """Load object files by the symbol that each must define.
-
-        The files come from a compiler and are whole: what is checked is whether they need more than
-        there is here. Raises LinkError, also where a file lacks its symbol; OSError where memory
-        may not be made executable.
-        """
-        placed: dict[str, _Object] = {}
-        end = 0
-        for symbol, code in objects.items():
-            placed[symbol] = _Object(code, end)
-            end = placed[symbol].end
-        self._memory = mmap.mmap(-1, max(1, end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.addresses: dict[str, int] = {}
-        for symbol, file in placed.items():
-            public = file.public()
-            if symbol not in public:
-                raise LinkError(f"{symbol}: the object file does not define it")
-            file.write(self._memory, base)
-            self.addresses[symbol] = base + public[symbol]
-        _protect(base, len(self._memory), mmap.PROT_READ | mmap.PROT_EXEC)
+    They stay until the process ends: a thread may be in one while the interpreter goes down. The
+    files come from a compiler and are whole: what is checked is whether they need more than there
+    is here. Raises LinkError, also where a file lacks its symbol; OSError where memory may not be
+    made executable.
+    """
+    placed: dict[str, _Object] = {}
+    end = 0
+    for symbol, code in objects.items():
+        placed[symbol] = _Object(code, end)
+        end = placed[symbol].end
+    if not placed:
+        return {}
+    memory = mmap.mmap(-1, end, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    addresses = {}
+    for symbol, file in placed.items():
+        public = file.public()
+        if symbol not in public:
+            raise LinkError(f"{symbol}: the object file does not define it")
+        file.write(memory, base)
+        addresses[symbol] = base + public[symbol]
+    _protect(base, len(memory), mmap.PROT_READ | mmap.PROT_EXEC)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return addresses
 
 
 def _protect(address: int, size: int, protection: int) -> None:

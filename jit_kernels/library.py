@@ -13,7 +13,7 @@ from typing import Any
 
 from tamis.jit_kernels.cpu import features
 from tamis.jit_kernels.cpu.features import LEVELS, Features
-from tamis.jit_kernels.elf import Code, LinkError
+from tamis.jit_kernels.elf import LinkError, load_code
 from tamis.jit_kernels.program import KernelSpec
 from tamis.jit_kernels.store import open_folder, read_object, user_folder
 from tamis.jit_kernels.workers import Command, CompileError, Progress, compile_specs
@@ -37,7 +37,6 @@ class KernelLibrary:
         self._n_worker = n_worker
         self._addresses: dict[str, int] = {}
         self.forget_load()
-        self._code: list[Code] = []
         _libraries.add(self)
 
     def forget_load(self) -> None:
@@ -71,11 +70,9 @@ class KernelLibrary:
     def _map(self, code: dict[str, bytes]) -> None:
         """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
         try:
-            mapped = Code(code)
+            self._addresses |= load_code(code)
         except LinkError as error:
             raise CompileError(f"object code cannot be linked: {error}") from error
-        self._code.append(mapped)
-        self._addresses |= mapped.addresses
 
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """The kernels among `specs` that would have to be compiled."""

@@ -6,7 +6,7 @@ import math
 import llvmlite.binding as llvm
 import pytest
 
-from tamis.jit_kernels.elf import Code, LinkError
+from tamis.jit_kernels.elf import LinkError, load_code
 
 SINE = """
 declare double @sin(double)
@@ -38,14 +38,14 @@ def called(address, x):
 @pytest.mark.parametrize(("codemodel", "reloc"), [("small", "pic"), ("large", "static")])
 def test_constants_and_functions_of_the_c_library_are_reached(codemodel, reloc):
     factors = {f"f{i}": 1.5 + i for i in range(40)}
-    code = Code(
+    code = load_code(
         {
             name: compiled(SINE.format(name=name, factor=factor), codemodel, reloc)
             for name, factor in factors.items()
         }
     )
     for name, factor in factors.items():
-        assert called(code.addresses[name], 0.3) == factor * math.sin(0.3)
+        assert called(code[name], 0.3) == factor * math.sin(0.3)
 
 
 def test_a_part_may_call_another_and_only_the_named_one_is_found():
@@ -60,14 +60,14 @@ def test_a_part_may_call_another_and_only_the_named_one_is_found():
       store double %y, ptr %x
       ret void
     }"""
-    code = Code({"whole": compiled(text)})
-    assert list(code.addresses) == ["whole"]
-    assert called(code.addresses["whole"], 3.0) == 7.5
+    code = load_code({"whole": compiled(text)})
+    assert list(code) == ["whole"]
+    assert called(code["whole"], 3.0) == 7.5
 
 
 def test_what_is_loaded_can_be_run_and_not_written():
-    code = Code({"f": compiled(SINE.format(name="f", factor=2.5))})
-    address = code.addresses["f"]
+    code = load_code({"f": compiled(SINE.format(name="f", factor=2.5))})
+    address = code["f"]
     with open("/proc/self/maps") as maps:
         for line in maps:
             start, end = (int(x, 16) for x in line.split()[0].split("-"))
@@ -96,11 +96,11 @@ def test_what_is_loaded_can_be_run_and_not_written():
 )
 def test_code_that_needs_more_is_refused(text, message):
     with pytest.raises(LinkError, match=message):
-        Code({"f": compiled(text)})
+        load_code({"f": compiled(text)})
 
 
 def test_other_files_are_refused():
     with pytest.raises(LinkError, match="not an object file"):
-        Code({"f": b"MZ" + bytes(100)})
+        load_code({"f": b"MZ" + bytes(100)})
     with open("/proc/self/exe", "rb") as program, pytest.raises(LinkError, match="not an object"):
-        Code({"f": program.read()})
+        load_code({"f": program.read()})
