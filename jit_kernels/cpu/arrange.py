@@ -31,16 +31,14 @@ from tamis.jit_kernels.cpu.strips import (
     K_SCALES,
     K_VALUES,
     OF_TYPE,
+    SIGNED_SCALES,
     SIX_HIGH,
     SIX_LOW,
-    SIX_SCALES,
     THREE_BITS,
     THREE_LOW,
-    THREE_SCALES,
     TWO_SCALES,
     TWO_VALUES,
     VECTOR,
-    XS_SCALES,
     XS_VALUES,
 )
 from tamis.jit_kernels.cpu.words import store_low_nibbles
@@ -125,7 +123,7 @@ def put_iq4_xs(block, apart, to):
     put_halves(block, apart, to)
     for r in range(STRIP):
         for i in range(8):
-            store_u8(to + XS_SCALES + STRIP * i + r, _scale_iq4_xs(block + apart * r, i))
+            store_u8(to + SIGNED_SCALES + STRIP * i + r, _scale_iq4_xs(block + apart * r, i))
     for i in range(2):
         sixteen_words(block + 8 + 64 * i, apart, to + XS_VALUES + 16 * VECTOR * i)
 
@@ -170,7 +168,7 @@ def put_q3_k(block, apart, to):
     for r in range(STRIP):
         for i in range(16):
             scale = _scale_q3_k(block + apart * r + 96, i)
-            store_u8(to + THREE_SCALES + STRIP * i + r, scale)
+            store_u8(to + SIGNED_SCALES + STRIP * i + r, scale)
     put_top_bits(block, apart, to + THREE_BITS, to + THREE_LOW)
     sixteen_words(block + 32, apart, to + THREE_LOW)
 
@@ -189,7 +187,7 @@ def put_q5_k(block, apart, to):
 def put_q6_k(block, apart, to):
     """A block of Q6_K."""
     put_halves(block + 208, apart, to)
-    put_bytes(block + 192, apart, to + SIX_SCALES, 16)
+    put_bytes(block + 192, apart, to + SIGNED_SCALES, 16)
     for i in range(2):
         sixteen_words(block + 64 * i, apart, to + SIX_LOW + 16 * VECTOR * i)
     sixteen_words(block + 128, apart, to + SIX_HIGH)

@@ -83,10 +83,10 @@ def reads_ahead() -> tuple[int, int]:
 
 def identity(level: Features) -> str:
     """What code of a level depends on beside its sources: `target` and `reads_ahead`."""
-    of_any = ("vendor_id",)
-    of_host = (*of_any, "cpu family", "model", "stepping", "flags")
-    found = [_cpuinfo().get(name, "") for name in (of_host if level == host() else of_any)]
-    return " ".join(found if level == host() else [*found, *target(level)])
+    if level != host():
+        return " ".join([_cpuinfo().get("vendor_id", ""), *target(level)])
+    names = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    return " ".join(_cpuinfo().get(name, "") for name in names)
 
 
 def current() -> Features:

@@ -49,7 +49,7 @@ from tamis.jit_kernels.cpu.simd import (
     vmax,
     zero_f,
 )
-from tamis.jit_kernels.cpu.strips import OF_TYPE, decoder_of, six_scales
+from tamis.jit_kernels.cpu.strips import OF_TYPE, decoder_of, signed_bytes
 from tamis.jit_kernels.cpu.words import shorts, signed_shorts, store_shorts, times_words
 from tamis.jit_kernels.ops import STRIP, strip_block
 
@@ -137,7 +137,7 @@ def strip_writer(type: str) -> Any:
         at, i = strip + k // block * strip_size, k % block // unit
         store_f32x16(panel + SCALES + 4 * first, load_f16x16(at))
         for half in range(2):
-            words = times_words(shorts(values(at, i + half), middle), six_scales(at, i + half))
+            words = times_words(shorts(values(at, i + half), middle), signed_bytes(at, i + half))
             store_shorts(panel + WORD_ROW * 8 * half + 4 * first, WORD_ROW, words)
 
     decode = decoder_of(type)

@@ -78,13 +78,13 @@ class Strips(NamedTuple):
     signed: bool = False  # whether values are
 
 
-def around(zero: int) -> tuple[Any, int]:
-    """The scales of blocks of 32 that begin with d alone, and their zero."""
+def around(zero: int, load: Any = load_f16x16) -> tuple[Any, int]:
+    """The scales of blocks of 32 that begin with d alone, as `load` reads it, and their zero."""
     factor = f32(-zero)
 
     @njit
     def scales(block, i):
-        d = load_f16x16(block)
+        d = load(block)
         return d, d * splat_f32x16(factor)
 
     return scales, zero
@@ -140,13 +140,6 @@ def iq4_nl(block, i):
 
 
 @njit
-def powers_of_two(block, i):
-    """The scales of MXFP4, as bfloat16."""
-    d = load_bf16x16(block)
-    return d, d * splat_f32x16(f32(0))
-
-
-@njit
 def mxfp4(block, i):
     """The values of MXFP4."""
     return fp4(nibbles_at(block + HALVES))
@@ -159,17 +152,16 @@ def mxfp4(block, i):
 # [8, 4, 16, 4].
 TWO_SCALES = 2 * HALVES
 TWO_VALUES = TWO_SCALES + 16 * STRIP
-THREE_SCALES = HALVES
-THREE_BITS = THREE_SCALES + 16 * STRIP
+SIGNED_SCALES = HALVES
+THREE_BITS = SIGNED_SCALES + 16 * STRIP
 THREE_LOW = THREE_BITS + 512
-XS_SCALES = HALVES
-XS_VALUES = XS_SCALES + 8 * STRIP
+XS_VALUES = SIGNED_SCALES + 8 * STRIP
 # Q4_K and Q5_K: d, dmin, then bytes [8, 16] of scales and of minima. Fifth bits: uint64 [8, 8], a
 # row of them for each 32 elements. Nibbles: bytes [4, 8, 16, 4], low ones before high ones.
 K_SCALES, K_MINIMA = 2 * HALVES, 2 * HALVES + 8 * STRIP
 K_VALUES = K_MINIMA + 8 * STRIP
 # Q6_K: d, bytes [16, 16] of scales, nibbles [2, 16, 16, 4] and the two bits above [2, 8, 16, 4].
-SIX_SCALES, SIX_LOW = HALVES, HALVES + 16 * STRIP
+SIX_LOW = SIGNED_SCALES + 16 * STRIP
 SIX_HIGH = SIX_LOW + 128 * STRIP
 
 
@@ -223,16 +215,21 @@ def q2_k(block, i):
 
 
 @njit
-def six_scales(block, i):
-    """Scales of Q3_K and Q6_K as whole numbers: signed bytes after d."""
-    return widen(widen(load_i8x16(block + SIX_SCALES + STRIP * i)))
+def signed_bytes(block, i):
+    """The scales after d of Q3_K, Q6_K and IQ4_XS, as whole numbers."""
+    return widen(widen(load_i8x16(block + SIGNED_SCALES + STRIP * i)))
 
 
-@njit
-def q3_k_scales(block, i):
-    """D times a scale, and -4 times that."""
-    d = load_f16x16(block) * to_f32(six_scales(block, i))
-    return d, d * splat_f32x16(f32(-4))
+def around_signed(zero: int) -> tuple[Any, int]:
+    """The scales of blocks that begin with d and signed bytes, d times one each; their zero."""
+    factor = f32(-zero)
+
+    @njit
+    def scales(block, i):
+        d = load_f16x16(block) * to_f32(signed_bytes(block, i))
+        return d, d * splat_f32x16(factor)
+
+    return scales, zero
 
 
 @njit
@@ -242,23 +239,9 @@ def q3_k(block, i):
 
 
 @njit
-def iq4_xs_scales(block, i):
-    """D times a scale."""
-    d = load_f16x16(block) * to_f32(widen(widen(load_i8x16(block + XS_SCALES + STRIP * i))))
-    return d, d * splat_f32x16(f32(0))
-
-
-@njit
 def iq4_xs(block, i):
     """The values of IQ4_XS."""
     return iq4(nibbles_at(block + XS_VALUES + 4 * VECTOR * i))
-
-
-@njit
-def q6_k_scales(block, i):
-    """D times a scale, and -32 times that."""
-    d = load_f16x16(block) * to_f32(six_scales(block, i))
-    return d, d * splat_f32x16(f32(-32))
 
 
 @njit
@@ -278,13 +261,13 @@ OF_TYPE = {
     "Q5_1": Strips(32, 32, five_bit(2 * HALVES), from_minimum, None),
     "Q8_0": Strips(32, 32, eight_bit, *around(0), signed=True),
     "IQ4_NL": Strips(32, 32, iq4_nl, *around(0), signed=True),
-    "MXFP4": Strips(32, 32, mxfp4, powers_of_two, 0, signed=True),
+    "MXFP4": Strips(32, 32, mxfp4, *around(0, load_bf16x16), signed=True),
     "Q2_K": Strips(256, 16, q2_k, q2_k_scales, None),
-    "Q3_K": Strips(256, 16, q3_k, q3_k_scales, 4),
+    "Q3_K": Strips(256, 16, q3_k, *around_signed(4)),
     "Q4_K": Strips(256, 32, q4_k, k_scales, None),
     "Q5_K": Strips(256, 32, q5_k, k_scales, None),
-    "Q6_K": Strips(256, 16, q6_k, q6_k_scales, 32),
-    "IQ4_XS": Strips(256, 32, iq4_xs, iq4_xs_scales, 0, signed=True),
+    "Q6_K": Strips(256, 16, q6_k, *around_signed(32)),
+    "IQ4_XS": Strips(256, 32, iq4_xs, *around_signed(0), signed=True),
 }
 
 
