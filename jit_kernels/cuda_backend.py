@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tamis.jit_kernels.cuda.driver import Buffer, Device, Graph
-from tamis.jit_kernels.cuda.scratch import FEW_ROWS, matmul_scratch
+from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, matmul_scratch
 from tamis.jit_kernels.ops import MATMUL
 from tamis.jit_kernels.program import Call, KernelSpec, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
@@ -120,7 +120,7 @@ class CudaProgram:
             if name.endswith("_f"):
                 fields.append(float(value))
             elif name == "scratch":
-                fields.append(self._scratch.address if self._scratch else 0)
+                fields.append(self._scratch.address + TURNS)
             else:
                 mirror = self._mirrors.get(int(value))
                 fields.append(int(value) if mirror is None else mirror.at(int(value)))
@@ -211,10 +211,10 @@ class CudaBackend:
         root = _root(array)
         return self._mirrors.get((root.ctypes.data, root.nbytes))
 
-    def scratch(self, n_bytes: int) -> Buffer | None:
-        """Memory that any kernel may use while it runs: kernels run one after another."""
-        if n_bytes and (self._scratch is None or self._scratch.n_bytes < n_bytes):
-            self._scratch = self.device.allocate(n_bytes)
+    def scratch(self, n_bytes: int) -> Buffer:
+        """TURNS bytes of counters, and memory that any kernel may use while it runs, one a time."""
+        if self._scratch is None or self._scratch.n_bytes < TURNS + n_bytes:
+            self._scratch = self.device.allocate(TURNS + n_bytes)
         return self._scratch
 
     def free_bytes(self, n_weight: int = 0, /) -> int:

@@ -159,7 +159,8 @@ ROPE_APPEND = _op(
 # [r * group, (r + 1) * group), all of KV head r * group // heads_per_kv. Position j takes part for
 # a query at p where p - window < j <= p (window 0: no lower end). The work of one row is cut in
 # n_split parts; where n_split > 1, out and lse are left to ATTEND_MERGE and partial f32
-# [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser.
+# [n_tok, n_head, n_split, head_dim + 2] holds each part's sum, maximum and normaliser. Where a
+# GPU's row is one query and has an out, the block that ends it joins the parts at once.
 # A head that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
 # Query t is row step.row + stride * t of q, at position pos + stride * t; out and lse have row t.
 # scratch: n_thread * attend_scratch(group, head_dim) bytes; q_block is at most MAX_Q_BLOCK.
@@ -171,8 +172,11 @@ ATTEND = _op(
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
-# Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above.
-ATTEND_MERGE = _op("attend", "attend_merge", "head_dim", "step partial out lse n_head n_split")
+# Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above. q_block is
+# ATTEND's: for 1, a GPU has nothing left to do.
+ATTEND_MERGE = _op(
+    "attend", "attend_merge", "head_dim q_block", "step partial out lse n_head n_split"
+)
 
 # One query token's attention checked against dense attention over every position that the layer's
 # window allows: report f64 [n_head, len(AUDIT)]. given f32 [n_head, head_dim] is the method's

@@ -115,7 +115,7 @@ def _record_merge(rec: Recording, rows: Rows, partial: np.ndarray, split: int) -
     _, n_head, head_dim = rows.out.shape
     rec.program.add(
         ops.ATTEND_MERGE,
-        (head_dim,),
+        (head_dim, rows.sel.q_block),
         step=rows.step,
         partial=partial,
         out=rows.out,

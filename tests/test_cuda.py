@@ -48,7 +48,7 @@ MEANT = {
         "mbarrier|x4.trans",
         "cp.async",
     ],
-    KernelSpec(ops.ATTEND_MERGE, (64,)): ["ex2.approx"],
+    KernelSpec(ops.ATTEND_MERGE, (64, 16)): ["ex2.approx"],
     KernelSpec(ops.AUDIT_HEADS, (64, *F16)): ["ld.global.nc.v4", "ex2.approx", "sqrt.rn.f64"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
     KernelSpec(ops.LOGIT_PARTS, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],

@@ -9,7 +9,7 @@ import pytest
 
 from tamis.jit_kernels import cuda_backend, ops
 from tamis.jit_kernels.cuda.driver import Function
-from tamis.jit_kernels.cuda.scratch import matmul_scratch
+from tamis.jit_kernels.cuda.scratch import TURNS, matmul_scratch
 from tamis.jit_kernels.cuda.target import TARGETS
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.program import Program
@@ -158,7 +158,7 @@ def test_memory_goes_with_the_program_and_weights_stay(backend):
         del linked, program
         gc.collect()
     assert copied < w.nbytes  # the second time they were there
-    kept = w.nbytes + cuda_backend.ALIGNMENT + matmul_scratch(64, 64)
+    kept = w.nbytes + cuda_backend.ALIGNMENT + TURNS + matmul_scratch(64, 64)
     assert backend.device.held == kept
     backend.close()
     gc.collect()

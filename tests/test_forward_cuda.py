@@ -118,7 +118,7 @@ def test_layers_on_both_devices_write_the_cpus_text(n_gpu_layers, options, tmp_p
         (1, {"attn": "dense"}),
         (-1, {"attn": "lfps:s=8,sink=2,local=8,budget=0.1"}),
         (3, {"attn": "lfps:s=8,sink=2,local=8,budget=0.1"}),
-        (-1, {"attn": "hshare:budget=24"}),  # no GPU has its ops
+        (-1, {"attn": "hshare:budget=24,sink=4,recent=8"}),  # no GPU has its ops
         (-1, {"prefill": "cpe:s=0,phi=1,sink=4,psi=0.3"}),
     ],
 )

@@ -70,7 +70,7 @@ KERNELS = [
     *((ops.ROPE_APPEND, (*SHAPE_Q8[:2], *types)) for types in TYPES),
     *{(ops.ATTEND, (h.head_dim, h.group, h.q_block, *F16)) for h in HEADS},
     *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h, t in KINDS_Q8),
-    *{(ops.ATTEND_MERGE, (h.head_dim,)) for h in (*HEADS, *HEADS_Q8)},
+    *{(ops.ATTEND_MERGE, (h.head_dim, 16)) for h in (*HEADS, *HEADS_Q8)},
 ]
 
 
@@ -345,7 +345,7 @@ def check_attend(case, with_lse):
         ):  # fmt: skip
             check(merged(found["partial"]), expected, heads, case.types)
         for joined in runs(
-            ops.ATTEND_MERGE, (heads.head_dim,), out=out, step=step_of(case.n_tok, case.pos),
+            ops.ATTEND_MERGE, (heads.head_dim, 16), out=out, step=step_of(case.n_tok, case.pos),
             partial=found["partial"], n_head=heads.n_head, n_split=n_split, absent=absent,
         ):  # fmt: skip
             check(joined, expected, heads, case.types)

@@ -17,7 +17,7 @@ import test_kernels_quest
 import test_kernels_select
 import test_kernels_tactic
 import test_kernels_weights
-from guarded import on_gpu
+from guarded import on_gpu, runs
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda.driver import CudaError
@@ -93,3 +93,21 @@ def test_blocks_of_threads_take_many_rows_one_after_the_other(gpu):
     case = test_kernels_attention.new_case(heads, 1500, 100, 64, window=700, weighted=False)
     with on_gpu(gpu), np.errstate(all="ignore"):
         test_kernels_attention.check_attend(case, with_lse=True)
+
+
+@pytest.mark.parametrize("n_split", [2, 17, 40])
+@pytest.mark.parametrize("n_tok", [1, 5])
+def test_the_last_block_of_a_row_joins_its_parts(gpu, n_tok, n_split):
+    for heads in (h for h in test_kernels_attention.HEADS if h.q_block == 1):
+        case = test_kernels_attention.new_case(heads, n_tok, 300, 16, window=0, weighted=True)
+        expected = test_kernels_attention.attention(case)
+        out, lse = (test_kernels_attention.unwritten(*x.shape) for x in expected)
+        partial = test_kernels_attention.unwritten(n_tok, heads.n_head, n_split, heads.head_dim + 2)
+        constants = (heads.head_dim, heads.group, 1, *case.types)
+        with on_gpu(gpu), np.errstate(all="ignore"):
+            for found in runs(
+                ops.ATTEND, constants, out={"out": out, "lse": lse, "partial": partial},
+                scratch=0, n_split=n_split, **case.fields(),
+            ):  # fmt: skip
+                test_kernels_attention.check(found, expected, heads)
+                assert np.isfinite(found["partial"]).all()

@@ -45,7 +45,7 @@ SPECS = [
     KernelSpec(ops.ROPE_APPEND, (80, 0, *attention.F16)),
     KernelSpec(ops.ROPE_APPEND, (64, 1, *attention.F16)),
     KernelSpec(ops.ATTEND, (HEADS.head_dim, HEADS.group, HEADS.q_block, *attention.F16)),
-    KernelSpec(ops.ATTEND_MERGE, (HEADS.head_dim,)),
+    KernelSpec(ops.ATTEND_MERGE, (HEADS.head_dim, 16)),
     KernelSpec(ops.ROPE_APPEND, (*attention.SHAPE_Q8[:2], *Q8_0)),
     *(KernelSpec(ops.ATTEND, (h.head_dim, h.group, h.q_block, *Q8_0)) for h in HEADS_Q8),
 ]

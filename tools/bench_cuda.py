@@ -161,8 +161,8 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
     )  # fmt: skip
     if split > 1:
         program.add(
-            ops.ATTEND_MERGE, (HEAD_DIM,), step=step, partial=partial, out=out, lse=None,
-            n_head=N_HEAD, n_split=split,
+            ops.ATTEND_MERGE, (HEAD_DIM, sel.q_block), step=step, partial=partial, out=out,
+            lse=None, n_head=N_HEAD, n_split=split,
         )  # fmt: skip
 
 

@@ -281,8 +281,8 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     return kernel
 
 
-def attend_merge(head_dim: int) -> Any:
-    """Kernel of ATTEND_MERGE: threads take heads in turn."""
+def attend_merge(head_dim: int, q_block: int) -> Any:
+    """Kernel of ATTEND_MERGE, the same for all q_block: threads take heads in turn."""
     row_size, part_size = 4 * head_dim, 4 * head_dim + 8
 
     @njit(error_model="numpy")

@@ -74,8 +74,13 @@ def weighed(x, highs, top):
     return total
 
 
-def attend_merge(head_dim: int) -> list[Launch]:
-    """Kernel of ATTEND_MERGE: blocks take heads in turn, their threads elements and parts."""
+def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
+    """Kernel of ATTEND_MERGE: blocks take heads in turn, their threads elements and parts.
+
+    None where a row is one query: attend_few has joined its parts.
+    """
+    if q_block == 1:
+        return []
     size, n_group = 4 * head_dim + 8, max(1, THREADS // head_dim)
     assert head_dim <= THREADS
 

@@ -6,15 +6,28 @@ Scores are in units of log 2 inside of the kernels, of log e in their results.
 import math
 from typing import Any
 
-from numba import float32, uint32
+from llvmlite import ir
+from numba import cuda, float32, types, uint32
 
-from tamis.jit_kernels.cuda.grid import THREADS, thread
-from tamis.jit_kernels.cuda.intrinsic import device, load_i32, quotient, store_f32
-from tamis.jit_kernels.cuda.ptx import exp2, load_shared
+from tamis.jit_kernels.cuda.grid import THREADS, sync_block, thread
+from tamis.jit_kernels.cuda.intrinsic import (
+    I32,
+    I64,
+    device,
+    int64,
+    load_i32,
+    op,
+    quotient,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cuda.ptx import LOAD_PAIR_IF, count_one, emit, exp2, fence, load_shared
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 LOWEST = -1e30  # the maximum of no scores
 MASKED = -3e38  # a score whose weight is 0 whatever the maximum is
+AT_ONCE = 16  # parts of a head that a thread has on their way
+PAIRS = types.UniTuple(float32, 2 * AT_ONCE)
 
 
 @device
@@ -92,3 +105,67 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
                     store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
 
     return finish
+
+
+@device
+def is_last(turns, n):
+    """Whether this block is the last of n that come here, which sees what the others wrote.
+
+    turns: a counter that is 0 before and after. All threads must call it.
+    """
+    found = cuda.shared.array(1, types.boolean)
+    fence()
+    sync_block()
+    if thread() == 0:
+        found[0] = count_one(turns) == uint32(n - 1)
+        if found[0]:
+            store_i32(turns, 0)
+    sync_block()
+    fence()
+    return found[0]
+
+
+@op(PAIRS, int64, int64, int64, float32)
+def pairs(b, p, apart, n, otherwise):
+    """AT_ONCE pairs of float32, `apart` bytes apart, all on their way at once; n are there."""
+    found = []
+    for i in range(AT_ONCE):
+        index = ir.Constant(I64, i)
+        live = b.zext(b.icmp_signed(">", n, index), I32)
+        found += emit(b, LOAD_PAIR_IF, [b.add(p, b.mul(apart, index)), live, otherwise])
+    return found
+
+
+def joining(head_dim: int, group: int) -> Any:
+    """The function that joins all parts of neighbouring heads; a block's work.
+
+    query: number of the first of them in out and lse. A thread has two elements of a head.
+    """
+    size, half = 4 * head_dim + 8, head_dim // 2
+
+    @device
+    def join(query, partial, n_split, out, lse):
+        for i in range(thread(), group * half, THREADS):
+            to, d = query + i // half, 2 * (i % half)
+            parts, top, total = partial + size * n_split * to, float32(LOWEST), float32(0)
+            one, other = float32(0), float32(0)
+            for p in range(0, n_split, AT_ONCE):
+                part, n = parts + size * p, n_split - p
+                ends = pairs(part + 4 * head_dim, size, n, float32(LOWEST))
+                values = pairs(part + 4 * d, size, n, float32(0))
+                most = top
+                for j in range(AT_ONCE):
+                    most = max(most, ends[2 * j])
+                fade = exp2((top - most) * float32(LOG2_E))
+                total, one, other, top = total * fade, one * fade, other * fade, most
+                for j in range(AT_ONCE):
+                    weight = exp2((ends[2 * j] - most) * float32(LOG2_E))
+                    total += weight * ends[2 * j + 1]
+                    one, other = one + weight * values[2 * j], other + weight * values[2 * j + 1]
+            there = out + 4 * (head_dim * to + d)
+            store_f32(there, one / total if total > 0 else 0)
+            store_f32(there + 4, other / total if total > 0 else 0)
+            if lse != 0 and d == 0:
+                store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
+
+    return join

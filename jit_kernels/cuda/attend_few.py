@@ -2,15 +2,24 @@
 
 A warp takes 16 keys, wherever they lie, against up to eight heads at a time on matrix units (see
 tile_few.py), and keeps maxima and sums of its own (Dao et al. 2022, arXiv 2205.14135, Alg. 1),
-which are joined at the end. Weights are relative to 2^-14 of the largest, so that small ones have
-all their bits in float16.
+which are joined at the end; the block that ends a row last joins those of all its parts. Weights
+are relative to 2^-14 of the largest, so that small ones have all their bits in float16.
 """
 
 from typing import Any
 
 from numba import cuda, float32, int32, uint8, uint32
 
-from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST, MASKED, finishing, key_of, part_of
+from tamis.jit_kernels.cuda.attend_ends import (
+    LOG2_E,
+    LOWEST,
+    MASKED,
+    finishing,
+    is_last,
+    joining,
+    key_of,
+    part_of,
+)
 from tamis.jit_kernels.cuda.grid import WARPS, Launch, lane, sync_block, warp
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
@@ -28,6 +37,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shuffle_xor,
     store_shared_f32,
 )
+from tamis.jit_kernels.cuda.scratch import TURNS
 from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS, scoring_of, weighing_of
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
@@ -131,7 +141,7 @@ def attend_few(head_dim: int, group: int) -> Launch:
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
     store, zero = weighing.store, weighing.zero
     load, add = _adding(head_dim)
-    finish = finishing(head_dim, heads, 1, WARPS)
+    finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim, heads)
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
@@ -180,6 +190,11 @@ def attend_few(head_dim: int, group: int) -> Launch:
                     store_shared_f32(uint32(to + 4 * head_dim + 4), total)
             sync_block()
             finish(shared, 1, query, n_head, partial, split, out, lse)
+            if n_split > 1 and out != 0:
+                # A row that is one query has a counter: n_tok is 1, heads are few.
+                turns = scratch - TURNS + 4 * quotient(item, n_split)
+                if is_last(turns, n_split):
+                    join(query, partial, n_split, out, lse)
             sync_block()  # before the next item's results overwrite what is read here
 
     return Launch(kernel, shared=4 * WARPS * heads * size)

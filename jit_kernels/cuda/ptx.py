@@ -156,6 +156,14 @@ LOAD_F32_IF = Text(
     (int64, uint32, float32),
     volatile=True,
 )
+# The two float32 at $2, a multiple of 8, or $4 and 0 where $3 is 0.
+LOAD_PAIR_IF = Text(
+    "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.f32 $0, $4; mov.f32 $1, 0f00000000;"
+    " @p ld.global.v2.f32 {$0,$1}, [$2]; }",
+    types.UniTuple(float32, 2),
+    (int64, uint32, float32),
+    volatile=True,
+)
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
@@ -305,6 +313,14 @@ or_i64 = _ptx("red.global.or.b64 [$0], $1;", void, int64, int64, volatile=True)(
 )
 and_i64 = _ptx("red.global.and.b64 [$0], $1;", void, int64, int64, volatile=True)(
     "Clear the bits of the int64 at $0 that $1 has not, whatever other threads do to it."
+)
+
+# ---- other blocks --------------------------------------------------------------------------------
+count_one = _ptx("atom.global.add.u32 $0, [$1], 1;", uint32, int64, volatile=True)(
+    "Add 1 to the int32 at $1, whatever other threads do to it; what it was (9.7.13.5)."
+)
+fence = _ptx("fence.acq_rel.gpu;", void, volatile=True)(
+    "Show all threads of the GPU what this one wrote before what it writes next, and see theirs."
 )
 
 # ---- other kernels -------------------------------------------------------------------------------
