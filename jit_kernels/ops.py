@@ -770,8 +770,8 @@ STRIP_TYPES = {
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
     )
 }
-# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two.
-_GROWTH = {"MXFP4": 1, "Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
+# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4.
+_GROWTH = {"MXFP4": 1, "Q3_K": 36, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
 
 
 def strip_block(type: str) -> int:

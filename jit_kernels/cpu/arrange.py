@@ -34,8 +34,7 @@ from tamis.jit_kernels.cpu.strips import (
     SIGNED_SCALES,
     SIX_HIGH,
     SIX_LOW,
-    THREE_BITS,
-    THREE_LOW,
+    THREE_VALUES,
     TWO_SCALES,
     TWO_VALUES,
     VECTOR,
@@ -162,6 +161,13 @@ def put_top_bits(block, apart, to, spare):
 
 
 @njit(error_model="numpy")
+def three_bits(row, p, j):
+    """Elements 32 p + j to 32 p + j + 3 of a row of Q3_K, a byte each."""
+    pair = load_u32(row + 32 + 32 * (p // 4) + j) >> (2 * (p % 4)) & 0x03030303
+    return pair | (load_u32(row + j) >> p & 0x01010101) << 2
+
+
+@njit(error_model="numpy")
 def put_q3_k(block, apart, to):
     """A block of Q3_K."""
     put_halves(block + 108, apart, to)
@@ -169,8 +175,12 @@ def put_q3_k(block, apart, to):
         for i in range(16):
             scale = _scale_q3_k(block + apart * r + 96, i)
             store_u8(to + SIGNED_SCALES + STRIP * i + r, scale)
-    put_top_bits(block, apart, to + THREE_BITS, to + THREE_LOW)
-    sixteen_words(block + 32, apart, to + THREE_LOW)
+    for r in range(STRIP):
+        row = block + apart * r
+        for p in range(8):  # 32 elements, the first sixteen of them in low nibbles
+            for j in range(4):
+                low, high = three_bits(row, p, 4 * j), three_bits(row, p, 4 * j + 16)
+                store_i32(to + THREE_VALUES + VECTOR * (4 * p + j) + 4 * r, low | high << 4)
 
 
 @njit(error_model="numpy")
