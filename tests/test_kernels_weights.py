@@ -7,12 +7,12 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from guarded import in_child, is_on_gpu, runs, step_of
 from oracle import gelu_tanh, rms_norm, silu
-from tiny_models import random_tensor
 
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda import scratch
+from tamis.tools.random_model import random_tensor
 
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",

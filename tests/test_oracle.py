@@ -15,9 +15,10 @@ from tiny_models import (
     ARCHITECTURES,
     TinySpec,
     byte_alphabet,
-    random_blocks,
     write_tiny_model,
 )
+
+from tamis.tools.random_model import random_blocks
 
 RNG = np.random.default_rng(7)
 # float64 has 16 digits; a few hundred operations leave at least 12.

@@ -15,6 +15,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from tamis.tools.random_model import random_tensor
+
 Array = NDArray[Any]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
@@ -234,71 +236,6 @@ def _write_tensor(
         writer.add_tensor(name, data)
     else:
         writer.add_tensor(name, data, raw_dtype=type_)
-
-
-def random_tensor(
-    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
-) -> Array:
-    """Encoded rows: uint8 [..., n_bytes of a row], or float32 and float16 as they are.
-
-    Values are normal where the gguf package can quantise the type, and random valid blocks where
-    it cannot.
-    """
-    values = (std * rng.standard_normal(shape)).astype(np.float32)
-    if type_ in (Type.F32, Type.F16):
-        return values.astype(np.float16 if type_ == Type.F16 else np.float32)
-    try:
-        return gguf.quants.quantize(values, type_)
-    except NotImplementedError:
-        return random_blocks(rng, shape, type_, std=std)
-
-
-# Where a block's float16 scale is, and its float16 offset with the ratio that centres the values.
-_SCALE_AT = {
-    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.Q4_1, Type.Q5_1, Type.IQ4_NL), 0),
-    **dict.fromkeys((Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS), 0),
-    **dict.fromkeys((Type.IQ3_S, Type.IQ4_XS, Type.Q4_K, Type.Q5_K), 0),
-    Type.Q2_K: 80,
-    Type.Q3_K: 108,
-    Type.Q6_K: 208,
-}
-_MIN_AT = {
-    Type.Q4_1: (2, -7.5),
-    Type.Q5_1: (2, -15.5),
-    Type.Q2_K: (82, 1.5),
-    Type.Q4_K: (2, 7.5),
-    Type.Q5_K: (2, 15.5),
-}
-
-
-def random_blocks(
-    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
-) -> Array:
-    """Blocks of random bits (every code and sub-scale occurs) whose scales give values of ~std."""
-    block_size, type_size = gguf.GGML_QUANT_SIZES[type_]
-    n_blocks = math.prod(shape) // block_size
-    blocks = rng.integers(0, 256, (n_blocks, type_size), dtype=np.uint8)
-    if type_ == Type.MXFP4:
-        blocks[:, 0] = 127  # an exponent; a code is of size 4
-        blocks[:, 0] += np.uint8(rng.integers(-1, 2) + round(math.log2(std / 4)) & 0xFF)
-        return blocks.reshape(*shape[:-1], -1)
-    _set_scale(blocks, type_, np.ones(n_blocks))
-    unit = gguf.quants.dequantize(blocks, type_).std()
-    scale = std / unit * rng.uniform(0.5, 1.5, n_blocks)
-    if type_ not in _MIN_AT:
-        scale *= rng.choice([-1.0, 1.0], n_blocks)  # quantisers write negative scales too
-    _set_scale(blocks, type_, scale)
-    return blocks.reshape(*shape[:-1], -1)
-
-
-def _set_scale(blocks: Array, type_: Type, scale: Array) -> None:
-    def put(at: int, values: Array) -> None:
-        blocks[:, at : at + 2] = values.astype("<f2")[:, None].view(np.uint8)
-
-    put(_SCALE_AT[type_], scale)
-    if type_ in _MIN_AT:
-        at, ratio = _MIN_AT[type_]
-        put(at, ratio * scale)
 
 
 # --- vocabularies --------------------------------------------------------------------------------

@@ -1,0 +1,210 @@
+"""Random models of the shapes of well-known ones, for measuring speed: their text is noise.
+
+Run it as `python -m tamis.tools.random_model llama-3.1-8b Q4_K FILE.gguf [--layers 8]`.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from tamis.bpe import byte_alphabet
+from tamis.formats.ggml_types import GGMLType
+
+Array = NDArray[Any]
+POOL = 1 << 22  # elements that the large matrices of a type and size of weights repeat
+
+
+class Shape(NamedTuple):
+    """What a model's tensors follow from; the architecture is llama's."""
+
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    n_ctx: int
+
+
+SHAPES = {
+    "llama-3.1-8b": Shape(32, 32, 8, 128, 4096, 14336, 128256, 131072),
+    "qwen2.5-0.5b": Shape(24, 14, 2, 64, 896, 4864, 151936, 32768),
+    "smollm2-135m": Shape(30, 9, 3, 64, 576, 1536, 49152, 8192),
+}
+
+
+def random_tensor(
+    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
+) -> Array:
+    """Encoded rows: uint8 [..., n_bytes of a row], or float32 and float16 as they are.
+
+    Values are normal where the gguf package can quantise the type, and random valid blocks where
+    it cannot.
+    """
+    values = (std * rng.standard_normal(shape)).astype(np.float32)
+    if type_ in (Type.F32, Type.F16):
+        return values.astype(np.float16 if type_ == Type.F16 else np.float32)
+    try:
+        return gguf.quants.quantize(values, type_)
+    except NotImplementedError:
+        return random_blocks(rng, shape, type_, std=std)
+
+
+# Where a block's float16 scale is, and its float16 offset with the ratio that centres the values.
+_SCALE_AT = {
+    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.Q4_1, Type.Q5_1, Type.IQ4_NL), 0),
+    **dict.fromkeys((Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS), 0),
+    **dict.fromkeys((Type.IQ3_S, Type.IQ4_XS, Type.Q4_K, Type.Q5_K), 0),
+    Type.Q2_K: 80,
+    Type.Q3_K: 108,
+    Type.Q6_K: 208,
+}
+_MIN_AT = {
+    Type.Q4_1: (2, -7.5),
+    Type.Q5_1: (2, -15.5),
+    Type.Q2_K: (82, 1.5),
+    Type.Q4_K: (2, 7.5),
+    Type.Q5_K: (2, 15.5),
+}
+
+
+def random_blocks(
+    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
+) -> Array:
+    """Blocks of random bits (every code and sub-scale occurs) whose scales give values of ~std."""
+    block_size, type_size = gguf.GGML_QUANT_SIZES[type_]
+    n_blocks = math.prod(shape) // block_size
+    blocks = rng.integers(0, 256, (n_blocks, type_size), dtype=np.uint8)
+    if type_ == Type.MXFP4:
+        blocks[:, 0] = 127  # an exponent; a code is of size 4
+        blocks[:, 0] += np.uint8(rng.integers(-1, 2) + round(math.log2(std / 4)) & 0xFF)
+        return blocks.reshape(*shape[:-1], -1)
+    _set_scale(blocks, type_, np.ones(n_blocks))
+    unit = gguf.quants.dequantize(blocks, type_).std()
+    scale = std / unit * rng.uniform(0.5, 1.5, n_blocks)
+    if type_ not in _MIN_AT:
+        scale *= rng.choice([-1.0, 1.0], n_blocks)  # quantisers write negative scales too
+    _set_scale(blocks, type_, scale)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _set_scale(blocks: Array, type_: Type, scale: Array) -> None:
+    def put(at: int, values: Array) -> None:
+        blocks[:, at : at + 2] = values.astype("<f2")[:, None].view(np.uint8)
+
+    put(_SCALE_AT[type_], scale)
+    if type_ in _MIN_AT:
+        at, ratio = _MIN_AT[type_]
+        put(at, ratio * scale)
+
+
+def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every tensor's name and NumPy shape (rows are outputs)."""
+    n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    a_layer = {
+        "attn_norm.weight": (shape.n_embd,),
+        "attn_q.weight": (n_q, shape.n_embd),
+        "attn_k.weight": (n_kv, shape.n_embd),
+        "attn_v.weight": (n_kv, shape.n_embd),
+        "attn_output.weight": (shape.n_embd, n_q),
+        "ffn_norm.weight": (shape.n_embd,),
+        "ffn_gate.weight": (shape.n_ff, shape.n_embd),
+        "ffn_up.weight": (shape.n_ff, shape.n_embd),
+        "ffn_down.weight": (shape.n_embd, shape.n_ff),
+    }
+    layers = range(shape.n_layer)
+    return {
+        "token_embd.weight": (shape.n_vocab, shape.n_embd),
+        "output_norm.weight": (shape.n_embd,),
+        "output.weight": (shape.n_vocab, shape.n_embd),
+        **{f"blk.{i}.{name}": dims for i in layers for name, dims in a_layer.items()},
+    }
+
+
+class Pool:
+    """Encoded matrices: those of more than POOL elements are one stretch of them, repeated."""
+
+    def __init__(self, type_: Type) -> None:
+        self._type, self._rng = type_, np.random.default_rng(0)
+        self._made: dict[float, Array] = {}
+
+    def matrix(self, n_out: int, n_in: int) -> Array:
+        """Rows of n_in weights whose product with a row has the size of its elements."""
+        std = 1 / math.sqrt(n_in)
+        if n_out * n_in <= POOL:
+            return random_tensor(self._rng, (n_out, n_in), self._type, std=std)
+        if std not in self._made:
+            rows = (POOL // (1 << 14), 1 << 14)
+            self._made[std] = random_tensor(self._rng, rows, self._type, std=std).reshape(-1)
+        block, size = gguf.GGML_QUANT_SIZES[self._type]
+        pool = self._made[std]
+        n = n_out * n_in // block * size // pool.itemsize
+        return np.resize(pool, n).reshape(n_out, -1)
+
+
+def write_random_model(path: str | Path, shape: Shape, type_: str) -> None:
+    """Write a model of random weights, every matrix of one ggml type; norms are ones.
+
+    Raises OSError; KeyError for a type that there is not.
+    """
+    kind, writer = Type[type_], gguf.GGUFWriter(path, "llama")
+    writer.add_name(f"random {type_}")
+    writer.add_quantization_version(2)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    tokens = [*byte_alphabet(), "th"]
+    tokens += [f"t{i}" for i in range(shape.n_vocab - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["t h"])
+    writer.add_token_types([1] * len(tokens))
+    writer.add_bos_token_id(shape.n_vocab - 2)
+    writer.add_eos_token_id(shape.n_vocab - 1)
+    writer.add_vocab_size(shape.n_vocab)
+    pool = Pool(kind)
+    for name, dims in tensors_of(shape).items():
+        if len(dims) == 1:
+            writer.add_tensor(name, np.ones(dims, np.float32))
+        elif kind in (Type.F32, Type.F16):
+            writer.add_tensor(name, pool.matrix(*dims))
+        else:
+            writer.add_tensor(name, pool.matrix(*dims), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    """Write the model that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("type", metavar="TYPE", choices=[t.name for t in GGMLType])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--layers", type=int, help="fewer or more than the model has")
+    args = parser.parse_args()
+    shape = SHAPES[args.shape]
+    if args.layers is not None:
+        shape = shape._replace(n_layer=args.layers)
+    if shape.n_embd % gguf.GGML_QUANT_SIZES[Type[args.type]][0]:
+        parser.error(f"{args.type} has blocks of 256: rows of {shape.n_embd} are no multiple")
+    write_random_model(args.file, shape, args.type)
+
+
+if __name__ == "__main__":
+    main()
