@@ -25,8 +25,6 @@ from tamis.jit_kernels.cuda_backend import CudaBackend
 
 pytestmark = pytest.mark.gpu
 
-# Types of weights that have CUDA kernels: test_cuda.py says so.
-ABSENT = {"IQ4_NL", "IQ4_XS", "MXFP4"}
 # Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE and TACTIC_JOINT
 # have no kernels; the last of these calls none.
 CPU_ONLY = {
@@ -64,8 +62,8 @@ def cases(test):
         choices.append([dict(zip(names, row, strict=True)) for row in rows])
     for choice in itertools.product(*choices):
         values = {k: v for part in choice for k, v in part.items()}
-        type_, types, op = (values.get(name, "") for name in ("type_", "types", "op"))
-        if type_ not in ABSENT and {*types} <= {"f16"} and op != ops.TACTIC_JOINT:
+        types, op = (values.get(name, "") for name in ("types", "op"))
+        if {*types} <= {"f16"} and op != ops.TACTIC_JOINT:
             yield values
 
 

@@ -8,11 +8,14 @@ i)` gives one. Layouts are those of the NumPy decoders in tamis.formats.dequant,
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from numba import float32
 
+from tamis.formats.dequant import IQ4_LEVELS, MXFP4_LEVELS
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda import readers
 from tamis.jit_kernels.cuda.intrinsic import (
+    bits_f32,
     bits_to_bytes,
     bytes_f32,
     const_bf16,
@@ -25,6 +28,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     joined,
     signed_bytes_f32,
 )
+from tamis.jit_kernels.cuda.ptx import bytes_of_two
 from tamis.jit_kernels.cuda.readers import (
     block_of_34,
     const_f16,
@@ -33,6 +37,7 @@ from tamis.jit_kernels.cuda.readers import (
     const_u16,
     const_u128,
     words,
+    words_any,
     words_even,
 )
 
@@ -156,6 +161,86 @@ def quants_q6_k(p, i):
     return q, dl, float32(-32) * dl
 
 
+def _levels_of(table: np.ndarray) -> tuple[Any, Any]:
+    """Functions of four words of nibbles, each of which stands for one of sixteen levels.
+
+    side(w, i): levels of the low nibbles, or of the high ones where i & 16; both(w): of both.
+    """
+    a, b, c, d = (int(word) for word in table.astype(np.int8).view(np.uint32))
+
+    @device
+    def level(w, late):
+        """Of the four nibbles in the low 16 bits of w; late: which are above 7."""
+        return bytes_of_two(bytes_of_two(a, b, w), bytes_of_two(c, d, w), late)
+
+    @device
+    def in_turn(w):
+        """Of the eight nibbles of a word: a byte's low one, its high one, and so on."""
+        number, late = field(w, 0, 0x77777777), join(0x32103210, field(w, 1, 0x44444444), 0)
+        return level(number, late), level(field(number, 16, ALL), field(late, 16, ALL))
+
+    @device
+    def side(w, i):
+        chosen = 0x7531 if i & 16 else 0x6420
+        (e, f), (g, h), (j, k), (m, n) = in_turn(w[0]), in_turn(w[1]), in_turn(w[2]), in_turn(w[3])
+        return (
+            bytes_of_two(e, f, chosen), bytes_of_two(g, h, chosen),
+            bytes_of_two(j, k, chosen), bytes_of_two(m, n, chosen),
+        )  # fmt: skip
+
+    @device
+    def both(w):
+        (e, f), (g, h), (j, k), (m, n) = in_turn(w[0]), in_turn(w[1]), in_turn(w[2]), in_turn(w[3])
+        return (
+            (
+                bytes_of_two(e, f, 0x6420), bytes_of_two(g, h, 0x6420),
+                bytes_of_two(j, k, 0x6420), bytes_of_two(m, n, 0x6420),
+            ),
+            (
+                bytes_of_two(e, f, 0x7531), bytes_of_two(g, h, 0x7531),
+                bytes_of_two(j, k, 0x7531), bytes_of_two(m, n, 0x7531),
+            ),
+        )  # fmt: skip
+
+    return side, both
+
+
+iq4_side, iq4_both = _levels_of(IQ4_LEVELS)
+mxfp4_side, mxfp4_both = _levels_of(MXFP4_LEVELS)
+
+
+def quants_iq4_nl(p, i):
+    """Blocks of 32: d, 16 bytes of nibbles; d * level."""
+    b = p + 18 * (i >> 5)
+    return iq4_side(words_even(b + 2), i), const_f16(b), float32(0)
+
+
+@device
+def iq4_xs_scale(d, high, low, part):
+    """Of elements 32 part on: d * (scale - 32), of 16 bits of high parts and a byte of low ones."""
+    scale = join(field(low, 4 * (part & 1), 15), field(high, 2 * part, 3), 4)
+    return d * (float32(scale) - float32(32))
+
+
+def quants_iq4_xs(p, i):
+    """Blocks of 256: d, 16 bits of high parts of 6-bit scales, 4 bytes of low ones, nibbles."""
+    b, part = p + 136 * (i >> 8), (i & 255) >> 5
+    d = iq4_xs_scale(const_f16(b), const_u16(b + 2), const_u8(b + 4 + (part >> 1)), part)
+    return iq4_side(words(b + 8 + 16 * part), i), d, float32(0)
+
+
+@device
+def half_power(e):
+    """2^(e - 128); the levels of MXFP4 are doubled."""
+    return bits_f32((e - 1) << 23 if e > 1 else 0x200000 << e)
+
+
+def quants_mxfp4(p, i):
+    """Blocks of 32: an exponent, 16 bytes of nibbles."""
+    b = p + 17 * (i >> 5)
+    return mxfp4_side(words_any(b + 1), i), half_power(const_u8(b)), float32(0)
+
+
 # ---- two units at a time -----------------------------------------------------------------------
 # `halves(row, u)` gives 32 elements of a row as two units, what they share being read once: where
 # they begin, and q, scale and offset of each. u: 0 to a 32nd of the row's elements.
@@ -217,6 +302,28 @@ def halves_q6_k(p, u):
     )
 
 
+def halves_iq4_nl(p, u):
+    """Low and high nibbles of a block."""
+    b, zero = p + 18 * u, float32(0)
+    d, (low, high) = const_f16(b), iq4_both(words_even(b + 2))
+    return (32 * u, 32 * u + 16), (low, d, zero), (high, d, zero)
+
+
+def halves_iq4_xs(p, u):
+    """Low and high nibbles of an eighth of a block."""
+    b, part, zero = p + 136 * (u >> 3), u & 7, float32(0)
+    d = iq4_xs_scale(const_f16(b), const_u16(b + 2), const_u8(b + 4 + (part >> 1)), part)
+    low, high = iq4_both(words(b + 8 + 16 * part))
+    return (32 * u, 32 * u + 16), (low, d, zero), (high, d, zero)
+
+
+def halves_mxfp4(p, u):
+    """Low and high nibbles of a block."""
+    b, zero = p + 17 * u, float32(0)
+    d, (low, high) = half_power(const_u8(b)), mxfp4_both(words_any(b + 1))
+    return (32 * u, 32 * u + 16), (low, d, zero), (high, d, zero)
+
+
 def halves_of(type: str) -> Any:
     """The function halves of a quantised ggml type's name, for rows in shared memory."""
     own = globals().get(f"halves_{type.lower()}")
@@ -240,6 +347,7 @@ def _of_shared(function: Any) -> FunctionType:
     return FunctionType(function.__code__, globals() | own, function.__name__)
 
 
+SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
 ELEMENTS = {"F32": (const_f32, 4), "F16": (const_f16, 2), "BF16": (const_bf16, 2)}
 
 
@@ -255,7 +363,7 @@ def bytes_of(type: str) -> Any:
 
 def is_signed(type: str) -> bool:
     """Whether the bytes of quants are signed."""
-    return type == "Q8_0"
+    return type in SIGNED
 
 
 def quants_of(type: str) -> Any:

@@ -304,6 +304,11 @@ exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 belo
 # Halves of two words: both low ones, both high ones (9.7.9.7).
 LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
 HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))
+BYTES_OF_TWO = Text("prmt.b32 $0, $1, $2, $3;", uint32, (uint32, uint32, uint32))
+bytes_of_two = _intrinsic(
+    BYTES_OF_TWO,
+    "Four of the eight bytes of two words, by the nibbles of $3, each of which is at most 7.",
+)
 keep = _ptx("mov.b64 $0, $1;", int64, int64, volatile=True)(
     "The same number; what it is made of is not computed again wherever it is used."
 )

@@ -3,6 +3,7 @@
 Device memory is constant: no kernel of the same launch writes what is read.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     op,
     uint32,
 )
+from tamis.jit_kernels.cuda.ptx import BYTES_OF_TWO, emit
 
 U9 = types.UniTuple(uint32, 9)
 
@@ -38,14 +40,9 @@ class Readers(NamedTuple):
     const_u128: Any  # four uint32 of an address that is a multiple of 16
     words: Any  # four uint32 of a multiple of 4
     words_even: Any  # four uint32 of a multiple of 2; the two bytes before may be read as well
+    words_any: Any  # four uint32 of any address; the three bytes before and after may be read, too
     block_of_34: Any  # at a multiple of 2: the 16 bits there, and the eight uint32 after them; the
     # two bytes before and after may be read as well
-
-
-def _bytes_of_two(b: Any, low: Any, high: Any, chosen: Any) -> Any:
-    """Four of the eight bytes of two words, by the nibbles of `chosen`."""
-    kind = ir.FunctionType(I32, [I32, I32, I32])
-    return b.call(ir.InlineAsm(kind, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r"), [low, high, chosen])
 
 
 def readers_of(load: Callable[..., Any]) -> Readers:
@@ -53,6 +50,11 @@ def readers_of(load: Callable[..., Any]) -> Readers:
 
     def row(b: Any, start: Any, n: int) -> list[Any]:
         return [load(b, b.add(start, ir.Constant(I64, 4 * i)), I32, 4) for i in range(n)]
+
+    def neighbours(b: Any, parts: list[Any], chosen: Any) -> list[Any]:
+        """Of each word and the next the bytes that are chosen."""
+        pairs = itertools.pairwise(parts)
+        return [found for pair in pairs for found in emit(b, BYTES_OF_TWO, [*pair, chosen])]
 
     def is_odd(b: Any, p: Any) -> Any:
         return b.icmp_unsigned("!=", b.and_(p, ir.Constant(I64, 2)), ir.Constant(I64, 0))
@@ -62,13 +64,21 @@ def readers_of(load: Callable[..., Any]) -> Readers:
         last = load(b, b.add(p, ir.Constant(I64, 14)), I16, 2)
         parts.append(b.zext(last, I32))
         chosen = b.select(is_odd(b, p), ir.Constant(I32, 0x5432), ir.Constant(I32, 0x3210))
-        return [_bytes_of_two(b, parts[i], parts[i + 1], chosen) for i in range(4)]
+        return neighbours(b, parts, chosen)
+
+    def anywhere(b: Any, p: Any) -> list[Any]:
+        parts = row(b, b.and_(p, ir.Constant(I64, ~3)), 4)
+        last = b.and_(b.add(p, ir.Constant(I64, 15)), ir.Constant(I64, ~3))  # of the last byte
+        parts.append(load(b, last, I32, 4))
+        skipped = b.trunc(b.and_(p, ir.Constant(I64, 3)), I32)
+        one_more = b.mul(skipped, ir.Constant(I32, 0x1111))  # in each nibble
+        return neighbours(b, parts, b.add(one_more, ir.Constant(I32, 0x3210)))
 
     def block(b: Any, p: Any) -> list[Any]:
         parts, odd = row(b, b.and_(p, ir.Constant(I64, ~3)), 9), is_odd(b, p)
         chosen = b.select(odd, ir.Constant(I32, 0x7654), ir.Constant(I32, 0x5432))
         first = b.select(odd, b.lshr(parts[0], ir.Constant(I32, 16)), parts[0])
-        return [first, *(_bytes_of_two(b, parts[i], parts[i + 1], chosen) for i in range(8))]
+        return [first, *neighbours(b, parts, chosen)]
 
     def vector(b: Any, p: Any) -> list[Any]:
         four = load(b, p, ir.VectorType(I32, 4), 16)
@@ -82,9 +92,12 @@ def readers_of(load: Callable[..., Any]) -> Readers:
         op(U4, int64)(vector),
         op(U4, int64)(lambda b, p: row(b, p, 4)),
         op(U4, int64)(even),
+        op(U4, int64)(anywhere),
         op(U9, int64)(block),
     )
 
 
 DEVICE, SHARED = readers_of(load_constant), readers_of(load_shared)
-const_f16, const_i8, const_u8, const_u16, const_u128, words, words_even, block_of_34 = DEVICE
+const_f16, const_i8, const_u8, const_u16, const_u128, words, words_even, words_any, block_of_34 = (
+    DEVICE
+)
