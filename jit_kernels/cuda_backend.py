@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from tamis.jit_kernels.cuda.driver import Buffer, Device, Graph
-from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, matmul_scratch
-from tamis.jit_kernels.ops import MATMUL
+from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, expert_scratch, matmul_scratch
+from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL
 from tamis.jit_kernels.program import Call, KernelSpec, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
 from tamis.jit_kernels.workers import Progress
@@ -107,12 +107,15 @@ class CudaProgram:
             self._graphs[key] = captured[0]
         return self._graphs[key]
 
-    @staticmethod
-    def _scratch_bytes(call: Call) -> int:
-        if call.spec.op is not MATMUL:
-            return 0
-        field = dict(zip(call.spec.op.fields, call.values, strict=True))
-        return matmul_scratch(int(field["n_in"]), int(field["n_out"]))
+    def _scratch_bytes(self, call: Call) -> int:
+        field = {k: int(v) for k, v in zip(call.spec.op.fields, call.values, strict=True)}
+        if call.spec.op is MATMUL:
+            return matmul_scratch(field["n_in"], field["n_out"])
+        if call.spec.op is MOE_MATMUL:
+            n_slot = self.program.arrays[field["ids"]].size
+            n_row = n_slot if field["x_per_slot"] else n_slot // field["n_used"]
+            return expert_scratch(n_row, field["n_in"], n_slot)
+        return 0
 
     def _device_fields(self, call: Call) -> list[int | float]:
         fields: list[int | float] = []

@@ -239,6 +239,7 @@ def _record_expert_linear(
             n_in=w.n_in,
             n_out=w.n_out // hp.n_expert,
             n_used=hp.n_expert_used,
+            n_expert=hp.n_expert,
             x_per_slot=int(per_slot),
             scratch=ws.scratch,
         )

@@ -33,6 +33,16 @@ MEANT = {
         "dp4a",
     ],
     KernelSpec(ops.MATMUL, ("MXFP4",)): ["wgmma|mma.sync", "prmt", "dp4a.s32.s32"],
+    KernelSpec(ops.MOE_ROUTE, ()): ["shfl.sync.bfly", "redux.sync.min.s32", "ex2.approx"],
+    KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
+        "wgmma|mma.sync",
+        "cp.async.(bulk|cg)",
+        "st.shared.v4.u32",
+        "atom.*shared",
+        "dp4a.u32.s32",
+    ],
+    KernelSpec(ops.MOE_MATMUL, ("F32",)): ["wgmma|mma.sync", "st.shared.v4.u32", "shfl.sync.bfly"],
+    KernelSpec(ops.MOE_SUM, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
@@ -87,7 +97,7 @@ MEANT = {
 
 
 # On sm_90a kernels differ in their first instructions, and products in what multiplies.
-BOTH = {ops.MATMUL, ops.PACK_ROWS, ops.ATTEND}
+BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND}
 COMPILED = [
     (spec, target) for spec in MEANT for target in TARGETS if target == "sm_80" or spec.op in BOTH
 ]
@@ -180,9 +190,9 @@ def test_ptx_is_kept_in_the_kernel_library(tmp_path):
 
 def test_an_op_without_a_kernel_is_named(tmp_path):
     pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-    with pytest.raises(CompileError, match="no kernel yet for column_sums, moe_route"):
+    with pytest.raises(CompileError, match="no kernel yet for column_sums, kept_sets"):
         PtxLibrary(StandIn(), tmp_path).load(
-            [KernelSpec(ops.COLUMN_SUMS, (64, 4, 4)), KernelSpec(ops.MOE_ROUTE, ())]
+            [KernelSpec(ops.COLUMN_SUMS, (64, 4, 4)), KernelSpec(ops.KEPT_SETS, ())]
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 from oracle import Oracle
 from test_forward_oracle import relative_error
 from test_lfps import check_repeats
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
 from tamis.engine import Engine
 from tamis.jit_kernels.cuda.driver import CudaError
@@ -23,11 +23,13 @@ def loaded(path, **where):
 
 
 @pytest.mark.parametrize("type_", ["F32", "Q8_0"])
-@pytest.mark.parametrize("arch", ["gemma3", "llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec(arch, type_))
-    ids = np.random.default_rng(0).integers(0, 256, 100)
+    # With this seed no choice of experts is close: float16 moves their logits by up to 0.0024, the
+    # best expert that is left out is 0.0046 below the others.
+    ids = np.random.default_rng(22).integers(0, 256, 100)
     expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
     engine = loaded(path, device="cuda")
     prompt = np.concatenate(list(engine.session(n_ctx=256).logits(ids)))

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
-from guarded import in_child, runs, step_of
+from guarded import in_child, is_on_gpu, runs, step_of
 from oracle import softmax
 from test_kernels_weights import rounding, weights
 
 from tamis.jit_kernels import ops
 
 TYPES = ["F32", "Q8_0", "Q4_K"]
-KERNELS = [(ops.MOE_ROUTE, ()), (ops.MOE_SUM, ()), *((ops.MOE_MATMUL, (t,)) for t in TYPES)]
+KERNELS = [
+    (ops.MOE_ROUTE, ()),
+    (ops.MOE_SUM, ()),
+    *((ops.MOE_MATMUL, (t,)) for t in (*TYPES, "F16", "Q4_0")),
+]
 
 
 def normal(rng, *shape):
@@ -65,29 +69,58 @@ def test_routing_of_large_logits_does_not_overflow():
 
 @pytest.mark.parametrize("x_per_slot", [0, 1])
 @pytest.mark.parametrize(
-    ("n_tok", "n_used", "n_out"), [(1, 1, 1), (1, 3, 8), (5, 2, 7), (2, 4, 13)]
+    ("n_tok", "n_used", "n_out"), [(1, 1, 1), (1, 3, 8), (5, 2, 7), (2, 4, 13), (4, 6, 300)]
 )
 @pytest.mark.parametrize("type_", TYPES)
 @in_child
 def test_moe_matmul(type_, n_tok, n_used, n_out, x_per_slot):
     rng = np.random.default_rng((n_tok, n_out, x_per_slot))
-    n_in, n_expert = 256, 6
+    ids = np.array([rng.permutation(6)[:n_used] for _ in range(n_tok)], np.int32)
+    check_matmul(type_, ids, 6, n_out, 256, x_per_slot)
+
+
+@pytest.mark.parametrize("x_per_slot", [0, 1])
+@pytest.mark.parametrize("type_", ["F16", "Q4_0"])
+@in_child
+def test_rows_of_experts_end_anywhere(type_, x_per_slot):
+    # Under and over a slice and a part of a row, one and many tokens.
+    rng = np.random.default_rng(x_per_slot)
+    for n_tok, n_in in ((1, 32), (3, 1056), (9, 32), (7, 1056)):
+        ids = np.array([rng.permutation(4)[:3] for _ in range(n_tok)], np.int32)
+        check_matmul(type_, ids, 4, 5, n_in, x_per_slot)
+
+
+@pytest.mark.parametrize("x_per_slot", [0, 1])
+@in_child
+def test_some_experts_get_many_rows_and_most_none(x_per_slot):
+    # Of 2100 experts one has 300 tokens, two tiles and a part on a GPU; one the last of a tile.
+    rng = np.random.default_rng(x_per_slot)
+    ids = np.full((300, 2), 2099, np.int32)
+    ids[:, 1] = rng.choice([0, 1, 255, 256, 1023, 1024, 2047], 300)
+    ids[:128, 1] = 700
+    check_matmul("Q8_0", ids, 2100, 3, 32, x_per_slot)
+
+
+def check_matmul(type_, ids, n_expert, n_out, n_in, x_per_slot):
+    """One MOE_MATMUL in every place; ids: the experts of each token."""
+    n_tok, n_used = ids.shape
+    rng = np.random.default_rng((n_tok, n_out, n_in, x_per_slot))
     data, decoded = weights(type_, rng, n_expert * n_out, n_in)
     w = decoded.reshape(n_expert, n_out, n_in)
     x = normal(rng, n_tok, n_used if x_per_slot else 1, n_in)
-    ids = np.array([rng.permutation(n_expert)[:n_used] for _ in range(n_tok)], np.int32)
     rows = np.broadcast_to(x, (n_tok, n_used, n_in))
     expected = np.einsum("tui,tuoi->tuo", rows.astype(np.float64), w[ids])
+    n_row = n_tok if is_on_gpu() else 1  # CPUs multiply each as few
     bound = np.array(
         [
-            [rounding(rows[t, s : s + 1], w[ids[t, s]], type_, 1)[0] for s in range(n_used)]
+            [rounding(rows[t, s : s + 1], w[ids[t, s]], type_, n_row)[0] for s in range(n_used)]
             for t in range(n_tok)
         ]
     )
     for found in runs(
         ops.MOE_MATMUL, (type_,), out={"y": unwritten(n_tok, n_used, n_out)},
         scratch=ops.matmul_scratch(n_in), step=step_of(n_tok, 3), x=x, w=data, ids=ids, n_in=n_in,
-        n_out=n_out, n_used=n_used, x_per_slot=x_per_slot,
+        n_out=n_out, n_used=n_used, n_expert=n_expert, x_per_slot=x_per_slot,
     ):  # fmt: skip
         assert (np.abs(found["y"] - expected) <= bound).all()
 

@@ -166,7 +166,7 @@ def moe_matmul(type: str) -> Any:
     pair, row_bytes, pack = rows_of(type), row_bytes_of(type), pack_row(packed_form(type))
 
     def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, x_per_slot, scratch,
+        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
     ):  # fmt: skip
         size, mine = row_bytes(n_in), scratch + tid * scratch_of(n_in)
         first, last = share_of(tid, n_thread, n_out, 1)

@@ -50,6 +50,7 @@ PIECES = TILE * ROW_BYTES // 16 // (WARPS * WARP)  # 16-byte pieces of a slice t
 
 SUM_BYTES = 4 * (TILE + 8)  # of a row of sums in shared memory, eight banks after the one before
 assert TILE * SUM_BYTES <= 2 * STAGES * SLICE
+GEMM_SHARED = 2 * STAGES * SLICE + 1024  # bytes: slices begin at a multiple of 1024
 
 padding = device(padded)
 store_tile, store_group = store_sums(SUM_BYTES, 4, 4), store_sums(SUM_BYTES, 1, 16)
@@ -119,8 +120,12 @@ def place(row, piece):
 
 
 @device
-def copy_slice(shared, rows, first, n_row, width, k):
-    """Start the copy of DEPTH elements, from k on, of TILE rows; zeros where no row is."""
+def copy_slice(shared, of, k):
+    """Start the copy of DEPTH elements, from k on, of TILE rows; zeros where no row is.
+
+    of: the rows' address, the first of them, how many there are, their width.
+    """
+    rows, first, n_row, width = of
     for i in range(PIECES):
         piece = thread() + i * WARPS * WARP
         line, part = piece >> 3, piece & 7
@@ -189,45 +194,63 @@ def write_tile(shared, origin, size, out):
         store_f32(to, value + load_f32(to) if add else value)
 
 
-def gemm() -> Launch:
-    """The kernel that multiplies packed and scratch: blocks take tiles in turn."""
+def multiplying(copy_left: Any, copy_right: Any) -> Any:
+    """The function (shared, left, right, slices) that has a tile's sums at `shared` at its end.
+
+    copy(shared, of, k) starts to bring the DEPTH elements from k on of TILE rows of `of`.
+    """
     groups = current().has_warpgroups
     multiply_tile = multiply_slice_of_group if groups else multiply_slice
     place_tile = place_sums_of_group if groups else place_sums
 
+    @device
+    def multiply_rows(shared, left, right, n_slice):
+        sums = zero_sums()
+        for s in range(STAGES - 1):
+            if s < n_slice:
+                copy_left(shared + 2 * s * SLICE, left, s * DEPTH)
+                copy_right(shared + (2 * s + 1) * SLICE, right, s * DEPTH)
+            copy_commit()
+        for s in range(n_slice):
+            wait_for_slice()
+            if groups:
+                fence_async()
+            sync_block()
+            ahead = s + STAGES - 1
+            if ahead < n_slice:
+                to = shared + 2 * (ahead % STAGES) * SLICE
+                copy_left(to, left, ahead * DEPTH)
+                copy_right(to + SLICE, right, ahead * DEPTH)
+            copy_commit()
+            at = shared + 2 * (s % STAGES) * SLICE
+            sums = multiply_tile(sums, at, at + SLICE)
+        sync_block()
+        place_tile(sums, shared)
+        sync_block()
+
+    return multiply_rows
+
+
+@device
+def first_slice():
+    """Where slices are in shared memory: warpgroups see rows by their address, from 1024s on."""
+    return (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
+
+
+def gemm() -> Launch:
+    """The kernel that multiplies packed and scratch: blocks take tiles in turn."""
+    multiply_rows = multiplying(copy_slice, copy_slice)
+
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        n_tok, width = load_i64(step + STEP.n_tok), padding(n_in)
-        # Warpgroups see rows by their address: a slice begins at a multiple of 1024.
-        shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
-        n_slice = width // DEPTH
+        n_tok, width, shared = load_i64(step + STEP.n_tok), padding(n_in), first_slice()
         n_m, n_n = (n_tok + TILE - 1) // TILE, (n_out + TILE - 1) // TILE
         for tile in range(tid, n_m * n_n, n_thread):
             m, n = TILE * (tile % n_m), TILE * (tile // n_m)
-            sums = zero_sums()
-            for s in range(STAGES - 1):
-                if s < n_slice:
-                    copy_slice(shared + 2 * s * SLICE, packed, m, n_tok, width, s * DEPTH)
-                    copy_slice(shared + (2 * s + 1) * SLICE, scratch, n, n_out, width, s * DEPTH)
-                copy_commit()
-            for s in range(n_slice):
-                wait_for_slice()
-                if groups:
-                    fence_async()
-                sync_block()
-                ahead = s + STAGES - 1
-                if ahead < n_slice:
-                    to = shared + 2 * (ahead % STAGES) * SLICE
-                    copy_slice(to, packed, m, n_tok, width, ahead * DEPTH)
-                    copy_slice(to + SLICE, scratch, n, n_out, width, ahead * DEPTH)
-                copy_commit()
-                at = shared + 2 * (s % STAGES) * SLICE
-                sums = multiply_tile(sums, at, at + SLICE)
-            sync_block()
-            place_tile(sums, shared)
-            sync_block()
+            left, right = (packed, m, n_tok, width), (scratch, n, n_out, width)
+            multiply_rows(shared, left, right, width // DEPTH)
             write_tile(shared, (m, n), (n_tok, n_out), (y, y_stride, bias, add))
             sync_block()  # before the next tile's copies overwrite what is read here
 
-    return Launch(kernel, blocks=2, shared=2 * STAGES * SLICE + 1024, rows="many")
+    return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows="many")

@@ -237,6 +237,12 @@ def store_f16x8(b, p, v):
     _store(b, p, b.bitcast(halves, ir.VectorType(I32, 4)), 16)
 
 
+@op(U4, F8)
+def f16x8(b, v):
+    """Eight values as float16, rounded to nearest even."""
+    return [packed(b, v[i], v[i + 1]) for i in range(0, 8, 2)]
+
+
 @op(F8, F8, float32, float32)
 def affine8(b, x, scale, offset):
     """X * scale + offset."""

@@ -307,13 +307,23 @@ def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
     return x_at, x_of, multiply
 
 
-def few(type: str) -> Launch:
-    """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
+class Blocks(NamedTuple):
+    """Functions that multiply a block's rows of weights with a packed row of x.
 
     Its warps share items, CHUNK elements of four rows each, and copy them to shared memory some
-    items ahead; the first of them while the kernel before still runs.
+    items ahead.
     """
-    row_bytes, ring = row_bytes_of(type), ring_of(type)
+
+    ready: Any  # (shared): before all else
+    begin: Any  # (shared, rows, chunks of a row, place): start the copies of a warp's first items
+    work: Any  # (shared, sums, rows, chunks, x's row, n, at) -> at: all of its items; where the
+    # next will be: a place and its phase
+    ring: Ring
+
+
+def blocks_of(type: str) -> Blocks:
+    """The functions for a type's blocks."""
+    ring = ring_of(type)
     stages, (x_at, x_of, multiply) = ring.stages, _working(type, ring)
     ready, bring, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
 
@@ -323,25 +333,14 @@ def few(type: str) -> Launch:
 
     @device
     def begin(shared, rows, n_chunk, place):
-        """Start the copies of a warp's first items."""
         item, last = items_of(warp(), rows[1], n_chunk)
         which = first_of(item, n_chunk)
         for ahead in range(stages - 1):
             bring(shared, rows, which, place, item + ahead < last)
             which, place = after(which, n_chunk), next_place(place)
 
-    def start(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
-        shared = int64(shared_address(cuda.shared.array(0, uint8)))
-        size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
-        rows = w + size * first, min(MOST, last - first), size
-        ready(shared)
-        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, int32(0))
-
     @device
     def work(shared, sums, rows, n_chunk, x_row, n, at):
-        """All of a warp's items, whose first `begin` has on their way; where the next will be."""
         (item, last), (place, phase) = items_of(warp(), rows[1], n_chunk), at
         which, units_at = first_of(item, n_chunk), x_at(x_row, n)
         far = which  # the item that is to be copied next, to the place before this one's
@@ -366,6 +365,25 @@ def few(type: str) -> Launch:
                 a, b, c, d = float32(0), float32(0), float32(0), float32(0)
             which = after(which, n_chunk)
         return place, phase
+
+    return Blocks(ready, begin, work, ring)
+
+
+def few(type: str) -> Launch:
+    """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
+
+    The first of them are on their way while the kernel before still runs.
+    """
+    row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
+
+    def start(
+        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        shared = int64(shared_address(cuda.shared.array(0, uint8)))
+        size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
+        rows = w + size * first, min(MOST, last - first), size
+        ready(shared)
+        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, int32(0))
 
     def kernel(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,

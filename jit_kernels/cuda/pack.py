@@ -58,6 +58,30 @@ def squares_of(x):
     )  # fmt: skip
 
 
+@device
+def put_float(packed, n, i, value):
+    """Write element i of a row of n as it is."""
+    store_f32(packed + 4 * i, value)
+
+
+@device
+def put_15_bits(packed, n, i, value):
+    """Write element i of a row of n as 15 bits; all lanes of a warp have neighbours."""
+    top = max(value, -value)
+    total = value
+    for lanes in range(4):  # sixteen neighbours share a scale
+        top = max(top, shuffle_xor(top, 8 >> lanes))
+        total += shuffle_xor(total, 8 >> lanes)
+    whole = rounded(value * (float32(127 * 128) / top)) if top > float32(1e-30) else int32(0)
+    high = (whole + 64) >> 7
+    store_i8(packed + i, high)
+    store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
+    if i % 16 == 0:
+        scale = top * float32(1 / (127 * 128))
+        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+
+
 SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
 
 
@@ -82,26 +106,6 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                 one, other = load_f32x8(row + 4 * i), load_f32x8(row + 4 * i + 32)
                 squares += squares_of(one) + squares_of(other)
         return float32(1) / math.sqrt(block_sum(squares) / float32(n) + eps)
-
-    @device
-    def put_float(packed, n, i, value):
-        store_f32(packed + 4 * i, value)
-
-    @device
-    def put_15_bits(packed, n, i, value):
-        top = max(value, -value)
-        total = value
-        for lanes in range(4):  # sixteen neighbours share a scale
-            top = max(top, shuffle_xor(top, 8 >> lanes))
-            total += shuffle_xor(total, 8 >> lanes)
-        whole = rounded(value * (float32(127 * 128) / top)) if top > float32(1e-30) else int32(0)
-        high = (whole + 64) >> 7
-        store_i8(packed + i, high)
-        store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
-        if i % 16 == 0:
-            scale = top * float32(1 / (127 * 128))
-            store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
-            store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
 
     put = put_float if form == "float" else put_15_bits
     n_quarter = 16 if form == "float" else FEW_ROW.size  # of a row's bytes

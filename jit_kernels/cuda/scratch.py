@@ -7,6 +7,7 @@ from typing import NamedTuple
 FEW_ROWS = 4
 TURNS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
+TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
 
 
 def padded(n_in: int) -> int:
@@ -17,6 +18,12 @@ def padded(n_in: int) -> int:
 def matmul_scratch(n_in: int, n_out: int) -> int:
     """Bytes of MATMUL's scratch: the weights as float16."""
     return 2 * padded(n_in) * n_out
+
+
+def expert_scratch(n_row: int, n_in: int, n_slot: int) -> int:
+    """Bytes of MOE_MATMUL's scratch: rows, packed or as float16, and the plan of its tiles."""
+    rows = n_row * max(2 * padded(n_in), FEW_ROW.size * n_in // 4)
+    return rows + 4 * (n_slot + 1 + TILE_INTS * n_slot)
 
 
 class _FewRows(NamedTuple):
