@@ -5,14 +5,13 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.layout import TAPE, TEAM, TURNS
 from tamis.jit_kernels.library import KernelLibrary, Progress, shared
-from tamis.jit_kernels.program import KernelSpec, Program
+from tamis.jit_kernels.program import KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.types import KV_TYPES
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
@@ -20,24 +19,12 @@ PARTS = 8  # of a thread's share of a decode step's keys: what threads may take 
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
 
 
-class OpCost(NamedTuple):
-    """What one recorded op cost over the replays that were counted."""
-
-    label: str
-    sync: bool
-    n_call: int
-    cycles: int
-    n_bytes: int
-    n_flop: int
-    part: str = ""
-
-
 class LinkedProgram:
     """A Program with addresses: what `Backend.run` replays. Keeps the Program's arrays alive."""
 
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
-        self._counted = np.zeros((len(program), 3), np.int64)  # calls, bytes and operations
+        self._moved = Moved(program)
         sizes = [TURNS // 8 + len(call.values) for call in program.calls]
         starts = np.cumsum([0, *sizes])
         self._args = np.zeros(max(1, int(starts[-1])), np.int64)
@@ -56,9 +43,7 @@ class LinkedProgram:
 
     def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
         """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
-        calls = self.program.calls[first:last]
-        for total, call in zip(self._counted[first:last], calls, strict=True):
-            total += (1, *call.cost(n_tok, pos))
+        self._moved.add(n_tok, pos, first, last)
 
     def costs(self) -> list[OpCost]:
         """Cycles since `reset_costs`, and what was counted of each op, in recorded order.
@@ -66,26 +51,12 @@ class LinkedProgram:
         Cycles are thread 0's until it starts the next op: where the team does not wait, the last op
         of a group has the waiting of all.
         """
-        spent = self.tape[:, TAPE.cycles // 8]
-        return [
-            OpCost(
-                call.label,
-                call.sync,
-                int(n_call),
-                int(cycles),
-                int(n_bytes),
-                int(n_flop),
-                call.part,
-            )
-            for call, cycles, (n_call, n_bytes, n_flop) in zip(
-                self.program.calls, spent, self._counted, strict=False
-            )
-        ]
+        return self._moved.costs(self.tape[:, TAPE.cycles // 8])
 
     def reset_costs(self) -> None:
         """Start counting anew."""
         self.tape[:, TAPE.cycles // 8] = 0
-        self._counted[...] = 0
+        self._moved.reset()
 
 
 class JoinedProgram:
@@ -124,6 +95,7 @@ class Backend:
 
     kv_types: tuple[str, ...] = KV_TYPES
     strips = True
+    timed = False
 
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1

@@ -5,16 +5,17 @@ kernels read and write; `send` and `fetch` copy what Python wrote or wants to re
 of activations, keys and values are never touched, so they take address space only.
 """
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable
 
 import numpy as np
 
-from tamis.jit_kernels.cuda.driver import Buffer, Device, Graph
+from tamis.jit_kernels.cuda.driver import Buffer, Device, Event, Graph
 from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, expert_scratch, matmul_scratch
 from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL
-from tamis.jit_kernels.program import Call, KernelSpec, Program
+from tamis.jit_kernels.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
 from tamis.jit_kernels.workers import Progress
 
@@ -22,6 +23,7 @@ ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may
 PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
 SHARE = 2  # of products of the same rows, as many are on the GPU together
 PINNED = 1 << 16, 1 << 26  # bytes of arrays whose memory is pinned when they are fetched
+CLOCK = 1e9  # of costs: a second's nanoseconds
 CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
 
 
@@ -51,6 +53,9 @@ class Mirror:
         self._unpinned = False
 
 
+_Marks = list[tuple[int, Event]]  # captured before the op of this number
+
+
 class CudaProgram:
     """A Program with device addresses: what `CudaBackend.run` replays. Keeps its memory alive."""
 
@@ -66,7 +71,8 @@ class CudaProgram:
             if name == "step"
         )
         self._step = program.arrays[int(at)] if (at := next(steps, None)) is not None else None
-        self._graphs: dict[tuple[int, int, str], Graph] = {}
+        self._graphs: dict[tuple[int, int, str, bool], tuple[Graph, _Marks]] = {}
+        self._moved, self._spent = Moved(program), np.zeros(len(program))
 
     def __len__(self) -> int:
         return len(self.program)
@@ -87,25 +93,61 @@ class CudaProgram:
                     found += captured
         return found
 
-    def graph(self, backend: "CudaBackend", first: int, last: int) -> Graph:
-        """The launches of ops first .. last, for as many rows as the step record says."""
-        key = (first, last, self.rows)
+    def start(self, backend: "CudaBackend", first: int, last: int) -> None:
+        """Start the launches of ops first .. last, for as many rows as the step record says.
+
+        Where the backend is timed, it waits for them and adds to what ops have cost.
+        """
+        key = (first, last, self.rows, backend.timed)
         if key not in self._graphs:
-            device, beside = backend.device, False
-            # Products of many rows share their scratch: each waits for the one before.
-            together = device.target.overlaps and self.rows == "few"
-            with device.capture() as captured:
-                for call, fields in zip(
-                    self.program.calls[first:last], self._fields[first:last], strict=True
-                ):
-                    others = together and not call.sync
-                    share = SHARE if beside or others else 1
-                    for function in backend.library.functions(call.spec):
-                        if function.rows in ("any", self.rows):
-                            device.launch(function, fields, beside=beside, share=share)
-                    beside = others
-            self._graphs[key] = captured[0]
-        return self._graphs[key]
+            self._graphs[key] = self._captured(backend, first, last)
+        graph, marks = self._graphs[key]
+        backend.device.start(graph)
+        if backend.timed:
+            backend.device.wait()
+            for (_, begin), (i, end) in itertools.pairwise(marks):
+                self._spent[i - 1] += backend.device.nanoseconds(begin, end)
+
+    def _captured(self, backend: "CudaBackend", first: int, last: int) -> tuple[Graph, _Marks]:
+        """The launches, with marks wherever the part of the pass changes if they are timed."""
+        device, beside, calls = backend.device, False, self.program.calls
+        # Products of many rows share their scratch: each waits for the one before.
+        together = device.target.overlaps and self.rows == "few"
+        marks: _Marks = []
+        with device.capture() as captured:
+            for i in range(first, last):
+                marked = backend.timed and (i == first or calls[i].part != calls[i - 1].part)
+                if marked:
+                    marks.append((i, device.mark()))
+                others = together and not calls[i].sync
+                share = SHARE if beside or others else 1
+                for function in backend.library.functions(calls[i].spec):
+                    if function.rows in ("any", self.rows):
+                        device.launch(
+                            function, self._fields[i], beside=beside, share=share,
+                            overlaps=not marked,
+                        )  # fmt: skip
+                        marked = False
+                beside = others
+            if backend.timed:
+                marks.append((last, device.mark()))
+        return captured[0], marks
+
+    def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        self._moved.add(n_tok, pos, first, last)
+
+    def costs(self) -> list[OpCost]:
+        """Nanoseconds since `reset_costs`, and what was counted of each op, in recorded order.
+
+        Of ops in a row that are of the same part of a pass, the last one has the time of all.
+        """
+        return self._moved.costs(self._spent)
+
+    def reset_costs(self) -> None:
+        """Start counting anew."""
+        self._spent[...] = 0
+        self._moved.reset()
 
     def _scratch_bytes(self, call: Call) -> int:
         field = {k: int(v) for k, v in zip(call.spec.op.fields, call.values, strict=True)}
@@ -138,6 +180,7 @@ class CudaBackend:
 
     kv_types: tuple[str, ...] = ("f16",)
     strips = False
+    timed = False
 
     def __init__(self) -> None:
         self.device = Device()
@@ -176,7 +219,7 @@ class CudaBackend:
             return
         with self._lock:
             self.device.use()
-            self.device.start(linked.graph(self, first, stop))
+            linked.start(self, first, stop)
 
     def send(self, *arrays: np.ndarray) -> None:
         """Show kernels what Python wrote to these arrays; what none names yet, `link` shows."""

@@ -137,6 +137,44 @@ class Program:
         return len(self.calls)
 
 
+class OpCost(NamedTuple):
+    """What one recorded op cost over the replays that were counted."""
+
+    label: str
+    sync: bool
+    n_call: int
+    cycles: int  # of a CPU's tape; nanoseconds of a GPU
+    n_bytes: int
+    n_flop: int
+    part: str = ""
+
+
+class Moved:
+    """How often the ops of a Program were run, and what they moved."""
+
+    def __init__(self, program: Program) -> None:
+        self._calls = program.calls
+        self._counted = np.zeros((len(program), 3), np.int64)  # calls, bytes and operations
+
+    def add(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Count a replay of ops first..last, of n_tok rows from pos on."""
+        for total, call in zip(self._counted[first:last], self._calls[first:last], strict=True):
+            total += (1, *call.cost(n_tok, pos))
+
+    def costs(self, cycles: Iterable[float]) -> list[OpCost]:
+        """The same with the cycles of each op."""
+        return [
+            OpCost(call.label, call.sync, int(n), int(spent), int(n_bytes), int(n_flop), call.part)
+            for call, spent, (n, n_bytes, n_flop) in zip(
+                self._calls, cycles, self._counted, strict=False
+            )
+        ]
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self._counted[...] = 0
+
+
 class Runner(Protocol):
     """What the engine asks of a backend: see `Backend` and `CudaBackend`.
 
@@ -147,6 +185,7 @@ class Runner(Protocol):
     n_part: int  # parts that the keys of a decode step are best cut into
     kv_types: tuple[str, ...]  # of keys and values that it has kernels for
     strips: bool  # whether products are faster with weights that ARRANGE has copied
+    timed: bool  # whether replays measure what `costs` tells; a CPU's always do
 
     def load(
         self,

@@ -42,6 +42,7 @@ class SplitBackend:
     def __init__(self, rows: Runner, own: Runner) -> None:
         self.rows, self.own = rows, own
         self.n_thread = max(rows.n_thread, own.n_thread)  # that a workspace has scratch for
+        self.timed = False
         self.n_part, self.kv_types, self.strips = own.n_part, own.kv_types, rows.strips
 
     def load(

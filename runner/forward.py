@@ -6,8 +6,8 @@ import numpy as np
 
 from tamis.audit import Audit
 from tamis.best import SPECS, Best, BestLogits
-from tamis.jit_kernels.backend import LinkedProgram, OpCost
-from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.backend import LinkedProgram
+from tamis.jit_kernels.program import OpCost, Program
 from tamis.jit_kernels.workers import Progress
 from tamis.model import Model
 from tamis.select.base import Recording
@@ -72,7 +72,7 @@ class Forward:
         for stage, phase in zip(self._stages, phases, strict=True):
             self._pass_on(before, stage, 1)
             stage.decode(pos, phase)
-            self._count(phase.linked, 1, pos)
+            self._count(stage, phase.linked, 1, pos)
             before = stage
         if audit is not None:
             program = phases[-1].linked.program
@@ -113,7 +113,7 @@ class Forward:
         self._ws.head_step[:3] = n_row, 0, 0
         self._ending.backend.send(self._ws.head_rows, self._ws.head_step)
         self._ending.backend.run(self._head)
-        self._count(self._head, n_row, 0)
+        self._count(self._ending, self._head, n_row, 0)
 
     def _logits(self, n_row: int) -> np.ndarray:
         found = self._ws.logits[:n_row]
@@ -129,21 +129,27 @@ class Forward:
 
     def start_costs(self) -> None:
         """Count from now on what each op costs; every call then takes a little longer."""
-        self._counting = True
+        self._set_counting(True)
         for linked in self._programs():
             linked.reset_costs()
 
     def take_costs(self) -> list[OpCost]:
         """What the ops of all Programs have cost since `start_costs`; the counting ends."""
-        self._counting = False
+        self._set_counting(False)
         return [cost for linked in self._programs() for cost in linked.costs() if cost.n_call]
 
     def _programs(self) -> list[LinkedProgram]:
         return [self._head, *(program for stage in self._stages for program in stage.programs)]
 
-    def _count(self, linked: LinkedProgram, n_tok: int, pos: int) -> None:
+    def _count(self, stage: Stage, linked: LinkedProgram, n_tok: int, pos: int) -> None:
         if self._counting:
+            stage.backend.fetch(*linked.program.named(*AUDITED))
             linked.count(n_tok, pos)
+
+    def _set_counting(self, counting: bool) -> None:
+        self._counting = counting
+        for stage in self._stages:
+            stage.backend.timed = counting
 
     def _set(self, ids: np.ndarray, pos: int, prompt: range) -> None:
         self._ws.ids[: len(ids)] = ids

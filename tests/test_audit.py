@@ -1,6 +1,7 @@
 """The audit in the engine: what it says of methods whose answer is known, and what it checks."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from precompiled import compile_for
 from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.audit import AuditError
-from tamis.cli import main
+from tamis.cli import UsageError, compare, main
 from tamis.engine import Engine
 from tamis.jit_kernels.ops import AUDIT
+from tamis.places import two_places
 from tamis.select.base import Bound, SelectorState
 
 METHODS = [
@@ -197,6 +199,13 @@ def test_bench_compares_methods_with_dense_attention(model, text, capsys, tmp_pa
     assert cpe["ratio_min"] <= cpe["ratio"] <= cpe["ratio_max"]
     assert cpe["tokens"] < dense["tokens"] == pytest.approx(103, abs=2) or "gemma" in str(model)
     assert cpe["mass"] < 1
+
+
+def test_methods_are_compared_by_the_time_of_one_device():
+    cpu, gpu = "the CPU", "the GPU"
+    assert compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, -1))) == 1e9
+    with pytest.raises(UsageError, match="this model is on cpu and cuda: leave out -nkvo"):
+        compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, 2)))
 
 
 def test_perplexity_of_decoded_text_with_kl(model, text, capsys, tmp_path):

@@ -19,8 +19,8 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis import models
 from tamis.cli import bench, common, main, perplexity, profile
 from tamis.formats.gguf import GGUFFile
-from tamis.jit_kernels.backend import OpCost
 from tamis.jit_kernels.ceiling import Ceiling
+from tamis.jit_kernels.program import OpCost
 from tamis.kv.types import KVTypes
 from tamis.sampler import SamplerParams
 from tamis.tools.record_chat import Screen

@@ -35,7 +35,7 @@ class StandIn:
 
     def __init__(self):
         self.held, self.copied, self.started, self._capturing = 0, 0, [], None
-        self.pinned, self.how = {}, []
+        self.pinned, self.how, self.marks, self.overlapping = {}, [], [], []
 
     def use(self): ...
 
@@ -54,9 +54,17 @@ class StandIn:
     def download(self, host, address, n_bytes):
         ctypes.memmove(host, address, n_bytes)
 
-    def launch(self, function, fields, *, beside, share):
+    def launch(self, function, fields, *, beside, share, overlaps):
         self._capturing.append((function.handle, fields))
         self.how.append((beside, share))
+        self.overlapping.append(overlaps)
+
+    def mark(self):
+        self.marks.append(len(self._capturing))
+        return len(self._capturing)
+
+    def nanoseconds(self, begin, end):
+        return 100 * (end - begin)  # a launch takes 100 ns
 
     def pin(self, host, n_bytes):
         self.pinned[host] = n_bytes
@@ -201,6 +209,48 @@ def test_products_of_the_same_few_rows_share_the_gpu(backend, n_tok, how):
     gate(program, step, x[0], x[1])
     backend.run(backend.link(program))
     assert backend.device.how == how
+
+
+def test_experts_have_scratch_for_their_rows_and_plan(backend):
+    program, n_tok, n_used = Program(), 6, 2
+    program.add(
+        ops.MOE_MATMUL, ("Q8_0",), step=np.array([n_tok, 0, 0]),
+        x=zeros((n_tok * n_used, 96), np.float32), w=zeros(34 * 3 * 5 * 4, np.uint8),
+        ids=zeros((n_tok, n_used), np.int32), y=zeros((n_tok, n_used, 5), np.float32), n_in=96,
+        n_out=5, n_used=n_used, n_expert=4, x_per_slot=1, scratch=0,
+    )  # fmt: skip
+    linked = backend.link(program)
+    # Rows as float16, up to 128 elements, or 2.5 bytes an element; 12 slots, at most 12 tiles.
+    assert backend.scratch(0).n_bytes == 12 * 256 + 4 * (12 + 1 + 3 * 12)
+    backend.run(linked)
+    (seen,) = fields(backend, ops.MOE_MATMUL)
+    assert seen["scratch"] == backend.scratch(0).address
+
+
+def test_a_timed_replay_tells_what_each_part_of_a_pass_took(backend):
+    step, x = np.array([1, 7, 0]), zeros((2, 8), np.float32)
+    program = Program()
+    for part in ("", "", "select", "attend", "attend", ""):
+        program.part = part
+        program.add(
+            ops.GATE, ("silu",), cost=lambda n_tok, pos: (n_tok, pos), step=step, gate=x[0],
+            up=x[0], y=x[1], n=8,
+        )  # fmt: skip
+    linked = backend.link(program)
+    backend.run(linked)  # not timed
+    assert backend.device.marks == []
+    assert all(backend.device.overlapping)
+    backend.timed, backend.device.overlapping = True, []
+    for _ in range(2):
+        backend.run(linked)
+        linked.count(1, 7)
+    assert backend.device.marks == [0, 2, 3, 5, 6]
+    assert backend.device.overlapping == [False, True, False, False, True, False]
+    costs = linked.costs()
+    assert [cost.cycles for cost in costs] == [0, 400, 200, 0, 400, 200]
+    assert {(cost.n_call, cost.n_bytes, cost.n_flop) for cost in costs} == {(2, 2, 14)}
+    linked.reset_costs()
+    assert {(cost.n_call, cost.cycles) for cost in linked.costs()} == {(0, 0)}
 
 
 def test_memory_that_is_fetched_to_is_pinned_as_long_as_it_is_there(backend):

@@ -1,5 +1,8 @@
 """Architectures on a GPU against the NumPy float64 forward, on tiny random models made here."""
 
+import json
+import time
+
 import numpy as np
 import pytest
 from oracle import Oracle
@@ -7,8 +10,11 @@ from test_forward_oracle import relative_error
 from test_lfps import check_repeats
 from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
+from tamis.cli import main
 from tamis.engine import Engine
 from tamis.jit_kernels.cuda.driver import CudaError
+from tamis.jit_kernels.cuda_backend import CLOCK
+from tamis.jit_kernels.program import ATTEND, SELECT
 from tamis.sampler import SamplerParams
 
 pytestmark = pytest.mark.gpu
@@ -160,6 +166,44 @@ def test_an_audit_finds_what_it_finds_on_the_cpu(attn, tmp_path):
         engine.close()
     assert audits[0].n_bytes() == audits[1].n_bytes()
     np.testing.assert_allclose(audits[0].samples, audits[1].samples, rtol=1e-3, atol=1e-4)
+
+
+def test_a_counted_step_is_the_same_and_tells_what_its_parts_took(tmp_path):
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32"))
+    ids = np.random.default_rng(1).integers(0, 256, 90)
+    engine = loaded(path, device="cuda")
+    session, other = (
+        engine.session(n_ctx=256, attn="quest:dense=0,budget=24,page=4") for _ in "12"
+    )
+    for i in ids[:80]:
+        session.decode(int(i))
+        other.decode(int(i))
+    begin = time.perf_counter()
+    session.forward.start_costs()
+    found = [session.decode(int(i)) for i in ids[80:]]
+    costs = session.forward.take_costs()
+    spent = time.perf_counter() - begin
+    np.testing.assert_array_equal(found, [other.decode(int(i)) for i in ids[80:]])
+    parts = dict.fromkeys([SELECT, ATTEND, ""], 0)
+    for cost in costs:
+        assert cost.n_call == 10
+        parts[cost.part] += cost.cycles
+    # Each of two layers' launches takes a microsecond at least; all are a part of what was waited.
+    assert min(parts.values()) > 2 * 10 * 1000
+    assert sum(parts.values()) < spent * CLOCK
+    engine.close()
+
+
+def test_bench_compares_methods_on_a_gpu(tmp_path, capsys):
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32"))
+    loaded(path, device="cuda").close()
+    line = ["bench", "-m", str(path), "--device", "cuda", "-n", "4", "-r", "2", "-d", "100"]
+    line += ["--attn", "dense", "--attn", "window:sink=2,recent=20", "--json"]
+    assert main(line) == 0
+    dense, window = map(json.loads, capsys.readouterr().out.splitlines())
+    assert dense["dense_ms"] > 0
+    assert window["ms"] > 0
+    assert dense["tokens"] > window["tokens"] == pytest.approx(22, abs=1)
 
 
 def test_a_loaded_session_starts_anew_and_repeats_itself(tmp_path):

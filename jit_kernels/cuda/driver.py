@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tamis.jit_kernels.cuda.target import Target, target_of
 
 GIB = 1 << 30
+EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: a captured event is a node of its own
 
 
 class CudaError(RuntimeError):
@@ -156,10 +157,12 @@ class Device:
         *,
         beside: bool = False,
         share: int = 1,
+        overlaps: bool = True,
     ) -> None:
         """Start a kernel with these parameters, of every share-th block only.
 
-        beside: it reads nothing that the last one writes.
+        beside: it reads nothing that the last one writes. overlaps: where a kernel may be launched
+        before the one before it ends, this one is; False after a `mark`.
         """
         values = (*fields, int(beside))
         kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in values)
@@ -167,7 +170,7 @@ class Device:
         config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block // share, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
         config.sharedMemBytes, config.hStream = function.shared, self.stream
-        if self.target.overlaps:
+        if self.target.overlaps and overlaps:
             attribute, ids = self._d.CUlaunchAttribute(), self._d.CUlaunchAttributeID
             attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -186,6 +189,16 @@ class Device:
             graph = self._call("cuStreamEndCapture", self.stream)
         found.append(Graph(self, self._call("cuGraphInstantiate", graph, 0)))
         self._call("cuGraphDestroy", graph)
+
+    def mark(self) -> "Event":
+        """Capture an event: it tells when, in the latest replay, all before it had ended."""
+        event = Event(self, self._call("cuEventCreate", 0))
+        self._call("cuEventRecordWithFlags", event.handle, self.stream, EXTERNAL)
+        return event
+
+    def nanoseconds(self, begin: "Event", end: "Event") -> float:
+        """Between two events of a replay that has ended, of the GPU's own clock."""
+        return 1e6 * float(self._call("cuEventElapsedTime", begin.handle, end.handle))
 
     def start(self, graph: "Graph") -> None:
         """Start all launches of a graph."""
@@ -222,6 +235,14 @@ class Buffer:
     def __init__(self, device: Device, address: int, n_bytes: int) -> None:
         self.address, self.n_bytes = address, n_bytes
         weakref.finalize(self, device.free, address).atexit = False
+
+
+class Event:
+    """A moment in replays of a graph; destroyed when nothing holds it."""
+
+    def __init__(self, device: Device, handle: Any) -> None:
+        self.handle = handle
+        weakref.finalize(self, device._call, "cuEventDestroy", handle).atexit = False
 
 
 class Graph:

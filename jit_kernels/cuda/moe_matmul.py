@@ -177,7 +177,7 @@ def write_plan(ids, n_slot, n_expert, plan, counts, parts):
         for slot in range(thread(), n_slot, THREADS):
             e = load_i32(ids + 4 * slot) - low
             if 0 <= e < EXPERTS:
-                at = cuda.atomic.add(counts, e, 1)  # type: ignore[call-arg]
+                at: Any = cuda.atomic.add(counts, e, 1)  # type: ignore[call-arg]
                 store_i32(plan + 4 * at, slot)
         sync_block()  # before counts are cleared
     if thread() == 0:

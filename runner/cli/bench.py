@@ -67,7 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
     if arguments.profile and common.devices(arguments)["device"] != "cpu":
-        raise UsageError("--profile counts the CPU's cycles: leave out --device and -ngl")
+        raise UsageError(
+            "--profile counts the CPU's cycles: leave out --device and -ngl; several --attn are "
+            "timed on a GPU, too"
+        )
     methods = arguments.attn or ["dense"]
     comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
     if comparing and (arguments.profile or not max(arguments.n_gen)):

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.cli import audit, common, states
+from tamis.cli import UsageError, audit, common, states
 from tamis.jit_kernels import ceiling as ceilings
+from tamis.jit_kernels.cuda_backend import CLOCK
 from tamis.jit_kernels.program import ATTEND, SELECT
+from tamis.places import devices
 
 COLUMNS = {
     "model": "model",
@@ -51,7 +53,7 @@ class Spent(NamedTuple):
 def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of one number of threads, each as soon as it is known."""
     engine = common.load_engine(arguments, common.Progress())
-    cycles = ceilings.measure(engine.backend).cycles
+    cycles = _clock(engine)
     n_step = max(arguments.n_gen)
     ids = None
     if arguments.text is not None:
@@ -75,6 +77,17 @@ def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 row |= {key: found[key] for key in ("mass", "best_mass", "recall", "error")}
             yield row
     engine.close()
+
+
+def _clock(engine: Any) -> float:
+    """Cycles a second of what ops cost. Raises UsageError for a model on two devices."""
+    on = [*devices(engine.places)]
+    if len(on) > 1:
+        raise UsageError(
+            f"methods are compared by the time of one device, this model is on {' and '.join(on)}: "
+            "leave out -nkvo, and -ngl or all but -ngl -1"
+        )
+    return CLOCK if on == ["cuda"] else ceilings.measure(engine.backend).cycles
 
 
 def _turn(session: Any, ids: np.ndarray) -> Spent:
