@@ -74,6 +74,7 @@ MEANT = {
     KernelSpec(ops.QUEST_SCORE, (64, 3, 1)): ["ld.global.nc.v4.u32", "mma.sync"],
     KernelSpec(ops.DELTA_ROWS, ()): ["st.global.u64"],
     KernelSpec(ops.DELTA_ADD, (64,)): ["ld.global.f32", "st.global.f32"],
+    KernelSpec(ops.HIP_ESTIMATE, (64, 3)): ["ld.global.nc.v4.u32", "mma.sync", "vote.sync.ballot"],
     KernelSpec(ops.HIP_MEANS, (64,)): ["ld.global.nc", "st.global.u8", "shfl.sync.bfly"],
     KernelSpec(ops.HIP_SEARCH, (64, 3)): ["dp4a.u32.s32", "ld.global.nc.v4.u32", "ex2.approx"],
     KernelSpec(ops.HIP_SELECT, ()): ["st.global.u32", "bar.sync"],

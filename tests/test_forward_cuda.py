@@ -57,6 +57,8 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "quest:budget=24,page=4,dense=0,sink=2,recent=4,rows=group",
         "hip:k=8,b_k=2,l_d=0,sink=2,local=6",
         "hip:k=8,b_k=1,l_d=1,sink=2,local=6,r_m=3,span=3,rows=head",
+        "hip:rep=centre,rows=head,k=8,b_k=2,l_d=0,sink=2,local=6,r_m=2",
+        "hip:rep=centre,k=12,b_k=4,b_sk=3,l_d=1,sink=2,local=6",
         "cpe:s=4,k=9,sink=2,local=6",
         "cpe:s=4,k=9,sink=2,local=6,phi=1,join=0.95,rows=group",
         "cpe:s=0,sink=2,local=6",

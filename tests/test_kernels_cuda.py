@@ -26,14 +26,12 @@ from tamis.jit_kernels.cuda_backend import CudaBackend
 
 pytestmark = pytest.mark.gpu
 
-# Rows of float16 have no scales: what lies beyond 65504 is infinite. HIP_ESTIMATE and TACTIC_JOINT
-# have no kernels; the last of these calls none.
+# Rows of float16 have no scales: what lies beyond 65504 is infinite. TACTIC_JOINT has
+# no kernel; the last of these calls none.
 CPU_ONLY = {
     "test_each_32_elements_of_each_row_have_a_scale",
     "test_strips_give_the_product_of_their_rows",
     "test_nor_does_a_sum_in_strips",
-    "test_the_search_is_algorithm_1",
-    "test_equal_scores_keep_the_lower_blocks",
     "test_the_joint_budget_is_that_of_the_reference",
     "test_the_oracle_follows_a_pattern_by_hand",
 }
