@@ -87,6 +87,7 @@ MEANT = {
     KernelSpec(ops.TACTIC_MEAN, (64,)): ["vote.sync.ballot", "popc"],
     KernelSpec(ops.TACTIC_SCORE, (64, 3)): ["ld.global.nc.v4.u32", "mma.sync"],
     KernelSpec(ops.TACTIC_BUDGET, (64,)): ["vote.sync.ballot", "mma.sync", "f64", "ex2.approx"],
+    KernelSpec(ops.TACTIC_JOINT, (64, 3)): ["vote.sync.ballot", "mma.sync", "f64", "ex2.approx"],
     KernelSpec(ops.TACTIC_MARK, (3,)): ["red.global.or", "popc"],
     KernelSpec(ops.TACTIC_SELECT, ()): ["popc"],
     KernelSpec(ops.LFPS_KEEP, (64,)): ["ld.global.f32", "st.global.u64"],

@@ -67,6 +67,7 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "lfps:s=8,sink=2,local=8,budget=0.1,epsilon=0.05,bypass=mean",
         "tactic:c=4,sink=2,local=8,segment=16,period=16",
         "tactic:c=4,sink=2,local=8,segment=32,period=16,sample=9,rows=head",
+        "tactic:c=4,sink=2,local=8,segment=32,period=16,sample=9,rows=joint",
     ],
 )
 def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):

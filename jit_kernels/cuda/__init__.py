@@ -9,7 +9,7 @@ OPS = frozenset(
         "logit_parts", "matmul", "moe_matmul", "moe_route", "moe_sum", "pack_rows", "quest_bounds",
         "quest_score", "rms_norm", "rope_append", "rope_table", "score_keys", "select_best",
         "select_pack", "select_psaw", "select_top_k", "select_union", "select_window",
-        "tactic_assign", "tactic_budget", "tactic_mark", "tactic_mean", "tactic_score",
-        "tactic_seed", "tactic_select",
+        "tactic_assign", "tactic_budget", "tactic_joint", "tactic_mark", "tactic_mean",
+        "tactic_score", "tactic_seed", "tactic_select",
     ]
 )  # fmt: skip

@@ -200,8 +200,43 @@ def exponentiate(logits, n, top):
     sync_block()
 
 
-def _weighing(head_dim: int) -> Any:
-    """The function that writes the scaled products of a query with n listed keys to logits."""
+@device
+def first_above(weights, low, high, value):
+    """The first of the running sums low .. high - 1 that is above the value, or high - 1."""
+    high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        if float64(load_f32(weights + 4 * middle)) > value:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@device
+def draw(rows, pages, clusters, tables, first, tail, n_sample, at_guesses):
+    """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+    order, starts, rank, _, n_cluster = clusters
+    (guesses, _, weights), n = tables, thread()
+    if n < n_sample:
+        point = (n + 0.5) / n_sample * tail
+        i = first_above(weights, first, n_cluster, point)
+        before = float64(load_f32(weights + 4 * (i - 1))) if i > first else 0.0
+        weight = float64(load_f32(weights + 4 * i)) - before
+        cluster = load_i32(rank + 4 * i)
+        low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
+        within = int((point - before) / weight * (high - low)) if weight > 0.0 else 0
+        j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
+        store_i32(rows + 4 * n, key_row(pages[1], pages[2], pages[3], j))
+        store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
+    sync_block()
+
+
+def weighing(head_dim: int, group: int) -> Any:
+    """The function that writes the scaled products of queries with n listed keys to logits.
+
+    Queries lie one after the other, their logits `stride` bytes apart.
+    """
 
     @device
     def listed(keys, i):
@@ -209,16 +244,17 @@ def _weighing(head_dim: int) -> Any:
         row = load_i32(rows + 4 * i) if i < n else 0
         return k_pages + 2 * head_dim * row if i < n else 0
 
-    stage = staging(head_dim, 1, listed)
+    stage = staging(head_dim, group, listed)
 
     @device
-    def weigh(shared, head, k_pages, rows, n, logits, scale):
+    def weigh(shared, heads, k_pages, rows, n, logits, stride, scale):
         sync_block()
         for start in range(0, n, SPAN):
-            stage(shared, head, 1, (k_pages, rows, n), start)
+            stage(shared, heads, group, (k_pages, rows, n), start)
             if start + thread() < n:
-                x = load_shared(uint32(shared + 4 * thread())) * scale
-                store_f32(logits + 4 * (start + thread()), x)
+                for g in range(group):
+                    x = load_shared(uint32(shared + ROW * g + 4 * thread())) * scale
+                    store_f32(logits + stride * g + 4 * (start + thread()), x)
             sync_block()  # before the next span's products overwrite what is read here
 
     return weigh
@@ -276,7 +312,7 @@ def curve_budget(logits, sizes, n, share, sums, found):
 
 def _budgets(head_dim: int) -> tuple[Any, Any]:
     """The functions that keep positions by a curve and by samples."""
-    weigh = _weighing(head_dim)
+    weigh = weighing(head_dim, 1)
 
     @device
     def by_curve(shared, head, pages, clusters, lists, span, share, scale, sums, found):
@@ -292,7 +328,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         if n_kv > 0:
             at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
         n_all = (at - rows) // 4
-        weigh(shared, head, pages[0], rows, n_all, logits, scale)
+        weigh(shared, head, pages[0], rows, n_all, logits, 0, scale)
         exponentiate(logits, n_all, float32(largest_of(logits, n_all, sums)))
         sizes = n_first, high_1 - low_1, high_2 - low_2, (at - outside) // 4
         return curve_budget(logits, sizes, n, share, sums, found)
@@ -312,36 +348,6 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
             reached += total
         sync_block()
         return reached
-
-    @device
-    def first_above(weights, low, high, value):
-        """The first of the running sums low .. high - 1 that is above the value, or high - 1."""
-        high -= 1
-        while low < high:
-            middle = (low + high) // 2
-            if float64(load_f32(weights + 4 * middle)) > value:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    @device
-    def draw(rows, pages, clusters, tables, first, tail, n_sample, at_guesses):
-        """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
-        order, starts, rank, _, n_cluster = clusters
-        (guesses, _, weights), n = tables, thread()
-        if n < n_sample:
-            point = (n + 0.5) / n_sample * tail
-            i = first_above(weights, first, n_cluster, point)
-            before = float64(load_f32(weights + 4 * (i - 1))) if i > first else 0.0
-            weight = float64(load_f32(weights + 4 * i)) - before
-            cluster = load_i32(rank + 4 * i)
-            low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
-            within = int((point - before) / weight * (high - low)) if weight > 0.0 else 0
-            j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
-            store_i32(rows + 4 * n, key_row(pages[1], pages[2], pages[3], j))
-            store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
-        sync_block()
 
     @device
     def mean_ratio(logits, guesses, n, sums):
@@ -365,7 +371,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         if n_kv > 0:
             at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
         n_exact = (at - rows) // 4
-        weigh(shared, head, pages[0], rows, n_exact, logits, scale)
+        weigh(shared, head, pages[0], rows, n_exact, logits, 0, scale)
         top = max(float32(largest_of(logits, n_exact, sums)), load_f32(tables[0]))
         exponentiate(logits, n_exact, top)
         outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
@@ -373,7 +379,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         if tail > 0.0:
             to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
             draw(drawn, pages, clusters, tables, last + 1, tail, n_sample, at_samples)
-            weigh(shared, head, pages[0], drawn, n_sample, to, scale)
+            weigh(shared, head, pages[0], drawn, n_sample, to, 0, scale)
             factor = mean_ratio(to, at_samples, n_sample, sums) * (1.0 + float64(margin))
         need = share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need, sums, found)
