@@ -221,10 +221,10 @@ def test_experts_have_scratch_for_their_rows_and_plan(backend):
     )  # fmt: skip
     linked = backend.link(program)
     # Rows as float16, up to 128 elements, or 2.5 bytes an element; 12 slots, at most 12 tiles.
-    assert backend.scratch(0).n_bytes == 12 * 256 + 4 * (12 + 1 + 3 * 12)
+    assert backend.scratch(0).n_bytes == TURNS + 12 * 256 + 4 * (12 + 1 + 3 * 12)
     backend.run(linked)
     (seen,) = fields(backend, ops.MOE_MATMUL)
-    assert seen["scratch"] == backend.scratch(0).address
+    assert seen["scratch"] == backend.scratch(0).address + TURNS
 
 
 def test_a_timed_replay_tells_what_each_part_of_a_pass_took(backend):

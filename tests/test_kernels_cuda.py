@@ -20,6 +20,7 @@ import test_kernels_tactic
 import test_kernels_weights
 from guarded import on_gpu, runs
 
+from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda.driver import CudaError
 from tamis.jit_kernels.cuda_backend import CudaBackend
 
