@@ -1,4 +1,4 @@
-"""`--attn auto`: for each quarter of the layers the cheapest method that keeps enough attention there.
+"""`--attn auto`: for each quarter of the layers the cheapest method that keeps enough attention.
 
 The last tokens of what a session holds are decoded again with each candidate, from the cheapest to
 the dearest, and what it keeps is weighed (see tamis.weigh). A quarter that has found its method
@@ -37,8 +37,8 @@ class Auto:
     """How a method is chosen."""
 
     mass: float = 0.95  # attention weight to be kept: a quarter's mean over layers, heads and steps
-    probe: int = 8  # tokens that are decoded again with each candidate
-    least: int = 8192  # tokens; with fewer, choosing takes longer than it can save
+    probe: int = 4  # tokens that are decoded again with each candidate
+    least: int = 8000  # tokens; with fewer, choosing takes longer than it can save
     share: float = 0.5  # of dense attention's bytes; who reads more is not faster
 
     def __post_init__(self) -> None:
@@ -130,7 +130,9 @@ def choose(
             break
     chosen = [known or DENSE for known in found]
     attn = of_layers(_of_each_layer(engine, groups, chosen))
-    return Choice(attn, _reason(how, groups, found, tried), tuple(tried), time.perf_counter() - start)
+    return Choice(
+        attn, _reason(how, groups, found, tried), tuple(tried), time.perf_counter() - start
+    )
 
 
 def _groups(engine: "Engine") -> list[list[int]]:
@@ -151,7 +153,7 @@ def _of_each_layer(
 def _reason(
     how: Auto, groups: list[list[int]], found: list[str | None], tried: Sequence[Tried]
 ) -> str:
-    """What the choice keeps and reads, as it was weighed last; where nothing fits, what came near."""
+    """What the choice keeps and reads, by the last weighing; where nothing fits, what came near."""
     if not tried:
         return "no other method runs here"
     wanted = f"{how.mass:g} of the attention with at most {how.share:g} of the bytes"

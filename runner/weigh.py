@@ -1,4 +1,4 @@
-"""What a method keeps of attention, measured while it decodes, for little more than dense attention.
+"""What a method keeps of attention, measured while it decodes, at dense attention's own cost.
 
 The audit's mass without the rest of it: ATTEND gives the logarithm of the sum of exponentials over
 the keys it read; the difference of two, over the chosen keys and over all, is the mass.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Weight(NamedTuple):
-    """Of some layers, means over steps: the mass kept, and bytes as a share of dense attention's."""
+    """Of some layers, means over steps: the mass kept, bytes as a share of dense attention's."""
 
     mass: float
     share: float

@@ -1,7 +1,7 @@
 """The notation of methods on the command line: `window`, `topk:k=256,rows=head`.
 
 A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`.
-Decode steps may have a method a layer: `lfps@0-11+tactic@12-23`, dense attention where none is named.
+Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
 
 
 def of_layers(names: Sequence[str]) -> str:
-    """The text of one method a layer, whose names these are; dense attention goes without saying."""
+    """The text of one method a layer, whose texts these are; dense layers are left out."""
     if len(set(names)) == 1:
         return names[0]
     parts, first = [], 0
