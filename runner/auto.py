@@ -110,6 +110,8 @@ def choose(
     over. tell(attn): called before each is tried. Raises MethodError, MemoryError, CompileError.
     """
     n, start = base.n_past, time.perf_counter()
+    if base.kv_ram is not None:
+        return Choice(DENSE, "keys and values are in a file, which candidates would have to copy")
     if n < how.least:
         return Choice(DENSE, f"{n} tokens are fewer than {how.least}")
     groups = _groups(engine)
