@@ -38,7 +38,7 @@ class Auto:
 
     mass: float = 0.95  # attention weight to be kept: a quarter's mean over layers, heads and steps
     probe: int = 4  # tokens that are decoded again with each candidate
-    least: int = 8000  # tokens; with fewer, choosing takes longer than it can save
+    least: int = 7500  # tokens; with fewer, choosing takes longer than it can save
     share: float = 0.5  # of dense attention's bytes; who reads more is not faster
 
     def __post_init__(self) -> None:

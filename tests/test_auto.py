@@ -170,7 +170,7 @@ def test_run_says_what_it_chose_and_answers_as_that_method_does(engine, capsys):
     assert main([*line, "--temp", "0", "--attn", "auto"]) == 0
     out, err = capsys.readouterr()
     assert "--attn auto: dense; " in err
-    assert "tokens are fewer than 8000" in err
+    assert "tokens are fewer than 7500" in err
     assert main([*line, "--temp", "0"]) == 0
     assert capsys.readouterr().out == out
     assert main([*line, "--temp", "0", "--attn", "auto:mass=0.01,least=64,share=9"]) == 0

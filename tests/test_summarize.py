@@ -535,7 +535,7 @@ def test_auto_chooses_when_the_text_is_read_and_says_what(tiny, cache):
     engine.close()
     chosen, short = [line for line in said if "--attn auto: " in line]
     assert re.match(r"cat.txt: --attn auto: hip:k=64\S*; keeps \S+ of the attention", chosen)
-    assert re.match(r"cat.txt: --attn auto: dense; \d+ tokens are fewer than 8000", short)
+    assert re.match(r"cat.txt: --attn auto: dense; \d+ tokens are fewer than 7500", short)
 
 
 def test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice(tiny, tmp_path):
