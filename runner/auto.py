@@ -94,7 +94,7 @@ def parse_auto(text: str) -> Auto | None:
 def candidates(n_token: int) -> tuple[str, ...]:
     """The methods that are tried after n_token tokens, from the cheapest."""
     sizes = (n_token // part // 64 * 64 for part in PARTS)
-    return tuple(f"hip:k={max(64, k)},l_d=0,r_m=4" for k in sizes)
+    return tuple(f"hip:k={max(64, k)},l_d=0" for k in sizes)
 
 
 def choose(

@@ -199,7 +199,7 @@ def test_auto_chooses_as_on_the_cpu(tmp_path):
         base.prefill(ids)
         choices.append(choose(engine, base, how))
         engine.close()
-    assert choices[0].attn == choices[1].attn == "hip:k=64,l_d=0,r_m=4"
+    assert choices[0].attn == choices[1].attn == "hip:k=64,l_d=0"
     weights = [choice.tried[0].groups for choice in choices]
     np.testing.assert_allclose(*weights, rtol=0.05)
 
