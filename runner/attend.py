@@ -82,7 +82,7 @@ def _record_attend(
         stride=rows.stride,
         partial=partial,
         out=rows.out,
-        lse=None,
+        lse=rows.lse,
         scratch=ws.scratch,
         scale_f=hp.head_dim**-0.5,
     )
@@ -119,7 +119,7 @@ def _record_merge(rec: Recording, rows: Rows, partial: np.ndarray, split: int) -
         step=rows.step,
         partial=partial,
         out=rows.out,
-        lse=None,
+        lse=rows.lse,
         n_head=n_head,
         n_split=split,
     )

@@ -143,7 +143,7 @@ class Audit:
             self._check(layer, heads, state, step)
 
     def _check(self, layer: int, heads: np.ndarray, state: SelectorState, step: int) -> None:
-        for bound in state.bounds(heads):
+        for bound in state.bounds(layer, heads):
             limit = bound.allowed + bound.rounding
             numbers = np.stack([bound.measured, bound.allowed, limit], axis=-1)
             self._bounds.setdefault((bound.name, bound.holds_always), []).append(numbers)

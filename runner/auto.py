@@ -1,39 +1,45 @@
-"""`--attn auto`: the cheapest method that keeps enough attention, found on the document itself.
+"""`--attn auto`: for each quarter of the layers the cheapest method that keeps enough attention.
 
-The last tokens of what a session holds are decoded again with each candidate, every step beside
-dense attention. Cost is bytes: keys and values attended to and whatever is read to choose them.
-One method serves all layers.
+The last tokens of what a session holds are decoded again with each candidate, from the cheapest to
+the dearest, and what it keeps is weighed (see tamis.weigh). A quarter that has found its method
+keeps it while the next candidate is tried in the others, so that what is weighed last is what is
+chosen, but for quarters that stay dense. Cost is bytes: keys and values attended to and whatever is
+read to choose them. Scattered keys take up to twice as long a byte as all of them in their order.
 """
 
-import contextlib
-import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tamis.jit_kernels.workers import NoKernelError
+from tamis.select.notation import of_layers, parse_method
+from tamis.weigh import Weighed, Weight
 
 if TYPE_CHECKING:
     from tamis.engine import Engine
     from tamis.session import Session
 
 NAME = "auto"
-# From the fewest bytes to the most, as measured at 16K tokens: an order of trying, no more.
-CANDIDATES = ("lfps", "hip", "cpe", "tactic:rows=joint,sample=128", "hip:k=2048", "quest", "tactic")
 DENSE = "dense"
+N_GROUP = 4  # first, last and middle layers differ most; means over fewer layers are of few heads
+# Of n tokens, HiP's k: n // 8 and n // 4. At any mass it was the fastest of those that have nothing
+# to do before their first step, which LFPS and Tactic gain back in hundreds of tokens only.
+PARTS = (8, 4)
 
 
 class AutoError(ValueError):
     """The text after `auto` has a parameter that there is not, or a value out of range."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Auto:
     """How a method is chosen."""
 
-    mass: float = 0.95  # attention weight that must be kept, the mean over layers, heads and steps
-    probe: int = 8  # tokens that are decoded again with each candidate
-    least: int = 8192  # tokens; with fewer, choosing takes longer than it can save
-    share: float = 0.5  # of dense attention's bytes; who reads more is not worth it
+    mass: float = 0.95  # attention weight to be kept: a quarter's mean over layers, heads and steps
+    probe: int = 4  # tokens that are decoded again with each candidate
+    least: int = 7500  # tokens; with fewer, choosing takes longer than it can save
+    share: float = 0.5  # of dense attention's bytes; who reads more is not faster
 
     def __post_init__(self) -> None:
         if not 0 < self.mass <= 1:
@@ -43,11 +49,10 @@ class Auto:
 
 
 class Tried(NamedTuple):
-    """A candidate: the mass it kept, and its bytes as a share of dense attention's."""
+    """A candidate in the layers where it was tried, and what every quarter then kept and read."""
 
     attn: str
-    mass: float
-    share: float
+    groups: tuple[Weight, ...]
 
 
 class Choice(NamedTuple):
@@ -55,7 +60,12 @@ class Choice(NamedTuple):
 
     attn: str
     reason: str
-    tried: tuple[Tried, ...]
+    tried: tuple[Tried, ...] = ()
+    seconds: float = 0.0  # that choosing took
+
+    def __str__(self) -> str:
+        took = f" (chosen in {self.seconds:.1f} s)" if self.tried else ""
+        return f"{self.attn}; {self.reason}{took}"
 
 
 def parse_auto(text: str) -> Auto | None:
@@ -81,58 +91,99 @@ def parse_auto(text: str) -> Auto | None:
     return Auto(**values)  # type: ignore[arg-type]
 
 
+def candidates(n_token: int) -> tuple[str, ...]:
+    """The methods that are tried after n_token tokens, from the cheapest."""
+    sizes = (n_token // part // 64 * 64 for part in PARTS)
+    return tuple(f"hip:k={max(64, k)},l_d=0" for k in sizes)
+
+
 def choose(
     engine: "Engine",
     base: "Session",
     how: Auto,
-    candidates: Sequence[str] = CANDIDATES,
+    methods: Sequence[str] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Choice:
     """The method for what `base` holds; base stays as it is.
 
-    Candidates that the backend has no kernels for are passed over. tell(candidate): called before
-    each is tried. Raises MethodError, MemoryError, CompileError.
+    methods: the candidates, from the cheapest; those that the backend has no kernels for are passed
+    over. tell(attn): called before each is tried. Raises MethodError, MemoryError, CompileError.
     """
-    n = base.n_past
+    n, start = base.n_past, time.perf_counter()
+    if base.kv_ram is not None:
+        return Choice(DENSE, "keys and values are in a file, which candidates would have to copy")
     if n < how.least:
-        return Choice(DENSE, f"{n} tokens are fewer than {how.least}", ())
-    tried = []
-    for attn in candidates:
+        return Choice(DENSE, f"{n} tokens are fewer than {how.least}")
+    groups = _groups(engine)
+    found: list[str | None] = [None] * len(groups)
+    tried: list[Tried] = []
+    for method in candidates(n) if methods is None else methods:
+        trial = [method if known is None else known for known in found]
+        attn = of_layers(_of_each_layer(engine, groups, trial))
         tell(attn)
-        with contextlib.suppress(NoKernelError):
-            tried.append(_tried(engine, base, attn, how.probe))
-    if not tried:
-        return Choice(DENSE, "no other method runs here", ())
-    able = [t for t in tried if t.mass >= how.mass and t.share <= how.share]
-    if not able:
-        best = max(tried, key=lambda t: t.mass)
-        reason = (
-            f"none keeps {how.mass:g} of the attention with at most {how.share:g} of the bytes; "
-            f"{best.attn} keeps {best.mass:.3f} with {best.share:.2f}"
-        )
-        return Choice(DENSE, reason, tuple(tried))
-    best = min(able, key=lambda t: t.share)
+        try:
+            weighed = _weighed(engine, base, attn, how.probe)
+        except NoKernelError:
+            continue
+        tried.append(Tried(attn, tuple(weighed.of(group) for group in groups)))
+        able = [w.mass >= how.mass and w.share <= how.share for w in tried[-1].groups]
+        found = [name if fits else None for name, fits in zip(trial, able, strict=True)]
+        if None not in found:
+            break
+    chosen = [known or DENSE for known in found]
+    attn = of_layers(_of_each_layer(engine, groups, chosen))
     return Choice(
-        best.attn,
-        f"keeps {best.mass:.3f} of the attention with {best.share:.2f} of the bytes",
-        tuple(tried),
+        attn, _reason(how, groups, found, tried), tuple(tried), time.perf_counter() - start
     )
 
 
-def _tried(engine: "Engine", base: "Session", attn: str, n_probe: int) -> Tried:
+def _groups(engine: "Engine") -> list[list[int]]:
+    """The layers without a window of their own, in quarters of equal size, or nearly."""
+    full = [i for i in range(engine.hp.n_layer) if not engine.model.window(i)]
+    n = min(N_GROUP, len(full))
+    return [full[len(full) * i // n : len(full) * (i + 1) // n] for i in range(n)]
+
+
+def _of_each_layer(
+    engine: "Engine", groups: Sequence[Sequence[int]], names: Sequence[str]
+) -> list[str]:
+    """The method of every layer: those with a window have the one of the layers after them."""
+    ends = [group[-1] for group in groups[:-1]]
+    return [names[sum(end < layer for end in ends)] for layer in range(engine.hp.n_layer)]
+
+
+def _reason(
+    how: Auto, groups: list[list[int]], found: list[str | None], tried: Sequence[Tried]
+) -> str:
+    """What the choice keeps and reads, by the last weighing; where nothing fits, what came near."""
+    if not tried:
+        return "no other method runs here"
+    wanted = f"{how.mass:g} of the attention with at most {how.share:g} of the bytes"
+    sizes = [len(group) for group in groups]
+    if not any(found):
+        best = max(tried, key=lambda t: _mean([w.mass for w in t.groups], sizes))
+        mass, share = (_mean(values, sizes) for values in zip(*best.groups, strict=True))
+        return f"none keeps {wanted} in any quarter; {best.attn} keeps {mass:.3f} with {share:.2f}"
+    last = [
+        Weight(1, 1) if name is None else weight
+        for name, weight in zip(found, tried[-1].groups, strict=True)
+    ]
+    mass, share = (_mean(values, sizes) for values in zip(*last, strict=True))
+    return f"keeps {mass:.3f} of the attention with {share:.2f} of the bytes"
+
+
+def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
+    """Over layers, of values that groups of these sizes have."""
+    return sum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def _weighed(engine: "Engine", base: "Session", attn: str, n_probe: int) -> Weighed:
+    weighed = Weighed(parse_method(attn))
     session = engine.session(
-        n_ctx=base.n_ctx,
-        attn=attn,
-        audit=1,
-        type_k=base.kv_types.k,
-        type_v=base.kv_types.v,
+        n_ctx=base.n_ctx, attn=weighed, type_k=base.kv_types.k, type_v=base.kv_types.v
     )
-    session.copy(base)
-    probe = session.tokens[-n_probe:]
-    session.truncate(base.n_past - n_probe)
-    session.recall()
-    for token in probe:
+    session.copy(base, base.n_past - n_probe)
+    for token in base.tokens[-n_probe:]:
         session.decode(token)
-    assert session.audit is not None
-    attended, selecting, dense = session.audit.n_bytes()
-    return Tried(attn, session.audit.total().mass, (attended + selecting) / dense)
+        weighed.take(engine.places, session.n_past - 1)
+    return weighed

@@ -20,6 +20,7 @@ from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
 from tamis.model import Model, load_model
 from tamis.places import Place, devices, one_place, two_places
 from tamis.prompt import ChatTemplate, default_template, encode_chat
+from tamis.select.base import Selector
 from tamis.select.notation import parse_methods
 from tamis.tokenizer import Tokenizer, tokenizer_for
 from tamis.workspace import workspace_bytes
@@ -252,7 +253,7 @@ class Engine:
         self,
         n_ctx: int | None = None,
         n_ubatch: int = 512,
-        attn: str = "dense",
+        attn: str | Selector = "dense",
         prefill: str = "dense",
         audit: int = 0,
         type_k: str = "f16",
@@ -264,7 +265,8 @@ class Engine:
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
-        attn, prefill: the methods of decode steps and of prompts, as select.notation writes them.
+        attn, prefill: the methods of decode steps and of prompts, as select.notation writes them,
+        or the first as a Selector.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
         type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
         kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the

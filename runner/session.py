@@ -331,19 +331,23 @@ class Session:
             else:
                 yield Piece(text + stream.finish(), token, logprob, "length")
 
-    def copy(self, other: "Session") -> None:
-        """Replace the sequence by another session's of the same engine. Raises ContextError.
+    def copy(self, other: "Session", n_tokens: int | None = None) -> None:
+        """Replace the sequence by another session's of the same engine, or its first n_tokens.
 
         Where both keep the same types in memory, they share its pages until one of them writes.
+        Raises ContextError, ValueError where the other holds fewer.
         """
-        self._check_room(f"the other session holds {other.n_past}", other.n_past)
+        n_tokens = other.n_past if n_tokens is None else n_tokens
+        if not 0 <= n_tokens <= other.n_past:
+            raise ValueError(f"cannot copy {n_tokens} tokens of {other.n_past}")
+        self._check_room(f"what is copied is {n_tokens}", n_tokens)
         self.truncate(0)
-        if not self._kv.share(other._kv, other.n_past):
+        if not self._kv.share(other._kv, n_tokens):
             other._fetch_kv()
             for layer in range(self._engine.hp.n_layer):
-                self._kv.write(layer, *other._kv.read(layer, other.n_past))
+                self._kv.write(layer, *other._kv.read(layer, n_tokens))
             self._send_kv()
-        self._tokens = other.tokens
+        self._tokens = other.tokens[:n_tokens]
         self.recall()
 
     def recall(self) -> None:

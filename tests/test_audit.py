@@ -125,7 +125,7 @@ def test_a_bound_that_does_not_hold_is_an_error_that_says_where(engine, monkeypa
     """The third step, in its second layer, at head 1; the session is as it was before the step."""
     n_head, calls = engine.hp.n_head, []
 
-    def bounds(self, report):
+    def bounds(self, layer, report):
         calls.append(report)
         broken = len(calls) == 2 * engine.hp.n_layer + 2
         heads = np.where(broken & (np.arange(n_head) == 1), measured, 0.5)

@@ -4,14 +4,16 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tiny_models import TinySpec, write_tiny_model
+from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
-from tamis.auto import CANDIDATES, Auto, AutoError, Choice, choose, parse_auto
+from tamis import auto
+from tamis.auto import Auto, AutoError, Choice, candidates, choose, parse_auto
 from tamis.cli import main
 from tamis.engine import Engine
 from tamis.jit_kernels.workers import NoKernelError
-from tamis.select.notation import parse_method
+from tamis.select.notation import of_layers, parse_method
 from tamis.session import Session
+from tamis.weigh import Weighed, Weight
 
 N = 400
 
@@ -31,46 +33,80 @@ def base(engine: Engine) -> Session:
     return session
 
 
+METHODS = ("window:recent=32", "topk:k=64", "topk:k=160", "topk:k=384")
+
+
 def chosen(engine: Engine, base: Session, **how: float) -> Choice:
-    candidates = ("window:recent=32", "topk:k=64", "topk:k=160", "topk:k=384")
-    return choose(engine, base, Auto(**{"least": 64, **how}), candidates)  # type: ignore[arg-type]
+    return choose(engine, base, Auto(**{"least": 64, **how}), METHODS)  # type: ignore[arg-type]
 
 
-def test_the_cheapest_of_those_that_keep_enough_is_chosen(engine, base):
-    choice = chosen(engine, base, mass=0.6, share=5)
-    able = [t for t in choice.tried if t.mass >= 0.6]
-    assert choice.attn == min(able, key=lambda t: t.share).attn
-    assert [t.attn for t in choice.tried] == [
-        "window:recent=32",
-        "topk:k=64",
-        "topk:k=160",
-        "topk:k=384",
-    ]
-    window, *tops = choice.tried
-    assert window.mass < 0.5
-    assert tops[0].mass < tops[1].mass < tops[2].mass
-    assert window.share < tops[0].share
+@pytest.mark.parametrize("mass", [0.05, 0.5, 0.6, 0.7, 0.8])
+def test_every_group_gets_the_first_method_that_keeps_enough_there(engine, base, mass):
+    """And keeps it while others are tried elsewhere: here each group is a layer."""
+    choice = chosen(engine, base, mass=mass, share=5)
+    expected: dict[int, str] = {}
+    for method, tried in zip(METHODS, choice.tried, strict=False):
+        trial = [expected.get(layer, method) for layer in range(engine.hp.n_layer)]
+        assert tried.attn == of_layers(trial)
+        able = [layer for layer, w in enumerate(tried.groups) if w.mass >= mass]
+        expected = {layer: trial[layer] for layer in able}
+    assert choice.attn == of_layers([expected.get(i, "dense") for i in range(engine.hp.n_layer)])
+    assert (len(expected) == engine.hp.n_layer) == (choice.attn.count("dense") == 0)
+    assert len(choice.tried) == len(METHODS) or len(expected) == engine.hp.n_layer
 
 
-def test_more_mass_asked_for_is_never_less_read(engine, base):
-    shares = []
+def test_groups_may_differ_and_some_stay_dense(engine, base, monkeypatch):
+    """What each method keeps in the two layers is made up."""
+    kept = {"window:recent=32": (0.99, 0.2), "topk:k=64": (0.99, 0.9), "topk:k=160": (0.99, 0.96)}
+
+    class Made(Weighed):
+        def of(self, layers):
+            named = (
+                {
+                    layer: name
+                    for part in self._method.parts
+                    for layer in part.layers
+                    for name in kept
+                    if part.method == parse_method(name)
+                }
+                if hasattr(self._method, "parts")
+                else dict.fromkeys(range(2), None)
+            )
+            (layer,) = layers
+            name = named[layer] or next(n for n in kept if parse_method(n) == self._method)
+            return Weight(kept[name][layer], 0.1)
+
+    monkeypatch.setattr(auto, "Weighed", Made)
+    how = Auto(least=64, probe=1)
+    choice = choose(engine, base, how, tuple(kept))
+    assert choice.attn == "window:recent=32@0+topk:k=160@1"
+    assert choice.reason == "keeps 0.975 of the attention with 0.10 of the bytes"
+    choice = choose(engine, base, how, tuple(kept)[:2])
+    assert choice.attn == "window:recent=32@0"
+    assert choice.reason == "keeps 0.995 of the attention with 0.55 of the bytes"
+
+
+def test_more_mass_asked_for_is_never_less_kept(engine, base):
+    found = []
     for mass in (0.05, 0.6, 0.8):
         choice = chosen(engine, base, mass=mass, share=5)
-        (own,) = [t for t in choice.tried if t.attn == choice.attn]
-        assert own.mass >= mass
-        shares.append(own.share)
-    assert shares == sorted(shares)
+        assert choice.attn != "dense"
+        kept = re.match(r"keeps (\S+) of the attention", choice.reason)
+        found.append(float(kept[1]))
+        assert found[-1] >= mass
+    assert found == sorted(found)
 
 
 def test_dense_attention_stays_where_nobody_keeps_enough(engine, base):
     choice = chosen(engine, base, mass=1.0, share=0.5)
     assert choice.attn == "dense"
-    assert "none keeps 1 of the attention with at most 0.5 of the bytes" in choice.reason
+    assert "none keeps 1 of the attention with at most 0.5 of the bytes in any" in choice.reason
 
 
 def test_dense_attention_stays_in_a_short_context(engine, base):
     choice = chosen(engine, base, least=N + 1)
-    assert choice == Choice("dense", f"{N} tokens are fewer than {N + 1}", ())
+    assert choice == Choice("dense", f"{N} tokens are fewer than {N + 1}")
+    assert str(choice) == f"dense; {N} tokens are fewer than {N + 1}"
 
 
 def test_choosing_leaves_the_session_as_it_was(engine, base):
@@ -82,24 +118,29 @@ def test_choosing_leaves_the_session_as_it_was(engine, base):
     assert (base.decode(3) == before).all()
 
 
-def test_a_candidate_is_measured_as_an_audit_measures_it(engine, base):
-    choice = chosen(engine, base, probe=4, share=5)
-    session = engine.session(n_ctx=512, attn="topk:k=64", audit=1)
-    session.prefill(base.tokens[:-4])
-    for token in base.tokens[-4:]:
-        session.decode(token)
-    assert session.audit is not None
-    assert choice.tried[1].mass == pytest.approx(session.audit.total().mass, abs=1e-6)
-
-
-def test_every_candidate_is_a_method():
-    for text in CANDIDATES:
+@pytest.mark.parametrize("n", [2, 8000, 32768])
+def test_every_candidate_is_a_method(n):
+    for text in candidates(n):
         parse_method(text)
 
 
+def test_layers_with_a_window_of_their_own_are_in_no_group(tmp_path):
+    path = write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3"))
+    engine = Engine.load(path, n_threads=1)
+    full = [i for i in range(engine.hp.n_layer) if not engine.model.window(i)]
+    assert 0 < len(full) < engine.hp.n_layer
+    session = engine.session(n_ctx=512)
+    session.prefill([i * 7 % 60 for i in range(N)])
+    choice = choose(engine, session, Auto(least=64, mass=0.01, probe=2), ("window:recent=32",))
+    engine.close()
+    assert choice.attn == "window:recent=32"
+    assert len(choice.tried[0].groups) == min(4, len(full))
+    assert all(w.mass < 1 for w in choice.tried[0].groups)
+
+
 def test_a_method_without_kernels_here_is_passed_over(engine, base, monkeypatch):
-    def session(attn="dense", **settings):
-        if attn in absent:
+    def session(attn, **settings):
+        if attn._method in map(parse_method, absent):
             raise NoKernelError(attn)
         return real(attn=attn, **settings)
 
@@ -129,10 +170,12 @@ def test_run_says_what_it_chose_and_answers_as_that_method_does(engine, capsys):
     assert main([*line, "--temp", "0", "--attn", "auto"]) == 0
     out, err = capsys.readouterr()
     assert "--attn auto: dense; " in err
-    assert "tokens are fewer than 8192" in err
+    assert "tokens are fewer than 7500" in err
     assert main([*line, "--temp", "0"]) == 0
     assert capsys.readouterr().out == out
     assert main([*line, "--temp", "0", "--attn", "auto:mass=0.01,least=64,share=9"]) == 0
-    assert re.search(r"--attn auto: \w+; keeps [01]\.\d+ of", capsys.readouterr().err)
+    assert re.search(
+        r"--attn auto: \S+; keeps [01]\.\d+ of .* \(chosen in \d+\.\d s\)", capsys.readouterr().err
+    )
     assert main([*line, "--attn", "auto:x=1"]) == 2
     assert "auto takes mass=" in capsys.readouterr().err

@@ -171,6 +171,8 @@ def test_auto_chooses_for_each_sample_and_says_what(engine, tmp_path):
     rows = evaluate(engine, changed(attn=(auto, "auto")), tmp_path)
     assert [row["label"] for row in rows] == ["dense", auto, "auto"]
     assert rows[1]["chosen"] not in ("dense", auto)
+    assert rows[1]["reason"].startswith("keeps ")
+    assert rows[1]["choose_s"] > 0
     assert rows[2]["chosen"] == "dense"  # 496 tokens are few
     assert rows[2]["answer"] == rows[0]["answer"]
 

@@ -71,6 +71,7 @@ LAYERS = {
     "tamis.session": 9,
     "tamis.session_file": 9,
     "tamis.auto": 10,
+    "tamis.weigh": 10,
     "tamis.bindings.*": 10,
     "tamis.evals.*": 10,
     "tamis.fetch.*": 10,

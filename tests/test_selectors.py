@@ -22,7 +22,13 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
 )
-from tamis.select.notation import MethodError, methods, parse_method, parse_methods
+from tamis.select.notation import (
+    MethodError,
+    methods,
+    of_layers,
+    parse_method,
+    parse_methods,
+)
 
 N_UBATCH = 64
 CHUNKS = [1, 37, 64, 70]  # prompt lengths, one after the other: within a chunk, whole, and beyond
@@ -130,6 +136,20 @@ EXAMPLES = {
         Example("snapkv:budget=9,window=9,kernel=1,sink=0", 9 + N_DECODE, 10),
     ],
 }
+# A method a layer; of Gemma 3's seven layers the sixth has no window.
+PER_LAYER = {
+    "qwen2": [
+        Example("window:sink=4,recent=32,block=16@0+topk:k=24,sink=4,recent=8@1", None, 8),
+        Example("tactic:c=4,period=16,local=8@1", None, 8),
+        Example("lfps:budget=0.1,sink=4,local=8,s=4@0+hshare:budget=40,recent=8@1", None, 8),
+        Example("hip:k=32,b_k=4,r_m=4,local=16@1+cpe:k=24,local=8,s=4@0", None, 8),
+        Example("h2o:budget=40,sink=4,s=8@0+snapkv:budget=40,window=8@1", None, 8),
+    ],
+    "gemma3": [
+        Example("topk:k=24,sink=4,recent=8@0-2+lfps:budget=0.1,local=8,s=4@3-6", None, 8),
+        Example("hshare:budget=40,recent=8@5+tactic:c=4,period=16,local=8@0-4", None, 8),
+    ],
+}
 # Numbers that cover any context of these tests: the answer is dense attention's.
 COVERING = {
     "dense": ["dense"],
@@ -178,10 +198,17 @@ DEFAULTS = [Example(name, None, 1) for name in methods() if name != "delta"]  # 
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 # With windows in some layers: of each method one, for what its numbers do was seen without.
 WITH_WINDOWS = [*DEFAULTS, *(EXAMPLES[name][0] for name in EXAMPLES)]
-ON_BOTH = [*(("qwen2", e) for e in ALL), *(("gemma3", e) for e in WITH_WINDOWS)]
+ON_BOTH = [
+    *(("qwen2", e) for e in ALL),
+    *(("gemma3", e) for e in WITH_WINDOWS),
+    *((arch, e) for arch, examples in PER_LAYER.items() for e in examples),
+]
 COVERING_ON_BOTH = [
     *(("qwen2", text) for texts in COVERING.values() for text in texts),
     *(("gemma3", texts[0]) for texts in COVERING.values()),
+    ("qwen2", "topk:k=512@1"),
+    ("qwen2", "tactic:local=512@0+lfps:local=512@1"),
+    ("gemma3", "lfps:local=512@2-5"),
 ]
 of_example = pytest.mark.parametrize(
     ("engine", "example"), ON_BOTH, indirect=["engine"], ids=lambda x: getattr(x, "text", x)
@@ -257,7 +284,7 @@ def engine(request, engine_of):
 
 def in_its_roles(text):
     """The method wherever it serves, dense attention elsewhere."""
-    roles = methods()[text.partition(":")[0].partition("(")[0]].roles
+    roles = (DECODE,) if "@" in text else methods()[text.partition(":")[0].partition("(")[0]].roles
     return {
         "attn": text if DECODE in roles else "dense",
         "prefill": text if PREFILL in roles else "dense",
@@ -425,6 +452,12 @@ def test_numbers_that_cover_everything_are_dense_attention(engine, open_session,
         (("window:wide=3", "dense"), "'wide=3' in 'window:wide=3': window takes sink="),
         (("dense", "window:recent=few"), "expected a whole number"),
         (("dense", "window:recent=0"), "expected sink >= 0, recent >= 1"),
+        (("dense", "window@0-3"), "'window@0-3': --prefill takes one method for all layers"),
+        (("lfps@0+tactic", "dense"), "'tactic' in 'lfps@0+tactic': expected METHOD@FIRST-LAST"),
+        (("lfps@4-2", "dense"), "'lfps@4-2' in 'lfps@4-2': expected METHOD@FIRST-LAST"),
+        (("lfps@0-3+topk@2", "dense"), "layer 2 has 2 methods, expected one"),
+        (("nonsense@0", "dense"), "'nonsense' is not known"),
+        (("delta(window)@0", "dense"), "'delta' is no decode method"),
     ],
 )
 def test_a_method_that_is_not_there_is_an_error_with_its_remedy(texts, complaint):
@@ -445,6 +478,40 @@ def test_equal_methods_of_both_roles_share_a_state_and_others_have_their_own():
     both.decode(one, 0, q, kv)
     assert {spec.op.name for spec in chunk.program.specs} == {"select_window"}
     assert "quest_score" in {spec.op.name for spec in one.program.specs}
+
+
+def test_the_text_of_a_method_a_layer():
+    text = "lfps:a=0.1@0-1+tactic@3"
+    assert of_layers(["lfps:a=0.1", "lfps:a=0.1", "dense", "tactic"]) == text
+    assert of_layers(["tactic"] * 3) == "tactic"
+    assert of_layers(["dense"] * 3) == "dense"
+    parts = {part.method: part.layers for part in parse_method(text).parts}
+    assert parts == {parse_method("lfps:a=0.1"): (0, 1), parse_method("tactic"): (3,)}
+    assert parse_method("topk@2+lfps@1+topk@0").parts[0].layers == (0, 2)
+
+
+def test_layers_that_are_not_there_are_an_error(engine):
+    n = engine.hp.n_layer
+    with pytest.raises(ValueError, match=f"names layer {n}, the model has {n}: name layers 0 to"):
+        engine.session(attn=f"topk@0-{n}")
+
+
+@pytest.mark.parametrize("engine", ["qwen2"], indirect=True)
+def test_a_layer_is_served_by_its_method_and_others_are_dense(engine, open_session):
+    """In the first layer queries are those of a model with that method alone."""
+    ids = tokens(engine, 150)
+    spies = {}
+    for text in ("topk:k=9", "topk:k=9@0", "topk:k=9@1", "dense"):
+        session, spies[text] = open_session(text)
+        session.prefill(ids)
+        session.decode(1)
+    rows = {
+        text: [rows_of(spy.decoded(layer), 1) for layer in (0, 1)] for text, spy in spies.items()
+    }
+    assert rows["topk:k=9@0"][0] == rows["topk:k=9"][0] != rows["dense"][0]
+    assert rows["topk:k=9@0"][1] == rows["dense"][1]
+    assert rows["topk:k=9@1"][0] == rows["dense"][0]
+    assert len(rows["topk:k=9@1"][1][0][0]) == len(rows["topk:k=9"][1][0][0]) < 150
 
 
 def test_one_method_decodes_what_another_has_read(engine):

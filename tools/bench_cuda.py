@@ -146,7 +146,8 @@ class Cache(NamedTuple):
 
 def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
-    (step, stride, sel, out, partial), q, kv = rows, cache.q, cache.kv
+    step, stride, sel, out, partial, _ = rows
+    q, kv = cache.q, cache.kv
     group, split = N_HEAD // sel.n_row, n_split(sel.n_row, n_part) if len(q) == 1 else 1
     if partial is None:
         partial = zeros((N_HEAD, split, HEAD_DIM + 2), np.float32)

@@ -11,9 +11,10 @@ from tamis.cli import UsageError
 
 MIB = 1 << 20
 AUTO_HELP = (
-    "--attn auto decodes the prompt's last tokens again with several methods, takes the one that "
-    "reads least of those that keep 0.95 of the attention, and stays dense below 8192 tokens; "
-    "auto:mass=0.9,probe=8,least=8192,share=0.5 changes that"
+    "--attn auto decodes the prompt's last tokens again with several methods and takes, for each "
+    "quarter of the layers, the one that reads least of those that keep 0.95 of the attention "
+    "there with half of the bytes; where there is none, and below 7500 tokens, it stays dense. "
+    "auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
 # KV_TYPES of jit_kernels/types.py, UNITS and UNIT of kv/tier.py: these need NumPy.
 DEVICES = ("cpu", "cuda")

@@ -73,7 +73,7 @@ def _chosen(
     progress = common.Progress()
     session.prefill(ids[:-1], progress.tokens)
     choice = choose(engine, session, how)
-    common.note(f"--attn auto: {choice.attn}; {choice.reason}")
+    common.note(f"--attn auto: {choice}")
     if choice.attn == "dense":
         return session
     arguments.attn = choice.attn

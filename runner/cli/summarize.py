@@ -23,6 +23,7 @@ BAR = 20  # characters
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument("--ask", metavar="QUESTION", help="answer a question instead")
@@ -96,7 +97,8 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
     if not hasattr(arguments, "temp"):
         arguments.temp = 0.0
     prefill = "dense" if arguments.prefill == "auto" else arguments.prefill
-    common.check_methods(arguments.attn, prefill)
+    attn = arguments.attn if common.auto_method(arguments.attn) is None else "dense"
+    common.check_methods(attn, prefill)
     return Settings(
         task=Task(arguments.length, arguments.instruction, arguments.ask),
         params=common.sampler_params(arguments),

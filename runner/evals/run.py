@@ -108,11 +108,14 @@ class Evaluation:
 
     def _method(self, cell: Cell, base: "Session") -> tuple[str, dict[str, Any]]:
         """The decode method of a result, and what is known before it is measured."""
-        attn, known = cell.attn, {}
+        attn: str = cell.attn
+        known: dict[str, Any] = {}
         how = parse_auto(cell.attn)
         if how is not None:
-            attn = choose(self.engine, base, how).attn
-            known["chosen"] = attn
+            choice = choose(self.engine, base, how)
+            attn = choice.attn
+            known |= {"chosen": attn, "reason": choice.reason}
+            known["choose_s"] = round(choice.seconds, 3)
         return attn, known | ({"read": 1.0} if attn == DENSE else {})
 
     def _session(self, n_ctx: int, attn: str, prefill: str) -> "Session":

@@ -59,6 +59,7 @@ class Rows(NamedTuple):
     sel: Selection
     out: np.ndarray  # f32 [rows, n_head, head_dim]
     partial: np.ndarray | None = None  # f32 [rows, n_head, n_split, head_dim + 2]
+    lse: np.ndarray | None = None  # f32 [rows, n_head]: the log of the sums of exponentials
 
 
 class Bound(NamedTuple):
@@ -139,10 +140,10 @@ class SelectorState:
         """Whether `sel` is the default: dense attention."""
         return sel is self._full.get((id(rec.program), 0, self.shape.window[layer], BLOCK))
 
-    def bounds(self, report: np.ndarray) -> list[Bound]:
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         """What the method's paper promises of a step that was audited; nothing by default.
 
-        report: of one layer, f64 [n_head, len(ops.AUDIT)], see ops.AUDIT_HEADS.
+        report: of the layer, f64 [n_head, len(ops.AUDIT)], see ops.AUDIT_HEADS.
         """
         return []
 
@@ -358,8 +359,8 @@ class _PerRoleState(SelectorState):
     def _serving(self, rec: Recording) -> SelectorState:
         return self._for_decode if rec.n_tok == 1 else self._for_prefill
 
-    def bounds(self, report: np.ndarray) -> list[Bound]:
-        return self._for_decode.bounds(report)
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
+        return self._for_decode.bounds(layer, report)
 
     @property
     def n_recall(self) -> int:

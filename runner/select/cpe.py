@@ -186,7 +186,7 @@ class _State(SelectorState):
         """End all blocks: their sets were chosen by queries that may be gone."""
         self._meta[:, :, 0] = -1
 
-    def bounds(self, report: np.ndarray) -> list[Bound]:
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         mass, seen = report[:, AUDIT.mass], report[:, AUDIT.n_seen]
         lost = np.maximum(0.0, 1 - mass)
         allowed = np.array([g(delta, n) for delta, n in zip(lost, seen, strict=True)]) / 2

@@ -1,19 +1,25 @@
 """The notation of methods on the command line: `window`, `topk:k=256,rows=head`.
 
 A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`.
+Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
 """
 
 import dataclasses
 import importlib
 import pkgutil
 import re
+from collections.abc import Sequence
+from itertools import groupby
 
 import tamis.select
 from tamis.select.base import DECODE, PREFILL, PerRole, Selector
+from tamis.select.per_layer import Part, PerLayer
 
+DENSE = "dense"
 INNER = "inner"  # the field of a method that works over another one
 FLAGS = {DECODE: "--attn", PREFILL: "--prefill"}
-_NOT_METHODS = {"base", "notation"}
+AT, AND = "@", "+"  # of a method a layer
+_NOT_METHODS = {"base", "notation", "per_layer"}
 
 
 class MethodError(ValueError):
@@ -27,20 +33,23 @@ def methods() -> dict[str, type[Selector]]:
     return {name: importlib.import_module(f"tamis.select.{name}").METHOD for name in found}
 
 
-def parse_methods(attn: str, prefill: str) -> Selector:
+def parse_methods(attn: str | Selector, prefill: str) -> Selector:
     """The methods of decode steps and of prompts as one; they share a state where they are equal.
 
     Raises MethodError.
     """
-    for_decode, for_prefill = parse_method(attn, DECODE), parse_method(prefill, PREFILL)
+    for_decode = parse_method(attn, DECODE) if isinstance(attn, str) else attn
+    for_prefill = parse_method(prefill, PREFILL)
     return for_decode if for_decode == for_prefill else PerRole(for_prefill, for_decode)
 
 
 def parse_method(text: str, role: str = DECODE) -> Selector:
     """The method that `name`, `name:param=value,...` or `name(inner):...` stands for in a role.
 
-    Raises MethodError.
+    Or, at decode, a method a layer, `METHOD@LAYERS+METHOD@LAYERS`. Raises MethodError.
     """
+    if AT in text:
+        return _per_layer(text, role)
     name, inner, parameters = _parts(text)
     known = methods()
     serving = ", ".join(n for n, method in known.items() if role in method.roles)
@@ -68,6 +77,38 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
         values[key] = _value(text, key, value, fields[key])
     try:
         return method(**values)
+    except ValueError as error:
+        raise MethodError(f"{text!r}: {error}") from error
+
+
+def of_layers(names: Sequence[str]) -> str:
+    """The text of one method a layer, whose texts these are; dense layers are left out."""
+    if len(set(names)) == 1:
+        return names[0]
+    parts, first = [], 0
+    for name, run in groupby(names):
+        last = first + len(list(run)) - 1
+        if name != DENSE:
+            parts.append(f"{name}{AT}{first}" + (f"-{last}" if last > first else ""))
+        first = last + 1
+    return AND.join(parts)
+
+
+def _per_layer(text: str, role: str) -> PerLayer:
+    if role != DECODE:
+        raise MethodError(f"{text!r}: {FLAGS[role]} takes one method for all layers")
+    layers: dict[Selector, list[int]] = {}
+    for part in re.split(r"\+(?=[a-z])", text):
+        found = re.fullmatch(r"([^@]+)@(\d{1,4})(?:-(\d{1,4}))?", part)
+        first, last = (0, -1) if found is None else (int(found[2]), int(found[3] or found[2]))
+        if found is None or last < first:
+            raise MethodError(
+                f"{part!r} in {text!r}: expected METHOD@FIRST-LAST, as in lfps@0-11+tactic@12-23"
+            )
+        layers.setdefault(parse_method(found[1], role), []).extend(range(first, last + 1))
+    parts = (Part(method, tuple(sorted(own))) for method, own in layers.items())
+    try:
+        return PerLayer(tuple(parts))
     except ValueError as error:
         raise MethodError(f"{text!r}: {error}") from error
 

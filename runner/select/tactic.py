@@ -161,7 +161,7 @@ class _State(SelectorState):
             self._at = 0
             self._extent[1] = self._whole(min(n_tokens, int(self._extent[1])))
 
-    def bounds(self, report: np.ndarray) -> list[Bound]:
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         mass, max_v = report[:, AUDIT.mass], report[:, AUDIT.max_v]
         name, allowed = "2 (1 - p) max|v| (Eq. 6)", 2 * (1 - mass) * max_v
         return [Bound(name, report[:, AUDIT.error], allowed, rounding=ROUNDING * max_v)]

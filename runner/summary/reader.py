@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
+from tamis.auto import DENSE, choose, parse_auto
 from tamis.session import ContextError, Session
 from tamis.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
@@ -53,6 +54,7 @@ class Reader:
     def __init__(self, engine: "Engine", settings: Settings, cache: Cache | None) -> None:
         self._engine, self._settings, self._cache = engine, settings, cache
         self._model = "" if cache is None else model_digest(engine.path)
+        self._auto = parse_auto(settings.attn)
         self._session: Session | None = None
         self._opened: dict[str, Any] = {}
 
@@ -88,6 +90,8 @@ class Reader:
             n_text = shared(ids, self._engine.encode_chat(message(text, "")))
             session.prefill(ids[:n_text], self._told(watch, 0))
             self._keep(session, plan, text)
+        if self._auto is not None:
+            session, n_text = self._suited(session, plan, ids, n_text, watch), len(ids) - 1
         pieces = []
         for piece in session.generate(
             ids[n_text:],
@@ -108,10 +112,33 @@ class Reader:
             n_written=len(pieces),
         )
 
+    def _suited(
+        self, session: Session, plan: Plan, ids: Sequence[int], n_read: int, watch: Watch
+    ) -> Session:
+        """A session that holds the prompt but its last token, with the method that suits it."""
+        assert self._auto is not None
+        if n_read < len(ids) - 1:
+            session.prefill(ids[n_read:-1], self._told(watch, n_read))
+        choice = choose(self._engine, session, self._auto)
+        watch.say(f"{watch.name}: --attn auto: {choice}")
+        if choice.attn == DENSE:
+            return session
+        own = self._engine.session(
+            n_ubatch=N_UBATCH,
+            n_ctx=plan.n_ctx,
+            attn=choice.attn,
+            type_k=plan.type_k,
+            type_v=plan.type_v,
+            progress=watch.progress,
+        )
+        own.copy(session)
+        return own
+
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session as the plan wants it: the one there is, or a new one."""
         options: dict[str, Any] = {
             "n_ctx": plan.n_ctx,
+            "attn": DENSE if self._auto is not None else self._settings.attn,
             "prefill": plan.prefill,
             "type_k": plan.type_k,
             "type_v": plan.type_v,
@@ -121,7 +148,7 @@ class Reader:
         if self._session is None or self._opened != options:
             self._session = None  # its memory goes before the next one's is taken
             self._session = self._engine.session(
-                n_ubatch=N_UBATCH, attn=self._settings.attn, progress=watch.progress, **options
+                n_ubatch=N_UBATCH, progress=watch.progress, **options
             )
             self._opened = options
         self._session.truncate(0)
