@@ -36,6 +36,7 @@ MEANT = {
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
     KernelSpec(ops.ROPE_APPEND, (64, 0, *F16)): ["st.global.u16|st.global.b16"],
+    KernelSpec(ops.ROPE_APPEND, (64, 1, "q8_0", "q4_0")): ["st.global.u8", "mul.rn.f32", "redux"],
     KernelSpec(ops.ATTEND, (64, 3, 1, *F16)): [
         "ld.global.nc.v4.u32",
         "mma.sync",
@@ -48,8 +49,22 @@ MEANT = {
         "mbarrier|x4.trans",
         "cp.async",
     ],
+    # Bytes that become float16 on their way to registers, or to shared memory.
+    KernelSpec(ops.ATTEND, (128, 4, 1, "q8_0", "q4_0")): [
+        "ld.global.nc.v2.u32",
+        r"prmt.*0x64646464",
+        "mul.rn.f16x2",
+        "mma.sync",
+    ],
+    KernelSpec(ops.ATTEND, (64, 3, 16, "q8_0", "q4_0")): [
+        "ld.global.nc.u32",
+        r"prmt.*0x64646464",
+        "st.shared.v4.u32",
+        "fence.proxy.async|ldmatrix",
+    ],
     KernelSpec(ops.ATTEND_MERGE, (64, 16)): ["ex2.approx"],
     KernelSpec(ops.AUDIT_HEADS, (64, *F16)): ["ld.global.nc.v4", "ex2.approx", "sqrt.rn.f64"],
+    KernelSpec(ops.AUDIT_HEADS, (64, "q8_0", "q4_0")): ["ld.global.nc.u32", "sqrt.rn.f64"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
     KernelSpec(ops.LOGIT_PARTS, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
     KernelSpec(ops.LOGIT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
@@ -82,6 +97,7 @@ MEANT = {
     KernelSpec(ops.LFPS_SETS, (64, 4, 4)): ["mma.sync", "atom.*shared", "red.global.and", "f64"],
     KernelSpec(ops.LFPS_BYPASS, (64, 4, 4)): ["shfl.sync.bfly", "f64"],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
+    KernelSpec(ops.COPY_KV, (64, "q8_0", "q4_0")): ["st.global.u16|st.global.b16"],
 }
 
 

@@ -19,13 +19,13 @@ def staging(n: int, heads: int, row_of: Any) -> Any:
     row_of(rows, j): address of row j, n float16, or 0 for zeros. A block's work.
     """
     scoring = scoring_of(n)
-    read_q, load_q, load_k, score, _ = scoring
+    read_q, load_q, load_k, score = scoring.read_q, scoring.load_q, scoring.keys.load, scoring.score
     tail, n_turn = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
 
     @device
     def load(rows, j):
         at, n_piece = row_of(rows, j), max(0, (n - 8 * (lane() % 4) + 31) // 32)
-        return load_k(at + 16 * (lane() % 4), uint32(n_piece if at != 0 else 0))
+        return load_k(at, 8 * (lane() % 4), uint32(n_piece if at != 0 else 0))
 
     @device
     def stage(shared, q, n_q, rows, start):

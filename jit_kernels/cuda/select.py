@@ -64,12 +64,6 @@ def select_window() -> list[Launch]:
 
 
 @device
-def key_row(k_table, n_head_kv, h, j):
-    """The row of the key pages that holds KV head h's key of position j."""
-    return (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
-
-
-@device
 def window_start(pos, n_local, drop):
     """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
     return max(0, min(drop * pos >> 32, pos + 1 - n_local))

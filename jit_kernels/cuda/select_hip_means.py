@@ -33,6 +33,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.ptx import (
     dot_u8,
     exp2,
@@ -42,7 +43,6 @@ from tamis.jit_kernels.cuda.ptx import (
 )
 from tamis.jit_kernels.cuda.readers import const_f16, const_u128
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import SIBLINGS, STEP, hip_work
 
 SIZE = 127.0  # steps of a byte

@@ -11,10 +11,10 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.ptx import shared_address
 from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, joined, staging
-from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import STEP
 
 
