@@ -87,13 +87,20 @@ def test_the_op_is_what_its_oracle_says(gpu, test, values):
         test.__wrapped__(**values)
 
 
-# All widths of heads that loads, slices and pieces of rows differ by, at one token and at several.
-WIDTHS = [(32, 2), (64, 7), (96, 1), (128, 4), (160, 2), (256, 4)]
+# Widths of heads, heads of a row, tokens of a row; what loads, slices and rows' pieces differ by.
+AT_TYPES = [
+    (96, 1, 1, ("q4_0", "q8_0")),
+    (128, 4, 1, ("q8_0", "q4_0")),
+    (32, 2, 16, ("q8_0", "q4_0")),
+    (96, 1, 16, ("q8_0", "q8_0")),
+    (128, 4, 16, ("q8_0", "q8_0")),
+    (128, 4, 16, ("f16", "q4_0")),
+    (160, 2, 16, ("q4_0", "q8_0")),
+    (256, 4, 16, ("q8_0", "f16")),
+]
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q8_0"), ("f16", "q4_0")], ids=str)
-@pytest.mark.parametrize("q_block", [1, 16])
-@pytest.mark.parametrize(("head_dim", "group"), WIDTHS)
+@pytest.mark.parametrize(("head_dim", "group", "q_block", "types"), AT_TYPES, ids=str)
 def test_keys_and_values_of_each_type_and_width(gpu, head_dim, group, q_block, types):
     attention, n_tok = test_kernels_attention, 3 if q_block == 1 else 37
     heads = attention.Heads(head_dim, group, q_block, n_row=2, heads_per_kv=group)
