@@ -45,7 +45,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shuffle,
     shuffle_i32,
 )
-from tamis.jit_kernels.cuda.readers import const_u16
+from tamis.jit_kernels.cuda.readers import const_f16, const_i8, const_u8, const_u16
 from tamis.jit_kernels.types import KV_BLOCK, PAGE, kv_row
 
 TINY = 1e-30  # scales up to here are 0
@@ -165,6 +165,28 @@ def reading(type: str, head_dim: int) -> Any:
         return found
 
     return read_f16 if type == "f16" else read
+
+
+def reading_one(type: str, head_dim: int) -> Any:
+    """The function (row's address, d): element d as float32."""
+    n_byte = scales_at(type, head_dim)
+
+    @device
+    def read_f16(row, d):
+        return const_f16(row + 2 * d)
+
+    @device
+    def read_q8_0(row, d):
+        return const_i8(row + d) * const_f16(row + n_byte + d // KV_BLOCK * 2)
+
+    @device
+    def read_q4_0(row, d):
+        block, within = d // KV_BLOCK, d % KV_BLOCK
+        byte = const_u8(row + KV_BLOCK // 2 * block + within % (KV_BLOCK // 2))
+        nibble = byte >> 4 if within >= KV_BLOCK // 2 else byte & 15
+        return float32(int32(nibble) - 8) * const_f16(row + n_byte + 2 * block)
+
+    return {"f16": read_f16, "q8_0": read_q8_0, "q4_0": read_q4_0}[type]
 
 
 def storing_pieces(n: int, apart: int) -> Any:
