@@ -381,7 +381,7 @@ HIP_ESTIMATE = _op(
 HIP_MEANS = _op(
     "select_hip_means",
     "hip_means",
-    "head_dim",
+    "head_dim type_k",
     "step k_pages k_table means extents filled sums n_head_kv room top block",
 )
 # mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
@@ -397,7 +397,7 @@ HIP_MEANS = _op(
 HIP_SEARCH = _op(
     "select_hip_means",
     "hip_search",
-    "head_dim group",
+    "head_dim group type_k",
     "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
     " block n_sink n_local mask_block q_stride n_near scale_f",
 )

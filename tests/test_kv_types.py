@@ -17,13 +17,13 @@ from tamis.select.notation import MethodError
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0"}
 Q4_0 = {"type_k": "q4_0", "type_v": "q4_0"}
 READERS = [  # of float16 keys
-    "lfps", "tactic", "hip", "vertical_slash", "h2o", "snapkv", "double_sparsity", "magicpig",
-    "hyperattention",
+    "lfps", "tactic", "hip:rep=centre", "vertical_slash", "h2o", "snapkv", "double_sparsity",
+    "magicpig", "hyperattention",
 ]  # fmt: skip
 OTHERS = [
     "window:recent=16,block=1", "bigbird", "delta(window:recent=16,block=1)", "cpe:s=0", "cpe",
     "topk:k=20,sink=2,recent=6", "quest:budget=24,page=4,dense=0,sink=2,recent=4",
-    "hshare:budget=90",
+    "hshare:budget=90", "hip:k=8,b_k=2,l_d=0,sink=2,local=6",
 ]  # fmt: skip
 MODEL = next(name for name in golden_data.MODELS if "smol" in name.lower())
 
