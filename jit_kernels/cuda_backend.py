@@ -17,6 +17,7 @@ from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, expert_scratch, matm
 from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL
 from tamis.jit_kernels.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
+from tamis.jit_kernels.types import KV_TYPES
 from tamis.jit_kernels.workers import Progress
 
 ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
@@ -178,7 +179,7 @@ class CudaBackend:
     Raises CudaError where there is no usable GPU, KernelStoreError.
     """
 
-    kv_types: tuple[str, ...] = ("f16",)
+    kv_types: tuple[str, ...] = KV_TYPES
     strips = False
     timed = False
 

@@ -225,7 +225,7 @@ SELECT_WINDOW = _op(
 SCORE_KEYS = _op(
     "select",
     "score_keys",
-    "head_dim heads group",
+    "head_dim heads group type_k",
     "step q counts k_pages k_table scores maxima n_head_kv capacity n_sink n_local drop",
 )
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the last
@@ -345,13 +345,14 @@ LFPS_BYPASS = _op(
 )
 
 # Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
-# and smallest elements of the keys of each page of `page` positions. filled int64: that many first
+# and smallest elements of the keys of each page of `page` positions (of keys of other types, the
+# nearest float16). filled int64: that many first
 # positions are in the bounds already; pages from there to pos are made anew, filled stays. parts
 # f32 [n_head, 2, head_dim]: the larger of q and 0, the smaller of q and 0.
 QUEST_BOUNDS = _op(
     "select_quest",
     "quest_bounds",
-    "head_dim",
+    "head_dim type_k",
     "step q k_pages k_table bounds filled parts n_head n_head_kv n_page page",
 )
 # scores f32 [n_head, n_page]: the upper bound of q . k over each page up to pos's; a group's first
@@ -385,7 +386,7 @@ HIP_ESTIMATE = _op(
 HIP_MEANS = _op(
     "select_hip_means",
     "hip_means",
-    "head_dim",
+    "head_dim type_k",
     "step k_pages k_table means extents filled sums n_head_kv room top block",
 )
 # mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
@@ -401,7 +402,7 @@ HIP_MEANS = _op(
 HIP_SEARCH = _op(
     "select_hip_means",
     "hip_search",
-    "head_dim group",
+    "head_dim group type_k",
     "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
     " block n_sink n_local mask_block q_stride n_near scale_f",
 )

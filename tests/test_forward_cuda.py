@@ -103,6 +103,60 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
         engine.close()
 
 
+@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q8_0")], ids=str)
+def test_keys_and_values_of_other_types_are_the_cpus(types, tmp_path):
+    """Logits are nearer to the CPU's of these types than those of float16 are.
+
+    A rounding may tip: that moves an element of a key by a step, and few logits.
+    """
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", embd=128))
+    ids = np.random.default_rng(1).integers(0, 256, 120)
+    how = {"n_ctx": 256, "type_k": types[0], "type_v": types[1]}
+    engines = [loaded(path, device="cuda"), loaded(path)]
+
+    def single(engine, how):
+        session = engine.session(**how)
+        return np.array([session.decode(int(i)) for i in ids])
+
+    def distance(one, other):
+        return np.median(np.abs(one - other).max(axis=1))
+
+    found, expected = (single(engine, how) for engine in engines)
+    half = single(engines[1], {"n_ctx": 256})
+    prompt = np.concatenate(list(engines[0].session(**how).logits(ids)))
+    assert distance(found, expected) < distance(half, expected) / 4
+    assert distance(prompt, expected) < distance(half, expected) / 2  # products are of float16
+    session, other = (engines[0].session(**how) for _ in range(2))
+    session.prefill(ids[:100])
+    session.save(tmp_path / "s")
+    other.load(tmp_path / "s")
+    np.testing.assert_array_equal(*(each.decode(5) for each in (session, other)))
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "attn",
+    [
+        "topk:k=8,sink=2,recent=6",
+        "quest:budget=24,page=4,dense=0,sink=2,recent=4",
+        "hip:k=8,b_k=2,l_d=0,sink=2,local=6",
+        "cpe:s=4,k=9,sink=2,local=6",
+    ],
+)
+def test_a_method_chooses_among_keys_of_q8_0_as_on_the_cpu(attn, tmp_path):
+    """But for close calls: a GPU rounds keys to float16 before it multiplies them."""
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", embd=128))
+    ids, found = np.random.default_rng(1).integers(0, 256, 120), []
+    for where in ({"device": "cuda"}, {}):
+        engine = loaded(path, **where)
+        session = engine.session(n_ctx=256, attn=attn, type_k="q8_0", type_v="q8_0")
+        found.append(np.array([session.decode(int(i)) for i in ids]))
+        engine.close()
+    errors = np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()
+    assert np.median(errors) < 3e-3  # those of float16 keys have 8e-3 to 2e-2
+
+
 # With this seed no draw is close: logits with errors of a thousandth give the same text. top_p and
 # min_p have close calls of their own.
 DRAWN = {"top_k": 20, "top_p": 1.0, "min_p": 0.0, "seed": 3}

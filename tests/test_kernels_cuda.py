@@ -59,9 +59,7 @@ def cases(test):
         rows = [row if len(names) > 1 else (row,) for row in mark.args[1]]
         choices.append([dict(zip(names, row, strict=True)) for row in rows])
     for choice in itertools.product(*choices):
-        values = {k: v for part in choice for k, v in part.items()}
-        if {*values.get("types", "")} <= {"f16"}:
-            yield values
+        yield {k: v for part in choice for k, v in part.items()}
 
 
 CASES = [(test, values) for test in TESTS for values in cases(test)]
@@ -81,6 +79,28 @@ def gpu():
 def test_the_op_is_what_its_oracle_says(gpu, test, values):
     with on_gpu(gpu), np.errstate(all="ignore"):
         test.__wrapped__(**values)
+
+
+# Widths of heads, heads of a row, tokens of a row; what loads, slices and rows' pieces differ by.
+AT_TYPES = [
+    (96, 1, 1, ("q4_0", "q8_0")),
+    (128, 4, 1, ("q8_0", "q4_0")),
+    (32, 2, 16, ("q8_0", "q4_0")),
+    (96, 1, 16, ("q8_0", "q8_0")),
+    (128, 4, 16, ("q8_0", "q8_0")),
+    (128, 4, 16, ("f16", "q4_0")),
+    (160, 2, 16, ("q4_0", "q8_0")),
+    (256, 4, 16, ("q8_0", "f16")),
+]
+
+
+@pytest.mark.parametrize(("head_dim", "group", "q_block", "types"), AT_TYPES, ids=str)
+def test_keys_and_values_of_each_type_and_width(gpu, head_dim, group, q_block, types):
+    attention, n_tok = test_kernels_attention, 3 if q_block == 1 else 37
+    heads = attention.Heads(head_dim, group, q_block, n_row=2, heads_per_kv=group)
+    case = attention.new_case(heads, n_tok, 190, 16, window=0, weighted=True, types=types)
+    with on_gpu(gpu), np.errstate(all="ignore"):
+        attention.check_attend(case, with_lse=True)
 
 
 def test_blocks_of_threads_take_many_rows_one_after_the_other(gpu):

@@ -4,18 +4,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
+from guarded import in_child, is_on_gpu, runs, step_of
+from test_kernels_attention import kept_as, normal, numbers, page_table, paged
 from test_kernels_select import rows_of
 
 from tamis.jit_kernels import ops
 
 SHAPES = [(16, 1), (64, 2)]  # head_dim, group
-SEARCHES = [(16, 1), (64, 2), (80, 9)]
+SEARCHES = [  # head_dim, group, type of keys
+    (16, 1, "f16"), (64, 2, "f16"), (80, 9, "f16"), (64, 3, "q8_0"), (96, 1, "q4_0"),
+]  # fmt: skip
+MEANS = [(head_dim, type_k) for head_dim, _, type_k in SEARCHES]
 KERNELS = [
     *((ops.HIP_ESTIMATE, shape) for shape in SHAPES),
     *((ops.HIP_SEARCH, shape) for shape in SEARCHES),
-    *((ops.HIP_MEANS, shape[:1]) for shape in SEARCHES),
+    *((ops.HIP_MEANS, kind) for kind in MEANS),
     (ops.HIP_SELECT, ()),
 ]
 
@@ -134,13 +137,15 @@ def add_means(k, block, room, top, means, extents):
     ("n_tok", "pos", "filled"), [(1, 0, 0), (1, 150, 0), (1, 150, 7), (70, 81, 10), (9, 40, 99)]
 )
 @pytest.mark.parametrize("block", [1, 5])
-@pytest.mark.parametrize("head_dim", [16, 64, 80])
+@pytest.mark.parametrize(("head_dim", "type_k"), MEANS)
 @in_child
-def test_means_are_those_of_whole_chunks(head_dim, block, n_tok, pos, filled):
+def test_means_are_those_of_whole_chunks(head_dim, type_k, block, n_tok, pos, filled):
     """`filled` blocks are there already, but not those that the new keys belong to."""
     rng = np.random.default_rng((head_dim, block, pos))
-    k = normal(rng, pos + n_tok, 3, head_dim).astype(np.float16)
+    k = normal(rng, pos + n_tok, 3, head_dim)
     k[:5, 0] = 1.5  # a mean without an extent
+    rows = kept_as(k, type_k)
+    k = numbers(rows)
     room, top = ops.hip_room(len(k) // block + 2, 4)
     table = page_table(rng, len(k), 4)
     valid = empty_means(3, head_dim, room, top)
@@ -148,12 +153,12 @@ def test_means_are_those_of_whole_chunks(head_dim, block, n_tok, pos, filled):
     expected = [x.copy() for x in valid]
     add_means(k, block, room, top, *expected)
     for found in runs(
-        ops.HIP_MEANS, (head_dim,),
+        ops.HIP_MEANS, (head_dim, type_k),
         out={
             "means": valid[0], "extents": valid[1], "filled": np.full(3, filled),
             "sums": np.full((3, head_dim), np.nan, np.float32),
         },
-        step=step_of(n_tok, pos), k_pages=paged(k, table), k_table=table, n_head_kv=3, room=room,
+        step=step_of(n_tok, pos), k_pages=paged(rows, table), k_table=table, n_head_kv=3, room=room,
         top=top, block=block,
     ):  # fmt: skip
         # A mean is at most half a step from what stands for it, or two values' roundings differ.
@@ -197,15 +202,15 @@ def search_means(score, searched, n_chunk, n_sink):
 @pytest.mark.parametrize("block", [1, 5])
 @pytest.mark.parametrize(("n_sink", "n_local", "n_chunk"), [(0, 1, 1), (1, 20, 5), (2, 33, 24)])
 @pytest.mark.parametrize(("n_tok", "pos", "mask_block"), [(1, 0, 1), (1, 332, 1), (37, 200, 16)])
-@pytest.mark.parametrize(("head_dim", "group"), SEARCHES)
+@pytest.mark.parametrize(("head_dim", "group", "type_k"), SEARCHES)
 @in_child
 def test_the_search_keeps_the_best_chunks_of_each_level(
-    head_dim, group, n_tok, pos, mask_block, n_sink, n_local, n_chunk, block
+    head_dim, group, type_k, n_tok, pos, mask_block, n_sink, n_local, n_chunk, block
 ):
     rng = np.random.default_rng((head_dim, pos, block, n_chunk))
     n_kv, n_row, q_stride, scale = pos + n_tok, 4, min(5, mask_block), 0.3
-    k = normal(rng, n_kv, 2, head_dim).astype(np.float16)
-    q = normal(rng, n_tok, n_row * group, head_dim)
+    rows = kept_as(normal(rng, n_kv, 2, head_dim), type_k)
+    k, q = numbers(rows), normal(rng, n_tok, n_row * group, head_dim)
     (room, top), n_mask = ops.hip_room(n_kv // block + 1, n_chunk), -(-n_tok // mask_block)
     means, extents = empty_means(2, head_dim, room, top)
     add_means(k, block, room, top, means, extents)
@@ -232,14 +237,16 @@ def test_the_search_keeps_the_best_chunks_of_each_level(
     work = ops.hip_work(head_dim, group, -(-mask_block // q_stride), n_chunk, n_near)
     table = page_table(rng, n_kv, 6)
     for found in runs(
-        ops.HIP_SEARCH, (head_dim, group),
+        ops.HIP_SEARCH, (head_dim, group, type_k),
         out={"mask": masks, "work": np.full((n_mask * n_row, work), np.nan, np.float32)},
-        step=step_of(n_tok, pos), q=q, k_pages=paged(k, table), k_table=table, means=means,
+        step=step_of(n_tok, pos), q=q, k_pages=paged(rows, table), k_table=table, means=means,
         extents=extents, n_row=n_row, heads_per_kv=2 * group, n_head_kv=2, room=room, top=top,
         n_chunk=n_chunk, block=block, n_sink=n_sink, n_local=n_local, mask_block=mask_block,
         q_stride=q_stride, n_near=n_near, scale_f=scale,
     ):  # fmt: skip
-        np.testing.assert_array_equal(found["mask"], expected)
+        # Keys that a GPU rounds weigh the heads by 1e-4 more or less: one close call may differ.
+        others = np.flatnonzero((found["mask"] != expected).any(axis=1))
+        assert len(others) <= int(is_on_gpu() and type_k != "f16")
 
 
 @in_child
@@ -250,7 +257,7 @@ def test_equal_means_keep_the_lower_blocks():
     add_means(k, 1, room, top, means, extents)
     work = ops.hip_work(16, 1, 1, 8, 14)
     for found in runs(
-        ops.HIP_SEARCH, (16, 1),
+        ops.HIP_SEARCH, (16, 1, "f16"),
         out={"mask": np.full((1, 9), -7, np.int32), "work": np.zeros((1, work), np.float32)},
         step=step_of(1, 99), q=q, k_pages=paged(k, table), k_table=table, means=means,
         extents=extents, n_row=1, heads_per_kv=1, n_head_kv=1, room=room, top=top, n_chunk=8,

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
+from test_kernels_attention import kept_as, normal, numbers, page_table, paged
 
 from tamis.jit_kernels import ops
 
-DIMS = [16, 80]
+KINDS = [(16, "f16"), (80, "f16"), (64, "q8_0"), (96, "q4_0")]  # head_dim, type of keys
 SHAPES = [(16, 1, 1), (16, 2, 2), (64, 7, 1), (80, 7, 7), (64, 40, 4)]
 KERNELS = [
-    *((ops.QUEST_BOUNDS, (head_dim,)) for head_dim in DIMS),
+    *((ops.QUEST_BOUNDS, kind) for kind in KINDS),
     *((ops.QUEST_SCORE, shape) for shape in SHAPES),  # head_dim, heads of a KV head, group
 ]
 
@@ -22,15 +22,15 @@ def pages_of(k, page):
 
 @pytest.mark.parametrize(("pos", "filled"), [(0, 0), (150, 0), (150, 150), (150, 97), (64, 151)])
 @pytest.mark.parametrize("page", [5, 16, 100])
-@pytest.mark.parametrize("head_dim", DIMS)
+@pytest.mark.parametrize(("head_dim", "type_k"), KINDS)
 @in_child
 def test_bounds_are_those_of_the_pages_from_the_first_unfilled_position(
-    head_dim, page, pos, filled
+    head_dim, type_k, page, pos, filled
 ):
     rng = np.random.default_rng((head_dim, page, pos))
-    k = normal(rng, pos + 1, 2, head_dim).astype(np.float16)
+    k = kept_as(normal(rng, pos + 1, 2, head_dim), type_k)
     table = page_table(rng, pos + 1, 4)
-    pages = pages_of(k, page)
+    pages = pages_of(numbers(k), page)
     n_page = len(pages) + 2
     before = normal(rng, 2, n_page, 2, head_dim).astype(np.float16)
     expected = before.copy()
@@ -40,7 +40,7 @@ def test_bounds_are_those_of_the_pages_from_the_first_unfilled_position(
     q = normal(rng, 3, head_dim)
     parts = np.stack([np.maximum(q, 0), np.minimum(q, 0)], axis=1)
     for found in runs(
-        ops.QUEST_BOUNDS, (head_dim,), out={"bounds": before, "parts": np.ones_like(parts)},
+        ops.QUEST_BOUNDS, (head_dim, type_k), out={"bounds": before, "parts": np.ones_like(parts)},
         step=step_of(1, pos), q=q, n_head=3, k_pages=paged(k, table), k_table=table,
         filled=np.array([filled]), n_head_kv=2, n_page=n_page, page=page,
     ):  # fmt: skip

@@ -17,10 +17,14 @@ from tamis.select.notation import MethodError
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0"}
 Q4_0 = {"type_k": "q4_0", "type_v": "q4_0"}
 READERS = [  # of float16 keys
-    "topk", "cpe", "lfps", "tactic", "quest", "hip", "vertical_slash", "h2o", "snapkv",
-    "double_sparsity", "hshare", "magicpig", "hyperattention",
+    "lfps", "tactic", "hip:rep=centre", "vertical_slash", "h2o", "snapkv", "double_sparsity",
+    "magicpig", "hyperattention",
 ]  # fmt: skip
-OTHERS = ["window:recent=16,block=1", "bigbird", "delta(window:recent=16,block=1)", "cpe:s=0"]
+OTHERS = [
+    "window:recent=16,block=1", "bigbird", "delta(window:recent=16,block=1)", "cpe:s=0", "cpe",
+    "topk:k=20,sink=2,recent=6", "quest:budget=24,page=4,dense=0,sink=2,recent=4",
+    "hshare:budget=90", "hip:k=8,b_k=2,l_d=0,sink=2,local=6",
+]  # fmt: skip
 MODEL = next(name for name in golden_data.MODELS if "smol" in name.lower())
 
 
@@ -162,7 +166,7 @@ def test_methods_that_read_float16_keys_refuse_others(engine, method):
 
 @pytest.mark.model
 @pytest.mark.parametrize("method", OTHERS)
-def test_methods_that_read_none_serve_all_types(engine, method):
+def test_other_methods_serve_all_types(engine, method):
     methods = in_its_roles(method)
     dense, own = (engine.session(n_ctx=256, n_ubatch=32, **m, **Q8_0) for m in ({}, methods))
     ids = ids_of(engine, 100)

@@ -18,7 +18,7 @@ from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda_backend import CudaBackend, CudaProgram
 from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
 from tamis.select.base import PREFILL, Recording, Rows, SelectorShape
 from tamis.select.notation import parse_method
 
@@ -115,12 +115,19 @@ def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int
 
 
 @functools.cache
-def random_pages(n_kv: int) -> list[np.ndarray]:
-    """Keys and values of n_kv positions, in pages."""
+def random_pages(n_kv: int, type_: str) -> list[np.ndarray]:
+    """Keys and values of n_kv positions, in pages; their standard deviation is 1."""
     rng, pages = np.random.default_rng(0), []
     for _ in range(2):
-        pages.append(zeros((n_kv // PAGE, N_HEAD_KV, PAGE, HEAD_DIM), np.float16))
-        pages[-1][...] = rng.standard_normal(pages[-1].shape, np.float32)
+        row = kv_row(type_, HEAD_DIM)
+        pages.append(zeros((n_kv // PAGE, N_HEAD_KV, PAGE, row.itemsize), np.uint8))
+        rows = np.ndarray(pages[-1].shape[:-1], row, pages[-1])
+        if type_ == "f16":
+            rows[...] = rng.standard_normal(rows.shape, np.float32)
+        else:
+            rows["q"] = rng.integers(0, 256, rows["q"].shape, np.uint8).view(rows["q"].dtype)
+            rows["d"] = {"q8_0": 1 / 74, "q4_0": 1 / 4.6}[type_]
+        pages[-1] = rows
     return pages
 
 
@@ -133,10 +140,10 @@ class Cache(NamedTuple):
     n_kv: int
 
     @classmethod
-    def random(cls, n_tok: int, n_kv: int) -> "Cache":
-        """Pages in random order."""
+    def random(cls, n_tok: int, n_kv: int, type_: str = "f16") -> "Cache":
+        """Pages in random order, of a type of KV_TYPES."""
         rng, n_page = np.random.default_rng(0), n_kv // PAGE
-        pages = random_pages(n_kv)
+        pages = random_pages(n_kv, type_)
         table = rng.permutation(n_page).astype(np.int32)
         q = zeros((n_tok, N_HEAD, HEAD_DIM), np.float32)
         q[...] = 3 * rng.standard_normal(q.shape)  # 4 % of the keys then have 90 % of the weight
@@ -167,9 +174,11 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
         )  # fmt: skip
 
 
-def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Row:
+def attention(
+    backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1, type_: str = "f16"
+) -> Row:
     """Attention of the last n_tok of n_kv positions, over 1 / share of the blocks."""
-    cache, q_block = Cache.random(n_tok, n_kv), 1 if n_tok == 1 else 16
+    cache, q_block = Cache.random(n_tok, n_kv, type_), 1 if n_tok == 1 else 16
     program, copies = Program(), COPIES if n_tok == 1 else 1
     first = range(0, n_tok, q_block)
     last = [n_kv - n_tok + min(n_tok, i + q_block) - 1 for i in first]
@@ -182,9 +191,10 @@ def attention(backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1) -> Ro
         record_attend(program, cache, rows_, backend.n_part)
     linked = backend.link(program)
     seconds = timed(backend, lambda: backend.run(linked)) / copies
-    n_bytes = 2 * 2 * HEAD_DIM * N_HEAD_KV * (n_kv // share)
+    n_bytes = cache.kv.row_bytes * N_HEAD_KV * (n_kv // share)
     n_pair = n_tok * (n_kv - n_tok) + n_tok * (n_tok + 1) // 2
     name = f"attend {n_tok} tokens at {n_kv}" + (f", 1/{share} of it" if share > 1 else "")
+    name += "" if type_ == "f16" else f", {type_}"
     return Row(name, seconds, n_bytes, 4 * HEAD_DIM * N_HEAD * n_pair // share)
 
 
@@ -258,6 +268,11 @@ PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
         lambda gpu: [attention(gpu, 1, 131072, 16)],
         lambda gpu: [attention(gpu, 2048, 16384)],
         lambda gpu: [attention(gpu, 2048, 131072)],
+        *(
+            lambda gpu, t=t, n=n: [attention(gpu, n, 131072, type_=t)]
+            for t in KV_TYPES[1:]
+            for n in (1, 2048)
+        ),
     ],
     "methods": [
         *(lambda gpu, m=m: method(gpu, m, 131072) for m in METHODS),

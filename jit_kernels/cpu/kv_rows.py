@@ -392,20 +392,50 @@ def prefetching(type: str, head_dim: int, n: int, part: int) -> Any:
     return ask
 
 
+def loading_each(type: str, head_dim: int) -> Any:
+    """The function load(starts, d): elements d .. of rows as floats, a Grid of one row."""
+    n_byte = scales_at(type, head_dim)
+
+    @njit(error_model="numpy")
+    def load_f16s(starts, d):
+        return load_half_each(starts, 2 * d)
+
+    @njit(error_model="numpy")
+    def load_q8_0s(starts, d):
+        return load_q8_each(starts, d, head_dim)
+
+    @njit(error_model="numpy")
+    def load_q4_0s(starts, d):
+        return load_q4_each(starts, d, n_byte)
+
+    return {"f16": load_f16s, "q8_0": load_q8_0s, "q4_0": load_q4_0s}[type]
+
+
 def loading(type: str, head_dim: int, n: int) -> Any:
-    """The function load(p, pages, d): elements d .. of n rows as floats, a Grid of one row."""
-    size, n_byte = kv_row(type, head_dim).itemsize, scales_at(type, head_dim)
+    """The function load(p, pages, d): the same of n rows whose numbers are at p."""
+    size, load_each = kv_row(type, head_dim).itemsize, loading_each(type, head_dim)
 
     @njit(error_model="numpy")
-    def load_f16s(p, pages, d):
-        return load_half_each(addresses(p, pages, size, n), 2 * d)
+    def load(p, pages, d):
+        return load_each(addresses(p, pages, size, n), d)
+
+    return load
+
+
+def loading_one(type: str, head_dim: int) -> Any:
+    """The function load(row, d): elements d .. of the row at an address as a float vector."""
+    n_byte = scales_at(type, head_dim)
 
     @njit(error_model="numpy")
-    def load_q8_0s(p, pages, d):
-        return load_q8_each(addresses(p, pages, size, n), d, head_dim)
+    def load_f16s(row, d):
+        return load_half(row + 2 * d)
 
     @njit(error_model="numpy")
-    def load_q4_0s(p, pages, d):
-        return load_q4_each(addresses(p, pages, size, n), d, n_byte)
+    def load_q8_0s(row, d):
+        return load_bytes(row + d) * splat_f(load_f16(row + n_byte + d // KV_BLOCK * 2))
+
+    @njit(error_model="numpy")
+    def load_q4_0s(row, d):
+        return load_nibbles(row, d) * splat_f(load_f16(row + n_byte + d // KV_BLOCK * 2))
 
     return {"f16": load_f16s, "q8_0": load_q8_0s, "q4_0": load_q4_0s}[type]

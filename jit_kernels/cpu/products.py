@@ -1,7 +1,8 @@
 """Scores of listed rows of keys: products with the heads of one query, the sums of their weights.
 
-Rows are int32 numbers of rows of head_dim float16 at a base address. After a list come LIST_PAD
-more valid rows (`pad_list`): keys are multiplied several at a time and asked for ahead.
+Rows are int32 numbers of rows of head_dim elements, of a type of KV_TYPES, at a base address. After
+a list come LIST_PAD more valid rows (`pad_list`): keys are multiplied several at a time and asked
+for ahead.
 """
 
 import math
@@ -15,12 +16,12 @@ from tamis.jit_kernels.cpu.grid import (
     add_products,
     addresses,
     load_column,
-    load_half_each,
     prefetch_each,
     store_sums,
     zero_grid,
 )
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i32, store_f32, store_i32
+from tamis.jit_kernels.cpu.kv_rows import loading_each
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     hmax,
@@ -33,7 +34,7 @@ from tamis.jit_kernels.cpu.simd import (
     zero_f,
 )
 from tamis.jit_kernels.ops import LIST_PAD, TILE
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import PAGE, kv_row
 
 AHEAD = 16  # rows that are on their way while others are multiplied
 TILE_ROW = 4 * TILE  # bytes of a head's products in a tile
@@ -52,37 +53,38 @@ def pad_list(rows, n):
         store_i32(rows + 4 * (n + i), load_i32(rows + 4 * (n - 1)))
 
 
-def products_of(head_dim: int, group: int) -> Any:
+def products_of(head_dim: int, group: int, type: str = "f16") -> Any:
     """The function run(tile, heads, rows, base, n) for `group` heads, f32 [group, head_dim].
 
     tile f32 [group, TILE]: products with the first n <= TILE listed rows, and with some after them.
     """
     fits = [n for n in (1, 2, 4, 8) if n <= LANES and (group + 1) * n <= N_REGISTER]
     n_key = max(fits, default=1)
-    q_row, kv_row, tile_row = 4 * head_dim, 2 * head_dim, TILE_ROW
+    size, load = kv_row(type, head_dim).itemsize, loading_each(type, head_dim)
+    q_row, tile_row = 4 * head_dim, TILE_ROW
 
     @njit(error_model="numpy")
     def run(tile, heads, rows, base, n):
         for j in range(0, n, n_key):
-            keys = addresses(rows + 4 * j, base, kv_row, n_key)
-            prefetch_each(addresses(rows + 4 * (j + AHEAD), base, kv_row, n_key), kv_row)
+            keys = addresses(rows + 4 * j, base, size, n_key)
+            prefetch_each(addresses(rows + 4 * (j + AHEAD), base, size, n_key), size)
             sums = zero_grid(group, n_key)
             for d in range(0, head_dim, LANES):
                 queries = load_column(heads + 4 * d, q_row, group)
-                sums = add_products(sums, queries, load_half_each(keys, 2 * d))
+                sums = add_products(sums, queries, load(keys, d))
             store_sums(tile + 4 * j, tile_row, sums)
 
     return run
 
 
-def normaliser(head_dim: int, group: int) -> Any:
+def normaliser(head_dim: int, group: int, type: str) -> Any:
     """The function run(at, queries, base, n, scale) over the heads of several queries.
 
     offsets[query, head] = log sum exp of its scores of the n listed rows. at: addresses of rows,
     tile f32 [group, TILE], offsets f32 [n_query, group]; queries: address of the first one's heads,
     number, bytes from one to the next.
     """
-    products = products_of(head_dim, group)
+    products = products_of(head_dim, group, type)
 
     @njit(error_model="numpy")
     def run(at, queries, base, n, scale):

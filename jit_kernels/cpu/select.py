@@ -14,6 +14,7 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cpu.kv_rows import row_at
 from tamis.jit_kernels.cpu.simd import (
     as_i32,
     bits_at_least,
@@ -34,7 +35,7 @@ from tamis.jit_kernels.cpu.simd import (
 )
 from tamis.jit_kernels.cpu.sweep import sweeping_up_to
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
+from tamis.jit_kernels.types import PAGE, kv_row
 
 
 @njit(error_model="numpy")
@@ -102,9 +103,9 @@ def middle(pos, n_sink, n_local, drop):
     return low, max(n_sink, pos + 1 - n_local)
 
 
-def score_keys(head_dim: int, heads: int, group: int) -> Any:
+def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
     """Kernel of SCORE_KEYS: threads share the positions of each KV head, in whole spans."""
-    sweep = sweeping_up_to(head_dim, heads, PAGE)
+    sweep, size = sweeping_up_to(head_dim, heads, PAGE, type_k), kv_row(type_k, head_dim).itemsize
 
     @njit(error_model="numpy")
     def join(scores, stride, n):
@@ -145,9 +146,9 @@ def score_keys(head_dim: int, heads: int, group: int) -> Any:
                 maxima + stride // 16 * heads * h,
             )  # fmt: skip
             for page in range(begin, end):
-                keys = key_at(k_pages, k_table, n_head_kv, h, page * PAGE, head_dim)
+                keys = k_pages + size * row_at(k_table, n_head_kv, h, page * PAGE)
                 following = min(page + 1, end - 1) * PAGE
-                ahead = key_at(k_pages, k_table, n_head_kv, h, following, head_dim)
+                ahead = k_pages + size * row_at(k_table, n_head_kv, h, following)
                 at = row + 4 * PAGE * page
                 sweep(n, queries, keys, ahead, at, stride)
                 if group > 1:

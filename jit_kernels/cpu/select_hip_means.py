@@ -15,8 +15,9 @@ from tamis.jit_kernels.cpu.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cpu.kv_rows import loading_one
 from tamis.jit_kernels.cpu.products import TILE_ROW, key_row, normaliser, pad_list
-from tamis.jit_kernels.cpu.select import keep_best, key_at, threshold
+from tamis.jit_kernels.cpu.select import keep_best, threshold
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     as_f32,
@@ -27,7 +28,6 @@ from tamis.jit_kernels.cpu.simd import (
     hmax,
     hsum,
     load_f,
-    load_f16x16,
     load_f32x4,
     load_f32x16,
     load_i,
@@ -51,6 +51,7 @@ from tamis.jit_kernels.cpu.simd import (
     zero_i32x16,
 )
 from tamis.jit_kernels.ops import LIST_PAD, SIBLINGS, STEP, TILE, hip_work
+from tamis.jit_kernels.types import kv_row
 
 AHEAD = 8  # parents whose children are on their way while one's are scored: 32 rows
 LOG2_E = np.float32(1.4426950408889634)
@@ -65,8 +66,9 @@ def level_start(room, level):
     return (room - (room >> 2 * level)) // 3 * 4
 
 
-def hip_means(head_dim: int) -> Any:
+def hip_means(head_dim: int, type_k: str) -> Any:
     """Kernel of HIP_MEANS: threads take KV heads in turn."""
+    load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
 
     @njit(error_model="numpy")
     def add_up(total, keys, first, n):
@@ -74,10 +76,9 @@ def hip_means(head_dim: int) -> Any:
         for d in range(0, head_dim, 16):
             store_f32x16(total + 4 * d, zero_f32x16())
         for j in range(first, first + n):
-            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-            for d in range(0, head_dim, 16):
-                added = load_f32x16(total + 4 * d) + load_f16x16(key + 2 * d)
-                store_f32x16(total + 4 * d, added)
+            key = k_pages + size * key_row(k_table, n_head_kv, h, j)
+            for d in range(0, head_dim, LANES):
+                store_f(total + 4 * d, load_f(total + 4 * d) + load(key, d))
 
     @njit(error_model="numpy")
     def store_mean(word, extent, total, n):
@@ -232,9 +233,9 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
     return shorten, rate
 
 
-def hip_search(head_dim: int, group: int) -> Any:
+def hip_search(head_dim: int, group: int, type_k: str) -> Any:
     """Kernel of HIP_SEARCH: threads take rows in turn."""
-    normalise = normaliser(head_dim, group)
+    normalise = normaliser(head_dim, group, type_k)
     shorten, rate = rating(head_dim, group)
 
     @njit(error_model="numpy")

@@ -13,28 +13,28 @@ from tamis.jit_kernels.cpu.grid import (
     zero_grid,
 )
 from tamis.jit_kernels.cpu.intrinsic import load_f32, load_i64, store_f32, store_i64
-from tamis.jit_kernels.cpu.select import key_at
+from tamis.jit_kernels.cpu.kv_rows import loading_one, row_at
 from tamis.jit_kernels.cpu.simd import (
     LANES,
     load_f,
-    load_f16x16,
     load_f32x16,
     prefetch,
     store_f,
-    store_f16x16,
     store_f32x16,
+    store_half,
     vmax,
     vmin,
     zero_f32x16,
 )
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import LINE
+from tamis.jit_kernels.types import LINE, kv_row
 
 AHEAD = 16  # pages between one whose bounds are asked for and one whose bounds are read
 
 
-def quest_bounds(head_dim: int) -> Any:
+def quest_bounds(head_dim: int, type_k: str) -> Any:
     """Kernel of QUEST_BOUNDS: threads take pages in turn."""
+    load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
 
     @njit(error_model="numpy")
     def split(q, parts, n_head):
@@ -57,14 +57,14 @@ def quest_bounds(head_dim: int) -> Any:
             h, p = item % n_head_kv, first + item // n_head_kv
             at = bounds + 4 * head_dim * (n_page * h + p)
             low, high = p * page, min(pos + 1, (p + 1) * page)
-            for i in range(0, 2 * head_dim, 32):
-                top = load_f16x16(key_at(k_pages, k_table, n_head_kv, h, low, head_dim) + i)
+            for d in range(0, head_dim, LANES):
+                top = load(k_pages + size * row_at(k_table, n_head_kv, h, low), d)
                 bottom = top
                 for j in range(low + 1, high):
-                    x = load_f16x16(key_at(k_pages, k_table, n_head_kv, h, j, head_dim) + i)
+                    x = load(k_pages + size * row_at(k_table, n_head_kv, h, j), d)
                     top, bottom = vmax(top, x), vmin(bottom, x)
-                store_f16x16(at + i, top)
-                store_f16x16(at + 2 * head_dim + i, bottom)
+                store_half(at + 2 * d, top)
+                store_half(at + 2 * head_dim + 2 * d, bottom)
 
     return kernel
 

@@ -1,4 +1,4 @@
-"""Products of a few queries with float16 rows, each row read once for all of them."""
+"""Products of a few queries with rows, each row read once for all of them."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ from tamis.jit_kernels.cpu.grid import (
     zero_grid,
 )
 from tamis.jit_kernels.cpu.intrinsic import load_i32, store_i32
+from tamis.jit_kernels.cpu.kv_rows import loading_each
 from tamis.jit_kernels.cpu.simd import LANES
+from tamis.jit_kernels.types import kv_row
 
 
 def rows_at_once(n_query: int, n_row: int = 8) -> int:
@@ -25,14 +27,14 @@ def rows_at_once(n_query: int, n_row: int = 8) -> int:
     return max(fits, default=1)
 
 
-def sweeping(size: int, n_query: int, n_row: int) -> Any:
+def sweeping(size: int, n_query: int, n_row: int, type: str = "f16") -> Any:
     """The function sweep(queries, rows, ahead, out, stride): n_query queries times n_row rows.
 
-    queries f32 [n_query, size], rows f16 [n_row, size]; out + stride * query gets n_row float32s.
-    The cache lines of as many rows at `ahead` (any address) are asked for.
+    queries f32 [n_query, size], rows [n_row] of kv_row(type, size); out + stride * query gets n_row
+    float32s. The cache lines of as many rows at `ahead` (any address) are asked for.
     """
     n = rows_at_once(n_query, n_row)
-    q_size, row_size = 4 * size, 2 * size
+    q_size, row_size, load = 4 * size, kv_row(type, size).itemsize, loading_each(type, size)
 
     @njit(error_model="numpy")
     def sweep(queries, rows, ahead, out, stride):
@@ -42,7 +44,7 @@ def sweeping(size: int, n_query: int, n_row: int) -> Any:
             sums = zero_grid(n_query, n)
             for d in range(0, size, LANES):
                 column = load_column(queries + 4 * d, q_size, n_query)
-                sums = add_products(sums, column, load_half_each(at, 2 * d))
+                sums = add_products(sums, column, load(at, d))
             store_sums(out + 4 * j, stride, sums)
 
     return sweep
@@ -77,14 +79,14 @@ def picking(size: int, n_query: int) -> Any:
     return pick
 
 
-def sweeping_up_to(size: int, most: int, n_row: int) -> Any:
+def sweeping_up_to(size: int, most: int, n_row: int, type: str) -> Any:
     """As `sweeping`, with the number of queries (1 to most) as the first argument.
 
     For some numbers more queries are read and more rows of out are written, never beyond `most`.
     """
     n_some, n_several = max(1, most // 3), max(1, 2 * most // 3)
-    few, some = sweeping(size, 1, n_row), sweeping(size, n_some, n_row)
-    several, many = sweeping(size, n_several, n_row), sweeping(size, most, n_row)
+    few, some = sweeping(size, 1, n_row, type), sweeping(size, n_some, n_row, type)
+    several, many = sweeping(size, n_several, n_row, type), sweeping(size, most, n_row, type)
 
     @njit(error_model="numpy")
     def sweep(n, queries, rows, ahead, out, stride):

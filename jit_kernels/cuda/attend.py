@@ -39,13 +39,13 @@ from tamis.jit_kernels.ops import STEP
 
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> list[Launch]:
-    """The kernel of ATTEND, of float16 keys and values."""
-    assert type_k == type_v == "f16"
+    """The kernel of ATTEND."""
+    kv_types = type_k, type_v
     if q_block == 1:
-        return [attend_few(head_dim, group)]
+        return [attend_few(head_dim, group, kv_types)]
     # Sums of longer heads do not fit in a warpgroup's registers.
     in_groups = current().has_warpgroups and head_dim <= 128
-    return [(attend_group if in_groups else attend_many)(head_dim, group, q_block)]
+    return [(attend_group if in_groups else attend_many)(head_dim, group, q_block, kv_types)]
 
 
 @op(F8, int64, int64, int64, float32)

@@ -29,6 +29,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     quotient,
     remainder,
 )
+from tamis.jit_kernels.cuda.kv_rows import row_bytes
 from tamis.jit_kernels.cuda.ptx import (
     exp2,
     shared_address,
@@ -83,25 +84,30 @@ def weights_of(scores, top):
     )  # fmt: skip
 
 
-def _adding(head_dim: int) -> tuple[Any, Any]:
+def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
     """Load and add: 16 keys taken into maximum, total and sums.
 
     A lane has `found` one of them. The matrix of keys has keys g and g + 8 of each lane, that of
     values 2t, 2t + 1, 2t + 8 and 2t + 9.
     """
-    scoring, weighing = scoring_of(head_dim), weighing_of(head_dim)
-    load_k, load_v, score = scoring.load_k, weighing.load_v, scoring.score
+    scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
+    k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
+    load_k, halves_k = scoring.keys
+    load_v, halves_v = weighing.values
+    score = scoring.score
     weigh, scaled = weighing.weigh, weighing.scaled
 
     @device
     def load_key(pages, n_piece, k_row, i):
-        row = shuffle_i32(k_row, i)
-        return load_k(pages + 2 * head_dim * max(row, 0), uint32(n_piece if row >= 0 else 0))
+        row, live = shuffle_i32(k_row, i), uint32(n_piece)
+        at = pages + k_bytes * max(row, 0)
+        return load_k(at, 8 * (lane() % 4), live if row >= 0 else uint32(0))
 
     @device
     def load_value(pages, n_piece, v_row, i):
-        row = shuffle_i32(v_row, i)
-        return load_v(pages + 2 * head_dim * max(row, 0), uint32(n_piece if row >= 0 else 0))
+        row, live = shuffle_i32(v_row, i), uint32(n_piece)
+        at = pages + v_bytes * max(row, 0)
+        return load_v(at, 8 * (lane() // 4), live if row >= 0 else uint32(0))
 
     @device
     def load(at, found):
@@ -121,18 +127,23 @@ def _adding(head_dim: int) -> tuple[Any, Any]:
     @device
     def add(state, q, loaded):
         (top, total, sums), (keys, v, bias) = state, loaded
-        s = score(q, keys[0], keys[1])
+        d = 8 * (lane() % 4)
+        s = score(q, halves_k(keys[0], d), halves_k(keys[1], d))
         s = s[0] + bias[0], s[1] + bias[1], s[2] + bias[2], s[3] + bias[3]
         new = highest(s, top)
         fade = exp2(top - new)
         w = weights_of(s, new - float32(UP))
         total = total * fade + ((w[0] + w[1]) + (w[2] + w[3]))
-        return new, total, weigh(scaled(sums, fade), w, v[0], v[1], v[2], v[3])
+        d = 8 * (lane() // 4)
+        return new, total, weigh(
+            scaled(sums, fade), w, halves_v(v[0], d), halves_v(v[1], d), halves_v(v[2], d),
+            halves_v(v[3], d),
+        )  # fmt: skip
 
     return load, add
 
 
-def attend_few(head_dim: int, group: int) -> Launch:
+def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
     """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn."""
     assert head_dim % 16 == 0
     heads = max(n for n in range(1, HEADS + 1) if group % n == 0)  # of an item
@@ -140,7 +151,7 @@ def attend_few(head_dim: int, group: int) -> Launch:
     scoring, weighing = scoring_of(head_dim), weighing_of(head_dim)
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
     store, zero = weighing.store, weighing.zero
-    load, add = _adding(head_dim)
+    load, add = _adding(head_dim, kv_types)
     finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim, heads)
 
     def kernel(
@@ -154,7 +165,7 @@ def attend_few(head_dim: int, group: int) -> Launch:
         # A lane's pieces of a key, of a value and of a query's sums, and where the first is.
         n_k = (head_dim - 8 * t + 31) // 32
         n_v, n_sum = (head_dim - 8 * g + 63) // 64, (head_dim - 16 * t + 63) // 64
-        at = k_pages + 16 * t, v_pages + 16 * g, max(n_k, 0), max(n_v, 0)
+        at = k_pages, v_pages, max(n_k, 0), max(n_v, 0)
         item = tid - n_thread
         while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
             item += n_thread

@@ -22,6 +22,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     load_i64,
     store_f32,
 )
+from tamis.jit_kernels.cuda.kv_rows import pieces_of, row_bytes, storing_pieces
 from tamis.jit_kernels.cuda.ptx import (
     barrier_arrive,
     barrier_arrive_copied,
@@ -157,31 +158,74 @@ def _listing(n_block: int) -> Any:
     return note
 
 
-def _copying(head_dim: int) -> Any:
-    """The function that starts the copies of a list's keys and values; a warp's work.
+def _starting(head_dim: int) -> Any:
+    """The function that starts the copies of a list's rows of float16; a warp's work.
 
-    Eight lanes take a row: its bytes of one part after the other.
+    Eight lanes take a row: its bytes of one part after the other. Zeros where no row is.
     """
-    n_part = parts_of(head_dim)
-    half, pieces = n_part * PART, head_dim // 8
+    n_part, pieces = parts_of(head_dim), head_dim // 8
+
+    @device
+    def start(to, rows, pages):
+        line, piece = lane() // 8, lane() % 8
+        even, odd = to + place(line, piece), to + place(line + 4, piece) - 512
+        for i in range(SLICE // 4):
+            row = load_shared_i32(uint32(rows + 4 * (4 * i + line)))
+            source = pages + 16 * piece + 2 * head_dim * int64(max(row, 0))
+            here = (odd if i % 2 else even) + 512 * i
+            for part in range(n_part):
+                live = row >= 0 and 8 * part + piece < pieces
+                size = uint32(16 if live else 0)
+                copy_async(uint32(here + PART * part), source + (128 * part if live else 0), size)
+
+    return start
+
+
+def _decoding(head_dim: int, type: str) -> Any:
+    """The function that brings a list's rows of a quantised type; a warp's work.
+
+    Four lanes take a row, each of them four rows at once.
+    """
+    size, n_piece = row_bytes(type, head_dim), head_dim // 32
+    load, halves = pieces_of(type, head_dim, n_piece, 32)
+    store = storing_pieces(n_piece, PART)
+
+    @device
+    def read(rows, pages, line):
+        row = load_shared_i32(uint32(rows + 4 * line))
+        source = pages + size * int64(max(row, 0))
+        return load(source, 8 * (lane() % 4), uint32(n_piece if row >= 0 else 0))
+
+    @device
+    def write(loaded, to, line):
+        t = lane() % 4
+        store(halves(loaded, 8 * t), uint32(to + place(line, t)), uint32(to + place(line, t + 4)))
+
+    @device
+    def decode(to, rows, pages):
+        for line in range(lane() // 4, SLICE, WARP):
+            one, two = read(rows, pages, line), read(rows, pages, line + 8)
+            three, four = read(rows, pages, line + 16), read(rows, pages, line + 24)
+            write(one, to, line)
+            write(two, to, line + 8)
+            write(three, to, line + 16)
+            write(four, to, line + 24)
+        fence_async()
+
+    return decode
+
+
+def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
+    """The function that brings a list's keys and values, or starts their copies; a warp's work."""
+    half = parts_of(head_dim) * PART
+    bring_k, bring_v = (
+        _starting(head_dim) if type == "f16" else _decoding(head_dim, type) for type in kv_types
+    )
 
     @device
     def copy(to, list_, k_pages, v_pages):
-        line, piece = lane() // 8, lane() % 8
-        even, odd = to + place(line, piece), to + place(line + 4, piece) - 512
-        k_pages, v_pages = k_pages + 16 * piece, v_pages + 16 * piece
-        for i in range(SLICE // 4):
-            at = list_ + 4 * (4 * i + line)
-            k_row = load_shared_i32(uint32(at + K_ROWS))
-            v_row = load_shared_i32(uint32(at + V_ROWS))
-            key = k_pages + 2 * head_dim * int64(max(k_row, 0))
-            value = v_pages + 2 * head_dim * int64(max(v_row, 0))
-            here = (odd if i % 2 else even) + 512 * i
-            for part in range(n_part):
-                live = k_row >= 0 and 8 * part + piece < pieces
-                size, there = uint32(16 if live else 0), here + PART * part
-                copy_async(uint32(there), key + (128 * part if live else 0), size)
-                copy_async(uint32(there + half), value + (128 * part if live else 0), size)
+        bring_k(to, list_ + K_ROWS, k_pages)
+        bring_v(to + half, list_ + V_ROWS, v_pages)
 
     return copy
 
@@ -268,13 +312,13 @@ def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
     return take
 
 
-def attend_group(head_dim: int, group: int, q_block: int) -> Launch:
+def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
     """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
     assert q_block == 16
     assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
     n_block = WARPS // group  # of queries
     layout, tile = layout_of(head_dim, n_block), tile_of(head_dim, SLICE, 0)
-    note, copy = _listing(n_block), _copying(head_dim)
+    note, copy = _listing(n_block), _copying(head_dim, kv_types)
     put, take = (
         _writing(head_dim, tile), _taking(group, layout, _adding(head_dim, tile), tile),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from numba import cuda, float32, uint8, uint32
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, finishing, key_of, part_of
 from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import device, load_f32, load_i32, load_i64
+from tamis.jit_kernels.cuda.kv_rows import pieces_of, row_bytes, storing_pieces
 from tamis.jit_kernels.cuda.ptx import (
     copy_async,
     copy_commit,
@@ -52,8 +53,9 @@ def layout_of(head_dim: int) -> Layout:
     return Layout(row, slice_, 2 * slice_, 2 * slice_ + N_LIST * LIST)
 
 
-def _listing(head_dim: int) -> Any:
+def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that lists the slice of keys from p on: threads 0 .. KEYS - 1 take one each."""
+    k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
 
     @device
     def note(at, keys, pages, p):
@@ -68,26 +70,49 @@ def _listing(head_dim: int) -> Any:
         i = thread()
         store_shared_i32(uint32(at + POSITION + 4 * i), j if j >= 0 else FAR)
         store_shared_f32(uint32(at + BIAS + 4 * i), bias * float32(LOG2_E))
-        store_shared_i64(uint32(at + K_ADDRESS + 8 * i), k_pages + 2 * head_dim * k_row)
-        store_shared_i64(uint32(at + V_ADDRESS + 8 * i), v_pages + 2 * head_dim * v_row)
+        store_shared_i64(uint32(at + K_ADDRESS + 8 * i), k_pages + k_bytes * k_row)
+        store_shared_i64(uint32(at + V_ADDRESS + 8 * i), v_pages + v_bytes * v_row)
 
     return note
 
 
-def _copying(head_dim: int, layout: Layout) -> Any:
-    """The function that starts the copy of a list's keys and values; zeros where no key is."""
-    pieces, row_bytes = head_dim // 8, layout.row
+def _bringing(head_dim: int, type: str, row: int) -> Any:
+    """The function that brings a list's keys, or values, to rows `row` bytes apart.
+
+    addresses: where theirs are listed. Of float16, it only starts the copy. Zeros where no key is.
+    """
+    pieces, n_piece = head_dim // 8, -(-head_dim // 32)
+    load, halves = pieces_of(type, head_dim, n_piece, 32)
+    store = storing_pieces(n_piece, 128)
+    assert THREADS == 4 * KEYS
+
+    @device
+    def start_copy(to, at, addresses):
+        for i in range(thread(), KEYS * pieces, THREADS):
+            key, piece = i // pieces, i % pieces
+            size = 16 if load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR else 0
+            source = load_shared_i64(uint32(addresses + 8 * key))
+            copy_async(uint32(to + row * key + 16 * piece), source + 16 * piece, uint32(size))
+
+    @device
+    def decode(to, at, addresses):
+        key, t = thread() // 4, thread() % 4
+        n = n_piece if load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR else 0
+        loaded = load(load_shared_i64(uint32(addresses + 8 * key)), 8 * t, uint32(n))
+        first = to + row * key + 16 * t
+        store(halves(loaded, 8 * t), uint32(first), uint32(first + 64))
+
+    return start_copy if type == "f16" else decode
+
+
+def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:
+    """The function that brings a list's keys and values, or starts their copy."""
+    bring_k, bring_v = (_bringing(head_dim, type, row) for type in kv_types)
 
     @device
     def copy(to, at):
-        for i in range(thread(), 2 * KEYS * pieces, THREADS):
-            row, piece = i // pieces, i % pieces
-            key = row % KEYS
-            size = 16 if load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR else 0
-            source = load_shared_i64(
-                uint32(at + (K_ADDRESS if row < KEYS else V_ADDRESS) + 8 * key)
-            )
-            copy_async(uint32(to + row_bytes * row + 16 * piece), source + 16 * piece, uint32(size))
+        bring_k(to, at, at + K_ADDRESS)
+        bring_v(to + KEYS * row, at, at + V_ADDRESS)
         copy_commit()
 
     return copy
@@ -127,12 +152,13 @@ def _adding(layout: Layout, tile: Tile, n_keys: int) -> Any:
     return add
 
 
-def attend_many(head_dim: int, group: int, q_block: int) -> Launch:
+def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
     """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
     assert q_block == 16
     layout, (n_share, n_keys) = layout_of(head_dim), _shares(group)
     tile = tile_of(head_dim, n_keys, layout.row)
-    note, copy, add = _listing(head_dim), _copying(head_dim, layout), _adding(layout, tile, n_keys)
+    note, copy = _listing(head_dim, kv_types), _copying(head_dim, layout.row, kv_types)
+    add = _adding(layout, tile, n_keys)
     load_q, store, store_two, over_quad = tile.load_q, tile.store, tile.store_two, tile.over_quad
     lowest, none, zero = tile.lowest, tile.none, tile.zero
     size = 4 * head_dim + 8

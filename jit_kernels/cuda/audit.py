@@ -21,7 +21,6 @@ from tamis.jit_kernels.cuda.grid import (
     thread,
 )
 from tamis.jit_kernels.cuda.intrinsic import (
-    const_f16x8,
     device,
     load_f32,
     load_f32x8,
@@ -31,8 +30,9 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_f64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row, reading, row_bytes
 from tamis.jit_kernels.cuda.ptx import exp2
-from tamis.jit_kernels.cuda.select import LOWEST, key_row
+from tamis.jit_kernels.cuda.select import LOWEST
 from tamis.jit_kernels.ops import AUDIT, STEP
 
 
@@ -98,20 +98,24 @@ def best(rows, n, k, sums):
     return weight + (k - above) * tie, hits + min(k - above, kept_ties)
 
 
-def _rows(head_dim: int) -> Any:
-    """The function (rows, j): address of position j's row; rows: pages, table, n_head_kv, h."""
+def _rows(head_dim: int, type: str) -> tuple[Any, Any]:
+    """The functions (rows, j): address of position j's row; and that reads eight of its elements.
+
+    rows: pages, table, n_head_kv, h.
+    """
+    size = row_bytes(type, head_dim)
 
     @device
     def row_at(rows, j):
         pages, table, n_head_kv, h = rows
-        return pages + 2 * head_dim * key_row(table, n_head_kv, h, j)
+        return pages + size * key_row(table, n_head_kv, h, j)
 
-    return row_at
+    return row_at, reading(type, head_dim)
 
 
-def _passes_over_rows(head_dim: int) -> tuple[Any, Any]:
+def _passes_over_rows(head_dim: int, type: str) -> tuple[Any, Any]:
     """The functions score, of a query and all keys, and longest, of all rows: a thread a row."""
-    row_at = _rows(head_dim)
+    row_at, read = _rows(head_dim, type)
 
     @device
     def score(query, keys, low, n, logits, scale, sums):
@@ -120,7 +124,7 @@ def _passes_over_rows(head_dim: int) -> tuple[Any, Any]:
         for i in range(thread(), n, THREADS):
             x, row = float32(0), row_at(keys, low + i)
             for d in range(0, head_dim, 8):
-                q, k = load_f32x8(query + 4 * d), const_f16x8(row + 2 * d)
+                q, k = load_f32x8(query + 4 * d), read(row, d)
                 for e in range(8):
                     x += q[e] * k[e]
             x *= scale
@@ -135,7 +139,7 @@ def _passes_over_rows(head_dim: int) -> tuple[Any, Any]:
         for i in range(thread(), n, THREADS):
             square, row = float32(0), row_at(rows, low + i)
             for d in range(0, head_dim, 8):
-                k = const_f16x8(row + 2 * d)
+                k = read(row, d)
                 for e in range(8):
                     square += k[e] * k[e]
             most = max(most, square)
@@ -144,9 +148,9 @@ def _passes_over_rows(head_dim: int) -> tuple[Any, Any]:
     return score, longest
 
 
-def _comparing(head_dim: int) -> Any:
-    """The function that compares an output with dense attention's."""
-    row_at = _rows(head_dim)
+def _comparing(head_dim: int, type: str) -> Any:
+    """The function that compares an output with dense attention's, of values of the type."""
+    row_at, read = _rows(head_dim, type)
     n_part = head_dim // 8  # threads that a row of values is shared by
     n_slice = THREADS // n_part  # rows of values at a time
 
@@ -155,7 +159,7 @@ def _comparing(head_dim: int) -> Any:
         """Weighted sums of elements d .. d + 7 of every n_slice-th value, from the s-th on."""
         a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
         for i in range(s, n, n_slice):
-            v, w = const_f16x8(row_at(values, low + i) + 2 * d), float64(load_f32(weights + 4 * i))
+            v, w = read(row_at(values, low + i), d), float64(load_f32(weights + 4 * i))
             a0, a1, a2, a3 = a0 + w * v[0], a1 + w * v[1], a2 + w * v[2], a3 + w * v[3]
             a4, a5, a6, a7 = a4 + w * v[4], a5 + w * v[5], a6 + w * v[6], a7 + w * v[7]
         return a0, a1, a2, a3, a4, a5, a6, a7
@@ -187,8 +191,9 @@ def _comparing(head_dim: int) -> Any:
 
 
 def audit_heads(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of AUDIT_HEADS: blocks take query heads in turn; the types are float16."""
-    (score, longest), compare = _passes_over_rows(head_dim), _comparing(head_dim)
+    """Kernel of AUDIT_HEADS: blocks take query heads in turn."""
+    score, longest_k = _passes_over_rows(head_dim, type_k)
+    longest_v, compare = _passes_over_rows(head_dim, type_v)[1], _comparing(head_dim, type_v)
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
@@ -216,8 +221,8 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
                 best_weight, hits = best(rows, n, int32(n_kept), sums)
             compare(given + at, rows[1], values, low, n, total, own, sums)
             first = head % heads_per_kv == 0
-            max_k = longest(keys, low, n, sums) if first else 0.0
-            max_v = longest(values, low, n, sums) if first else 0.0
+            max_k = longest_k(keys, low, n, sums) if first else 0.0
+            max_v = longest_v(values, low, n, sums) if first else 0.0
             if thread() == 0:
                 store_f64(own + 8 * AUDIT.n_seen, float64(n))
                 store_f64(own + 8 * AUDIT.n_kept, n_kept)

@@ -1,9 +1,8 @@
 """Ops of early token freezing: rows that a layer leaves as they are."""
 
-from tamis.jit_kernels.cuda.grid import THREADS, WARP, WARPS, Launch, lane, thread, warp
-from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f16, store_f32
-from tamis.jit_kernels.cuda.readers import const_f16
-from tamis.jit_kernels.cuda.select import key_row
+from tamis.jit_kernels.cuda.grid import THREADS, WARPS, Launch, thread, warp
+from tamis.jit_kernels.cuda.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cuda.kv_rows import copying, key_row, row_bytes
 from tamis.jit_kernels.ops import STEP
 
 
@@ -19,8 +18,9 @@ def copy_rows() -> list[Launch]:
 
 
 def copy_kv(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of COPY_KV, of float16: warps take heads of positions in turn."""
-    assert type_k == type_v == "f16"
+    """Kernel of COPY_KV: warps take heads of positions in turn."""
+    k_bytes, v_bytes = row_bytes(type_k, head_dim), row_bytes(type_v, head_dim)
+    copy_k, copy_v = copying(type_k, head_dim), copying(type_v, head_dim)
 
     def kernel(
         tid, n_thread, step, rows, k_from, v_from, k_from_table, v_from_table, k_to, v_to,
@@ -32,8 +32,7 @@ def copy_kv(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
             j, h = first + item // n_head_kv, item % n_head_kv
             k, v = key_row(k_from_table, n_head_kv, h, j), key_row(v_from_table, n_head_kv, h, j)
             to_k, to_v = key_row(k_to_table, n_head_kv, h, j), key_row(v_to_table, n_head_kv, h, j)
-            for d in range(2 * lane(), 2 * head_dim, 2 * WARP):
-                store_f16(k_to + 2 * head_dim * to_k + d, const_f16(k_from + 2 * head_dim * k + d))
-                store_f16(v_to + 2 * head_dim * to_v + d, const_f16(v_from + 2 * head_dim * v + d))
+            copy_k(k_from + k_bytes * k, k_to + k_bytes * to_k)
+            copy_v(v_from + v_bytes * v, v_to + v_bytes * to_v)
 
     return [Launch(kernel, blocks=4)]

@@ -197,13 +197,6 @@ def const_bf16(b, p):
     return b.bitcast(b.shl(bits, ir.Constant(I32, 16)), FLOAT)
 
 
-@op(F8, int64)
-def const_f16x8(b, p):
-    """The eight float16 at p, a multiple of 16, as float32."""
-    eight = load_constant(b, p, ir.VectorType(HALF, 8), 16)
-    return [b.fpext(x, FLOAT) for x in _elements(b, eight, 8)]
-
-
 @op(int64, int64, int64)
 def quotient(b, x, y):
     """X / y, rounded down, of numbers from 0 to 2^32: much faster than Python's // of int64."""
@@ -268,6 +261,12 @@ def signed_bytes_f32(b, low, high):
 def store_i8(b, p, v):
     """Write the low 8 bits of v at p."""
     _store(b, p, b.trunc(v, I8), 1)
+
+
+@op(void, int64, uint32)
+def store_i16(b, p, v):
+    """Write the low 16 bits of v at p."""
+    _store(b, p, b.trunc(v, I16), 2)
 
 
 @op(int32, float32)

@@ -25,6 +25,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_f64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.lfps_tables import (
     META,
     STATS,
@@ -37,7 +38,7 @@ from tamis.jit_kernels.cuda.lfps_tables import (
 from tamis.jit_kernels.cuda.ptx import ballot, count_bits, exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import LOWEST, key_row
+from tamis.jit_kernels.cuda.select import LOWEST
 from tamis.jit_kernels.ops import LFPS_META, LFPS_STATS, STEP
 
 SLICE = 8  # elements of a mean that a block sums

@@ -149,6 +149,36 @@ LOAD_IF = Text(
     U4,
     (int64, uint32),
 )
+# The 8 bytes at $2, constant, or zeros where $3 is 0, by what the address is a multiple of.
+LOAD_8_IF = {
+    8: Text(
+        "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.u32 $0, 0; mov.u32 $1, 0;"
+        " @p ld.global.nc.v2.u32 {$0,$1}, [$2]; }",
+        U2,
+        (int64, uint32),
+    ),
+    4: Text(
+        "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.u32 $0, 0; mov.u32 $1, 0;"
+        " @p ld.global.nc.u32 $0, [$2]; @p ld.global.nc.u32 $1, [$2+4]; }",
+        U2,
+        (int64, uint32),
+    ),
+    2: Text(
+        "{ .reg .pred p; .reg .b16 a, b, c, d; setp.ne.u32 p, $3, 0; mov.u16 a, 0; mov.u16 b, 0;"
+        " mov.u16 c, 0; mov.u16 d, 0; @p ld.global.nc.u16 a, [$2]; @p ld.global.nc.u16 b, [$2+2];"
+        " @p ld.global.nc.u16 c, [$2+4]; @p ld.global.nc.u16 d, [$2+6];"
+        " mov.b32 $0, {a, b}; mov.b32 $1, {c, d}; }",
+        U2,
+        (int64, uint32),
+    ),
+}
+# The float16 at $1, constant, in both halves, or zeros where $2 is 0.
+LOAD_HALF_IF = Text(
+    "{ .reg .pred p; .reg .b16 x; setp.ne.u32 p, $2, 0; mov.u16 x, 0;"
+    " @p ld.global.nc.u16 x, [$1]; mov.b32 $0, {x, x}; }",
+    uint32,
+    (int64, uint32),
+)
 # The float32 at $1, or $3 where $2 is 0.
 LOAD_F32_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.f32 $0, $3; @p ld.global.f32 $0, [$1]; }",
@@ -172,8 +202,9 @@ STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile
 load_shared_u128 = _ptx("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", U4, uint32, volatile=True)(
     "The 16 bytes at a shared address, a multiple of 16."
 )
-store_shared_u128 = _ptx("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", void, uint32, U4, volatile=True)(
-    "Write 16 bytes at a shared address, a multiple of 16."
+STORE_SHARED_U128 = Text("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", void, (uint32, U4), volatile=True)
+store_shared_u128 = _intrinsic(
+    STORE_SHARED_U128, "Write 16 bytes at a shared address, a multiple of 16."
 )
 load_shared = _ptx("ld.shared.f32 $0, [$1];", float32, uint32, volatile=True)(
     "The float32 at a shared address."
@@ -301,6 +332,16 @@ ballot = _ptx(
 EXP2 = Text("ex2.approx.ftz.f32 $0, $1;", float32, (float32,))
 exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 below -126.")
 
+product = _ptx("mul.rn.f32 $0, $1, $2;", float32, float32, float32)(
+    "$1 * $2, rounded, whatever it is added to (9.7.3.5)."
+)
+
+# Two float16 that begin with a byte each, the low ones or the high ones of a word, and end in 0x64.
+LOW_BYTES = Text("prmt.b32 $0, $1, 0x64646464, 0x4140;", uint32, (uint32,))
+HIGH_BYTES = Text("prmt.b32 $0, $1, 0x64646464, 0x4342;", uint32, (uint32,))
+# Of two float16 each (9.7.4).
+SUBTRACT_HALVES = Text("sub.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
+MULTIPLY_HALVES = Text("mul.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
 # Halves of two words: both low ones, both high ones (9.7.9.7).
 LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
 HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))

@@ -18,13 +18,11 @@ from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
     load_f64,
-    load_i32,
     load_i64,
-    store_f16,
     store_f32,
 )
+from tamis.jit_kernels.cuda.kv_rows import keeping, key_row, row_bytes
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
 
 
 def rope_table() -> list[Launch]:
@@ -52,8 +50,9 @@ def norm_head(head, norm, head_dim, eps):
 
 
 def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of ROPE_APPEND to float16: warps take heads in turn, those of q, k and v alike."""
-    assert type_k == type_v == "f16"
+    """Kernel of ROPE_APPEND: warps take heads in turn, those of q, k and v alike."""
+    k_bytes, v_bytes = row_bytes(type_k, head_dim), row_bytes(type_v, head_dim)
+    keep_k, keep_v = keeping(type_k, head_dim), keeping(type_v, head_dim)
 
     @device
     def turn(head, cos, sin, n_half):
@@ -85,12 +84,9 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Laun
                     cuda.syncwarp()
                 turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
                 cuda.syncwarp()
-            if h >= n_head:
-                is_v = h >= n_head + n_head_kv
-                table, pages = (v_table, v_pages) if is_v else (k_table, k_pages)
-                slot, line = load_i32(table + 4 * ((pos + t) // PAGE)), (pos + t) % PAGE
-                row = pages + 2 * head_dim * ((slot * n_head_kv + kv) * PAGE + line)
-                for i in range(lane(), head_dim, WARP):
-                    store_f16(row + 2 * i, load_f32(head + 4 * i))
+            if h >= n_head + n_head_kv:
+                keep_v(head, v_pages + v_bytes * key_row(v_table, n_head_kv, kv, pos + t))
+            elif h >= n_head:
+                keep_k(head, k_pages + k_bytes * key_row(k_table, n_head_kv, kv, pos + t))
 
     return [Launch(kernel)]

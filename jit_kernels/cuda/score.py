@@ -1,4 +1,4 @@
-"""Products of the queries of a KV head with a span of rows of float16, left in shared memory."""
+"""Products of the queries of a KV head with a span of rows, left in shared memory."""
 
 from typing import Any
 
@@ -13,19 +13,21 @@ SPAN = 256  # rows that a block multiplies at a time: one a thread
 ROW = 4 * (SPAN + 8)  # bytes of a query's products, eight banks after the one before
 
 
-def staging(n: int, heads: int, row_of: Any) -> Any:
+def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     """The function (shared, q, n_q, rows, start): products of n_q of f32 q [heads, n] with a span.
 
-    row_of(rows, j): address of row j, n float16, or 0 for zeros. A block's work.
+    row_of(rows, j): address of row j, n elements of a type of KV_TYPES, or 0 for zeros. A block's
+    work.
     """
-    scoring = scoring_of(n)
-    read_q, load_q, load_k, score, _ = scoring
+    scoring = scoring_of(n, type)
+    load_k, halves = scoring.keys
+    read_q, load_q, score = scoring.read_q, scoring.load_q, scoring.score
     tail, n_turn = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
 
     @device
     def load(rows, j):
         at, n_piece = row_of(rows, j), max(0, (n - 8 * (lane() % 4) + 31) // 32)
-        return load_k(at + 16 * (lane() % 4), uint32(n_piece if at != 0 else 0))
+        return load_k(at, 8 * (lane() % 4), uint32(n_piece if at != 0 else 0))
 
     @device
     def stage(shared, q, n_q, rows, start):
@@ -37,7 +39,7 @@ def staging(n: int, heads: int, row_of: Any) -> Any:
                 values = load_q(read_q(own + 32 * t, last), float32(1))
                 for i in range(WARP * warp(), WARP * warp() + WARP, KEYS):
                     one, other = load(rows, start + i + g), load(rows, start + i + g + 8)
-                    s = score(values, one, other)
+                    s = score(values, halves(one, 8 * t), halves(other, 8 * t))
                     to = uint32(shared + ROW * (HEADS * turn + g) + 4 * (i + 2 * t))
                     if HEADS * turn + g < heads:
                         store_shared_f32(to, s[0])

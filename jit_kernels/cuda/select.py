@@ -21,6 +21,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row, row_bytes
 from tamis.jit_kernels.cuda.ptx import (
     load_shared,
     shared_address,
@@ -64,12 +65,6 @@ def select_window() -> list[Launch]:
 
 
 @device
-def key_row(k_table, n_head_kv, h, j):
-    """The row of the key pages that holds KV head h's key of position j."""
-    return (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
-
-
-@device
 def window_start(pos, n_local, drop):
     """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
     return max(0, min(drop * pos >> 32, pos + 1 - n_local))
@@ -82,8 +77,9 @@ def middle(pos, n_sink, n_local, drop):
     return low, max(n_sink, pos + 1 - n_local)
 
 
-def score_keys(head_dim: int, heads: int, group: int) -> list[Launch]:
+def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launch]:
     """Kernel of SCORE_KEYS: blocks take spans of a KV head's positions in turn."""
+    size = row_bytes(type_k, head_dim)
 
     @device
     def key_at(keys, j):
@@ -91,10 +87,9 @@ def score_keys(head_dim: int, heads: int, group: int) -> list[Launch]:
         page = j // PAGE
         if page < first or page >= last:
             return 0
-        row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + j % PAGE
-        return k_pages + 2 * head_dim * row
+        return k_pages + size * key_row(k_table, n_head_kv, h, j)
 
-    stage, best_of = staging(head_dim, heads, key_at), joined(group)
+    stage, best_of = staging(head_dim, heads, key_at, type_k), joined(group)
 
     @device
     def put_maxima(shared, n, tops, stride):

@@ -33,6 +33,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row, reading_one, row_bytes
 from tamis.jit_kernels.cuda.ptx import (
     dot_u8,
     exp2,
@@ -40,9 +41,8 @@ from tamis.jit_kernels.cuda.ptx import (
     shared_address,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.readers import const_f16, const_u128
+from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import SIBLINGS, STEP, hip_work
 
 SIZE = 127.0  # steps of a byte
@@ -56,8 +56,9 @@ def level_start(room, level):
     return (room - (room >> 2 * level)) // 3 * 4
 
 
-def hip_means(head_dim: int) -> list[Launch]:
+def hip_means(head_dim: int, type_k: str) -> list[Launch]:
     """Kernels of HIP_MEANS: warps take means in turn; then it is noted that they are there."""
+    size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
     def add_up(mine, keys, first, n):
@@ -67,8 +68,7 @@ def hip_means(head_dim: int) -> list[Launch]:
         for d in range(lane(), head_dim, WARP):
             total = float32(0)
             for j in range(first, first + n):
-                row = key_row(k_table, n_head_kv, h, j)
-                total += const_f16(k_pages + 2 * (head_dim * row + d))
+                total += read(k_pages + size * key_row(k_table, n_head_kv, h, j), d)
             total *= part
             store_shared_f32(uint32(mine + 4 * d), total)
             least, most = min(least, total), max(most, total)
@@ -152,22 +152,22 @@ def with_weights(totals, sums, extents, head):
     )  # fmt: skip
 
 
-def _preparing(head_dim: int, group: int) -> tuple[Any, Any]:
+def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
     """Functions normalise and shorten, of the heads of several queries; a block's work.
 
     A head's three numbers, at numbers + 12 * head: the factor of its products, that of its bytes'
     sum, and minus the logarithm to base 2 of the sum that its weights are divided by.
     """
-    n_word = head_dim // 4
+    n_word, size = head_dim // 4, row_bytes(type_k, head_dim)
 
     @device
     def near_key(near, i):
         (k_pages, k_table, n_head_kv, h), (sinks, low, n) = near
         j = i if i < sinks else low + i - sinks
         row = key_row(k_table, n_head_kv, h, j) if i < n else 0
-        return k_pages + 2 * head_dim * row if i < n else 0
+        return k_pages + size * row if i < n else 0
 
-    stage = staging(head_dim, group, near_key)
+    stage = staging(head_dim, group, near_key, type_k)
 
     @device
     def add_span(shared, head, g, n, factor):
@@ -318,10 +318,10 @@ def _searching(head_dim: int) -> Any:
     return search
 
 
-def hip_search(head_dim: int, group: int) -> list[Launch]:
+def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
     """Kernel of HIP_SEARCH: blocks take rows of masks in turn."""
     assert head_dim % 16 == 0
-    normalise, shorten = _preparing(head_dim, group)
+    normalise, shorten = _preparing(head_dim, group, type_k)
     search = _searching(head_dim)
 
     def kernel(

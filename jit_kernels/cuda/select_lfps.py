@@ -40,6 +40,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.lfps_start import lfps_start
 from tamis.jit_kernels.cuda.lfps_tables import (
     META,
@@ -61,7 +62,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shared_address,
 )
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import LOWEST, key_row
+from tamis.jit_kernels.cuda.select import LOWEST
 from tamis.jit_kernels.ops import LFPS_META, LFPS_STATS, STEP
 from tamis.jit_kernels.types import PAGE
 

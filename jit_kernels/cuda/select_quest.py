@@ -11,20 +11,20 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row, reading_one, row_bytes
 from tamis.jit_kernels.cuda.ptx import shared_address
-from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, joined, staging
-from tamis.jit_kernels.cuda.select import key_row
 from tamis.jit_kernels.ops import STEP
 
 
-def quest_bounds(head_dim: int) -> list[Launch]:
+def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
     """Kernel of QUEST_BOUNDS: warps take pages in turn."""
+    size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
     def key_at(keys, j):
         k_pages, k_table, n_head_kv, h = keys
-        return k_pages + 2 * head_dim * key_row(k_table, n_head_kv, h, j)
+        return k_pages + size * key_row(k_table, n_head_kv, h, j)
 
     def kernel(
         tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
@@ -42,14 +42,14 @@ def quest_bounds(head_dim: int) -> list[Launch]:
             h, p = item % n_head_kv, first + item // n_head_kv
             keys, to = (k_pages, k_table, n_head_kv, h), bounds + 4 * head_dim * (n_page * h + p)
             low, high = p * page, min(pos + 1, (p + 1) * page)
-            for d in range(2 * lane(), 2 * head_dim, 2 * WARP):
-                top = const_f16(key_at(keys, low) + d)
+            for d in range(lane(), head_dim, WARP):
+                top = read(key_at(keys, low), d)
                 bottom = top
                 for j in range(low + 1, high):
-                    x = const_f16(key_at(keys, j) + d)
+                    x = read(key_at(keys, j), d)
                     top, bottom = max(top, x), min(bottom, x)
-                store_f16(to + d, top)
-                store_f16(to + 2 * head_dim + d, bottom)
+                store_f16(to + 2 * d, top)
+                store_f16(to + 2 * (head_dim + d), bottom)
 
     return [Launch(kernel, blocks=4)]
 

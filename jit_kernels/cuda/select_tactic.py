@@ -25,6 +25,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.ptx import (
     ballot,
     count_bits,
@@ -34,7 +35,7 @@ from tamis.jit_kernels.cuda.ptx import (
 )
 from tamis.jit_kernels.cuda.readers import const_f16
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import LOWEST, key_row
+from tamis.jit_kernels.cuda.select import LOWEST
 from tamis.jit_kernels.cuda.tactic_budget import tactic_budget
 from tamis.jit_kernels.ops import STEP
 

@@ -32,9 +32,10 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.ptx import ballot, count_bits, exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
-from tamis.jit_kernels.cuda.select import LOWEST, key_row
+from tamis.jit_kernels.cuda.select import LOWEST
 from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, tactic_list
 
 FINEST = 65535.0  # steps between the lowest and the highest score that are told apart

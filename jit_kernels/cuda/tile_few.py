@@ -1,9 +1,9 @@
 """A warp's products of up to eight queries with 16 keys on matrix units, of more than 16 bits.
 
 Rows g of the queries' matrix are float16 parts of query g, rows g + 8 what is left of it: together
-22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has 16-byte pieces of keys as they
-lie in memory: a sum over elements may be taken in any order, so they need not be moved. Everything
-is unrolled while IR is built.
+22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of
+keys in their order in memory (as float16, see kv_rows.py): a sum over elements may be taken in any
+order, so they need not be moved. Everything is unrolled while IR is built.
 """
 
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ from tamis.jit_kernels.cuda.intrinsic import (
     uint32,
     void,
 )
+from tamis.jit_kernels.cuda.kv_rows import Pieces, pieces_of
 from tamis.jit_kernels.cuda.ptx import (
     HIGH_HALVES,
-    LOAD_IF,
     LOW_HALVES,
     MMA_F16,
     STORE_SHARED_IF,
@@ -43,32 +43,18 @@ def _parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
     return packed(b, low, high), packed(b, *rest)
 
 
-def loading(n: int, apart: int) -> Any:
-    """The intrinsic (address, m) -> words of n pieces `apart` bytes apart; zeros from the m-th."""
-
-    @op(types.UniTuple(uint32, 4 * n), int64, uint32)
-    def load(b, address, m):
-        found = []
-        for i in range(n):
-            live = b.zext(b.icmp_unsigned(">", m, ir.Constant(I32, i)), I32)
-            found += emit(b, LOAD_IF, [b.add(address, ir.Constant(I64, apart * i)), live])
-        return found
-
-    return load
-
-
 class Scoring(NamedTuple):
     """Functions of rows of n elements. A lane has elements 8t .. 8t + 7 of every 32."""
 
     read_q: Any  # (address, address of the last piece) -> float32: the lane's pieces of query g
     load_q: Any  # (these, scale) -> queries
-    load_k: Any  # (address, pieces that there are) -> a key
+    keys: Pieces  # a lane's of a key, whose first element is 8t
     score: Any  # (queries, key g, key g + 8) -> g . keys 2t, 2t + 1, 2t + 8, 2t + 9
     n_piece: int
 
 
-def scoring_of(n: int) -> Scoring:
-    """The functions for rows of n elements, a multiple of 8."""
+def scoring_of(n: int, type: str = "f16") -> Scoring:
+    """The functions for rows of n elements, a multiple of 8, of one of KV_TYPES."""
     n_piece = -(-n // 32)
     q_kind, k_kind = types.UniTuple(uint32, 8 * n_piece), types.UniTuple(uint32, 4 * n_piece)
 
@@ -101,13 +87,13 @@ def scoring_of(n: int) -> Scoring:
             found += [b.fadd(x[0], x[2]), b.fadd(x[1], x[3])]
         return found
 
-    return Scoring(read_q, load_q, loading(n_piece, 64), score, n_piece)
+    return Scoring(read_q, load_q, pieces_of(type, n, n_piece, 32), score, n_piece)
 
 
 class Weighing(NamedTuple):
     """Functions of values of n elements. A lane has elements 8g .. 8g + 7 of every 64."""
 
-    load_v: Any  # (address, pieces that there are) -> a value
+    values: Pieces  # a lane's of a value, whose first element is 8g
     weigh: Any  # (sums, weights of values 2t, 2t + 1, 2t + 8, 2t + 9, these) -> sums
     scaled: Any  # (sums, factor of query g) -> sums
     store: Any  # (sums, address, m): query g's, of pieces before the m-th, to shared memory
@@ -115,8 +101,8 @@ class Weighing(NamedTuple):
     n_piece: int
 
 
-def weighing_of(n: int) -> Weighing:
-    """The functions for values of n elements, a multiple of 16."""
+def weighing_of(n: int, type: str = "f16") -> Weighing:
+    """The functions for values of n elements, a multiple of 16, of one of KV_TYPES."""
     n_piece = -(-n // 64)
     v_kind, kind = types.UniTuple(uint32, 4 * n_piece), types.UniTuple(float32, 32 * n_piece)
 
@@ -144,4 +130,4 @@ def weighing_of(n: int) -> Weighing:
                 emit(b, STORE_SHARED_IF, [at, b.fadd(x[j], x[j + 2]), live])
 
     zero = op(kind)(lambda b: [ir.Constant(FLOAT, 0.0)] * len(kind))
-    return Weighing(loading(n_piece, 128), weigh, scaled, store, zero, n_piece)
+    return Weighing(pieces_of(type, n, n_piece, 64), weigh, scaled, store, zero, n_piece)

@@ -244,7 +244,7 @@ class _State(SelectorState):
         )
         rec.program.add(
             ops.SCORE_KEYS,
-            heads,
+            (*heads, kv.types[0]),
             cost=self._score_cost(layer),
             step=rec.step,
             q=self._asking,

@@ -183,7 +183,7 @@ class _State(SelectorState):
         means = self._means_of(layer)
         rec.program.add(
             ops.HIP_MEANS,
-            (shape.head_dim,),
+            (shape.head_dim, kv.types[0]),
             filled=self._filled[layer],
             sums=self._sums,
             block=p.b_k,
@@ -192,7 +192,7 @@ class _State(SelectorState):
         )
         rec.program.add(
             ops.HIP_SEARCH,
-            (shape.head_dim, group),
+            (shape.head_dim, group, kv.types[0]),
             cost=self._search_cost(n_sample, mask_block),
             q=q,
             mask=mask,

@@ -159,7 +159,7 @@ class _State(SelectorState):
         )
         add(
             ops.SCORE_KEYS,
-            (shape.head_dim, shape.group, self._group),
+            (shape.head_dim, shape.group, self._group, kv.types[0]),
             cost=self._score_cost(layer),
             step=rec.step,
             q=self._asking,

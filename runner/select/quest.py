@@ -104,7 +104,7 @@ class _State(SelectorState):
     def _record_bounds(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         rec.program.add(
             ops.QUEST_BOUNDS,
-            (self.shape.head_dim,),
+            (self.shape.head_dim, kv.types[0]),
             step=rec.step,
             q=q,
             k_pages=kv.k,

@@ -56,7 +56,7 @@ class _State(SelectorState):
         p, shape = self._params, self.shape
         rec.program.add(
             ops.SCORE_KEYS,
-            (shape.head_dim, shape.group, self._group),
+            (shape.head_dim, shape.group, self._group, kv.types[0]),
             cost=self._score_cost,
             step=rec.step,
             q=q,
