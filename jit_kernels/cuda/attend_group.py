@@ -158,25 +158,34 @@ def _listing(n_block: int) -> Any:
     return note
 
 
-def _starting(head_dim: int) -> Any:
+def _starting(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that starts the copies of a list's rows of float16; a warp's work.
 
     Eight lanes take a row: its bytes of one part after the other. Zeros where no row is.
     """
-    n_part, pieces = parts_of(head_dim), head_dim // 8
+    n_part = parts_of(head_dim)
+    half, pieces = n_part * PART, head_dim // 8
+    of_keys, of_values = (type == "f16" for type in kv_types)
 
     @device
-    def start(to, rows, pages):
+    def start(to, list_, k_pages, v_pages):
         line, piece = lane() // 8, lane() % 8
         even, odd = to + place(line, piece), to + place(line + 4, piece) - 512
+        k_pages, v_pages = k_pages + 16 * piece, v_pages + 16 * piece
         for i in range(SLICE // 4):
-            row = load_shared_i32(uint32(rows + 4 * (4 * i + line)))
-            source = pages + 16 * piece + 2 * head_dim * int64(max(row, 0))
+            at = list_ + 4 * (4 * i + line)
+            k_row = load_shared_i32(uint32(at + K_ROWS))
+            v_row = load_shared_i32(uint32(at + V_ROWS))
+            key = k_pages + 2 * head_dim * int64(max(k_row, 0))
+            value = v_pages + 2 * head_dim * int64(max(v_row, 0))
             here = (odd if i % 2 else even) + 512 * i
             for part in range(n_part):
-                live = row >= 0 and 8 * part + piece < pieces
-                size = uint32(16 if live else 0)
-                copy_async(uint32(here + PART * part), source + (128 * part if live else 0), size)
+                live = k_row >= 0 and 8 * part + piece < pieces
+                size, there = uint32(16 if live else 0), here + PART * part
+                if of_keys:
+                    copy_async(uint32(there), key + (128 * part if live else 0), size)
+                if of_values:
+                    copy_async(uint32(there + half), value + (128 * part if live else 0), size)
 
     return start
 
@@ -217,15 +226,21 @@ def _decoding(head_dim: int, type: str) -> Any:
 
 def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that brings a list's keys and values, or starts their copies; a warp's work."""
-    half = parts_of(head_dim) * PART
-    bring_k, bring_v = (
-        _starting(head_dim) if type == "f16" else _decoding(head_dim, type) for type in kv_types
-    )
+    half, (type_k, type_v) = parts_of(head_dim) * PART, kv_types
+    start = _starting(head_dim, kv_types)
+    if type_k == type_v == "f16":
+        return start
+    decode_k, decode_v = (None if type == "f16" else _decoding(head_dim, type) for type in kv_types)
+    starts = "f16" in kv_types
 
     @device
     def copy(to, list_, k_pages, v_pages):
-        bring_k(to, list_ + K_ROWS, k_pages)
-        bring_v(to + half, list_ + V_ROWS, v_pages)
+        if starts:
+            start(to, list_, k_pages, v_pages)
+        if decode_k is not None:
+            decode_k(to, list_ + K_ROWS, k_pages)
+        if decode_v is not None:
+            decode_v(to + half, list_ + V_ROWS, v_pages)
 
     return copy
 
