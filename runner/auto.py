@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tamis.jit_kernels.workers import NoKernelError
+from tamis.places import devices
 from tamis.select.notation import of_layers, parse_method
 from tamis.weigh import Weighed, Weight
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 NAME = "auto"
 DENSE = "dense"
 N_GROUP = 4  # first, last and middle layers differ most; means over fewer layers are of few heads
+# With fewer tokens choosing takes longer than it can save; on a GPU, whose every launch takes
+# microseconds, dense attention is as fast as HiP up to here whatever the model.
+LEAST, LEAST_ON_GPU = 7500, 1 << 17
 # Of n tokens, HiP's k: n // 8 and n // 4. At any mass it was the fastest of those that have nothing
 # to do before their first step, which LFPS and Tactic gain back in hundreds of tokens only.
 PARTS = (8, 4)
@@ -38,14 +42,15 @@ class Auto:
 
     mass: float = 0.95  # attention weight to be kept: a quarter's mean over layers, heads and steps
     probe: int = 4  # tokens that are decoded again with each candidate
-    least: int = 7500  # tokens; with fewer, choosing takes longer than it can save
+    least: int | None = None  # tokens; with fewer it stays dense. None: what suits the device
     share: float = 0.5  # of dense attention's bytes; who reads more is not faster
 
     def __post_init__(self) -> None:
         if not 0 < self.mass <= 1:
             raise AutoError(f"mass is {self.mass}, expected more than 0 and at most 1")
-        if self.probe < 1 or self.least < self.probe + 1:
-            raise AutoError(f"probe is {self.probe}, expected 1 to least - 1, {self.least - 1}")
+        least = LEAST if self.least is None else self.least
+        if self.probe < 1 or least < self.probe + 1:
+            raise AutoError(f"probe is {self.probe}, expected 1 to least - 1, {least - 1}")
 
 
 class Tried(NamedTuple):
@@ -112,8 +117,11 @@ def choose(
     n, start = base.n_past, time.perf_counter()
     if base.kv_ram is not None:
         return Choice(DENSE, "keys and values are in a file, which candidates would have to copy")
-    if n < how.least:
-        return Choice(DENSE, f"{n} tokens are fewer than {how.least}")
+    least = how.least
+    if least is None:
+        least = LEAST_ON_GPU if [*devices(engine.places)] == ["cuda"] else LEAST
+    if n < least:
+        return Choice(DENSE, f"{n} tokens are fewer than {least}")
     groups = _groups(engine)
     found: list[str | None] = [None] * len(groups)
     tried: list[Tried] = []

@@ -179,3 +179,11 @@ def test_run_says_what_it_chose_and_answers_as_that_method_does(engine, capsys):
     )
     assert main([*line, "--attn", "auto:x=1"]) == 2
     assert "auto takes mass=" in capsys.readouterr().err
+
+
+def test_how_many_tokens_are_worth_a_choice_depends_on_the_device(engine, base, monkeypatch):
+    assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 7500"
+    monkeypatch.setattr("tamis.auto.devices", lambda _places: {"cuda": None})
+    assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 131072"
+    monkeypatch.setattr("tamis.auto.devices", lambda _places: {"cuda": None, "cpu": None})
+    assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 7500"

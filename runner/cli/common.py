@@ -13,8 +13,8 @@ MIB = 1 << 20
 AUTO_HELP = (
     "--attn auto decodes the prompt's last tokens again with several methods and takes, for each "
     "quarter of the layers, the one that reads least of those that keep 0.95 of the attention "
-    "there with half of the bytes; where there is none, and below 7500 tokens, it stays dense. "
-    "auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
+    "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
+    "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
 # KV_TYPES of jit_kernels/types.py, UNITS and UNIT of kv/tier.py: these need NumPy.
 DEVICES = ("cpu", "cuda")
