@@ -181,6 +181,13 @@ def test_run_says_what_it_chose_and_answers_as_that_method_does(engine, capsys):
     assert "auto takes mass=" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["chat", "serve", "bench"])
+def test_commands_that_read_no_document_say_who_takes_auto(command, tmp_path, capsys):
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("qwen2"))
+    assert main([command, "-m", str(path), "--attn", "auto"]) != 0
+    assert "run, summarize and eval take it" in capsys.readouterr().err
+
+
 def test_how_many_tokens_are_worth_a_choice_depends_on_the_device(engine, base, monkeypatch):
     assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 7500"
     monkeypatch.setattr("tamis.auto.devices", lambda _places: {"cuda": None})

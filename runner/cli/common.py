@@ -252,6 +252,11 @@ def check_methods(attn: str, prefill: str) -> None:
     """Raise UsageError for an unknown method, before a model is loaded for it."""
     from tamis.select.notation import MethodError, parse_methods
 
+    if auto_method(attn) is not None:
+        raise UsageError(
+            "--attn auto chooses for a document that was read: run, summarize and eval take it; "
+            "here name a method, such as the one that `tamis run --attn auto` tells"
+        )
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
