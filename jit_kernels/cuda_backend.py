@@ -24,7 +24,6 @@ ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may
 PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
 SHARE = 2  # of products of the same rows, as many are on the GPU together
 PINNED = 1 << 16, 1 << 26  # bytes of arrays whose memory is pinned when they are fetched
-CLOCK = 1e9  # of costs: a second's nanoseconds
 CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
 
 

@@ -137,6 +137,9 @@ class Program:
         return len(self.calls)
 
 
+GPU_CLOCK = 1e9  # an OpCost's cycles a second, on a GPU
+
+
 class OpCost(NamedTuple):
     """What one recorded op cost over the replays that were counted."""
 

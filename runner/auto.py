@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tamis.jit_kernels.workers import NoKernelError
 from tamis.places import devices
-from tamis.select.notation import of_layers, parse_method
+from tamis.select.notation import DENSE, of_layers, parse_method
 from tamis.weigh import Weighed, Weight
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tamis.session import Session
 
 NAME = "auto"
-DENSE = "dense"
 N_GROUP = 4  # first, last and middle layers differ most; means over fewer layers are of few heads
 # With fewer tokens choosing takes longer than it can save; on a GPU, whose every launch takes
 # microseconds, dense attention is as fast as HiP up to here whatever the model.

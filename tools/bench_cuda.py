@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from tamis.attend import n_split
-from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda_backend import CudaBackend, CudaProgram
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
 from tamis.select.base import PREFILL, Recording, Rows, SelectorShape
 from tamis.select.notation import parse_method
+from tamis.tools.random_model import Pool
 
 N_RUN = 7
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 4096, 14336, 32, 8, 128
@@ -55,23 +56,15 @@ def copy_rate(backend: CudaBackend) -> Row:
     return Row("copy 2 GiB", seconds, 2 * size, 0)
 
 
-def random_blocks(rng: np.random.Generator, type_: str, n: int) -> np.ndarray:
-    """Bytes of n elements: random quants; scales that are small positive float16."""
-    kind = GGMLType[type_]
-    blocks = rng.integers(0, 256, (n // kind.block_size, kind.type_size), np.uint8)
-    at = {"Q6_K": [208], "Q4_K": [0, 2], "Q4_1": [0, 2]}.get(type_, [0])
-    if type_ == "F16":
-        return (0.02 * rng.standard_normal(n)).astype(np.float16).view(np.uint8)
-    for i in at:
-        scale = np.full(len(blocks), 0.01, np.float16).view(np.uint8).reshape(-1, 2)
-        blocks[:, i : i + 2] = scale
-    return blocks.reshape(-1)
+def random_weights(type_: str, n_in: int, n_out: int) -> np.ndarray:
+    """Bytes of a matrix, as a model of random weights has it."""
+    return Pool(GGMLQuantizationType[type_]).matrix(n_out, n_in).view(np.uint8).reshape(-1)
 
 
 def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int) -> Row:
     """MATMUL of n_tok rows, over COPIES matrices."""
     rng = np.random.default_rng(0)
-    data = random_blocks(rng, type_, n_in * n_out)
+    data = random_weights(type_, n_in, n_out)
     step, x = np.array([n_tok, 0, 0, 0, n_tok]), zeros((n_tok, n_in), np.float32)
     x[...] = rng.standard_normal(x.shape)
     program = Program()
@@ -100,7 +93,7 @@ def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int
     program, packed = Program(), zeros(ops.packed_bytes(n_tok, n_in), np.uint8)
     program.add(
         ops.MATMUL, (type_,), step=step, packed=packed,
-        w=random_blocks(np.random.default_rng(0), type_, n_in * n_out), bias=None,
+        w=random_weights(type_, n_in, n_out), bias=None,
         y=zeros((n_tok, n_out), np.float32), n_in=n_in, n_out=n_out, y_stride=n_out, add=0,
         scratch=0,
     )  # fmt: skip

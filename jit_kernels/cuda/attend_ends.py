@@ -136,23 +136,23 @@ def pairs(b, p, apart, n, otherwise):
     return found
 
 
-def joining(head_dim: int, group: int) -> Any:
-    """The function that joins all parts of neighbouring heads; a block's work.
+def joining(head_dim: int) -> Any:
+    """The function that joins all parts of n neighbouring heads; a block's work.
 
     query: number of the first of them in out and lse. A thread has two elements of a head.
     """
     size, half = 4 * head_dim + 8, head_dim // 2
 
     @device
-    def join(query, partial, n_split, out, lse):
-        for i in range(thread(), group * half, THREADS):
+    def join(query, n, partial, n_split, out, lse):
+        for i in range(thread(), n * half, THREADS):
             to, d = query + i // half, 2 * (i % half)
             parts, top, total = partial + size * n_split * to, float32(LOWEST), float32(0)
             one, other = float32(0), float32(0)
             for p in range(0, n_split, AT_ONCE):
-                part, n = parts + size * p, n_split - p
-                ends = pairs(part + 4 * head_dim, size, n, float32(LOWEST))
-                values = pairs(part + 4 * d, size, n, float32(0))
+                part, left = parts + size * p, n_split - p
+                ends = pairs(part + 4 * head_dim, size, left, float32(LOWEST))
+                values = pairs(part + 4 * d, size, left, float32(0))
                 most = top
                 for j in range(AT_ONCE):
                     most = max(most, ends[2 * j])

@@ -152,7 +152,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
     store, zero = weighing.store, weighing.zero
     load, add = _adding(head_dim, kv_types)
-    finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim, heads)
+    finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim)
 
     def kernel(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
@@ -205,7 +205,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
                 turns = scratch - TURNS + 4 * quotient(item, n_split)
                 if is_last(turns, n_split):
-                    join(query, partial, n_split, out, lse)
+                    join(query, heads, partial, n_split, out, lse)
             sync_block()  # before the next item's results overwrite what is read here
 
     return Launch(kernel, shared=4 * WARPS * heads * size)

@@ -179,13 +179,6 @@ LOAD_HALF_IF = Text(
     uint32,
     (int64, uint32),
 )
-# The float32 at $1, or $3 where $2 is 0.
-LOAD_F32_IF = Text(
-    "{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.f32 $0, $3; @p ld.global.f32 $0, [$1]; }",
-    float32,
-    (int64, uint32, float32),
-    volatile=True,
-)
 # The two float32 at $2, a multiple of 8, or $4 and 0 where $3 is 0.
 LOAD_PAIR_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.f32 $0, $4; mov.f32 $1, 0f00000000;"

@@ -40,6 +40,7 @@ from tamis.jit_kernels.cuda.tactic_budget import (
     list_size,
     list_span,
     sort_pass,
+    summing,
     weighing,
 )
 from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES
@@ -93,19 +94,13 @@ def order_by(density, keys, other, rank, n, counts, parts, sums):
 
 
 @device
-def sum_tail(densities, sizes, weights, first, n, sums):
-    """Densities times sizes of the clusters in order from `first` on, summed up in `weights`."""
-    reached = 0.0
-    for start in range(first, n, THREADS):
-        i, x = start + thread(), 0.0
-        if i < n:
-            x = float64(load_f32(densities + 4 * i) * load_f32(sizes + 4 * i))
-        before, total = sums_before(x, sums)
-        if i < n:
-            store_f32(weights + 4 * i, float32(reached + before + x))
-        reached += total
-    sync_block()
-    return reached
+def estimated(of, i):
+    """A cluster's estimated share of all weight: its members' density times their number."""
+    densities, sizes = of
+    return load_f32(densities + 4 * i) * load_f32(sizes + 4 * i)
+
+
+sum_tail = summing(estimated)
 
 
 @device
@@ -179,7 +174,7 @@ def _choosing(group: int, weigh: Any) -> Any:
         (densities, sizes, weights), (ends, n_cluster) = tables, clusters[3:]
         first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
         n_first = load_i32(ends + 4 * (first - 1))
-        tail = sum_tail(densities, sizes, weights, first, n_cluster, sums)
+        tail = sum_tail((densities, sizes), weights, first, n_cluster, sums)
         at, n_drawn = list_ranked(rows, pages, clusters, 0, n_first), 0
         if tail > 0.0:
             draw(at, pages, clusters, tables, first, tail, n_sample, at_samples)

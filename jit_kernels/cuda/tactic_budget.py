@@ -201,6 +201,26 @@ def exponentiate(logits, n, top):
     sync_block()
 
 
+def summing(weight: Any) -> Any:
+    """The function that sums weight(of, i), float32, of i = first .. n - 1 up in `weights`."""
+
+    @device
+    def running_sums(of, weights, first, n, sums):
+        reached = 0.0
+        for start in range(first, n, THREADS):
+            i, x = start + thread(), 0.0
+            if i < n:
+                x = float64(weight(of, i))
+            before, total = sums_before(x, sums)
+            if i < n:
+                store_f32(weights + 4 * i, float32(reached + before + x))
+            reached += total
+        sync_block()
+        return reached
+
+    return running_sums
+
+
 @device
 def first_above(weights, low, high, value):
     """The first of the running sums low .. high - 1 that is above the value, or high - 1."""
@@ -335,20 +355,13 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         return curve_budget(logits, sizes, n, share, sums, found)
 
     @device
-    def running_sums(tables, first, n, top, sums):
-        """Weights of the clusters from `first` on as if all members were alike, summed up."""
-        (guesses, sizes, weights), reached = tables, 0.0
-        for start in range(first, n, THREADS):
-            i, x = start + thread(), 0.0
-            if i < n:
-                away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
-                x = float64(exp2(away) * load_f32(sizes + 4 * i))
-            before, total = sums_before(x, sums)
-            if i < n:
-                store_f32(weights + 4 * i, float32(reached + before + x))
-            reached += total
-        sync_block()
-        return reached
+    def guessed(of, i):
+        """The weight of a cluster whose members all weigh what its centroid does."""
+        guesses, sizes, top = of
+        away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
+        return exp2(away) * load_f32(sizes + 4 * i)
+
+    running_sums = summing(guessed)
 
     @device
     def mean_ratio(logits, guesses, n, sums):
@@ -376,7 +389,8 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         top = max(float32(largest_of(logits, n_exact, sums)), load_f32(tables[0]))
         exponentiate(logits, n_exact, top)
         outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
-        tail, factor = running_sums(tables, last + 1, n_cluster, top, sums), 0.0
+        of, factor = (tables[0], tables[1], top), 0.0
+        tail = running_sums(of, tables[2], last + 1, n_cluster, sums)
         if tail > 0.0:
             to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
             draw(drawn, pages, clusters, tables, last + 1, tail, n_sample, at_samples)

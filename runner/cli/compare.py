@@ -14,8 +14,7 @@ import numpy as np
 
 from tamis.cli import UsageError, audit, common, states
 from tamis.jit_kernels import ceiling as ceilings
-from tamis.jit_kernels.cuda_backend import CLOCK
-from tamis.jit_kernels.program import ATTEND, SELECT
+from tamis.jit_kernels.program import ATTEND, GPU_CLOCK, SELECT
 from tamis.places import devices
 
 COLUMNS = {
@@ -87,7 +86,7 @@ def _clock(engine: Any) -> float:
             f"methods are compared by the time of one device, this model is on {' and '.join(on)}: "
             "leave out -nkvo, and -ngl or all but -ngl -1"
         )
-    return CLOCK if on == ["cuda"] else ceilings.measure(engine.backend).cycles
+    return GPU_CLOCK if on == ["cuda"] else ceilings.measure(engine.backend).cycles
 
 
 def _turn(session: Any, ids: np.ndarray) -> Spent:

@@ -85,10 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Any:
     """What was asked for, checked as far as it can be without a model. Raises UsageError."""
-    from tamis.evals.plan import DENSE, Settings
+    from tamis.evals.plan import Settings
     from tamis.evals.scoring import rouge_scorer
     from tamis.evals.tasks import tasks
     from tamis.evals.tasks.base import ROUGE
+    from tamis.select.notation import DENSE
 
     chosen = _chosen(arguments.task or ["ruler"])
     if any(name in tasks() and tasks()[name].score == ROUGE for name in chosen):

@@ -9,13 +9,12 @@ import tamis
 from tamis.auto import parse_auto
 from tamis.evals.store import Store, key_of
 from tamis.select.base import DECODE, PREFILL
-from tamis.select.notation import parse_method
+from tamis.select.notation import DENSE, parse_method
 
 if TYPE_CHECKING:
     from tamis.engine import Engine
 
 GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
-DENSE = "dense"
 TEXT = "text"  # the task that predicts a text
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from tamis.evals import plots
 from tamis.evals.document import Block, Gallery, Plot, Table, write_document
-from tamis.evals.plan import DENSE, TEXT
+from tamis.evals.plan import TEXT
 from tamis.evals.predict import GAIN, LOSS, SHORT
 from tamis.evals.scoring import Interval, paired, wilson
 from tamis.evals.tasks import tasks
 from tamis.evals.tasks.base import ROUGE, RULER
+from tamis.select.notation import DENSE
 
 Row = Mapping[str, Any]
 NOTES = (

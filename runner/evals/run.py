@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tamis.auto import choose, parse_auto
 from tamis.evals import predict
 from tamis.evals.answer import answer, encode, make_prompt
-from tamis.evals.plan import DENSE, TEXT, Cell, Job, Settings
+from tamis.evals.plan import TEXT, Cell, Job, Settings
 from tamis.evals.store import Store
 from tamis.evals.tasks import tasks
 from tamis.evals.tasks.base import check_room
+from tamis.select.notation import DENSE
 
 if TYPE_CHECKING:
     from tamis.engine import Engine, Progress

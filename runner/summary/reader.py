@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
-from tamis.auto import DENSE, choose, parse_auto
+from tamis.auto import choose, parse_auto
+from tamis.select.notation import DENSE
 from tamis.session import ContextError, Session
 from tamis.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
