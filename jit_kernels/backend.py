@@ -142,6 +142,10 @@ class Backend:
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays: here they write the same memory."""
 
+    def mapped(self, array: np.ndarray, /) -> np.ndarray:
+        """The array: kernels see all memory."""
+        return array
+
     def free_bytes(self, _n_weight: int = 0, /) -> int:
         """Bytes that can be taken without swapping, as Linux estimates them.
 

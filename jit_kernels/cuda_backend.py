@@ -53,6 +53,19 @@ class Mirror:
         self._unpinned = False
 
 
+class Mapped:
+    """An array in host memory that kernels see itself: as a Mirror, but nothing is copied."""
+
+    def __init__(self, device: Device, array: np.ndarray) -> None:
+        self._array, self._host = array, array.ctypes.data
+        self.address = device.map(self._host, array.nbytes)
+        weakref.finalize(self, device.unmap, self._host).atexit = False
+
+    def at(self, host: int) -> int:
+        """Device address of a host address within the array."""
+        return self.address + host - self._host
+
+
 _Marks = list[tuple[int, Event]]  # captured before the op of this number
 
 
@@ -187,7 +200,7 @@ class CudaBackend:
         self.library = PtxLibrary(self.device)
         self.n_thread = self.n_part = PARTS * self.device.n_multiprocessor
         self._lock = threading.RLock()
-        self._mirrors: weakref.WeakValueDictionary[tuple[int, int], Mirror]
+        self._mirrors: weakref.WeakValueDictionary[tuple[int, int], Mirror | Mapped]
         self._mirrors = weakref.WeakValueDictionary()
         self._weights: list[Mirror] = []  # read-only arrays stay: all sessions share them
         self._scratch: Buffer | None = None
@@ -227,7 +240,8 @@ class CudaBackend:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                if mirror := self._mirror(array):
+                mirror = self._mirror(array)
+                if isinstance(mirror, Mirror):
                     self.device.upload(mirror.at(host), host, array.nbytes)
 
     def fetch(self, *arrays: np.ndarray) -> None:
@@ -236,12 +250,24 @@ class CudaBackend:
             self.device.use()
             for array in arrays:
                 host = array.ctypes.data
-                if mirror := self._mirror(array):
+                mirror = self._mirror(array)
+                if isinstance(mirror, Mirror):
                     mirror.pin()
                     self.device.download(host, mirror.at(host), array.nbytes)
             self.device.wait()
 
-    def mirror(self, array: np.ndarray) -> Mirror:
+    def mapped(self, array: np.ndarray, /) -> Mapped:
+        """Let kernels see an array that owns its memory itself, as long as this is held.
+
+        Raises MemoryError.
+        """
+        with self._lock:
+            self.device.use()
+            found = Mapped(self.device, array)
+            self._mirrors[array.ctypes.data, array.nbytes] = found
+            return found
+
+    def mirror(self, array: np.ndarray) -> Mirror | Mapped:
         """The device copy of the memory that an array lies in, made where there is none."""
         root = _root(array)
         found = self._mirrors.get((root.ctypes.data, root.nbytes))
@@ -252,7 +278,7 @@ class CudaBackend:
                 self._weights.append(found)
         return found
 
-    def _mirror(self, array: np.ndarray) -> Mirror | None:
+    def _mirror(self, array: np.ndarray) -> Mirror | Mapped | None:
         """The device copy that a linked Program has; None where none names the array."""
         root = _root(array)
         return self._mirrors.get((root.ctypes.data, root.nbytes))

@@ -213,6 +213,12 @@ class Runner(Protocol):
     def fetch(self, *arrays: np.ndarray) -> None:
         """Show Python what kernels wrote to these arrays."""
 
+    def mapped(self, array: np.ndarray, /) -> Any:
+        """Let kernels see the memory of an array itself, as long as what this gives is held.
+
+        To be asked before any Program names it. Raises MemoryError.
+        """
+
     def free_bytes(self, n_weight: int = 0, /) -> int:
         """Bytes of memory that can be taken beside so many of the file's weights."""
 

@@ -85,6 +85,10 @@ class SplitBackend:
         self.rows.fetch(*arrays)
         self.own.fetch(*arrays)
 
+    def mapped(self, array: np.ndarray, /) -> Any:
+        """As the backend of the ops over keys and values does."""
+        return self.own.mapped(array)
+
     def free_bytes(self, n_weight: int = 0, /) -> int:
         """Bytes that can be taken where the weights are."""
         return self.rows.free_bytes(n_weight)

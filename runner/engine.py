@@ -41,6 +41,7 @@ class MemoryPlan(NamedTuple):
     workspace: int
     available: int
     disk: int = 0  # of the file of keys and values that memory has no room for
+    host: int = 0  # of RAM, for the keys and values that a GPU's memory has no room for
 
 
 class Engine:
@@ -174,17 +175,19 @@ class Engine:
         type_v: str = "f16",
         *,
         kv_ram: int | None = None,
+        kv_vram: int | None = None,
     ) -> MemoryPlan:
         """What a session of n_ctx tokens takes, and what is free once the weights are copied.
 
         Of a model on two devices: all of it, which fits if each part does; see `memory_plans`.
         """
-        plans = list(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, kv_ram=kv_ram).values())
+        limits = {"kv_ram": kv_ram, "kv_vram": kv_vram}
+        plans = list(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, **limits).values())
         if len(plans) == 1:
             return plans[0]
-        weights, kv, workspace, _, disk = map(sum, zip(*plans, strict=True))
+        weights, kv, workspace, _, disk, host = map(sum, zip(*plans, strict=True))
         fullest = min(plan.available / (plan.kv + plan.workspace) for plan in plans)
-        return MemoryPlan(weights, kv, workspace, int(fullest * (kv + workspace)), disk)
+        return MemoryPlan(weights, kv, workspace, int(fullest * (kv + workspace)), disk, host)
 
     def memory_plans(
         self,
@@ -194,8 +197,12 @@ class Engine:
         type_v: str = "f16",
         *,
         kv_ram: int | None = None,
+        kv_vram: int | None = None,
     ) -> dict[str, MemoryPlan]:
-        """The plan of each device that `places` are on. kv_ram is of the CPU's memory."""
+        """The plan of each device that `places` are on.
+
+        kv_ram is of the CPU's memory, kv_vram of a GPU's.
+        """
         self._filling.finish()
         places, types = self.places, KVTypes(type_k, type_v)
         weights, plans = self.model.weights, {}
@@ -212,11 +219,13 @@ class Engine:
                 for p in places
                 if p.kv_device == device
             )
-            in_ram = kv if kv_ram is None or device != "cpu" else min(kv, kv_ram)
+            most = kv_ram if device == "cpu" else kv_vram
+            elsewhere_kv = kv if most is not None and most < kv else 0
             plans[device] = MemoryPlan(
                 weights=n_weight,
-                kv=in_ram,
-                disk=kv if in_ram < kv else 0,
+                kv=most if most is not None and elsewhere_kv else kv,
+                disk=elsewhere_kv if device == "cpu" else 0,
+                host=0 if device == "cpu" else elsewhere_kv,
                 workspace=workspace_bytes(self.hp, n_ubatch, runner),
                 available=runner.free_bytes(n_weight),
             )
@@ -261,6 +270,7 @@ class Engine:
         kv_ram: int | None = None,
         kv_dir: str | Path | None = None,
         kv_unit: int = UNIT,
+        kv_vram: int | None = None,
         progress: Progress | None = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
@@ -272,6 +282,8 @@ class Engine:
         kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the
         folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
         then raises KVFileError where the disk fails.
+        kv_vram: bytes of a GPU's memory for keys and values; those of longer contexts are in RAM,
+        from where the GPU brings the pages that it reads.
         Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.
@@ -285,7 +297,7 @@ class Engine:
             n_ctx=self.context(n_ctx),
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill),
-            kv=KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit)),
+            kv=KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram),
             audit=audit,
             progress=progress,
         )

@@ -16,10 +16,11 @@ from tamis.best import MOST, Best
 from tamis.forward import Forward
 from tamis.jit_kernels.types import PAGE, kv_row
 from tamis.kv.cache import KVCache
-from tamis.kv.placed import PlacedKV
+from tamis.kv.host import HostKV
+from tamis.kv.placed import Cache, PlacedKV
 from tamis.kv.shift import close_up
 from tamis.kv.tier import TierCounts, TieredKV
-from tamis.kv.types import KVOptions, KVTypes
+from tamis.kv.types import KVOptions, KVTypes, Tier
 from tamis.places import Place, described
 from tamis.sampler import Sampler, SamplerParams
 from tamis.select.base import Selector, SelectorShape
@@ -102,7 +103,7 @@ class Session:
             )
             for place, ws in zip(engine.places, spaces, strict=True)
         ]
-        self._kv: KVCache | TieredKV | PlacedKV = self._stages[0].kv
+        self._kv: Cache | PlacedKV = self._stages[0].kv
         if len(self._stages) > 1:
             self._kv = PlacedKV([(stage.layers, stage.kv) for stage in self._stages])
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
@@ -135,8 +136,18 @@ class Session:
         return None if self._tiered is None else self._tiered.kv_ram
 
     @property
+    def kv_vram(self) -> int | None:
+        """Bytes of a GPU's memory for keys and values; None where it is as much as they need."""
+        found = (stage.kv.kv_vram for stage in self._stages if isinstance(stage.kv, HostKV))
+        return next(found, None)
+
+    @property
     def kv_counts(self) -> TierCounts | None:
-        """What the disk has been asked for; None where all keys and values are in memory."""
+        """What the disk, or a GPU's frames, have been asked for; None where neither is there."""
+        for stage in self._stages:
+            if isinstance(stage.kv, HostKV):
+                stage.backend.fetch(stage.kv.state)
+                return stage.kv.counts
         return None if self._tiered is None else self._tiered.counts
 
     @property
@@ -368,6 +379,7 @@ class Session:
                 prompt = range(first, self.n_past)
                 self._forward.prefill(np.array(chunk, np.int32), start, prompt)
         finally:
+            self._wait()
             self._kv.put_back(first, pages)
             self._send_kv()
 
@@ -393,11 +405,11 @@ class Session:
         self._restore(data, tokens, KVTypes(*header.get("kv", ())))
         self.recall()
 
-    def _cache(
-        self, place: Place, kv: KVOptions, plan: "MemoryPlan", n_ubatch: int
-    ) -> KVCache | TieredKV:
+    def _cache(self, place: Place, kv: KVOptions, plan: "MemoryPlan", n_ubatch: int) -> Cache:
         """Where the keys and values of a place's layers are."""
         hp = place.share(self._engine.hp)
+        if kv.vram is not None and plan.host:
+            return HostKV(hp, self.n_ctx, kv.types, kv.vram, n_ubatch, place.backend.mapped)
         if kv.tier is not None and plan.disk and place.layers:
             return TieredKV(hp, self.n_ctx, kv.types, kv.tier, n_ubatch)
         store = self._engine.page_store(place, kv.types, -(-self.n_ctx // PAGE))
@@ -459,18 +471,20 @@ class Session:
     def _fetch_kv(self) -> None:
         """Show Python the keys and values of all layers."""
         for stage in self._stages:
-            if stage.layers:  # the view of the first holds those of the others
-                view = self._kv.view(stage.layers.start)
-                stage.backend.fetch(view.k, view.v)
+            stage.backend.fetch(*stage.kv.arrays)
 
     def _send_kv(self) -> None:
         """Show kernels the keys and values of all layers."""
         for stage in self._stages:
-            if stage.layers:
-                view = self._kv.view(stage.layers.start)
-                stage.backend.send(view.k, view.v)
+            stage.backend.send(*stage.kv.arrays)
+
+    def _wait(self) -> None:
+        """Until nothing runs that was started: it may write keys and values."""
+        for stage in self._stages:
+            stage.backend.fetch()
 
     def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
+        self._wait()
         hp = self._engine.hp
         shape, at = (len(tokens), hp.n_head_kv), 0
         for layer in range(hp.n_layer):
@@ -495,9 +509,12 @@ def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:
 def _checked_plans(
     engine: "Engine", n_ctx: int, n_ubatch: int, kv: KVOptions
 ) -> "dict[str, MemoryPlan]":
-    """The plan of each device, where it fits. Raises MemoryError, ValueError: a GPU has no tier."""
-    types, tier = kv
-    plans = engine.memory_plans(n_ctx, n_ubatch, *types, kv_ram=None if tier is None else tier.ram)
+    """The plan of each device, where it fits. Raises MemoryError, ValueError."""
+    types, tier, vram = kv
+    ram = None if tier is None else tier.ram
+    if vram is not None:
+        _check_vram(engine, tier)
+    plans = engine.memory_plans(n_ctx, n_ubatch, *types, kv_ram=ram, kv_vram=vram)
     gib = 1 << 30
     for device, plan in plans.items():
         if plan.kv + plan.workspace > plan.available:
@@ -507,6 +524,7 @@ def _checked_plans(
                 f"{plan.workspace / gib:.1f} GiB{described(device, engine.places)}, free: "
                 f"{plan.available / gib:.1f} GiB{gpu}; lower --ctx, {_remedy(device, plan)}"
             )
+    _check_home(engine, n_ctx, plans)
     if tier is None:
         return plans
     if "cpu" not in plans:
@@ -527,8 +545,43 @@ def _checked_plans(
     return plans
 
 
+def _check_vram(engine: "Engine", tier: Tier | None) -> None:
+    """Raise ValueError where no GPU has keys and values, or their home may not be memory."""
+    on = [place for place in engine.places if place.device != "cpu" and place.layers]
+    if not on:
+        raise ValueError(
+            "kv_vram is memory of a GPU, and this model runs on the CPU: leave it out, or run "
+            "layers on a GPU with --device cuda or -ngl"
+        )
+    if all(place.kv_device == "cpu" for place in on):
+        raise ValueError(
+            "with -nkvo (offload_kqv=False) keys and values are the CPU's: leave out kv_vram, or "
+            "-nkvo"
+        )
+    if tier is not None:
+        raise ValueError(
+            "kv_vram keeps all keys and values of the GPU's layers in RAM, kv_ram limits it: leave "
+            "out one of them"
+        )
+
+
+def _check_home(engine: "Engine", n_ctx: int, plans: "dict[str, MemoryPlan]") -> None:
+    """Raise MemoryError where RAM has no room for the keys and values that a GPU has frames for."""
+    n_home = sum(plan.host for plan in plans.values())
+    if n_home == 0:
+        return
+    host = next(place.host for place in engine.places if place.host is not None)
+    own = sum(plan.kv + plan.workspace for device, plan in plans.items() if device == "cpu")
+    gib, free = 1 << 30, host.free_bytes() - own
+    if n_home > free:
+        raise MemoryError(
+            f"KV at {n_ctx} tokens is {n_home / gib:.1f} GiB, which with kv_vram is in RAM, free: "
+            f"{free / gib:.1f} GiB; lower --ctx, or leave out --kv-vram"
+        )
+
+
 def _remedy(device: str, plan: "MemoryPlan") -> str:
     if device == "cpu":
         return "or keep a part on disk with --kv-ram and --kv-dir"
-    kept = ", or keys and values with -nkvo" if plan.kv else ""
+    kept = ", or keys and values in RAM with --kv-vram or -nkvo" if plan.kv else ""
     return "or keep layers on the CPU with -ngl" + kept

@@ -19,8 +19,7 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.backend import LinkedProgram
 from tamis.jit_kernels.program import KernelSpec, Program
 from tamis.jit_kernels.types import KVView, zeros
-from tamis.kv.cache import KVCache
-from tamis.kv.tier import TieredKV
+from tamis.kv.placed import Cache
 from tamis.kv.types import KVTypes
 from tamis.model import Model
 from tamis.places import Place
@@ -58,7 +57,7 @@ class Own(NamedTuple):
     """What a session has at a place."""
 
     ws: Workspace
-    kv: KVCache | TieredKV  # of the place's layers, counted from 0
+    kv: Cache  # of the place's layers, counted from 0
     state: SelectorState  # asked for these layers only, by their numbers in the model
 
 
@@ -174,12 +173,13 @@ class Stage:
 
         What comes before the first layer is part of it.
         """
-        rec = new_recording(Program(), self.ws.step, n_tok)
+        rec = new_recording(self.kv.program(self.ws.step), self.ws.step, n_tok)
         if self.place.embedding:
             record_embedding(rec, self._model, self.ws)
         if self.layers:
             rec.program.hop(rec.step)
             self._record_angles(rec)
+            self.kv.record_begin(rec.program, rec.step)
             rec.program.hop(rec.step)
         layers, end, ws = [], 0, self.ws
         for layer in self.layers:
@@ -192,6 +192,8 @@ class Stage:
             projected = len(rec.program)
             if freezes and layer > 0 and self.state.freezing == "reuse":
                 self._record_reuse(rec, self._view(layer - 1), kv)
+            if layer == self.layers[-1]:
+                self.kv.record_end(rec.program, rec.step)
             ready = len(rec.program)
             record_attention(rec, self._model, ws, self.state, layer, kv, audit)
             attended = len(rec.program)

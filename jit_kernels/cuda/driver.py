@@ -127,6 +127,27 @@ class Device:
         self.use()
         self._call("cuMemHostUnregister", host)
 
+    def map(self, host: int, n_bytes: int) -> int:
+        """The address at which kernels see host memory itself, until `unmap`.
+
+        Raises MemoryError with numbers where the system does not allow it.
+        """
+        flags = self._d.CU_MEMHOSTREGISTER_PORTABLE | self._d.CU_MEMHOSTREGISTER_DEVICEMAP
+        try:
+            self._call("cuMemHostRegister", host, n_bytes, flags)
+        except CudaError as error:
+            raise MemoryError(
+                f"{n_bytes / GIB:.2f} GiB of RAM cannot be pinned for {self.name} ({error}): lower "
+                "--ctx, raise the limit of locked memory (ulimit -l), or leave out --kv-vram"
+            ) from error
+        return int(self._call("cuMemHostGetDevicePointer", host, 0))
+
+    def unmap(self, host: int) -> None:
+        """Undo `map`, once nothing runs that may still touch the memory."""
+        self.use()
+        self.wait()
+        self._call("cuMemHostUnregister", host)
+
     def copy(self, to: int, address: int, n_bytes: int) -> None:
         """Copy within device memory."""
         self._call("cuMemcpyDtoDAsync", to, address, n_bytes, self.stream)

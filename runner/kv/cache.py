@@ -41,6 +41,11 @@ class KVCache:
         """The page table of all views: what `reserve` and `truncate` change."""
         return self._table
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What `read` and `write` see: to be fetched before, and sent after."""
+        return self._store.k, self._store.v
+
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer. The arrays stay the same for the cache's life."""
         return KVView(self._store.k[layer:], self._store.v[layer:], self._table, self._table)
@@ -96,6 +101,16 @@ class KVCache:
             for start in range(0, len(rows), PAGE):
                 part = own[start : start + PAGE]
                 pages[self._table[page + start // PAGE], :, : len(part)] = part.swapaxes(0, 1)
+
+    def program(self, _step: np.ndarray) -> Program:
+        """An empty Program."""
+        return Program()
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: `reserve` has made a chunk's positions writable."""
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: keys and values stay where they are."""
 
     def stops(self, _program: Program) -> list[int]:
         """The calls of a Program before which `bring` must be called: none."""

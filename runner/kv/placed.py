@@ -7,10 +7,11 @@ import numpy as np
 
 from tamis.jit_kernels.types import PAGE, KVView
 from tamis.kv.cache import KVCache
+from tamis.kv.host import HostKV
 from tamis.kv.tier import TieredKV
 from tamis.kv.types import KVTypes
 
-Cache: TypeAlias = KVCache | TieredKV
+Cache: TypeAlias = KVCache | TieredKV | HostKV
 
 
 class PlacedKV:

@@ -34,9 +34,16 @@ def fields_of(call: Call, program: Program) -> Fields:
     return Fields(dict(zip(call.spec.op.fields, call.values, strict=True)), program.arrays)
 
 
-def reads_keys(call: Call) -> bool:
+def reads_keys(op: ops.Op) -> bool:
     """Whether an op reads keys of positions before those of its own call."""
-    return "k_pages" in call.spec.op.fields and call.spec.op is not ops.ROPE_APPEND
+    return "k_pages" in op.fields and op is not ops.ROPE_APPEND
+
+
+def reader_of(op: ops.Op) -> str:
+    """What an op that reads keys is to KV_TAKE: one of ops.KV_READERS."""
+    if op is ops.ATTEND:
+        return "chosen"
+    return op.name if op.name in SPANS else "all"
 
 
 def reads_all(call: Call, program: Program) -> bool:
@@ -44,7 +51,7 @@ def reads_all(call: Call, program: Program) -> bool:
     op, fields = call.spec.op, fields_of(call, program)
     if op is ops.SELECT_WINDOW:
         return fields["n_recent"] == 0
-    return reads_keys(call) and op is not ops.ATTEND and op.name not in SPANS
+    return reads_keys(op) and reader_of(op) == "all"
 
 
 def spans(call: Call, program: Program) -> Spans:
@@ -127,4 +134,13 @@ SPANS: dict[str, Callable[[Fields, int, int], Spans]] = {
     "hip_means": _hip_means,
     "hip_search": _hip_search,
     "lfps_start": _lfps_start,
+}
+# Their fields that tell which, as KV_TAKE has them: found, block, x and y.
+FOUND = {
+    "chosen": ("", "", "", ""),
+    "all": ("", "", "", ""),
+    "quest_bounds": ("filled", "page", "", ""),
+    "hip_means": ("filled", "block", "top", ""),
+    "hip_search": ("", "block", "n_sink", "n_local"),
+    "lfps_start": ("meta", "", "", ""),
 }

@@ -99,6 +99,11 @@ class TieredKV:
         """The page table of the keys."""
         return self._sides[0].table
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Nothing: kernels and Python see the same memory."""
+        return ()
+
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer: pages that are not in memory are -1."""
         k, v = self._sides
@@ -183,12 +188,22 @@ class TieredKV:
         self._file.forget_cached()
 
     # ---- what a Program needs --------------------------------------------------------------------
+    def program(self, _step: np.ndarray) -> Program:
+        """An empty Program."""
+        return Program()
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: `begin` has made a chunk's positions writable."""
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: keys and values stay where they are."""
+
     def stops(self, program: Program) -> list[int]:
         """The calls before which `bring` must be called. Raises ValueError: cannot be."""
         calls = program.calls
         if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return [i for i, call in enumerate(calls) if reads.reads_keys(call)]
+        return [i for i, call in enumerate(calls) if reads.reads_keys(call.spec.op)]
 
     def begin(self, pos: int, n_tok: int) -> None:
         """Make positions pos .. pos + n_tok - 1 writable in all layers. Raises KVFileError."""

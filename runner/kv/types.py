@@ -42,6 +42,7 @@ class KVOptions(NamedTuple):
 
     types: KVTypes
     tier: Tier | None  # None: all in memory
+    vram: int | None = None  # bytes of a GPU's memory, the rest in the host's; None: all there
 
 
 def kv_bytes(hp: HParams, n_ctx: int, types: KVTypes) -> int:
