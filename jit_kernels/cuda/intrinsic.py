@@ -177,6 +177,12 @@ def load_u128(b, p):
     return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16), 4)
 
 
+@op(void, int64, U4)
+def store_u128(b, p, v):
+    """Write 16 bytes at p, a multiple of 16."""
+    _store(b, p, _vector(b, v), 16)
+
+
 @op(void, int64, float32)
 def store_f16(b, p, v):
     """Write v at p as float16, rounded to nearest even."""

@@ -320,6 +320,9 @@ ballot = _ptx(
     "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
     uint32, uint32, volatile=True,
 )("A bit a lane, the lowest of lane 0: set where $1 is not 0 (9.7.13.3).")  # fmt: skip
+equal_lanes = _ptx("match.any.sync.b32 $0, $1, 0xffffffff;", uint32, uint32, volatile=True)(
+    "A bit a lane, the lowest of lane 0: set where $1 is this lane's (9.7.13.5). All take part."
+)
 
 # ---- arithmetic ----------------------------------------------------------------------------------
 EXP2 = Text("ex2.approx.ftz.f32 $0, $1;", float32, (float32,))
