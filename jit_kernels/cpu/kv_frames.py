@@ -102,8 +102,8 @@ def kv_want() -> Any:
         serial, n_rows = load_i64(state + KV_STATE.serial), (n_tok + q_block - 1) // q_block * n_row
         for i in range(load_i32(indptr) + tid, load_i32(indptr + 4 * n_rows), n_thread):
             first = block * load_i32(indices + 4 * i)
-            end = min(last, first + block - 1) // PAGE + 1
-            for page in range(max(first, low) // PAGE, end):
+            first, end = max(first, low), min(last, first + block - 1)
+            for page in range(first // PAGE, end // PAGE + 1 if first <= end else 0):
                 store_i32(wanted + 4 * page, serial)
 
     return kernel

@@ -149,8 +149,9 @@ def kv_want() -> list[Launch]:
         i += tid * THREADS + thread()
         while i < n:  # a range divides by its step
             first = block * load_i32(indices + 4 * i)
-            page, end = max(first, low) // PAGE, min(last, first + block - 1) // PAGE + 1
-            while page < end:
+            first, end = max(first, low), min(last, first + block - 1)
+            page = first // PAGE
+            while first <= end and page <= end // PAGE:
                 store_i32(wanted + 4 * page, serial)
                 page += 1
             i += n_thread * THREADS
