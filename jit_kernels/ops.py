@@ -773,8 +773,8 @@ KV_CLAIM = _op(
     "kv_frames",
     "kv_claim",
     "",
-    "step state table ring owner used k_home v_home k_frames v_frames n_layer n_page n_ring n_head_kv"
-    " k_bytes v_bytes",
+    "step state table ring owner used k_home v_home k_frames v_frames n_layer n_page n_ring"
+    " n_head_kv k_bytes v_bytes",
 )
 # At its end: the home gets these positions of all layers.
 KV_KEEP = _op(
@@ -792,11 +792,12 @@ KV_WANT = _op(
     "step state indptr indices wanted n_row q_block block window stride",
 )
 # Frames for the pages of a layer that an op is about to read and that are in none: missing int32
-# [n_page], state.n_missing of them. reader, see KV_READERS: which pages these are; for "chosen" those
-# marked in wanted, for others found int64 [n_found], block, x and y are fields of that op. Taken are
-# frames that their layer did not ask for the last time, longest ago first, then those of the layers
-# that come up last; none that this layer asked for in this pass. n_cache is at least n_page and a
-# multiple of 16. Counts hits and misses, and state.serial up. counts int32 [KV_RANKS] is scratch.
+# [n_page], state.n_missing of them, in any order. reader, see KV_READERS: which pages these are:
+# for "chosen" those marked in wanted, for others found int64 [n_found], block, x and y are fields
+# of that op. Taken are frames that their layer did not ask for the last time, longest ago first,
+# then those of the layers that come up last; none that this layer asked for in this pass. n_cache
+# is at least n_page and a multiple of 16. Counts hits and misses, and state.serial up. counts int32
+# [KV_RANKS] is scratch.
 KV_TAKE = _op(
     "kv_frames",
     "kv_take",

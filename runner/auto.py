@@ -116,6 +116,8 @@ def choose(
     n, start = base.n_past, time.perf_counter()
     if base.kv_ram is not None:
         return Choice(DENSE, "keys and values are in a file, which candidates would have to copy")
+    if base.kv_vram is not None:
+        return Choice(DENSE, "the GPU has no room for all keys and values, which candidates copy")
     least = how.least
     if least is None:
         least = LEAST_ON_GPU if [*devices(engine.places)] == ["cuda"] else LEAST

@@ -583,5 +583,5 @@ def _check_home(engine: "Engine", n_ctx: int, plans: "dict[str, MemoryPlan]") ->
 def _remedy(device: str, plan: "MemoryPlan") -> str:
     if device == "cpu":
         return "or keep a part on disk with --kv-ram and --kv-dir"
-    kept = ", or keys and values in RAM with --kv-vram or -nkvo" if plan.kv else ""
+    kept = ", or keys and values with -nkvo, or with --kv-vram most of them" if plan.kv else ""
     return "or keep layers on the CPU with -ngl" + kept

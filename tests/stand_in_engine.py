@@ -38,7 +38,7 @@ class FakeSession:
     def n_past(self) -> int:
         return len(self.tokens)
 
-    kv_ram = kv_counts = None
+    kv_ram = kv_vram = kv_counts = None
 
     def truncate(self, n: int) -> None:
         del self.tokens[n:]

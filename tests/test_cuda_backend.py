@@ -15,6 +15,8 @@ from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.program import Program
 from tamis.jit_kernels.types import zeros
 
+ELSEWHERE = 1 << 40  # how far from memory that is mapped kernels see it
+
 
 class Memory:
     """A device buffer: zeros of the host, given back when nothing holds it."""
@@ -36,6 +38,7 @@ class StandIn:
     def __init__(self):
         self.held, self.copied, self.started, self._capturing = 0, 0, [], None
         self.pinned, self.how, self.marks, self.overlapping = {}, [], [], []
+        self.mapped = {}
 
     def use(self): ...
 
@@ -72,6 +75,13 @@ class StandIn:
 
     def unpin(self, host):
         del self.pinned[host]
+
+    def map(self, host, n_bytes):
+        self.mapped[host] = n_bytes
+        return host + ELSEWHERE
+
+    def unmap(self, host):
+        del self.mapped[host]
 
     @contextlib.contextmanager
     def capture(self):
@@ -265,6 +275,30 @@ def test_memory_that_is_fetched_to_is_pinned_as_long_as_it_is_there(backend):
     del linked, program
     gc.collect()
     assert not backend.device.pinned
+
+
+def test_kernels_see_mapped_memory_itself_as_long_as_it_is_held(backend):
+    step, x, y = np.array([1, 0, 0]), np.zeros((2, 64), np.float32), zeros(64, np.float32)
+    held = backend.mapped(x)
+    assert backend.device.mapped == {x.ctypes.data: x.nbytes}
+    program = Program()
+    gate(program, step, x[1], y)
+    before = backend.device.held
+    linked = backend.link(program)
+    assert backend.device.held < before + x.nbytes + y.nbytes + 4096 + TURNS
+    backend.run(linked)
+    (seen,) = fields(backend, ops.GATE)
+    assert seen["gate"] == x[1].ctypes.data + ELSEWHERE
+    copied = backend.device.copied
+    backend.send(x)
+    backend.fetch(x[0])  # nothing is copied, and nothing of it pinned again
+    assert (backend.device.copied, backend.device.pinned) == (copied, {})
+    del held
+    gc.collect()
+    assert backend.device.mapped  # the Program's
+    del linked, program
+    gc.collect()
+    assert not backend.device.mapped
 
 
 def test_what_no_program_names_stays_as_it_is(backend):

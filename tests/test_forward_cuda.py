@@ -314,6 +314,70 @@ def test_a_loaded_session_starts_anew_and_repeats_itself(tmp_path):
     engine.close()
 
 
+def least_vram(engine, n_ctx, n_ubatch, types=("f16", "f16")):
+    """The least kv_vram: see runner/kv/host.py."""
+    n_layer, n_ring = engine.hp.n_layer, -(-n_ubatch // 64) + 1
+    n_frame = 1 + n_layer * n_ring + -(-n_ctx // 64 // 16) * 16
+    return engine.memory_plan(64, 256, *types).kv // n_layer * n_frame
+
+
+@pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q4_0")], ids=str)
+@pytest.mark.parametrize(
+    ("attn", "prefill"),
+    [
+        ("dense", "dense"),
+        ("window:sink=2,recent=100", "window:sink=2,recent=100"),
+        ("quest:budget=128,page=16,dense=1", "hip:k=64,b_k=16,l_d=1,sink=2,local=64"),
+        ("hip:k=64,b_k=2,l_d=0,sink=2,local=64", "delta(window:sink=2,recent=64):gamma=16"),
+        ("hip:k=64,b_k=2,l_d=1,sink=2,local=64,r_m=4", "dense"),
+        ("tactic:c=4,sink=2,local=64,segment=256,period=16", "dense"),
+        ("cpe:s=4,k=90,sink=2,local=60", "cpe:sink=2,local=60"),
+        ("lfps:s=8,sink=2,local=64,budget=0.1", "dense"),
+        ("topk:k=80,sink=2,recent=60", "dense"),
+    ],
+)
+def test_keys_and_values_in_ram_give_the_same_logits(attn, prefill, types, tmp_path):
+    """To the bit, with as few frames as there may be, over prompts, steps and what comes back."""
+    if types[0] != "f16" and attn.startswith(("lfps", "tactic")):
+        pytest.skip("reads float16 keys only")
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, embd=128))
+    engine, ids = loaded(path, device="cuda"), np.random.default_rng(1).integers(0, 256, 1500)
+    how = {"n_ctx": 1600, "n_ubatch": 128, "attn": attn, "prefill": prefill}
+    how |= {"type_k": types[0], "type_v": types[1]}
+    found = []
+    for vram in (None, least_vram(engine, 1600, 128, types)):
+        session = engine.session(**how, kv_vram=vram)
+        logits = [session.prefill(ids[:1200])]
+        logits += [session.decode(int(token)) for token in ids[1200:1240]]
+        session.truncate(777)
+        logits += [session.decode(int(token)) for token in ids[:5]]
+        logits += [np.concatenate(list(session.logits(ids[800:1100])))]
+        session.save(tmp_path / f"{vram}")
+        session.load(tmp_path / f"{vram}")
+        logits += [session.decode(int(token)) for token in ids[:40]]
+        session.remove(100, 300)
+        found.append([*logits, session.prefill(ids[:99]), session.decode(9)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert session.kv_counts.n_miss > 0
+    engine.close()
+
+
+def test_layers_on_both_devices_and_keys_and_values_in_ram(tmp_path):
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, embd=128))
+    ids, found = np.random.default_rng(1).integers(0, 256, 1300), []
+    engine = loaded(path, device="cuda", n_gpu_layers=3)
+    for vram in (None, least_vram(engine, 1600, 128)):
+        session = engine.session(n_ctx=1600, n_ubatch=128, kv_vram=vram)
+        other = engine.session(n_ctx=1600, n_ubatch=128, kv_vram=vram)
+        session.prefill(ids[:1200])
+        other.copy(session)
+        found.append([each.decode(int(i)) for each in (session, other) for i in ids[1200:1230]])
+    np.testing.assert_array_equal(*found)
+    assert session.kv_counts.n_miss > 0
+    engine.close()
+
+
 def prompt_errors(prefill, path):
     """How far the logits of positions 20 to 119 are from the CPU's, of the largest one."""
     ids = np.random.default_rng(1).integers(0, 256, 120)

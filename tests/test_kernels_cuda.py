@@ -11,6 +11,7 @@ import test_kernels_delta
 import test_kernels_elementwise
 import test_kernels_freeze
 import test_kernels_hip
+import test_kernels_kv_frames
 import test_kernels_lfps
 import test_kernels_logits
 import test_kernels_moe
@@ -41,7 +42,7 @@ TESTS = [
             test_kernels_elementwise, test_kernels_weights, test_kernels_attention,
             test_kernels_select, test_kernels_quest, test_kernels_delta, test_kernels_hip,
             test_kernels_cpe, test_kernels_freeze, test_kernels_tactic, test_kernels_lfps,
-            test_kernels_audit, test_kernels_logits, test_kernels_moe,
+            test_kernels_audit, test_kernels_logits, test_kernels_moe, test_kernels_kv_frames,
         )
         for name in vars(module)
         if name.startswith("test_") and name not in CPU_ONLY

@@ -101,7 +101,7 @@ def test_pages_that_are_written_to_have_their_frames(seed, pos, n_tok):
         np.testing.assert_array_equal(found["used"], used)
         np.testing.assert_array_equal(found["k_frames"], expected[0])
         np.testing.assert_array_equal(found["v_frames"], expected[1])
-        np.testing.assert_array_equal(found["state"], maps.state + [1, 0, 0, 0, 0])
+        np.testing.assert_array_equal(found["state"], np.add(maps.state, [1, 0, 0, 0, 0]))
         for page in chunk:
             assert (found["ring"][:, page % N_RING] == page).all()
         maps.check(found)

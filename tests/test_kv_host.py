@@ -58,7 +58,9 @@ class Itself:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("host") / "m.gguf"
-    return write_tiny_model(path, TinySpec("llama", "F32", layers=N_LAYER, n_ctx=2 * N_CTX, embd=128))
+    return write_tiny_model(
+        path, TinySpec("llama", "F32", layers=N_LAYER, n_ctx=2 * N_CTX, embd=128)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -121,10 +121,10 @@ def least(found, n_found):
 @njit
 def all_follow(meta, n_row, pos):
     """Whether the tables of all of LFPS's rows go on at pos."""
+    follow = True
     for r in range(n_row):
-        if load_i64(meta + META_SIZE * r + LFPS_META.next) != pos:
-            return False
-    return True
+        follow = follow and load_i64(meta + META_SIZE * r + LFPS_META.next) == pos
+    return follow
 
 
 def spans_of(reader: str) -> Any:

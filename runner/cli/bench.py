@@ -31,6 +31,8 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
     "setup_s": "setup s",
     "mb_per_token": "MB/token",
     "gb_s": "GB/s",
+    "hit_rate": "hits",
+    "mb_brought": "MB brought",
 }
 
 
@@ -118,7 +120,10 @@ def measure(
             progress.clear()
         for kind, n in tests:
             once = _prefill if kind == "pp" else _decode
+            _speeds(once, session, ids[depth:], min(n, WARM_UP), 1)
+            asked = _asked(session)
             speeds = _speeds(once, session, ids[depth:], n, arguments.repetitions)
+            asked = _asked(session) - asked
             row = {
                 "model": engine.path.name,
                 "threads": engine.n_threads,
@@ -132,6 +137,10 @@ def measure(
             }
             if kind == "tg":
                 row |= _traffic(engine, session.kv_types, depth + n / 2, row["tok_s"])
+            if asked[:2].any():  # units or pages that were there, those that were not, bytes
+                brought = asked[2] / (n * arguments.repetitions) / 1e6
+                row |= {"hit_rate": round(asked[0] / asked[:2].sum(), 4)}
+                row |= {"mb_brought": round(brought, 2)}
             if ceiling is not None:
                 ops = ids[depth : depth + n]
                 row["profile"] = profile.profile(session, ops, kind, ceiling)
@@ -148,10 +157,17 @@ def _speeds(
 ) -> list[float]:
     """Tokens a second of each repetition; the session is left at the depth it has."""
     depth, speeds = session.n_past, []
-    for count in [min(n, WARM_UP)] + [n] * repetitions:
-        speeds.append(once(session, ids[:count]))
+    for _ in range(repetitions):
+        speeds.append(once(session, ids[:n]))
         session.truncate(depth)
-    return speeds[1:]
+    return speeds
+
+
+def _asked(session: Any) -> np.ndarray:
+    """What was asked of a tier so far: hits, misses and bytes that were brought."""
+    counts = session.kv_counts
+    found = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
+    return np.array(found, np.int64)
 
 
 def _prefill(session: Any, ids: np.ndarray) -> float:

@@ -192,6 +192,17 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-dir", metavar="DIR", help="folder on a disk for that file")
 
 
+def add_vram_argument(parser: argparse.ArgumentParser) -> None:
+    """--kv-vram."""
+    parser.add_argument(
+        "--kv-vram",
+        type=size,
+        metavar="SIZE",
+        help="memory of the GPU for keys and values, such as 4GiB; all of them are in RAM then, "
+        "from where the GPU brings the pages that it reads",
+    )
+
+
 def add_unit_argument(parser: argparse.ArgumentParser) -> None:
     """--kv-unit."""
     parser.add_argument(
@@ -207,6 +218,7 @@ def add_context_arguments(parser: argparse.ArgumentParser) -> None:
     """For long contexts: the --kv flags, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
     add_kv_arguments(parser)
     add_unit_argument(parser)
+    add_vram_argument(parser)
     parser.add_argument(
         "--rope-scaling",
         choices=["none", "linear", "yarn"],
@@ -357,8 +369,8 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
 
 def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What a session keeps keys and values as, and where, as far as the command has flags."""
-    names = [name for name in ("kv_ram", "kv_dir", "kv_unit") if hasattr(arguments, name)]
-    where = {name: getattr(arguments, name) for name in names}
+    names = ("kv_ram", "kv_dir", "kv_unit", "kv_vram")
+    where = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
 
 

@@ -255,6 +255,7 @@ class Chat:
             type_k=session.kv_types.k,
             type_v=session.kv_types.v,
             kv_ram=session.kv_ram,
+            kv_vram=session.kv_vram,
         )
         common.note(
             f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
@@ -263,20 +264,25 @@ class Chat:
             f"{self.status()}\n"
             f"memory: weights {plan.weights / common.MIB:.0f} MiB, "
             f"KV {plan.kv / common.MIB:.0f} MiB, scratch {plan.workspace / common.MIB:.0f} MiB"
-            + _tier_line(plan.disk, session.kv_counts)
+            + _tier_line(plan, session.kv_counts)
         )
 
     def _do_ctx(self, _rest: str) -> None:
         common.note(self.status())
 
 
-def _tier_line(n_disk: int, counts: Any) -> str:
-    """What the file of keys and values was asked for; nothing where there is none."""
+def _tier_line(plan: Any, counts: Any) -> str:
+    """What the file of keys and values, or RAM, was asked for; nothing where there is neither."""
     if counts is None:
         return ""
     mib = common.MIB
+    if plan.host:
+        return (
+            f"\nRAM: KV of {plan.host / mib:.0f} MiB, {counts.n_read / mib:.0f} MiB brought to the "
+            f"GPU; {100 * counts.hit_rate:.1f} % of {counts.n_hit + counts.n_miss} pages were there"
+        )
     return (
-        f"\ndisk: file of {n_disk / mib:.0f} MiB, {counts.n_written / mib:.0f} MiB written, "
+        f"\ndisk: file of {plan.disk / mib:.0f} MiB, {counts.n_written / mib:.0f} MiB written, "
         f"{counts.n_read / mib:.0f} MiB read; {100 * counts.hit_rate:.1f} % of "
         f"{counts.n_hit + counts.n_miss} units were in memory, {counts.n_ahead} read ahead; "
         f"units hold {counts.amplification:.2f} times what was chosen"

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_audit_argument(parser)
     common.add_kv_arguments(parser)
     common.add_unit_argument(parser)
+    common.add_vram_argument(parser)
 
 
 def base_session(

@@ -91,7 +91,7 @@ class HostKV:
         self._end = max(self._end, n_tokens)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget positions from n_tokens on; what frames have of them is written before it is read."""
+        """Forget positions from n_tokens on, which are written again before they are read."""
         self._end = min(self._end, n_tokens)
 
     def share(self, _other: object, _n_tokens: int) -> bool:
@@ -167,8 +167,8 @@ class HostKV:
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
         """Record that the home gets a chunk's positions, of all layers."""
-        sizes = {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
-        program.add(ops.KV_KEEP, step=step, **sizes, **self._copies())
+        fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
+        program.add(ops.KV_KEEP, step=step, **fields)
 
     def record_bring(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
@@ -181,8 +181,8 @@ class HostKV:
         if reader == "chosen":
             names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
             chosen = {name: fields[name] for name in names}
-            marks = {"state": self.state, "wanted": self._wanted, "q_block": q_block}
-            program.add(ops.KV_WANT, **chosen, **marks)
+            chosen |= {"state": self.state, "wanted": self._wanted, "q_block": q_block}
+            program.add(ops.KV_WANT, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
         found, block, x, y = (fields.get(name) for name in FOUND[reader])
@@ -208,8 +208,14 @@ class HostKV:
             n_first=self._n_first,
             n_cache=self._n_cache,
         )
-        tables = {"state": self.state, "table": self._table, "missing": self._missing}
-        program.add(ops.KV_BRING, layer=layer, **tables, **self._copies())
+        program.add(
+            ops.KV_BRING,
+            state=self.state,
+            table=self._table,
+            missing=self._missing,
+            layer=layer,
+            **self._copies(),
+        )
 
     @property
     def counts(self) -> TierCounts:
