@@ -211,7 +211,7 @@ def kv_take(reader: str) -> Any:
     @njit
     def want(wanted, serial, ranges, page):
         if marked:
-            return load_i32(wanted + 4 * page) == serial
+            return (load_i32(wanted + 4 * page) - serial) & 0xFFFFFFFF == 0
         low, high, other, end = ranges
         first, last = PAGE * page, PAGE * page + PAGE
         return (low < last and first < high) or (other < last and first < end)

@@ -13,7 +13,7 @@ import numpy as np
 from tamis.hparams import HParams
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import PAGE, KVView, kv_row
+from tamis.jit_kernels.types import PAGE, KVView, kv_row, zeros
 from tamis.kv.convert import as_type
 from tamis.kv.reads import FOUND, reader_of, reads_keys
 from tamis.kv.store import huge_zeros
@@ -56,7 +56,8 @@ class HostKV:
         # What kernels know of frames: see ops.KV_CLAIM.
         self._table = np.zeros((n_layer, self._n_page), np.int32)
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
-        self._owner, self._used = np.zeros((2, self._n_cache), np.int32)
+        self._owner, self._used = zeros((2, self._n_cache), np.int32)
+        self._nothing = np.zeros(0, np.int32)
         self.state = np.zeros(ops.KV_STATE_SIZE, np.int64)
         self.state[ops.KV_STATE.serial // 8] = 1
         self._wanted, self._missing = np.zeros((2, self._n_page), np.int32)
@@ -73,7 +74,7 @@ class HostKV:
     @property
     def table(self) -> np.ndarray:
         """Nothing: kernels change the page table, Python does not."""
-        return self._table[:0]
+        return self._nothing
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
