@@ -4,6 +4,8 @@ The device is a CPU whose kernels see copies of arrays, as a GPU's do, but the h
 test_places.py.
 """
 
+import json
+
 import numpy as np
 import pytest
 from precompiled import compile_for
@@ -14,10 +16,12 @@ from test_selectors import in_its_roles
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
 from tamis import engine as engine_module
+from tamis.cli import main, repl
 from tamis.engine import Engine
 from tamis.jit_kernels.backend import Backend
 from tamis.jit_kernels.types import PAGE
 from tamis.kv.host import HostKV
+from tamis.kv.tier import TierCounts
 
 N_LAYER, N_CTX = 4, 32 * PAGE
 GPU_METHODS = [
@@ -199,6 +203,24 @@ def test_with_room_for_all_it_is_an_ordinary_session(path, gpu):
     assert (limited.kv, limited.host, plan.host) == (1 << 19, plan.kv, 0)
     session = engine.session(N_CTX, kv_vram=plan.kv)
     assert (session.kv_vram, session.kv_counts) == (None, None)
+    engine.close()
+
+
+def test_bench_and_stats_tell_what_was_brought(path, gpu, capsys):
+    engine = loaded(path, -1)
+    n_bytes = least(engine, n_ubatch=512)
+    line = f"bench -m {path} --device cuda -p 0 -n 4 -r 2 -d 1500 -c {N_CTX} --kv-vram {n_bytes}"
+    assert main([*line.split(), "--json"]) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    # A step reads all 24 pages of each layer: more than half of them are elsewhere.
+    page = engine.memory_plan(PAGE).kv / N_LAYER
+    assert row["mb_brought"] == pytest.approx(
+        (1 - row["hit_rate"]) * 24 * N_LAYER * page / 1e6, 0.02
+    )
+    assert 0 < row["hit_rate"] < 0.5
+    plan = engine.memory_plan(N_CTX, kv_vram=n_bytes)
+    counts = TierCounts(n_hit=30, n_miss=10, n_read=3 << 20)
+    assert repl._tier_line(plan, counts).startswith(f"\nRAM: KV of {plan.host >> 20} MiB, 3 MiB")
     engine.close()
 
 
