@@ -22,6 +22,7 @@ from tamis.jit_kernels.workers import Command, CompileError, compile_specs
 
 BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 F16 = ("f16", "f16")  # keys and values
+NO_CONSTANT = r"(?s)\A(?!.*ld\.global\.nc)"  # a home in RAM is written within the same graph
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
@@ -117,14 +118,14 @@ MEANT = {
     KernelSpec(ops.LFPS_START, (64, 4, 4)): ["mma.sync", "ex2.approx", "f64", "vote.sync.ballot"],
     KernelSpec(ops.LFPS_SETS, (64, 4, 4)): ["mma.sync", "atom.*shared", "red.global.and", "f64"],
     KernelSpec(ops.LFPS_BYPASS, (64, 4, 4)): ["shfl.sync.bfly", "f64"],
-    KernelSpec(ops.KV_CLAIM, ()): ["ld.global.v4.u32", "st.global.v4.u32"],
-    KernelSpec(ops.KV_KEEP, ()): ["ld.global.v4.u32", "st.global.v4.u32"],
+    KernelSpec(ops.KV_CLAIM, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
+    KernelSpec(ops.KV_KEEP, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
     KernelSpec(ops.KV_WANT, ()): ["st.global.u32"],
     **{
         KernelSpec(ops.KV_TAKE, (reader,)): ["atom.*shared", "match.any.sync", "popc"]
         for reader in ops.KV_READERS
     },
-    KernelSpec(ops.KV_BRING, ()): ["ld.global.v4.u32", "st.global.v4.u32"],
+    KernelSpec(ops.KV_BRING, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
     KernelSpec(ops.COPY_KV, (64, "q8_0", "q4_0")): ["st.global.u16|st.global.b16"],
 }
