@@ -340,7 +340,9 @@ def test_keys_and_values_in_ram_give_the_same_logits(attn, prefill, types, tmp_p
     """To the bit, with as few frames as there may be, over prompts, steps and what comes back."""
     if types[0] != "f16" and attn.startswith(("lfps", "tactic")):
         pytest.skip("reads float16 keys only")
-    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, embd=128))
+    path = write_tiny_model(
+        tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, n_ctx=2048, embd=128)
+    )
     engine, ids = loaded(path, device="cuda"), np.random.default_rng(1).integers(0, 256, 1500)
     how = {"n_ctx": 1600, "n_ubatch": 128, "attn": attn, "prefill": prefill}
     how |= {"type_k": types[0], "type_v": types[1]}
@@ -364,7 +366,9 @@ def test_keys_and_values_in_ram_give_the_same_logits(attn, prefill, types, tmp_p
 
 
 def test_layers_on_both_devices_and_keys_and_values_in_ram(tmp_path):
-    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, embd=128))
+    path = write_tiny_model(
+        tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, n_ctx=2048, embd=128)
+    )
     ids, found = np.random.default_rng(1).integers(0, 256, 1300), []
     engine = loaded(path, device="cuda", n_gpu_layers=3)
     for vram in (None, least_vram(engine, 1600, 128)):

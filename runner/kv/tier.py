@@ -33,7 +33,10 @@ MARGIN = 8  # frames beyond what a layer and the pages being written take
 
 @dataclass(slots=True)
 class TierCounts:
-    """What was asked of the tier since it was made. Units are of keys or values of a KV head."""
+    """What was asked of the tier since it was made. Units are of keys or values of a KV head.
+
+    Of a GPU's frames (kv/host.py) units are pages, and what is not read from there is 0.
+    """
 
     n_hit: int = 0  # units that were in memory when they were asked for
     n_miss: int = 0  # units that had to be waited for
