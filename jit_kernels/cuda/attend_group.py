@@ -196,14 +196,14 @@ def _decoding(head_dim: int, type: str) -> Any:
     Four lanes take a row, each of them four rows at once.
     """
     size, n_piece = row_bytes(type, head_dim), head_dim // 32
-    load, halves = pieces_of(type, head_dim, n_piece, 32)
+    load, halves = pieces_of(type, head_dim)
     store = storing_pieces(n_piece, PART)
 
     @device
     def read(rows, pages, line):
         row = load_shared_i32(uint32(rows + 4 * line))
         source = pages + size * int64(max(row, 0))
-        return load(source, 8 * (lane() % 4), uint32(n_piece if row >= 0 else 0))
+        return load(source, 8 * (lane() % 4), uint32(row >= 0))
 
     @device
     def write(loaded, to, line):
