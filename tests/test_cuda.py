@@ -33,6 +33,12 @@ MEANT = {
         "dp4a",
     ],
     KernelSpec(ops.MATMUL, ("MXFP4",)): ["wgmma|mma.sync", "prmt", "dp4a.s32.s32"],
+    KernelSpec(ops.MATMUL, ("F16",)): [
+        "wgmma|mma.sync",
+        "ld.global.nc.L1::no_allocate.v4.u32",
+        "ld.global.v4.f32",
+        "fma.rn.f32",
+    ],
     KernelSpec(ops.MOE_ROUTE, ()): ["shfl.sync.bfly", "redux.sync.min.s32", "ex2.approx"],
     KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
         "wgmma|mma.sync",

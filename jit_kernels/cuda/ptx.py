@@ -146,6 +146,13 @@ LOAD_IF = Text(
     U4,
     (int64, uint32),
 )
+# The same of what is read once: it takes no room in the first cache.
+STREAM_IF = Text(
+    "{ .reg .pred p; setp.ne.u32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0;"
+    " mov.u32 $3, 0; @p ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4]; }",
+    U4,
+    (int64, uint32),
+)
 # The two float32 at $2, a multiple of 8, or $4 and 0 where $3 is 0.
 LOAD_PAIR_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.f32 $0, $4; mov.f32 $1, 0f00000000;"
