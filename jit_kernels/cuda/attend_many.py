@@ -102,7 +102,10 @@ def _bringing(head_dim: int, type: str, row: int) -> Any:
 
     @device
     def decode(to, at, addresses):
-        key, t = thread() // 4, thread() % 4
+        # Of eight threads that write together, four have a key and four the fourth after it: in all
+        # banks.
+        t = thread() % 4
+        key = thread() // 32 * 8 + thread() // 8 % 4 + thread() // 4 % 2 * 4
         live = load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR
         loaded = load(load_shared_i64(uint32(addresses + 8 * key)), 8 * t, uint32(live))
         first = to + row * key + 16 * t
