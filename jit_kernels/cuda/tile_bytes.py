@@ -21,6 +21,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     floats,
     fma,
     int64,
+    nearest,
     op,
     uint32,
     void,
@@ -60,12 +61,6 @@ def _larger(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
-def _rounded(b: Any, x: Any) -> Any:
-    """The nearest integer of a float32 of at most 2^22 (the sum has no smaller bits)."""
-    magic = ir.Constant(FLOAT, 12582912.0)
-    return b.sub(b.bitcast(b.fadd(x, magic), I32), _word(0x4B400000))
-
-
 def _together(b: Any, four: list[Any]) -> Any:
     """The low bytes of four words as one."""
     low, high = (emit(b, BYTES_OF_TWO, [*four[i : i + 2], _word(0x0040)])[0] for i in (0, 2))
@@ -82,7 +77,7 @@ def _fifteen_bits(b: Any, x: list[Any]) -> list[Any]:
     some = b.fcmp_ordered(">", top, ir.Constant(FLOAT, TINY))
     inverse = b.fdiv(ir.Constant(FLOAT, float(STEPS)), top)
     inverse = b.select(some, inverse, zero)
-    whole = [_rounded(b, b.fmul(one, inverse)) for one in x]
+    whole = [nearest(b, b.fmul(one, inverse)) for one in x]
     high = [b.ashr(b.add(n, _word(64)), _word(7)) for n in whole]
     low = [b.sub(n, b.shl(h, _word(7))) for n, h in zip(whole, high, strict=True)]
     step = b.bitcast(b.fmul(top, ir.Constant(FLOAT, 1 / STEPS)), I32)
