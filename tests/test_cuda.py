@@ -34,6 +34,12 @@ MEANT = {
         "dp4a",
     ],
     KernelSpec(ops.MATMUL, ("MXFP4",)): ["wgmma|mma.sync", "prmt", "dp4a.s32.s32"],
+    KernelSpec(ops.MATMUL, ("F16",)): [
+        "wgmma|mma.sync",
+        "ld.global.nc.L1::no_allocate.v4.u32",
+        "ld.global.v4.f32",
+        "fma.rn.f32",
+    ],
     KernelSpec(ops.MOE_ROUTE, ()): ["shfl.sync.bfly", "redux.sync.min.s32", "ex2.approx"],
     KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
         "wgmma|mma.sync",
@@ -61,12 +67,21 @@ MEANT = {
         "mbarrier|x4.trans",
         "cp.async",
     ],
-    # Bytes that become float16 on their way to registers, or to shared memory.
+    # Keys that are multiplied as bytes, values that become float16 on their way from registers to
+    # matrix units; or both on their way to shared memory.
     KernelSpec(ops.ATTEND, (128, 4, 1, "q8_0", "q4_0")): [
         "ld.global.nc.v2.u32",
+        "mma.sync.*s8.s8",
+        "lop3.b32",
+        "mul.rn.f16x2",
+        "mma.sync.*f16.f16",
+    ],
+    KernelSpec(ops.ATTEND, (96, 1, 1, "q4_0", "q8_0")): [
+        "ld.global.nc.u16",
+        "mma.sync.*s8.s8",
         r"prmt.*0x64646464",
         "mul.rn.f16x2",
-        "mma.sync",
+        "mma.sync.*f16.f16",
     ],
     KernelSpec(ops.ATTEND, (64, 3, 16, "q8_0", "q4_0")): [
         "ld.global.nc.u32",
@@ -82,7 +97,7 @@ MEANT = {
     KernelSpec(ops.LOGIT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
     KernelSpec(ops.SCORE_KEYS, (64, 3, 3, "f16")): ["ld.global.nc.v4.u32", "mma.sync"],
-    KernelSpec(ops.SCORE_KEYS, (128, 4, 4, "q8_0")): ["ld.global.nc.v2.u32", "mul.rn.f16x2"],
+    KernelSpec(ops.SCORE_KEYS, (128, 4, 4, "q8_0")): ["ld.global.nc.v2.u32", "mma.sync.*s8.s8"],
     KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "red.global.or", "popc"],
     KernelSpec(ops.SELECT_TOP_K, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
     KernelSpec(ops.SELECT_UNION, ()): ["red.global.or", "popc"],
@@ -100,7 +115,7 @@ MEANT = {
         "ex2.approx",
     ],
     KernelSpec(ops.HIP_MEANS, (64, "q8_0")): ["ld.global.nc", "st.global.u8", "shfl.sync.bfly"],
-    KernelSpec(ops.HIP_SEARCH, (64, 3, "q8_0")): ["dp4a.u32.s32", "mul.rn.f16x2"],
+    KernelSpec(ops.HIP_SEARCH, (64, 3, "q8_0")): ["dp4a.u32.s32", "mma.sync.*s8.s8"],
     KernelSpec(ops.HIP_SELECT, ()): ["st.global.u32", "bar.sync"],
     KernelSpec(ops.SELECT_PSAW, ()): ["st.global.u32"],
     KernelSpec(ops.CIS_GATE, (64, 4, 1)): ["shfl.sync.bfly", "bar.sync"],

@@ -104,6 +104,29 @@ def test_keys_and_values_of_each_type_and_width(gpu, head_dim, group, q_block, t
         attention.check_attend(case, with_lse=True)
 
 
+@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q4_0", "f16")], ids=str)
+def test_warps_take_keys_of_each_type_round_by_round(gpu, types):
+    attention = test_kernels_attention
+    heads = attention.Heads(head_dim=128, group=4, q_block=1, n_row=1, heads_per_kv=4)
+    for pos in (500, 1300):  # an even and an odd number of rounds of 128 keys, and a part of one
+        case = attention.new_case(heads, 2, pos, 16, window=0, weighted=True, types=types)
+        every = [np.arange(pos // 16 + 1)] * 2
+        case = attention.Case(**(vars(case) | {"chosen": every, "log_weight": None}))
+        with on_gpu(gpu), np.errstate(all="ignore"):
+            attention.check_attend(case, with_lse=True)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), [(40000, 72), (300, 5000), (301, 5001)])
+@pytest.mark.parametrize("type_", ["F32", "F16", "BF16"])
+def test_products_of_few_rows_with_many_and_with_long_rows_of_floats(gpu, type_, n_out, n_in):
+    weights, rng = test_kernels_weights, np.random.default_rng(n_out)
+    data, decoded = weights.weights(type_, rng, n_out, n_in)
+    for n_tok in (1, 3):
+        x = weights.normal(rng, n_tok, n_in)
+        with on_gpu(gpu), np.errstate(all="ignore"):
+            weights.check_product(type_, data, decoded, x, with_bias=1)
+
+
 def test_blocks_of_threads_take_many_rows_one_after_the_other(gpu):
     heads = test_kernels_attention.Heads(head_dim=16, group=2, q_block=16, n_row=8, heads_per_kv=2)
     case = test_kernels_attention.new_case(heads, 1500, 100, 64, window=700, weighted=False)

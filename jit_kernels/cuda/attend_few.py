@@ -8,7 +8,7 @@ are relative to 2^-14 of the largest, so that small ones have all their bits in 
 
 from typing import Any
 
-from numba import cuda, float32, int32, uint8, uint32
+from numba import cuda, float32, int32, int64, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import (
     LOG2_E,
@@ -29,8 +29,9 @@ from tamis.jit_kernels.cuda.intrinsic import (
     quotient,
     remainder,
 )
-from tamis.jit_kernels.cuda.kv_rows import row_bytes
+from tamis.jit_kernels.cuda.kv_rows import key_row, row_bytes
 from tamis.jit_kernels.cuda.ptx import (
+    ballot,
     exp2,
     shared_address,
     shuffle,
@@ -39,10 +40,12 @@ from tamis.jit_kernels.cuda.ptx import (
     store_shared_f32,
 )
 from tamis.jit_kernels.cuda.scratch import TURNS
-from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS, scoring_of, weighing_of
+from tamis.jit_kernels.cuda.tile_bytes import scoring_of, weighing_of
+from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
 from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
 
+F16 = ("f16", "f16")
 UP = 14.0  # powers of two that weights are larger by
 STRIDE = WARPS * KEYS  # keys of a block of threads at a time
 
@@ -58,6 +61,18 @@ def find(keys, pages, p):
     k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
     v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
     bias = load_f32(log_weight + 4 * s) * float32(LOG2_E) if log_weight != 0 else float32(0)
+    return int32(k_row), int32(v_row), bias
+
+
+@device
+def find_some(keys, pages, p):
+    """The same, but where there is no key the newest one: what is read is then numbers."""
+    k_table, v_table, n_head_kv, h, log_weight = pages
+    j, s = key_of(p, keys)
+    here, bias = j if j >= 0 else keys[5], float32(0 if j >= 0 else MASKED)
+    if j >= 0 and log_weight != 0:
+        bias = load_f32(log_weight + 4 * s) * float32(LOG2_E)
+    k_row, v_row = key_row(k_table, n_head_kv, h, here), key_row(v_table, n_head_kv, h, here)
     return int32(k_row), int32(v_row), bias
 
 
@@ -84,6 +99,18 @@ def weights_of(scores, top):
     )  # fmt: skip
 
 
+def _scaling_where_needed(scaled: Any) -> Any:
+    """The same function, which does nothing where no query of the warp has a new maximum."""
+
+    @device
+    def scale(sums, fade):
+        if ballot(uint32(fade != float32(1))) != uint32(0):
+            return scaled(sums, fade)
+        return sums
+
+    return scale
+
+
 def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
     """Load and add: 16 keys taken into maximum, total and sums.
 
@@ -92,22 +119,22 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
     """
     scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
     k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
-    load_k, halves_k = scoring.keys
-    load_v, halves_v = weighing.values
-    score = scoring.score
-    weigh, scaled = weighing.weigh, weighing.scaled
+    all_there = kv_types != F16  # see find_some
+    load_k, score = scoring.load_key, scoring.score
+    load_v, weigh = weighing.load_value, weighing.weigh
+    scaled = _scaling_where_needed(weighing.scaled) if all_there else weighing.scaled
 
     @device
     def load_key(pages, n_piece, k_row, i):
         row, live = shuffle_i32(k_row, i), uint32(n_piece)
-        at = pages + k_bytes * max(row, 0)
-        return load_k(at, 8 * (lane() % 4), live if row >= 0 else uint32(0))
+        at = pages + k_bytes * (uint32(row) if all_there else max(row, 0))
+        return load_k(at, 8 * (lane() % 4), live if all_there or row >= 0 else uint32(0))
 
     @device
     def load_value(pages, n_piece, v_row, i):
         row, live = shuffle_i32(v_row, i), uint32(n_piece)
-        at = pages + v_bytes * max(row, 0)
-        return load_v(at, 8 * (lane() // 4), live if row >= 0 else uint32(0))
+        at = pages + v_bytes * (uint32(row) if all_there else max(row, 0))
+        return load_v(at, 8 * (lane() // 4), live if all_there or row >= 0 else uint32(0))
 
     @device
     def load(at, found):
@@ -127,18 +154,13 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
     @device
     def add(state, q, loaded):
         (top, total, sums), (keys, v, bias) = state, loaded
-        d = 8 * (lane() % 4)
-        s = score(q, halves_k(keys[0], d), halves_k(keys[1], d))
+        s = score(q, keys[0], keys[1])
         s = s[0] + bias[0], s[1] + bias[1], s[2] + bias[2], s[3] + bias[3]
         new = highest(s, top)
         fade = exp2(top - new)
         w = weights_of(s, new - float32(UP))
         total = total * fade + ((w[0] + w[1]) + (w[2] + w[3]))
-        d = 8 * (lane() // 4)
-        return new, total, weigh(
-            scaled(sums, fade), w, halves_v(v[0], d), halves_v(v[1], d), halves_v(v[2], d),
-            halves_v(v[3], d),
-        )  # fmt: skip
+        return new, total, weigh(scaled(sums, fade), w, v[0], v[1], v[2], v[3])
 
     return load, add
 
@@ -148,10 +170,13 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
     assert head_dim % 16 == 0
     heads = max(n for n in range(1, HEADS + 1) if group % n == 0)  # of an item
     size, n_turn = head_dim + 2, group // heads
-    scoring, weighing = scoring_of(head_dim), weighing_of(head_dim)
+    scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
     store, zero = weighing.store, weighing.zero
     load, add = _adding(head_dim, kv_types)
+    all_there, whole = kv_types != F16, head_dim % 64 == 0
+    look = find_some if all_there else find
+    ahead = "f16" not in kv_types and head_dim <= 128  # what is loaded has room twice
     finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim)
 
     def kernel(
@@ -165,6 +190,8 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
         # A lane's pieces of a key, of a value and of a query's sums, and where the first is.
         n_k = (head_dim - 8 * t + 31) // 32
         n_v, n_sum = (head_dim - 8 * g + 63) // 64, (head_dim - 16 * t + 63) // 64
+        if all_there:  # then rows have a multiple of 32 elements
+            n_k, n_v = int64(head_dim // 32), int64(head_dim // 64) if whole else n_v
         at = k_pages, v_pages, max(n_k, 0), max(n_v, 0)
         item = tid - n_thread
         while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
@@ -185,12 +212,23 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
             pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
             state = float32(LOWEST), float32(0), zero()
             first = KEYS * warp() + lane() % KEYS
-            found = find(keys, pages, first)
+            found = look(keys, pages, first)
             values = load_q(x, scale_f * float32(LOG2_E))
-            for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
+            if ahead:
                 loaded = load(at, found)
-                found = find(keys, pages, start + STRIDE + lane() % KEYS)
-                state = add(state, values, loaded)
+                found = look(keys, pages, first + STRIDE)
+                for _ in range(KEYS * warp(), (end - begin) * block, 2 * STRIDE):
+                    other, first = load(at, found), first + 2 * STRIDE
+                    found = look(keys, pages, first)
+                    state = add(state, values, loaded)
+                    loaded = load(at, found)
+                    found = look(keys, pages, first + STRIDE)
+                    state = add(state, values, other)
+            else:
+                for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
+                    loaded = load(at, found)
+                    found = look(keys, pages, start + STRIDE + lane() % KEYS)
+                    state = add(state, values, loaded)
             top, total, sums = state
             total = over_quad(total)
             to = shared + 4 * size * (heads * warp() + g)

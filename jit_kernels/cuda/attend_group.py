@@ -190,57 +190,86 @@ def _starting(head_dim: int, kv_types: tuple[str, str]) -> Any:
     return start
 
 
-def _decoding(head_dim: int, type: str) -> Any:
-    """The function that brings a list's rows of a quantised type; a warp's work.
+def _decoding(head_dim: int, type: str) -> tuple[Any, Any]:
+    """The functions that read half of a list's rows of a quantised type and write them to a slice.
 
-    Four lanes take a row, each of them four rows at once.
+    A warp's work: four lanes take a row, each of them four rows at once. Of eight lanes that write
+    together, four have a row and four the fourth after it: their pieces lie in all banks.
     """
     size, n_piece = row_bytes(type, head_dim), head_dim // 32
-    load, halves = pieces_of(type, head_dim, n_piece, 32)
+    load, halves = pieces_of(type, head_dim)
     store = storing_pieces(n_piece, PART)
 
     @device
-    def read(rows, pages, line):
-        row = load_shared_i32(uint32(rows + 4 * line))
-        source = pages + size * int64(max(row, 0))
-        return load(source, 8 * (lane() % 4), uint32(n_piece if row >= 0 else 0))
+    def line_of(half):
+        return SLICE // 2 * half + lane() // 8 + lane() // 4 % 2 * 4
 
     @device
-    def write(loaded, to, line):
+    def read_row(rows, pages, line):
+        row = load_shared_i32(uint32(rows + 4 * line))
+        return load(pages + size * int64(max(row, 0)), 8 * (lane() % 4), uint32(row >= 0))
+
+    @device
+    def write_row(loaded, to, line):
         t = lane() % 4
         store(halves(loaded, 8 * t), uint32(to + place(line, t)), uint32(to + place(line, t + 4)))
 
     @device
-    def decode(to, rows, pages):
-        for line in range(lane() // 4, SLICE, WARP):
-            one, two = read(rows, pages, line), read(rows, pages, line + 8)
-            three, four = read(rows, pages, line + 16), read(rows, pages, line + 24)
-            write(one, to, line)
-            write(two, to, line + 8)
-            write(three, to, line + 16)
-            write(four, to, line + 24)
-        fence_async()
+    def read(rows, pages, half):
+        line = line_of(half)
+        one, two = read_row(rows, pages, line), read_row(rows, pages, line + 8)
+        return one, two, read_row(rows, pages, line + 16), read_row(rows, pages, line + 24)
 
-    return decode
+    @device
+    def write(loaded, to, half):
+        line = line_of(half)
+        write_row(loaded[0], to, line)
+        write_row(loaded[1], to, line + 8)
+        write_row(loaded[2], to, line + 16)
+        write_row(loaded[3], to, line + 24)
+
+    return read, write
 
 
 def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
-    """The function that brings a list's keys and values, or starts their copies; a warp's work."""
-    half, (type_k, type_v) = parts_of(head_dim) * PART, kv_types
-    start = _starting(head_dim, kv_types)
-    if type_k == type_v == "f16":
+    """The function that brings a list's keys and values, or starts their copies; a warp's work.
+
+    While one half of the rows of a quantised type is written, the next is on its way.
+    """
+    half, start = parts_of(head_dim) * PART, _starting(head_dim, kv_types)
+    if kv_types == ("f16", "f16"):
         return start
-    decode_k, decode_v = (None if type == "f16" else _decoding(head_dim, type) for type in kv_types)
-    starts = "f16" in kv_types
+    if "f16" in kv_types:
+        of_keys = kv_types[1] == "f16"
+        own, first_row, far = (
+            (kv_types[0], K_ROWS, 0) if of_keys else (kv_types[1], V_ROWS, half)
+        )  # fmt: skip
+        read, write = _decoding(head_dim, own)
+
+        @device
+        def copy_one(to, list_, k_pages, v_pages):
+            start(to, list_, k_pages, v_pages)
+            rows, pages = list_ + first_row, k_pages if of_keys else v_pages
+            early, late = read(rows, pages, 0), read(rows, pages, 1)
+            write(early, to + far, 0)
+            write(late, to + far, 1)
+            fence_async()
+
+        return copy_one
+    (read_k, write_k), (read_v, write_v) = (_decoding(head_dim, type) for type in kv_types)
 
     @device
     def copy(to, list_, k_pages, v_pages):
-        if starts:
-            start(to, list_, k_pages, v_pages)
-        if decode_k is not None:
-            decode_k(to, list_ + K_ROWS, k_pages)
-        if decode_v is not None:
-            decode_v(to + half, list_ + V_ROWS, v_pages)
+        keys, more_keys = (
+            read_k(list_ + K_ROWS, k_pages, 0), read_k(list_ + K_ROWS, k_pages, 1),
+        )  # fmt: skip
+        write_k(keys, to, 0)
+        values = read_v(list_ + V_ROWS, v_pages, 0)
+        write_k(more_keys, to, 1)
+        more_values = read_v(list_ + V_ROWS, v_pages, 1)
+        write_v(values, to + half, 0)
+        write_v(more_values, to + half, 1)
+        fence_async()
 
     return copy
 

@@ -56,6 +56,7 @@ def layout_of(head_dim: int) -> Layout:
 def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that lists the slice of keys from p on: threads 0 .. KEYS - 1 take one each."""
     k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
+    always = kv_types != ("f16", "f16")  # rows of bytes are read, if for nothing
 
     @device
     def note(at, keys, pages, p):
@@ -66,6 +67,8 @@ def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
         page, line = max(j, 0) // PAGE, max(j, 0) % PAGE
         k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
         v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+        if always:
+            k_row, v_row = max(k_row, 0), max(v_row, 0)
         bias = load_f32(log_weight + 4 * s) if log_weight != 0 and j >= 0 else float32(0)
         i = thread()
         store_shared_i32(uint32(at + POSITION + 4 * i), j if j >= 0 else FAR)
@@ -81,9 +84,7 @@ def _bringing(head_dim: int, type: str, row: int) -> Any:
 
     addresses: where theirs are listed. Of float16, it only starts the copy. Zeros where no key is.
     """
-    pieces, n_piece = head_dim // 8, -(-head_dim // 32)
-    load, halves = pieces_of(type, head_dim, n_piece, 32)
-    store = storing_pieces(n_piece, 128)
+    pieces = head_dim // 8
     assert THREADS == 4 * KEYS
 
     @device
@@ -94,15 +95,23 @@ def _bringing(head_dim: int, type: str, row: int) -> Any:
             source = load_shared_i64(uint32(addresses + 8 * key))
             copy_async(uint32(to + row * key + 16 * piece), source + 16 * piece, uint32(size))
 
+    if type == "f16":
+        return start_copy
+    load, halves = pieces_of(type, head_dim)
+    store = storing_pieces(head_dim // 32, 128)
+
     @device
     def decode(to, at, addresses):
-        key, t = thread() // 4, thread() % 4
-        n = n_piece if load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR else 0
-        loaded = load(load_shared_i64(uint32(addresses + 8 * key)), 8 * t, uint32(n))
+        # Of eight threads that write together, four have a key and four the fourth after it: in all
+        # banks.
+        t = thread() % 4
+        key = thread() // 32 * 8 + thread() // 8 % 4 + thread() // 4 % 2 * 4
+        live = load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR
+        loaded = load(load_shared_i64(uint32(addresses + 8 * key)), 8 * t, uint32(live))
         first = to + row * key + 16 * t
         store(halves(loaded, 8 * t), uint32(first), uint32(first + 64))
 
-    return start_copy if type == "f16" else decode
+    return decode
 
 
 def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:

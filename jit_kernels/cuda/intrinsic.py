@@ -122,6 +122,12 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return b.call(b.module.declare_intrinsic("llvm.fma", [FLOAT], three), [x, y, z])
 
 
+def nearest(b: Any, x: Any) -> Any:
+    """LLVM's nearest integer of a float32 of at most 2^22: the sum has no smaller bits."""
+    magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
+    return b.sub(b.bitcast(b.fadd(x, magic), I32), bits)
+
+
 # ---- scalars -------------------------------------------------------------------------------------
 @op(int64, int64)
 def load_i64(b, p):
@@ -277,9 +283,8 @@ def store_i16(b, p, v):
 
 @op(int32, float32)
 def rounded(b, x):
-    """The nearest integer, of at most 2^22 (the sum has no smaller bits)."""
-    magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
-    return b.sub(b.bitcast(b.fadd(x, magic), I32), bits)
+    """The nearest integer, of at most 2^22."""
+    return nearest(b, x)
 
 
 # ---- bits ----------------------------------------------------------------------------------------

@@ -31,9 +31,8 @@ from tamis.jit_kernels.cuda.intrinsic import (
     void,
 )
 from tamis.jit_kernels.cuda.ptx import (
+    BYTES_OF_TWO,
     HIGH_BYTES,
-    LOAD_8_IF,
-    LOAD_HALF_IF,
     LOAD_IF,
     LOW_BYTES,
     MULTIPLY_HALVES,
@@ -71,22 +70,115 @@ def key_row(table, n_head_kv, h, j):
 
 
 # ---- reading -------------------------------------------------------------------------------------
-def _load(b: Any, kind: tuple[str, int], row: Any, d: Any, live: Any) -> list[Any]:
-    """Where elements d .. d + 7 of a quantised row are: two words, and their scale in two halves.
+def _words(b: Any, address: Any, n_half: int, align: int) -> list[Any]:
+    """LLVM's words of n_half halves of constant memory, by the widest loads that align allows.
 
-    kind: type and head_dim. Where live is 0, nothing is read and all is 0.
+    align: what the address is a multiple of: where it is of 4, n_half is even.
+    """
+    found: list[Any] = []
+    if align == 2:
+        for i in range(n_half):
+            half = load_constant(b, b.add(address, ir.Constant(I64, 2 * i)), I16, 2)
+            word = b.zext(half, I32)
+            if i % 2:
+                found[-1] = b.or_(found[-1], b.shl(word, ir.Constant(I32, 16)))
+            else:
+                found.append(word)
+        return found
+    while len(found) < n_half // 2:
+        n = next(n for n in (4, 2, 1) if 4 * n <= align and n <= n_half // 2 - len(found))
+        there = b.add(address, ir.Constant(I64, 4 * len(found)))
+        vector = load_constant(b, there, ir.VectorType(I32, n), 4 * n)
+        found += [b.extract_element(vector, ir.Constant(I32, i)) for i in range(n)]
+    return found
+
+
+class Bytes(NamedTuple):
+    """What a lane reads of a quantised row: n pieces of `words` words, `apart` bytes apart."""
+
+    type: str
+    head_dim: int
+    n: int
+    words: int
+    apart: int
+
+    @property
+    def n_scale(self) -> int:
+        """Words of the row's scales, which follow those of the pieces: two scales each."""
+        return -(-self.head_dim // KV_BLOCK // 2)
+
+    @property
+    def kind(self) -> types.UniTuple:
+        """Numba's type of all of it."""
+        return types.UniTuple(uint32, self.words * self.n + self.n_scale)
+
+    def piece(self, loaded: list[Any], i: int) -> list[Any]:
+        """The words of the i-th piece."""
+        return loaded[self.words * i : self.words * (i + 1)]
+
+    def scales(self, loaded: list[Any]) -> list[Any]:
+        """The words of the row's scales."""
+        return loaded[self.words * self.n :]
+
+    def load(self, b: Any, row: Any, at: Any, m: Any) -> list[Any]:
+        """LLVM's load of the row's scales and of the pieces before the m-th, the first at row + at.
+
+        Other pieces are anything; where m is 0 all scales are zeros, but the row is read.
+        """
+        size, found = row_bytes(self.type, self.head_dim), []
+        align, some = size & -size, b.icmp_unsigned("!=", m, ir.Constant(I32, 0))
+        for i in range(self.n):
+            far = b.add(at, ir.Constant(I64, self.apart * i))
+            if self.apart * (i + 1) > scales_at(self.type, self.head_dim):  # not all lanes have it
+                there = b.icmp_unsigned(">", m, ir.Constant(I32, i))
+                far = b.select(there, far, ir.Constant(I64, 0))
+            found += _words(b, b.add(row, far), 2 * self.words, min(4 * self.words, align))
+        scales = b.add(row, ir.Constant(I64, scales_at(self.type, self.head_dim)))
+        for word in _words(b, scales, self.head_dim // KV_BLOCK, min(16, align)):
+            found.append(b.select(some, word, ir.Constant(I32, 0)))
+        return found
+
+
+def key_bytes(type: str, head_dim: int) -> Bytes:
+    """What one of four lanes reads of a key for products of bytes.
+
+    Of q8_0, the t-th has elements 8t .. 8t + 7 of every 32; of q4_0 4t .. 4t + 3 in low nibbles and
+    16 more in high ones.
+    """
+    words = 2 if type == "q8_0" else 1
+    return Bytes(type, head_dim, head_dim // KV_BLOCK, words, 16 * words)
+
+
+def value_bytes(type: str, head_dim: int) -> Bytes:
+    """What one of eight lanes reads of a value: the first four have the first of two such 32s."""
+    words = 2 if type == "q8_0" else 1
+    return Bytes(type, head_dim, -(-head_dim // 64), words, 32 * words)
+
+
+def doubled(b: Any, scales: list[Any], block: int) -> Any:
+    """LLVM's word that has the scale of a block twice."""
+    chosen = ir.Constant(I32, 0x3232 if block % 2 else 0x1010)
+    word = scales[block // 2]
+    return emit(b, BYTES_OF_TWO, [word, word, chosen])[0]
+
+
+def _load(b: Any, kind: tuple[str, int], row: Any, d: Any) -> list[Any]:
+    """Where elements d .. d + 7 of a quantised row are: two words, and their scale.
+
+    kind: type and head_dim.
     """
     type, head_dim = kind
-    size = row_bytes(type, head_dim)
-    align = min(8, size & -size)
     block = b.lshr(d, ir.Constant(I64, 5))
     at = d
     if type == "q4_0":  # of 16 bytes, the low nibbles are the first half of a block
         within = b.and_(d, ir.Constant(I64, KV_BLOCK // 2 - 1))
         at = b.add(b.mul(block, ir.Constant(I64, KV_BLOCK // 2)), within)
     at_scale = b.add(b.mul(block, ir.Constant(I64, 2)), ir.Constant(I64, scales_at(*kind)))
-    words = emit(b, LOAD_8_IF[align], [b.add(row, at), live])
-    return words + emit(b, LOAD_HALF_IF, [b.add(row, at_scale), live])
+    align = row_bytes(type, head_dim)
+    align = min(8, align & -align)
+    pair = load_constant(b, b.add(row, at), ir.VectorType(I32, 2), align)
+    words = [b.extract_element(pair, ir.Constant(I32, i)) for i in range(2)]
+    return [*words, load_constant(b, b.add(row, at_scale), HALF, 2)]
 
 
 def _bytes(b: Any, type: str, words: list[Any], d: Any) -> list[Any]:
@@ -98,48 +190,56 @@ def _bytes(b: Any, type: str, words: list[Any], d: Any) -> list[Any]:
     return [b.and_(b.lshr(w, shift), ir.Constant(I32, 0x0F0F0F0F)) for w in words]
 
 
-class Pieces(NamedTuple):
-    """Functions of n pieces of a row: eight elements each, from d on, d a multiple of 8."""
+def loading_halves(n: int, apart: int) -> Any:
+    """The intrinsic (row's address, d, m): n pieces of a row of float16, four words each.
 
-    load: Any  # (row's address, d, m) -> what is there, to be in flight; zeros from the m-th on
-    halves: Any  # (these, d) -> words of float16, four a piece
-
-
-def pieces_of(type: str, head_dim: int, n: int, apart: int) -> Pieces:
-    """The functions; pieces are `apart` elements apart, a multiple of KV_BLOCK.
-
-    Rows of float16 may have any length; what is loaded of them is what halves gives.
+    A piece is eight elements, the first from d on, a multiple of 8, the others `apart` further
+    each; zeros from the m-th on.
     """
-    size = 4 if type == "f16" else 3
-    kind, halves_kind = types.UniTuple(uint32, size * n), types.UniTuple(uint32, 4 * n)
 
-    @op(kind, int64, int64, uint32)
+    @op(types.UniTuple(uint32, 4 * n), int64, int64, uint32)
     def load(b: Any, row: Any, d: Any, m: Any) -> list[Any]:
         found: list[Any] = []
         for i in range(n):
             live = b.zext(b.icmp_unsigned(">", m, ir.Constant(I32, i)), I32)
-            if type == "f16":
-                start = b.add(row, b.mul(d, ir.Constant(I64, 2)))
-                found += emit(b, LOAD_IF, [b.add(start, ir.Constant(I64, 2 * apart * i)), live])
-            else:
-                at = b.add(d, ir.Constant(I64, apart * i))
-                found += _load(b, (type, head_dim), row, at, live)
+            start = b.add(row, b.mul(d, ir.Constant(I64, 2)))
+            found += emit(b, LOAD_IF, [b.add(start, ir.Constant(I64, 2 * apart * i)), live])
         return found
 
-    @op(halves_kind, kind, int64)
+    return load
+
+
+class Pieces(NamedTuple):
+    """Functions of a quantised row's pieces: d .. d + 7 of every 32 elements, d a multiple of 8."""
+
+    load: Any  # (row's address, d, is it there) -> what is there, to be in flight; else zeros
+    halves: Any  # (these, d) -> words of float16, four a piece
+
+
+def pieces_of(type: str, head_dim: int) -> Pieces:
+    """The functions for a lane that has one of four such d."""
+    n, apart = head_dim // KV_BLOCK, KV_BLOCK if type == "q8_0" else KV_BLOCK // 2
+    parts = Bytes(type, head_dim, n, 2, apart)
+
+    @op(parts.kind, int64, int64, uint32)
+    def load(b: Any, row: Any, d: Any, live: Any) -> list[Any]:
+        at = d if type == "q8_0" else b.and_(d, ir.Constant(I64, KV_BLOCK // 2 - 1))
+        return parts.load(b, row, at, b.mul(live, ir.Constant(I32, n)))
+
+    @op(types.UniTuple(uint32, 4 * n), parts.kind, int64)
     def halves(b: Any, loaded: Any, d: Any) -> list[Any]:
         """A byte n before 0x64 is the float16 1024 + n."""
         found: list[Any] = []
-        for i in range(0, len(loaded), 3):
-            for word in _bytes(b, type, loaded[i : i + 2], d):
+        for i in range(n):
+            scale = doubled(b, parts.scales(loaded), i)
+            for word in _bytes(b, type, parts.piece(loaded, i), d):
                 for pick in (LOW_BYTES, HIGH_BYTES):
                     two = emit(b, pick, [word])
                     two = emit(b, SUBTRACT_HALVES, [*two, ir.Constant(I32, BIASES[type])])
-                    found += emit(b, MULTIPLY_HALVES, [*two, loaded[i + 2]])
+                    found += emit(b, MULTIPLY_HALVES, [*two, scale])
         return found
 
-    same = op(halves_kind, kind, int64)(lambda _b, loaded, _d: loaded)
-    return Pieces(load, same if type == "f16" else halves)
+    return Pieces(load, halves)
 
 
 def reading(type: str, head_dim: int) -> Any:
@@ -154,8 +254,8 @@ def reading(type: str, head_dim: int) -> Any:
 
     @op(F8, int64, int64)
     def read(b: Any, row: Any, d: Any) -> list[Any]:
-        *words, scales = _load(b, (type, head_dim), row, d, ir.Constant(I32, 1))
-        scale = b.fpext(b.bitcast(b.trunc(scales, I16), HALF), FLOAT)
+        *words, scale = _load(b, (type, head_dim), row, d)
+        scale = b.fpext(scale, FLOAT)
         found = []
         for word in _bytes(b, type, words, d):
             for shift in range(0, 32, 8):

@@ -103,17 +103,14 @@ mma_bf16 = _ptx(
     " {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
     F4, U4, U2, F4,
 )("As mma_f16, of bfloat16.")  # fmt: skip
-mma_s8 = _ptx(
+# A [16, 32] @ B [32, 8] + C of int8 in int32 (9.7.13.4.10). sm_80. Registers hold four neighbouring
+# elements where mma_f16's hold two.
+MMA_S8 = Text(
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
     " {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
-    U4, U4, U2, U4,
-)(
-    """A [16, 32] @ B [32, 8] + C of int8 in int32 (9.7.13.4.10). sm_80.
-
-    Registers hold four neighbouring elements where mma_f16's hold two.
-    """
-)  # fmt: skip
-
+    U4,
+    (U4, U2, U4),
+)
 dot_u8 = _ptx("dp4a.u32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
     "The sum of $3 and of four products of unsigned bytes of $1 and signed ones of $2 (9.7.1.23)."
 )
@@ -149,34 +146,11 @@ LOAD_IF = Text(
     U4,
     (int64, uint32),
 )
-# The 8 bytes at $2, constant, or zeros where $3 is 0, by what the address is a multiple of.
-LOAD_8_IF = {
-    8: Text(
-        "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.u32 $0, 0; mov.u32 $1, 0;"
-        " @p ld.global.nc.v2.u32 {$0,$1}, [$2]; }",
-        U2,
-        (int64, uint32),
-    ),
-    4: Text(
-        "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.u32 $0, 0; mov.u32 $1, 0;"
-        " @p ld.global.nc.u32 $0, [$2]; @p ld.global.nc.u32 $1, [$2+4]; }",
-        U2,
-        (int64, uint32),
-    ),
-    2: Text(
-        "{ .reg .pred p; .reg .b16 a, b, c, d; setp.ne.u32 p, $3, 0; mov.u16 a, 0; mov.u16 b, 0;"
-        " mov.u16 c, 0; mov.u16 d, 0; @p ld.global.nc.u16 a, [$2]; @p ld.global.nc.u16 b, [$2+2];"
-        " @p ld.global.nc.u16 c, [$2+4]; @p ld.global.nc.u16 d, [$2+6];"
-        " mov.b32 $0, {a, b}; mov.b32 $1, {c, d}; }",
-        U2,
-        (int64, uint32),
-    ),
-}
-# The float16 at $1, constant, in both halves, or zeros where $2 is 0.
-LOAD_HALF_IF = Text(
-    "{ .reg .pred p; .reg .b16 x; setp.ne.u32 p, $2, 0; mov.u16 x, 0;"
-    " @p ld.global.nc.u16 x, [$1]; mov.b32 $0, {x, x}; }",
-    uint32,
+# The same of what is read once: it takes no room in the first cache.
+STREAM_IF = Text(
+    "{ .reg .pred p; setp.ne.u32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0;"
+    " mov.u32 $3, 0; @p ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4]; }",
+    U4,
     (int64, uint32),
 )
 # The two float32 at $2, a multiple of 8, or $4 and 0 where $3 is 0.
@@ -307,9 +281,10 @@ shuffle_xor = _intrinsic(
 shuffle = _ptx(
     "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", float32, float32, uint32, volatile=True
 )("The value of lane $2. All lanes take part.")
-shuffle_i32 = _ptx(
-    "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", int32, int32, uint32, volatile=True
-)("As shuffle, of int32.")
+SHUFFLE_I32 = Text(
+    "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", int32, (int32, uint32), volatile=True
+)
+shuffle_i32 = _intrinsic(SHUFFLE_I32, "As shuffle, of int32.")
 lowest_of_warp = _ptx("redux.sync.min.s32 $0, $1, 0xffffffff;", int32, int32, volatile=True)(
     "The least value of any lane (9.7.13.6). All lanes take part."
 )
@@ -338,14 +313,19 @@ HIGH_BYTES = Text("prmt.b32 $0, $1, 0x64646464, 0x4342;", uint32, (uint32,))
 # Of two float16 each (9.7.4).
 SUBTRACT_HALVES = Text("sub.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
 MULTIPLY_HALVES = Text("mul.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
+FMA_HALVES = Text("fma.rn.f16x2 $0, $1, $2, $3;", uint32, (uint32, uint32, uint32))
 # Halves of two words: both low ones, both high ones (9.7.9.7).
 LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
 HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))
+# $1 & $2 | $3, and $1 & $2 ^ $3, as one instruction each (9.7.7.6).
+AND_OR = Text("lop3.b32 $0, $1, $2, $3, 0xEA;", uint32, (uint32, uint32, uint32))
+AND_XOR = Text("lop3.b32 $0, $1, $2, $3, 0x6A;", uint32, (uint32, uint32, uint32))
 BYTES_OF_TWO = Text("prmt.b32 $0, $1, $2, $3;", uint32, (uint32, uint32, uint32))
 bytes_of_two = _intrinsic(
     BYTES_OF_TWO,
     "Four of the eight bytes of two words, by the nibbles of $3, each of which is at most 7.",
 )
+LANE = Text("mov.u32 $0, %laneid;", uint32, ())  # grid.lane, as a text
 keep = _ptx("mov.b64 $0, $1;", int64, int64, volatile=True)(
     "The same number; what it is made of is not computed again wherever it is used."
 )

@@ -7,7 +7,8 @@ from numba import float32, uint32
 from tamis.jit_kernels.cuda.grid import WARP, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import device
 from tamis.jit_kernels.cuda.ptx import load_shared, store_shared_f32
-from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS, scoring_of
+from tamis.jit_kernels.cuda.tile_bytes import scoring_of
+from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
 
 SPAN = 256  # rows that a block multiplies at a time: one a thread
 ROW = 4 * (SPAN + 8)  # bytes of a query's products, eight banks after the one before
@@ -20,14 +21,18 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     work.
     """
     scoring = scoring_of(n, type)
-    load_k, halves = scoring.keys
-    read_q, load_q, score = scoring.read_q, scoring.load_q, scoring.score
+    read_q, load_q = scoring.read_q, scoring.load_q
+    load_k, score = scoring.load_key, scoring.score
+    always = type != "f16"  # a row of bytes is read in any case
     tail, n_turn = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
 
     @device
-    def load(rows, j):
+    def load(rows, j, q):
         at, n_piece = row_of(rows, j), max(0, (n - 8 * (lane() % 4) + 31) // 32)
-        return load_k(at, 8 * (lane() % 4), uint32(n_piece if at != 0 else 0))
+        m = uint32(n_piece if at != 0 else 0)
+        if always and at == 0:  # a query is as long
+            at = q
+        return load_k(at, 8 * (lane() % 4), m)
 
     @device
     def stage(shared, q, n_q, rows, start):
@@ -38,8 +43,8 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
                 last = own + min(32 * t + tail, 4 * (n - 8))
                 values = load_q(read_q(own + 32 * t, last), float32(1))
                 for i in range(WARP * warp(), WARP * warp() + WARP, KEYS):
-                    one, other = load(rows, start + i + g), load(rows, start + i + g + 8)
-                    s = score(values, halves(one, 8 * t), halves(other, 8 * t))
+                    one, other = load(rows, start + i + g, q), load(rows, start + i + g + 8, q)
+                    s = score(values, one, other)
                     to = uint32(shared + ROW * (HEADS * turn + g) + 4 * (i + 2 * t))
                     if HEADS * turn + g < heads:
                         store_shared_f32(to, s[0])

@@ -2,8 +2,8 @@
 
 Rows g of the queries' matrix are float16 parts of query g, rows g + 8 what is left of it: together
 22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of
-keys in their order in memory (as float16, see kv_rows.py): a sum over elements may be taken in any
-order, so they need not be moved. Everything is unrolled while IR is built.
+keys in their order in memory: a sum over elements may be taken in any order, so they need not be
+moved. Everything is unrolled while IR is built. Keys and values of bytes: see tile_bytes.py.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     uint32,
     void,
 )
-from tamis.jit_kernels.cuda.kv_rows import Pieces, pieces_of
+from tamis.jit_kernels.cuda.kv_rows import loading_halves
 from tamis.jit_kernels.cuda.ptx import (
     HIGH_HALVES,
     LOW_HALVES,
@@ -37,7 +37,7 @@ KEYS, HEADS = 16, 8
 FOUR = types.UniTuple(float32, 4)
 
 
-def _parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """Two float32 as words of float16 parts and of what is left of them."""
     rest = [b.fsub(x, b.fpext(b.fptrunc(x, HALF), FLOAT)) for x in (low, high)]
     return packed(b, low, high), packed(b, *rest)
@@ -48,13 +48,13 @@ class Scoring(NamedTuple):
 
     read_q: Any  # (address, address of the last piece) -> float32: the lane's pieces of query g
     load_q: Any  # (these, scale) -> queries
-    keys: Pieces  # a lane's of a key, whose first element is 8t
+    load_key: Any  # (row's address, 8t, m) -> the lane's first m pieces of a key, to be in flight
     score: Any  # (queries, key g, key g + 8) -> g . keys 2t, 2t + 1, 2t + 8, 2t + 9
     n_piece: int
 
 
-def scoring_of(n: int, type: str = "f16") -> Scoring:
-    """The functions for rows of n elements, a multiple of 8, of one of KV_TYPES."""
+def scoring_of(n: int) -> Scoring:
+    """The functions for rows of n float16, n a multiple of 8."""
     n_piece = -(-n // 32)
     q_kind, k_kind = types.UniTuple(uint32, 8 * n_piece), types.UniTuple(uint32, 4 * n_piece)
 
@@ -72,7 +72,7 @@ def scoring_of(n: int, type: str = "f16") -> Scoring:
     def load_q(b, x, scale):
         found: list[Any] = []
         for i in range(0, len(x), 2):
-            found += _parts(b, b.fmul(x[i], scale), b.fmul(x[i + 1], scale))
+            found += parts(b, b.fmul(x[i], scale), b.fmul(x[i + 1], scale))
         return found
 
     @op(FOUR, q_kind, k_kind, k_kind)
@@ -87,13 +87,13 @@ def scoring_of(n: int, type: str = "f16") -> Scoring:
             found += [b.fadd(x[0], x[2]), b.fadd(x[1], x[3])]
         return found
 
-    return Scoring(read_q, load_q, pieces_of(type, n, n_piece, 32), score, n_piece)
+    return Scoring(read_q, load_q, loading_halves(n_piece, 32), score, n_piece)
 
 
 class Weighing(NamedTuple):
     """Functions of values of n elements. A lane has elements 8g .. 8g + 7 of every 64."""
 
-    values: Pieces  # a lane's of a value, whose first element is 8g
+    load_value: Any  # (row's address, 8g, m) -> the lane's first m pieces of a value
     weigh: Any  # (sums, weights of values 2t, 2t + 1, 2t + 8, 2t + 9, these) -> sums
     scaled: Any  # (sums, factor of query g) -> sums
     store: Any  # (sums, address, m): query g's, of pieces before the m-th, to shared memory
@@ -101,14 +101,14 @@ class Weighing(NamedTuple):
     n_piece: int
 
 
-def weighing_of(n: int, type: str = "f16") -> Weighing:
-    """The functions for values of n elements, a multiple of 16, of one of KV_TYPES."""
+def weighing_of(n: int) -> Weighing:
+    """The functions for values of n float16, n a multiple of 16."""
     n_piece = -(-n // 64)
     v_kind, kind = types.UniTuple(uint32, 4 * n_piece), types.UniTuple(float32, 32 * n_piece)
 
     @op(kind, kind, FOUR, v_kind, v_kind, v_kind, v_kind)
     def weigh(b, sums, w, *values):
-        found, part = [], [*_parts(b, w[0], w[1]), *_parts(b, w[2], w[3])]
+        found, part = [], [*parts(b, w[0], w[1]), *parts(b, w[2], w[3])]
         for i in range(8 * n_piece):
             halves = HIGH_HALVES if i % 2 else LOW_HALVES
             v = [x[i // 2] for x in values]
@@ -130,4 +130,4 @@ def weighing_of(n: int, type: str = "f16") -> Weighing:
                 emit(b, STORE_SHARED_IF, [at, b.fadd(x[j], x[j + 2]), live])
 
     zero = op(kind)(lambda b: [ir.Constant(FLOAT, 0.0)] * len(kind))
-    return Weighing(pieces_of(type, n, n_piece, 64), weigh, scaled, store, zero, n_piece)
+    return Weighing(loading_halves(n_piece, 64), weigh, scaled, store, zero, n_piece)
