@@ -37,7 +37,8 @@ def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
     def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
         n_query, query = load_i64(step + STEP.n_tok) * n_head, at_once * int64(tid)
         while query < n_query:  # a range divides by its step
-            join(query, min(at_once, n_query - query), partial, n_split, out, lse)
+            here = min(at_once, n_query - query)
+            join(query, here, partial, (n_split, n_split), out, lse)
             query += at_once * n_thread
 
     return [Launch(kernel)]

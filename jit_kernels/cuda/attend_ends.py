@@ -43,17 +43,30 @@ def first_at_least(indices, begin, end, value):
 
 
 @device
-def part_of(indptr, indices, blocks, split):
-    """First and last entry of a part of a row, of those in the blocks' range."""
-    (low, high), (part, n_split) = blocks, split
+def entries_of(indptr, indices, blocks):
+    """First and last entry of a row, of those in the blocks' range."""
+    low, high = blocks
     begin, end = load_i32(indptr), load_i32(indptr + 4)
     # Most rows lie within the range: a search costs a dozen loads, one after the other.
     if low > 0:
         begin = first_at_least(indices, begin, end, low)
     if begin < end and load_i32(indices + 4 * (end - 1)) >= high:
         end = first_at_least(indices, begin, end, high)
-    n = end - begin
+    return begin, end
+
+
+@device
+def share_of(begin, end, split):
+    """First and last of the entries of a part."""
+    n, (part, n_split) = end - begin, split
     return begin + quotient(n * part, n_split), begin + quotient(n * (part + 1), n_split)
+
+
+@device
+def part_of(indptr, indices, blocks, split):
+    """First and last entry of a part of a row, of those in the blocks' range."""
+    begin, end = entries_of(indptr, indices, blocks)
+    return share_of(begin, end, split)
 
 
 @device
@@ -71,13 +84,14 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
     """The function that joins a row's parts in shared memory and writes its results.
 
     shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total; the first n_live
-    tokens are written. query: number of the first head in out and lse. All threads call it.
+    tokens are written. query: number of the first head in out and lse. split: the number of the
+    part that this is, how many the row has, and how many partial has room for. All threads call it.
     """
     size, n_row = head_dim + 2, group * q_block
 
     @device
     def finish(shared, n_live, query, n_head, partial, split, out, lse):
-        part, n_split = split
+        part, n_split, room = split
         for i in range(thread(), n_row * head_dim, THREADS):
             r, d = i // head_dim, i % head_dim
             if r % q_block >= n_live:
@@ -94,7 +108,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
             to = query + r % q_block * n_head + r // q_block
             top *= float32(LN_2)
             if n_split > 1:
-                there = partial + 4 * size * (to * n_split + part)
+                there = partial + 4 * size * (to * room + part)
                 store_f32(there + 4 * d, value)
                 if d == 0:
                     store_f32(there + 4 * head_dim, top)
@@ -139,18 +153,20 @@ def pairs(b, p, apart, n, otherwise):
 def joining(head_dim: int) -> Any:
     """The function that joins all parts of n neighbouring heads; a block's work.
 
-    query: number of the first of them in out and lse. A thread has two elements of a head.
+    query: number of the first of them in out and lse; count: how many parts they have, and how many
+    partial has room for. A thread has two elements of a head.
     """
     size, half = 4 * head_dim + 8, head_dim // 2
 
     @device
-    def join(query, n, partial, n_split, out, lse):
+    def join(query, n, partial, count, out, lse):
+        n_part, room = count
         for i in range(thread(), n * half, THREADS):
             to, d = query + i // half, 2 * (i % half)
-            parts, top, total = partial + size * n_split * to, float32(LOWEST), float32(0)
+            parts, top, total = partial + size * room * to, float32(LOWEST), float32(0)
             one, other = float32(0), float32(0)
-            for p in range(0, n_split, AT_ONCE):
-                part, left = parts + size * p, n_split - p
+            for p in range(0, n_part, AT_ONCE):
+                part, left = parts + size * p, n_part - p
                 ends = pairs(part + 4 * head_dim, size, left, float32(LOWEST))
                 values = pairs(part + 4 * d, size, left, float32(0))
                 most = top

@@ -14,18 +14,18 @@ from tamis.jit_kernels.cuda.attend_ends import (
     LOG2_E,
     LOWEST,
     MASKED,
+    entries_of,
     finishing,
     is_last,
     joining,
     key_of,
-    part_of,
+    share_of,
 )
-from tamis.jit_kernels.cuda.grid import WARPS, Launch, lane, sync_block, warp
+from tamis.jit_kernels.cuda.grid import WARPS, Launch, lane, look_ahead, step_of, sync_block, warp
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
     load_i32,
-    load_i64,
     quotient,
     remainder,
 )
@@ -42,7 +42,6 @@ from tamis.jit_kernels.cuda.ptx import (
 from tamis.jit_kernels.cuda.scratch import TURNS
 from tamis.jit_kernels.cuda.tile_bytes import scoring_of, weighing_of
 from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
-from tamis.jit_kernels.ops import STEP
 from tamis.jit_kernels.types import PAGE
 
 F16 = ("f16", "f16")
@@ -74,6 +73,15 @@ def find_some(keys, pages, p):
         bias = load_f32(log_weight + 4 * s) * float32(LOG2_E)
     k_row, v_row = key_row(k_table, n_head_kv, h, here), key_row(v_table, n_head_kv, h, here)
     return int32(k_row), int32(v_row), bias
+
+
+@device
+def n_part_of(n, block, n_split, out):
+    """How many parts a row of n entries is cut into: none without keys for all warps.
+
+    out 0: as many as there are, as others read them.
+    """
+    return n_split if out == 0 else min(n_split, max(1, quotient(n * block + STRIDE - 1, STRIDE)))
 
 
 @device
@@ -184,7 +192,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
         block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
         scale_f,
     ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos, skip = step_of(step)
         shared = shared_address(cuda.shared.array(0, uint8))
         n_head, g, t = n_row * group, lane() // 4, lane() % 4
         # A lane's pieces of a key, of a value and of a query's sums, and where the first is.
@@ -196,18 +204,22 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
         item = tid - n_thread
         while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
             item += n_thread
-            split, turn = (remainder(item, n_split), n_split), quotient(item, n_split)
+            part, turn = remainder(item, n_split), quotient(item, n_split)
             row, turn = turn // n_turn, turn % n_turn
             tok = quotient(row, n_row)
             head, high = remainder(row, n_row) * group + heads * turn, pos + stride * tok
             low = max(0, high - window + 1) if window != 0 else 0
             query = n_head * tok + head
-            at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head
+            at_q = (skip + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
             x = read_q(mine + 32 * t, last)  # on its way while the keys are looked up
             blocks = quotient(low, block), quotient(high, block) + 1
-            begin, end = part_of(indptr + 4 * row, indices, blocks, split)
+            begin, end = entries_of(indptr + 4 * row, indices, blocks)
+            n_part = n_part_of(end - begin, block, n_split, out)
+            if part >= n_part:
+                continue
+            begin, end = share_of(begin, end, (part, n_part))
             keys = begin, (end - begin) * block, indices, block, low, high
             pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
             state = float32(LOWEST), float32(0), zero()
@@ -238,12 +250,19 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
                     store_shared_f32(uint32(to + 4 * head_dim), top - float32(UP))
                     store_shared_f32(uint32(to + 4 * head_dim + 4), total)
             sync_block()
-            finish(shared, 1, query, n_head, partial, split, out, lse)
-            if n_split > 1 and out != 0:
+            finish(shared, 1, query, n_head, partial, (part, n_part, n_split), out, lse)
+            if n_part > 1 and out != 0:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
                 turns = scratch - TURNS + 4 * quotient(item, n_split)
-                if is_last(turns, n_split):
-                    join(query, heads, partial, n_split, out, lse)
+                if is_last(turns, n_part):
+                    join(query, heads, partial, (n_part, n_split), out, lse)
             sync_block()  # before the next item's results overwrite what is read here
 
-    return Launch(kernel, shared=4 * WARPS * heads * size)
+    def start(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
+    ):  # fmt: skip
+        look_ahead(step)
+
+    return Launch(kernel, shared=4 * WARPS * heads * size, start=start)

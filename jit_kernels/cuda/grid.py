@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, float64
 
-from tamis.jit_kernels.cuda.intrinsic import device, load_f32
-from tamis.jit_kernels.cuda.ptx import shuffle_i32, shuffle_xor
+from tamis.jit_kernels.cuda.intrinsic import const_i64, device, load_f32
+from tamis.jit_kernels.cuda.ptx import keep, shuffle_i32, shuffle_xor
+from tamis.jit_kernels.ops import STEP
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
@@ -32,6 +33,19 @@ class Launch(NamedTuple):
     threads: int = THREADS
     rows: str = "any"
     start: Any = None
+
+
+@device
+def step_of(step):
+    """Rows, position and first row of a step record that no kernel writes, read once."""
+    return const_i64(step + STEP.n_tok), const_i64(step + STEP.pos), const_i64(step + STEP.row)
+
+
+@device
+def look_ahead(step):
+    """Read the record while the kernel before still runs."""
+    for value in step_of(step):
+        keep(value)
 
 
 @device

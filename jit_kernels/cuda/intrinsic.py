@@ -196,6 +196,12 @@ def store_f16(b, p, v):
 
 
 # ---- constants: what no kernel of the same launch writes -----------------------------------------
+@op(int64, int64)
+def const_i64(b, p):
+    """The int64 at p: read once, wherever it is asked for."""
+    return load_constant(b, p, I64, 8)
+
+
 @op(float32, int64)
 def const_f32(b, p):
     """The float32 at p."""

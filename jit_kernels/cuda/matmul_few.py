@@ -16,6 +16,8 @@ from tamis.jit_kernels.cuda.grid import (
     WARPS,
     Launch,
     lane,
+    look_ahead,
+    step_of,
     sync_block,
     thread,
     warp,
@@ -24,7 +26,6 @@ from tamis.jit_kernels.cuda.intrinsic import (
     const_f32,
     device,
     load_f32,
-    load_i64,
     quotient,
     remainder,
     store_f32,
@@ -48,12 +49,11 @@ from tamis.jit_kernels.cuda.ptx import (
 from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.scratch import FEW_ROW
 from tamis.jit_kernels.cuda.target import current
-from tamis.jit_kernels.ops import STEP
 
 AT_ONCE = 4  # rows of weights that a warp multiplies at a time: they share what is read of x
 CHUNK = 32 * WARP  # elements of each of them
 ROOM = 72 << 10  # bytes for weights on their way to a block
-MOST = 256  # rows whose sums lie in shared memory
+MOST = THREADS  # rows whose sums lie in shared memory
 
 
 @device
@@ -101,6 +101,13 @@ def four_sums(sums):
     for i in range(3):
         x += shuffle_xor(x, 4 >> i)
     return x
+
+
+@device
+def before_of(y, bias, add, r):
+    """What the product of row r is added to: its bias (bias 0: none), and what is at y."""
+    value = load_f32(bias + 4 * r) if bias != 0 else float32(0)
+    return value + load_f32(y) if add else value
 
 
 @device
@@ -379,6 +386,7 @@ def few(type: str) -> Launch:
     def start(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
+        look_ahead(step)
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
         rows = w + size * first, min(MOST, last - first), size
@@ -390,11 +398,7 @@ def few(type: str) -> Launch:
     ):  # fmt: skip
         sums = cuda.shared.array((WARPS, MOST), float32)
         shared, at = int64(shared_address(cuda.shared.array(0, uint8))), (int32(0), int32(0))
-        n_tok, size, n_chunk = (
-            load_i64(step + STEP.n_tok),
-            row_bytes(n_in),
-            (n_in + CHUNK - 1) // CHUNK,
-        )
+        (n_tok, _, _), size, n_chunk = step_of(step), row_bytes(n_in), (n_in + CHUNK - 1) // CHUNK
         first, last = rows_of(tid, n_thread, n_out)
         for t in range(n_tok):
             x = packed + FEW_ROW.size * n_in // 4 * t
@@ -402,11 +406,13 @@ def few(type: str) -> Launch:
                 rows = w + size * row, min(MOST, last - row), size
                 if t > 0 or row > first:  # else it is what `start` did
                     begin(shared, rows, n_chunk, at[0])
+                to, before = y + 4 * (y_stride * t + row + thread()), float32(0)
+                if thread() < rows[1]:  # there are no more rows than threads
+                    before = before_of(to, bias, add, row + thread())
                 at = work(shared, sums, rows, n_chunk, x, n_in, at)
                 sync_block()
-                for r in range(thread(), rows[1], THREADS):
-                    value, c = joined(sums, r, rows[1], n_chunk), row + r
-                    put(y + 4 * (y_stride * t + c), bias + 4 * c if bias != 0 else 0, add, value)
+                if thread() < rows[1]:
+                    store_f32(to, before + joined(sums, thread(), rows[1], n_chunk))
                 sync_block()  # before the next sums overwrite what is read here
 
     return Launch(kernel, blocks=2, shared=ring.size, rows="few", start=start)

@@ -9,12 +9,11 @@ from numba import float32, int32
 
 from tamis.jit_kernels.cuda.activation import gelu, silu
 from tamis.jit_kernels.cuda.gemm import padding
-from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum, thread
+from tamis.jit_kernels.cuda.grid import THREADS, Launch, block_sum, look_ahead, step_of, thread
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
     load_f32,
     load_f32x8,
-    load_i64,
     rounded,
     store_f16,
     store_f32,
@@ -22,7 +21,6 @@ from tamis.jit_kernels.cuda.intrinsic import (
 )
 from tamis.jit_kernels.cuda.ptx import shuffle_xor
 from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS
-from tamis.jit_kernels.ops import STEP
 
 
 @device
@@ -111,7 +109,7 @@ def pack_rows(form: str, source: str) -> list[Launch]:
     n_quarter = 16 if form == "float" else FEW_ROW.size  # of a row's bytes
 
     def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
-        n_tok, skip = load_i64(step + STEP.n_tok), load_i64(step + STEP.row)
+        n_tok, _, skip = step_of(step)
         many, width, apart = n_tok > FEW_ROWS, padding(n), 0 if is_norm else 4 * n
         t, turn = tid if many else 0, n_thread if many else 1
         while t < n_tok:  # a range divides by its step
@@ -132,4 +130,7 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                     left, gate = pair(row, right, min(i, n - 1))
             t += turn
 
-    return [Launch(kernel, blocks=2)]
+    def start(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
+        look_ahead(step)
+
+    return [Launch(kernel, blocks=2, start=start)]

@@ -253,12 +253,15 @@ barrier_shown = _ptx("fence.mbarrier_init.release.cluster;", void, volatile=True
     "Show barriers that this thread made to the unit that copies (9.7.12.4)."
 )
 copy_bulk = _ptx(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;"
+    " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+    " [$0], [$1], $2, [$3], once; }",
     void, uint32, int64, uint32, uint32, volatile=True,
 )(
     """Start a copy of $2 bytes from device memory at $1 to shared memory at $0 (9.7.8.24). sm_90.
 
-    All are multiples of 16. The barrier at $3 hears of it.
+    All are multiples of 16. The barrier at $3 hears of it. In the L2 cache they are the first to
+    go: what kernels share stays there while weights pass.
     """
 )  # fmt: skip
 barrier_ended = _ptx(

@@ -10,6 +10,8 @@ from tamis.jit_kernels.cuda.grid import (
     WARPS,
     Launch,
     lane,
+    look_ahead,
+    step_of,
     thread,
     warp,
     warp_sum,
@@ -19,6 +21,8 @@ from tamis.jit_kernels.cuda.intrinsic import (
     load_f32,
     load_f64,
     load_i64,
+    quotient,
+    remainder,
     store_f32,
 )
 from tamis.jit_kernels.cuda.kv_rows import keeping, key_row, row_bytes
@@ -68,11 +72,11 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Laun
         tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
         n_head, n_head_kv, n_half, eps_f,
     ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos, _ = step_of(step)
         n_item, n_row = n_head + 2 * n_head_kv, 4 * head_dim
         for item in range(tid * WARPS + warp(), n_tok * n_item, n_thread * WARPS):
-            t, h = item // n_item, item % n_item
-            kv = (h - n_head) % n_head_kv
+            t, h = quotient(item, n_item), remainder(item, n_item)
+            kv = h - n_head if h < n_head + n_head_kv else h - n_head - n_head_kv
             head, norm = q + n_row * (n_head * t + h), q_norm
             if h >= n_head + n_head_kv:
                 head = v + n_row * (n_head_kv * t + kv)
@@ -89,4 +93,10 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Laun
             elif h >= n_head:
                 keep_k(head, k_pages + k_bytes * key_row(k_table, n_head_kv, kv, pos + t))
 
-    return [Launch(kernel)]
+    def start(
+        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
+        n_head, n_head_kv, n_half, eps_f,
+    ):  # fmt: skip
+        look_ahead(step)
+
+    return [Launch(kernel, start=start)]
