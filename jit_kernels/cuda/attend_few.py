@@ -258,11 +258,4 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
                     join(query, heads, partial, (n_part, n_split), out, lse)
             sync_block()  # before the next item's results overwrite what is read here
 
-    def start(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
-    ):  # fmt: skip
-        look_ahead(step)
-
-    return Launch(kernel, shared=4 * WARPS * heads * size, start=start)
+    return Launch(kernel, shared=4 * WARPS * heads * size, start=look_ahead)

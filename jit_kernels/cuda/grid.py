@@ -41,9 +41,8 @@ def step_of(step):
     return const_i64(step + STEP.n_tok), const_i64(step + STEP.pos), const_i64(step + STEP.row)
 
 
-@device
-def look_ahead(step):
-    """Read the record while the kernel before still runs."""
+def look_ahead(tid, n_thread, step, *others):
+    """Read the record while the kernel before still runs: the start of a kernel of few rows."""
     for value in step_of(step):
         keep(value)
 

@@ -382,11 +382,12 @@ def few(type: str) -> Launch:
     The first of them are on their way while the kernel before still runs.
     """
     row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
+    read_ahead = device(look_ahead)
 
     def start(
         tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
     ):  # fmt: skip
-        look_ahead(step)
+        read_ahead(tid, n_thread, step)
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
         rows = w + size * first, min(MOST, last - first), size

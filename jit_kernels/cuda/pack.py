@@ -130,7 +130,4 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                     left, gate = pair(row, right, min(i, n - 1))
             t += turn
 
-    def start(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
-        look_ahead(step)
-
-    return [Launch(kernel, blocks=2, start=start)]
+    return [Launch(kernel, blocks=2, start=look_ahead)]

@@ -93,10 +93,4 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Laun
             elif h >= n_head:
                 keep_k(head, k_pages + k_bytes * key_row(k_table, n_head_kv, kv, pos + t))
 
-    def start(
-        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
-        n_head, n_head_kv, n_half, eps_f,
-    ):  # fmt: skip
-        look_ahead(step)
-
-    return [Launch(kernel, start=start)]
+    return [Launch(kernel, start=look_ahead)]
