@@ -79,7 +79,7 @@ class FakeSession:
 class FakeEngine:
     """What the commands use of an Engine."""
 
-    path, n_threads = Path("fake.gguf"), 2
+    path, n_threads, places = Path("fake.gguf"), 2, ()
 
     def __init__(self, script: list[Any] | None = None) -> None:
         self.script = ["one", " two", " three"] if script is None else script

@@ -27,6 +27,7 @@ import test_kernels_hip
 import test_kernels_hshare
 import test_kernels_hyper
 import test_kernels_kept
+import test_kernels_kv_frames
 import test_kernels_labels
 import test_kernels_lfps
 import test_kernels_logits
@@ -390,6 +391,7 @@ TESTED = [
         test_kernels_hshare,
         test_kernels_hyper,
         test_kernels_kept,
+        test_kernels_kv_frames,
         test_kernels_labels,
         test_kernels_lfps,
         test_kernels_logits,

@@ -320,6 +320,27 @@ def test_what_memory_has_no_room_for_goes_to_a_file_where_one_is_allowed(engine,
     assert (engine.opened[-1]["kv_ram"], engine.opened[-1]["kv_dir"]) == (100_000, tmp_path)
 
 
+def test_what_a_gpu_has_no_room_for_is_in_ram(engine, tmp_path):
+    ram = SimpleNamespace(free_bytes=lambda: 1_000_000)
+    engine.places = [SimpleNamespace(kv_device="cuda", host=ram)]
+
+    def plan(free, **settings):
+        engine.free = free / planning.MEMORY_SHARE
+        return choose(engine, Settings(Task(4), kv_dir=tmp_path, **settings), 3000, 100)
+
+    assert plan(200_000).kv_vram is None  # q8_0 fits
+    part = plan(120_000)
+    assert (part.whole, part.type_k, part.kv_vram, part.kv_ram) == (True, "f16", 120_000, None)
+    assert "in RAM (0 MB, 0 MB on the GPU)" in str(part)
+    assert not plan(60_000).whole  # less than a quarter on the GPU
+    assert plan(400_000, kv_vram=100_000).kv_vram == 100_000
+    summarize(engine, TEXT[:3000], replace(SHORT, kv_dir=tmp_path, kv_vram=100_000))
+    opened = engine.opened[-1]
+    assert (opened["kv_vram"], opened["kv_ram"], opened["kv_dir"]) == (100_000, None, None)
+    ram.free_bytes = lambda: 300_000
+    assert not plan(120_000).whole  # RAM has no room either
+
+
 def test_the_session_is_opened_as_planned(engine):
     engine.free = 200_000 / planning.MEMORY_SHARE
     summarize(engine, TEXT[:3000], replace(SHORT, prefill="window"))

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="use and keep nothing")
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
+    common.add_vram_argument(parser)
     common.add_sampling_arguments(parser)
 
 
@@ -109,6 +110,7 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
         type_v=arguments.cache_type_v,
         kv_ram=arguments.kv_ram,
         kv_dir=_kv_folder(arguments),
+        kv_vram=arguments.kv_vram,
         n_session=n_session,
     )
 

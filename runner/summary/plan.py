@@ -31,8 +31,8 @@ class Settings:
 
     n_ctx: context in tokens. attn, prefill: methods as select.notation writes them. type_k, type_v:
     of keys and values. kv_dir: the folder of a file for keys and values that memory has no room
-    for, None: there is none; kv_ram: bytes of memory beside it, None: what is free.
-    n_session: how many sessions will share the memory.
+    for, None: there is none; kv_ram: bytes of memory beside it, None: what is free. kv_vram: of a
+    GPU's, beside RAM. n_session: how many sessions will share the memory.
     """
 
     task: Task = field(default_factory=Task)
@@ -44,6 +44,7 @@ class Settings:
     type_v: str | None = None
     kv_ram: int | None = None
     kv_dir: Path | None = None
+    kv_vram: int | None = None
     n_session: int = 1
 
 
@@ -60,6 +61,7 @@ class Plan:
     type_v: str
     n_bytes: int  # of keys and values at n_ctx
     kv_ram: int | None  # bytes of these that are in memory, None: all of them
+    kv_vram: int | None  # and in a GPU's, the rest in RAM
 
     @property
     def whole(self) -> bool:
@@ -73,6 +75,8 @@ class Plan:
         where = f"in memory ({self.n_bytes / 1e6:.0f} MB)"
         if self.kv_ram is not None:
             where = f"on disk ({self.n_bytes / 1e6:.0f} MB, {self.kv_ram / 1e6:.0f} MB in memory)"
+        if self.kv_vram is not None:
+            where = f"in RAM ({self.n_bytes / 1e6:.0f} MB, {self.kv_vram / 1e6:.0f} MB on the GPU)"
         return (
             f"{self.n_text} tokens, read {how}; context {self.n_ctx}{beyond}, "
             f"keys and values {types} {where}, prefill {self.prefill}"
@@ -83,7 +87,8 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
     """The plan for a document of n_text tokens, in prompts with n_frame more around it.
 
     The whole document, where the context that was asked for or trained and the memory allow it:
-    with f16 keys and values, else with q8_0, else with f16 in a file; otherwise in parts.
+    with f16 keys and values, else with q8_0, else with f16 in a file, or of a GPU's in RAM;
+    otherwise in parts.
     Raises ContextError where the context has no room for parts and the answers about them.
     """
     n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
@@ -94,8 +99,8 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
             if _fits(engine, settings, n_whole, types):
                 return _plan(engine, settings, n_text, n_whole, n_around, types)
         types = _types(engine, settings)[0]
-        if (kv_ram := _beside_file(engine, settings, n_whole, types)) is not None:
-            return _plan(engine, settings, n_text, n_whole, n_around, types, kv_ram)
+        if (part := _part(engine, settings, n_whole, types)) is not None:
+            return _plan(engine, settings, n_text, n_whole, n_around, types, part)
     types = _types(engine, settings)[0]
     n_ctx = settings.n_ctx or min(n_train, PART_CTX)
     # What is written about two parts must fit, or nothing would ever get shorter.
@@ -127,19 +132,28 @@ def _types(engine: "Engine", settings: Settings) -> list[tuple[str, str]]:
 
 def _fits(engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]) -> bool:
     n_kv, free = _needed(engine, settings, n_ctx, types)
-    return n_kv <= (free if settings.kv_ram is None else min(free, settings.kv_ram))
+    limits = [most for most in (settings.kv_ram, settings.kv_vram) if most is not None]
+    return n_kv <= min([free, *limits])
 
 
-def _beside_file(
+def _part(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
-) -> int | None:
-    """Bytes of memory for keys and values that are in a file; None where there can be no file."""
-    if settings.kv_dir is None:
-        return None
+) -> dict[str, int] | None:
+    """What a session has of memory for keys and values that are elsewhere: kv_ram or kv_vram.
+
+    None where they cannot be.
+    """
     n_kv, free = _needed(engine, settings, n_ctx, types)
-    kv_ram = free if settings.kv_ram is None else settings.kv_ram
-    room = shutil.disk_usage(settings.kv_dir).free * MEMORY_SHARE / settings.n_session
-    return kv_ram if kv_ram >= n_kv // LEAST_IN_MEMORY and n_kv <= room else None
+    host = next((place.host for place in engine.places if place.kv_device != "cpu"), None)
+    if host is not None:
+        name, asked, room = "kv_vram", settings.kv_vram, host.free_bytes()
+    elif settings.kv_dir is not None:
+        name, asked, room = "kv_ram", settings.kv_ram, shutil.disk_usage(settings.kv_dir).free
+    else:
+        return None
+    most = free if asked is None else min(free, asked)
+    fits = n_kv <= room * MEMORY_SHARE / settings.n_session
+    return {name: most} if fits and most >= n_kv // LEAST_IN_MEMORY else None
 
 
 def _needed(
@@ -157,9 +171,9 @@ def _plan(
     n_ctx: int,
     n_around: int,
     types: tuple[str, str],
-    kv_ram: int | None = None,
+    part: dict[str, int] | None = None,
 ) -> Plan:
-    n_room = n_ctx - n_around
+    n_room, part = n_ctx - n_around, part or {}
     prefill = settings.prefill
     if prefill == "auto":
         prefill = LONG_PREFILL if min(n_text, n_room) > LONG else "dense"
@@ -172,5 +186,6 @@ def _plan(
         type_k=types[0],
         type_v=types[1],
         n_bytes=engine.memory_plan(n_ctx, N_UBATCH, *types).kv,
-        kv_ram=kv_ram,
+        kv_ram=part.get("kv_ram"),
+        kv_vram=part.get("kv_vram"),
     )

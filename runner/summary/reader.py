@@ -145,6 +145,7 @@ class Reader:
             "type_v": plan.type_v,
             "kv_ram": plan.kv_ram,
             "kv_dir": None if plan.kv_ram is None else self._settings.kv_dir,
+            "kv_vram": self._settings.kv_vram if plan.kv_vram is None else plan.kv_vram,
         }
         if self._session is None or self._opened != options:
             self._session = None  # its memory goes before the next one's is taken

@@ -92,7 +92,7 @@ def _request_key(
     """Of what was asked for, not of what was chosen: memory that is free now says nothing."""
     if cache is None or not repeatable(settings):
         return None
-    asked = repr(replace(settings, n_session=1, kv_ram=None, kv_dir=None))
+    asked = repr(replace(settings, n_session=1, kv_ram=None, kv_dir=None, kv_vram=None))
     return key_of("summary", __version__, model_digest(model), asked, document.digest)
 
 
