@@ -1,0 +1,211 @@
+"""CUDA kernels as the Python that they are, a thread of this process for each of a block's.
+
+Their logic is run without a GPU: indices, bounds, barriers, exchange within warps, atomics. What
+Python has no words for is not: matrix units, copies by descriptor, loads of several registers that
+are made while IR is built. Blocks run one after the other, in the order that is given.
+"""
+
+import ctypes
+import math
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+local = threading.local()
+memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
+
+
+class Block:
+    """What the threads of a block share."""
+
+    def __init__(self, n_thread: int) -> None:
+        self.barrier, self.lock = threading.Barrier(n_thread), threading.Lock()
+        self.warps = [(threading.Barrier(32), [0] * 32) for _ in range(n_thread // 32)]
+        self.arrays: dict[int, list[Any]] = {}
+        self.shared: dict[int, float] = {}
+
+    def abort(self) -> None:
+        """Let no thread wait for one that has failed."""
+        for barrier in (self.barrier, *(barrier for barrier, _ in self.warps)):
+            barrier.abort()
+
+
+def exchanged(value: Any) -> list[Any]:
+    """What the lanes of a warp have."""
+    barrier, values = local.block.warps[local.thread // 32]
+    values[local.thread % 32] = value
+    barrier.wait()
+    found = list(values)
+    barrier.wait()
+    return found
+
+
+def _at(address: Any, kind: Any) -> Any:
+    first = int(address)
+    end = first + ctypes.sizeof(kind)
+    if first % ctypes.alignment(kind) or not any(a <= first and end <= b for a, b in memory):
+        raise IndexError(f"{kind.__name__} at {first} is not what this kernel was given")
+    return kind.from_address(first)
+
+
+def _loading(kind: Any, as_: Any = int) -> Callable[[Any], Any]:
+    return lambda address: as_(_at(address, kind).value)
+
+
+def _storing(kind: Any, as_: Any = int) -> Callable[[Any, Any], None]:
+    def store(address: Any, value: Any) -> None:
+        _at(address, kind).value = as_(value)
+
+    return store
+
+
+def _u128(address: Any) -> tuple[int, ...]:
+    assert int(address) % 16 == 0
+    return tuple(_at(address, ctypes.c_uint32 * 4))
+
+
+def _store_u128(address: Any, value: Any) -> None:
+    assert int(address) % 16 == 0
+    _at(address, ctypes.c_uint32 * 4)[:] = list(value)
+
+
+def _low(x: Any) -> int:
+    return int(x) & 0xFFFFFFFF
+
+
+def _int32(x: Any = 0) -> int:
+    return ctypes.c_int32(_low(x)).value
+
+
+def _equal_lanes(x: Any) -> int:
+    return sum(1 << i for i, other in enumerate(exchanged(x)) if other == x)
+
+
+def _atomic_add(array: list[Any], i: int, value: Any) -> Any:
+    with local.block.lock:
+        before = array[i]
+        array[i] = before + int(value)
+        return before
+
+
+def _count_one(address: Any) -> int:
+    with local.block.lock:
+        found = _at(address, ctypes.c_uint32)
+        found.value += 1
+        return found.value - 1
+
+
+def _array(n: int, _dtype: Any) -> list[Any]:
+    local.n_array += 1
+    with local.block.lock:  # what is in it is anything at first
+        return local.block.arrays.setdefault(local.n_array, [12345] * n)
+
+
+def _pairs(address: Any, apart: int, n: int, otherwise: float) -> list[float]:
+    """See attend_ends.pairs."""
+    there = range(16)
+    found = [_at(address + apart * i, ctypes.c_float * 2)[:] if i < n else None for i in there]
+    return [x for pair in found for x in (pair if pair is not None else (otherwise, 0.0))]
+
+
+MEANINGS: dict[str, Any] = {
+    "device": lambda function: function,
+    "thread": lambda: local.thread,
+    "lane": lambda: local.thread % 32,
+    "warp": lambda: local.thread // 32,
+    "sync_block": lambda: local.block.barrier.wait(),
+    "fence": lambda: None,
+    "equal_lanes": _equal_lanes,
+    "count_one": _count_one,
+    "count_bits": lambda x: _low(x).bit_count(),
+    "load_i32": _loading(ctypes.c_int32),
+    "load_i64": _loading(ctypes.c_int64),
+    "load_f32": _loading(ctypes.c_float, np.float32),
+    "load_u128": _u128,
+    "store_i32": _storing(ctypes.c_int32),
+    "store_i64": _storing(ctypes.c_int64),
+    "store_f32": _storing(ctypes.c_float, float),
+    "store_u128": _store_u128,
+    "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
+    "quotient": lambda x, y: _low(x) // _low(y),
+    "remainder": lambda x, y: _low(x) % _low(y),
+    "exp2": lambda x: np.float32(2.0 ** float(x)) if x > -126 else np.float32(0),
+    "pairs": _pairs,
+    "int32": _int32,
+    "int64": int,
+    "uint32": _low,
+    "float32": np.float32,
+    "math": types.SimpleNamespace(log=lambda x: math.log(float(x))),
+    "cuda": types.SimpleNamespace(
+        shared=types.SimpleNamespace(array=_array), atomic=types.SimpleNamespace(add=_atomic_add)
+    ),
+}
+
+
+@contextmanager
+def as_python(*modules: Any) -> Iterator[None]:
+    """Give what these modules of kernels name the meaning that it has in Python."""
+    kept = [(module, dict(vars(module))) for module in modules]
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if name in MEANINGS:
+                setattr(module, name, MEANINGS[name])
+            elif hasattr(value, "py_func"):
+                setattr(module, name, value.py_func)
+    try:
+        yield
+    finally:
+        for module, names in kept:
+            vars(module).update(names)
+
+
+def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarray]) -> None:
+    """Run a block's threads over these arrays. Raises what the first of them that fails raises."""
+    memory[:] = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+    block, errors = Block(n_thread), []
+
+    def run(thread: int) -> None:
+        local.thread, local.block, local.n_array = thread, block, 0
+        try:
+            with np.errstate(all="ignore"):
+                body()
+        except BaseException as error:
+            errors.append(error)
+            block.abort()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n_thread)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+
+
+class OnThreads:
+    """What op tests ask of a backend: see guarded.on_gpu. The modules must be `as_python`."""
+
+    def __init__(self, module: Any, n_block: int = 2) -> None:
+        self._module, self._n_block = module, n_block
+
+    def link(self, program: Any) -> Any:
+        """The Program itself."""
+        return program
+
+    def run(self, program: Any) -> None:
+        """Run its ops, a block after the other."""
+        arrays = list(program.arrays.values())
+        for call in program.calls:
+            constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
+            for launch in getattr(self._module, call.spec.op.name)(**constants):
+                for tid in range(self._n_block):
+                    fields = (tid, self._n_block, *call.values)
+                    body = types.MethodType(lambda f, k=launch.kernel: k(*f), fields)
+                    run_block(body, launch.threads, arrays)
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Nothing: it is the same memory."""
