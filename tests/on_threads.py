@@ -6,11 +6,13 @@ are made while IR is built. Blocks run one after the other, in the order that is
 """
 
 import ctypes
+import importlib
 import math
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,25 @@ def _store_u128(address: Any, value: Any) -> None:
     _at(address, ctypes.c_uint32 * 4)[:] = list(value)
 
 
+def _half(address: Any) -> np.ndarray:
+    return np.frombuffer(_at(address, ctypes.c_uint16), np.float16)
+
+
+def _store_f16(address: Any, value: Any) -> None:
+    _half(address)[0] = value
+
+
+def _or_i64(address: Any, bits: Any) -> None:
+    with local.block.lock:
+        _at(address, ctypes.c_uint64).value |= int(bits) & 0xFFFFFFFFFFFFFFFF
+
+
+def _ordered(x: Any) -> int:
+    """See intrinsic.ordered."""
+    bits = int(np.float32(x).view(np.int32))
+    return _low(-(bits & 0x7FFFFFFF) if bits < 0 else bits) ^ 0x80000000
+
+
 def _low(x: Any) -> int:
     return int(x) & 0xFFFFFFFF
 
@@ -99,10 +120,12 @@ def _count_one(address: Any) -> int:
         return found.value - 1
 
 
-def _array(n: int, _dtype: Any) -> list[Any]:
+def _array(shape: int | tuple[int, ...], _dtype: Any) -> Any:
     local.n_array += 1
-    with local.block.lock:  # what is in it is anything at first
-        return local.block.arrays.setdefault(local.n_array, [12345] * n)
+    # What is in it is anything at first.
+    made = [12345] * shape if isinstance(shape, int) else np.full(shape, 12345, object)
+    with local.block.lock:
+        return local.block.arrays.setdefault(local.n_array, made)
 
 
 def _pairs(address: Any, apart: int, n: int, otherwise: float) -> list[float]:
@@ -125,23 +148,42 @@ MEANINGS: dict[str, Any] = {
     "load_i32": _loading(ctypes.c_int32),
     "load_i64": _loading(ctypes.c_int64),
     "load_f32": _loading(ctypes.c_float, np.float32),
+    "load_f64": _loading(ctypes.c_double, float),
     "load_u128": _u128,
+    "load_f32x8": lambda address: tuple(map(np.float32, _at(address, ctypes.c_float * 8))),
+    "const_i64": _loading(ctypes.c_int64),
+    "const_f16": lambda address: np.float32(_half(address)[0]),
     "store_i32": _storing(ctypes.c_int32),
     "store_i64": _storing(ctypes.c_int64),
     "store_f32": _storing(ctypes.c_float, float),
+    "store_f16": _store_f16,
+    "store_i8": lambda address, value: setattr(_at(address, ctypes.c_uint8), "value", int(value)),
     "store_u128": _store_u128,
+    "or_i64": _or_i64,
+    "keep": lambda x: x,
+    "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
+    "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),
+    "shuffle_xor": lambda x, other: exchanged(x)[local.thread % 32 ^ int(other)],
+    "shuffle_i32": lambda x, other: exchanged(x)[int(other) % 32],
+    "ballot": lambda x: sum(1 << i for i, other in enumerate(exchanged(x)) if other),
+    "lowest_of_warp": lambda x: min(exchanged(x)),
     "quotient": lambda x, y: _low(x) // _low(y),
     "remainder": lambda x, y: _low(x) % _low(y),
+    "rounded": lambda x: int(np.rint(x)),
+    "ordered": _ordered,
     "exp2": lambda x: np.float32(2.0 ** float(x)) if x > -126 else np.float32(0),
     "pairs": _pairs,
     "int32": _int32,
     "int64": int,
     "uint32": _low,
     "float32": np.float32,
-    "math": types.SimpleNamespace(log=lambda x: math.log(float(x))),
+    "float64": float,
+    "math": math,
     "cuda": types.SimpleNamespace(
-        shared=types.SimpleNamespace(array=_array), atomic=types.SimpleNamespace(add=_atomic_add)
+        syncwarp=lambda: exchanged(0),
+        shared=types.SimpleNamespace(array=_array),
+        atomic=types.SimpleNamespace(add=_atomic_add),
     ),
 }
 
@@ -150,17 +192,30 @@ MEANINGS: dict[str, Any] = {
 def as_python(*modules: Any) -> Iterator[None]:
     """Give what these modules of kernels name the meaning that it has in Python."""
     kept = [(module, dict(vars(module))) for module in modules]
+    cells: list[tuple[Any, Any]] = []
     for module in modules:
         for name, value in list(vars(module).items()):
             if name in MEANINGS:
                 setattr(module, name, MEANINGS[name])
             elif hasattr(value, "py_func"):
-                setattr(module, name, value.py_func)
+                setattr(module, name, _plain(value, cells))
     try:
         yield
     finally:
         for module, names in kept:
             vars(module).update(names)
+        for cell, value in cells:
+            cell.cell_contents = value
+
+
+def _plain(value: Any, cells: list[tuple[Any, Any]]) -> Any:
+    """The Python of a device function, and of those that it was made with."""
+    for cell in value.py_func.__closure__ or ():
+        made_with = cell.cell_contents
+        if hasattr(made_with, "py_func"):
+            cells.append((cell, made_with))
+            cell.cell_contents = _plain(made_with, cells)
+    return value.py_func
 
 
 def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarray]) -> None:
@@ -187,10 +242,10 @@ def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarra
 
 
 class OnThreads:
-    """What op tests ask of a backend: see guarded.on_gpu. The modules must be `as_python`."""
+    """What op tests ask of a backend: see guarded.on_gpu. The ops' files must be `as_python`."""
 
-    def __init__(self, module: Any, n_block: int = 2) -> None:
-        self._module, self._n_block = module, n_block
+    def __init__(self, n_block: int = 2) -> None:
+        self._n_block = n_block
 
     def link(self, program: Any) -> Any:
         """The Program itself."""
@@ -200,11 +255,11 @@ class OnThreads:
         """Run its ops, a block after the other."""
         arrays = list(program.arrays.values())
         for call in program.calls:
+            module = importlib.import_module(f"tamis.jit_kernels.cuda.{call.spec.op.file}")
             constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
-            for launch in getattr(self._module, call.spec.op.name)(**constants):
+            for launch in getattr(module, call.spec.op.name)(**constants):
                 for tid in range(self._n_block):
-                    fields = (tid, self._n_block, *call.values)
-                    body = types.MethodType(lambda f, k=launch.kernel: k(*f), fields)
+                    body = partial(launch.kernel, tid, self._n_block, *call.values)
                     run_block(body, launch.threads, arrays)
 
     def fetch(self, *arrays: np.ndarray) -> None:

@@ -4,41 +4,96 @@ import importlib
 
 import numpy as np
 import pytest
+import test_kernels_cpe
+import test_kernels_delta
+import test_kernels_elementwise
+import test_kernels_freeze
+import test_kernels_hip
 import test_kernels_kv_frames
+import test_kernels_lfps
+import test_kernels_logits
+import test_kernels_moe
+import test_kernels_quest
+import test_kernels_select
+import test_kernels_tactic
 from guarded import on_gpu
 from on_threads import OnThreads, as_python, local, run_block
+from test_kernels_cuda import cases
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-attend_ends = importlib.import_module("tamis.jit_kernels.cuda.attend_ends")
-kv_frames = importlib.import_module("tamis.jit_kernels.cuda.kv_frames")
+FILES = (
+    "activation", "attend_ends", "best", "freeze", "grid", "kv_frames", "kv_rows", "logits", "moe",
+    "norm", "rope", "score", "select", "select_cpe", "select_delta", "select_hip", "select_lfps",
+    "select_quest", "select_tactic",
+)  # fmt: skip
+MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
+attend_ends = MODULES[FILES.index("attend_ends")]
+# Op tests of kernels that Python has words for.
+TESTS = {
+    test_kernels_cpe: (
+        "a_layer_sees_sinks_and_its_part_of_the_past", "sets_are_packed_one_after_the_other",
+        "the_most_recent_like_query_of_the_block_shares_its_set",
+    ),
+    test_kernels_delta: ("rows_of_a_chunk", "rows_get_the_difference_of_the_last_exact_row"),
+    test_kernels_elementwise: ("gate", "gate_of_large_inputs_saturates", "rms_norm", "rope_table"),
+    test_kernels_freeze: (
+        "rows_are_copied_and_others_stay",
+    ),
+    test_kernels_hip: (
+        "a_mask_serves_the_rows_of_its_queries", "the_selection_joins_sinks_mask_and_window",
+    ),
+    test_kernels_kv_frames: (
+        "pages_that_are_written_to_have_their_frames", "the_home_gets_what_was_written",
+        "the_pages_of_a_selection_are_wanted", "what_an_op_reads_is_found_from_its_fields",
+        "what_is_missing_comes_to_its_frames",
+    ),
+    test_kernels_lfps: ("the_last_queries_are_kept",),
+    test_kernels_logits: ("each_part_has_its_best", "the_best_of_all_parts"),
+    test_kernels_moe: (
+        "equal_experts_are_taken_from_the_lowest", "moe_sum_adds_to_y", "routing",
+        "routing_of_large_logits_does_not_overflow",
+    ),
+    test_kernels_quest: ("bounds_are_those_of_the_pages_from_the_first_unfilled_position",),
+    test_kernels_select: (
+        "minus_zero_ties_with_zero", "scores_of_every_size_are_ordered",
+        "sets_become_a_selection", "sets_of_a_kv_heads_rows_are_united",
+        "the_best_of_the_middle_are_kept", "the_last_block_is_the_one_that_holds_pos",
+        "ties_go_to_the_lower_position", "top_k_is_a_sort", "window",
+    ),
+    test_kernels_tactic: (
+        "centroids_become_the_means_of_their_members",
+        "marked_are_the_positions_of_any_head_of_the_row",
+        "seeds_are_keys_of_different_positions",
+        "the_selection_joins_marks_and_what_lies_outside_of_clusters",
+    ),
+}  # fmt: skip
+
+
+def some(test):
+    """Two of a test's cases, small ones: the second and the third."""
+    found = list(cases(test))
+    return found[1:3] or found
+
 
 CASES = [
-    ("test_pages_that_are_written_to_have_their_frames", {"seed": 1, "pos": 70, "n_tok": 1}),
-    ("test_pages_that_are_written_to_have_their_frames", {"seed": 2, "pos": 257, "n_tok": 64}),
-    ("test_the_home_gets_what_was_written", {"pos": 70, "n_tok": 1}),
-    ("test_the_home_gets_what_was_written", {"pos": 300, "n_tok": 129}),
-    *(
-        ("test_the_pages_of_a_selection_are_wanted",
-         {"n_tok": 37, "pos": 500, "q_block": 16, "stride": 1, "window": window, "block": block})
-        for window, block in ((0, 96), (150, 16))
-    ),
-    *(
-        ("test_frames_are_taken_that_are_needed_last",
-         {"n_page": 40, "n_cache": n_cache, "share": share})
-        for n_cache, share in ((48, 1), (112, 0.6))
-    ),
-    *(
-        ("test_what_an_op_reads_is_found_from_its_fields", {"case": case, "n_tok": 1, "pos": 1215})
-        for case in (1, 3, 6, 8, 9)  # one of each reader
-    ),
-    ("test_what_is_missing_comes_to_its_frames", {"n": 5}),
-]  # fmt: skip
+    (test, values)
+    for module, names in TESTS.items()
+    for test in (getattr(module, f"test_{name}") for name in names)
+    for values in some(test)
+]
+CASES += [
+    (
+        test_kernels_kv_frames.test_frames_are_taken_that_are_needed_last,
+        {"n_page": 40, "n_cache": 48, "share": 1},
+    )
+]
 
 
-@pytest.mark.parametrize(("name", "values"), CASES, ids=str)
-def test_frames_are_what_their_oracle_says(name, values):
-    test = getattr(test_kernels_kv_frames, name)
-    with as_python(kv_frames), on_gpu(OnThreads(kv_frames)):
+@pytest.mark.parametrize(
+    ("test", "values"), CASES, ids=[f"{test.__name__}-{values}" for test, values in CASES]
+)
+def test_a_kernel_is_what_its_oracle_says(test, values):
+    with as_python(*MODULES), on_gpu(OnThreads()):
         test.__wrapped__(**values)
 
 
