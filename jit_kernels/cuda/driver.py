@@ -146,7 +146,7 @@ class Device:
         """Undo `map`, once nothing runs that may still touch the memory."""
         self.use()
         self.wait()
-        self._call("cuMemHostUnregister", host)
+        self.unpin(host)
 
     def copy(self, to: int, address: int, n_bytes: int) -> None:
         """Copy within device memory."""

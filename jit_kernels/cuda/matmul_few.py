@@ -111,14 +111,6 @@ def before_of(y, bias, add, r):
 
 
 @device
-def put(y, bias, add, value):
-    """Write value + bias (0: none) over, or onto, what is at y."""
-    if bias != 0:
-        value += load_f32(bias)
-    store_f32(y, value + load_f32(y) if add else value)
-
-
-@device
 def rows_of(tid, n_thread, n_out):
     """The first and last of a block's rows of weights."""
     return quotient(n_out * tid, n_thread), quotient(n_out * (tid + 1), n_thread)

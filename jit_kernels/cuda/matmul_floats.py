@@ -35,9 +35,10 @@ from tamis.jit_kernels.cuda.intrinsic import (
     load_i64,
     op,
     quotient,
+    store_f32,
     uint32,
 )
-from tamis.jit_kernels.cuda.matmul_few import four_sums, put, rows_of
+from tamis.jit_kernels.cuda.matmul_few import before_of, four_sums, rows_of
 from tamis.jit_kernels.cuda.ptx import STREAM_IF, emit
 from tamis.jit_kernels.cuda.scratch import FEW_ROWS
 from tamis.jit_kernels.ops import STEP
@@ -202,7 +203,7 @@ def few_floats(type: str) -> Launch:
                     value = one_product(w + size * r, packed + 4 * n_in * t, n_in)
                     if lane() == 0:
                         to = y + 4 * (y_stride * t + r)
-                        put(to, bias + 4 * r if bias != 0 else 0, add, value)
+                        store_f32(to, value + before_of(to, bias, add, r))
             return
         n_chunk = (n_in + chunk - 1) // chunk
         for row in range(first, last, MOST):
@@ -213,8 +214,8 @@ def few_floats(type: str) -> Launch:
             for i in range(thread(), n_row * n_tok, THREADS):
                 t = quotient(i, n_row)
                 r = i - n_row * t
-                c, value = row + r, joined(sums, r, t, n_item, n_chunk)
-                put(y + 4 * (y_stride * t + c), bias + 4 * c if bias != 0 else 0, add, value)
+                to, value = y + 4 * (y_stride * t + row + r), joined(sums, r, t, n_item, n_chunk)
+                store_f32(to, value + before_of(to, bias, add, row + r))
             sync_block()  # before the next sums overwrite what is read here
 
     return Launch(kernel, blocks=2, rows="few")

@@ -60,8 +60,8 @@ class Plan:
     type_k: str
     type_v: str
     n_bytes: int  # of keys and values at n_ctx
-    kv_ram: int | None  # bytes of these that are in memory, None: all of them
-    kv_vram: int | None  # and in a GPU's, the rest in RAM
+    kv_ram: int | None = None  # bytes of these that are in memory, None: all of them
+    kv_vram: int | None = None  # and in a GPU's, the rest in RAM
 
     @property
     def whole(self) -> bool:
@@ -88,8 +88,8 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
 
     The whole document, where the context that was asked for or trained and the memory allow it:
     with f16 keys and values, else with q8_0, else with f16 in a file, or of a GPU's in RAM;
-    otherwise in parts.
-    Raises ContextError where the context has no room for parts and the answers about them.
+    otherwise in parts. Raises ContextError where the context has no room for parts and the answers
+    about them.
     """
     n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
     n_around = n_frame + n_answer + SLACK
@@ -151,7 +151,7 @@ def _part(
         name, asked, room = "kv_ram", settings.kv_ram, shutil.disk_usage(settings.kv_dir).free
     else:
         return None
-    most = free if asked is None else min(free, asked)
+    most = free if asked is None else asked
     fits = n_kv <= room * MEMORY_SHARE / settings.n_session
     return {name: most} if fits and most >= n_kv // LEAST_IN_MEMORY else None
 
@@ -173,7 +173,7 @@ def _plan(
     types: tuple[str, str],
     part: dict[str, int] | None = None,
 ) -> Plan:
-    n_room, part = n_ctx - n_around, part or {}
+    n_room = n_ctx - n_around
     prefill = settings.prefill
     if prefill == "auto":
         prefill = LONG_PREFILL if min(n_text, n_room) > LONG else "dense"
@@ -186,6 +186,5 @@ def _plan(
         type_k=types[0],
         type_v=types[1],
         n_bytes=engine.memory_plan(n_ctx, N_UBATCH, *types).kv,
-        kv_ram=part.get("kv_ram"),
-        kv_vram=part.get("kv_vram"),
+        **(part or {}),
     )
