@@ -8,13 +8,14 @@ of activations, keys and values are never touched, so they take address space on
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from tamis.jit_kernels.cuda.driver import Buffer, Device, Event, Graph
 from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, expert_scratch, matmul_scratch
-from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL
+from tamis.jit_kernels.fusion import Step, candidates, fused
+from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
 from tamis.jit_kernels.types import KV_TYPES
@@ -76,7 +77,8 @@ class CudaProgram:
         self.program = program
         self._mirrors = {at: backend.mirror(array) for at, array in program.arrays.items()}
         self._scratch = backend.scratch(max(map(self._scratch_bytes, program.calls), default=0))
-        self._fields = [self._device_fields(call) for call in program.calls]
+        self._steps = [self._step_of(call) for call in program.calls]
+        self._others = dict(self._halves())  # of packed rows: see fused
         steps = (
             value
             for call in program.calls
@@ -98,13 +100,22 @@ class CudaProgram:
     def launches(self, backend: "CudaBackend") -> list[Graph]:
         """Each launch of a replay as a graph of its own, for measurements."""
         found = []
-        for call, fields in zip(self.program.calls, self._fields, strict=True):
-            for function in backend.library.functions(call.spec):
+        for step in self._launched(backend, 0, len(self)):
+            for function in backend.library.functions(step.spec):
                 if function.rows in ("any", self.rows):
                     with backend.device.capture() as captured:
-                        backend.device.launch(function, fields)
+                        backend.device.launch(function, tuple(step.fields.values()))
                     found += captured
         return found
+
+    def _launched(self, backend: "CudaBackend", first: int, last: int) -> list[Step]:
+        """Ops first .. last as they are launched: of few rows, several at a time."""
+        steps = self._steps[first:last]
+        if self.rows == "many" or backend.timed or not backend.device.target.overlaps:
+            return steps
+        steps = fused(steps, self._others.__getitem__, backend.n_thread)
+        backend.library.load({step.spec for step in steps})
+        return steps
 
     def start(self, backend: "CudaBackend", first: int, last: int) -> None:
         """Start the launches of ops first .. last, for as many rows as the step record says.
@@ -124,20 +135,21 @@ class CudaProgram:
     def _captured(self, backend: "CudaBackend", first: int, last: int) -> tuple[Graph, _Marks]:
         """The launches, with marks wherever the part of the pass changes if they are timed."""
         device, beside, calls = backend.device, False, self.program.calls
+        steps = self._launched(backend, first, last)
         # Products of many rows share their scratch: each waits for the one before.
         together = device.target.overlaps and self.rows == "few"
         marks: _Marks = []
         with device.capture() as captured:
-            for i in range(first, last):
+            for i, step in enumerate(steps, first):  # timed ones are those of the calls
                 marked = backend.timed and (i == first or calls[i].part != calls[i - 1].part)
                 if marked:
                     marks.append((i, device.mark()))
-                others = together and not calls[i].sync
+                others = together and not step.sync
                 share = SHARE if beside or others else 1
-                for function in backend.library.functions(calls[i].spec):
+                for function in backend.library.functions(step.spec):
                     if function.rows in ("any", self.rows):
                         device.launch(
-                            function, self._fields[i], beside=beside, share=share,
+                            function, tuple(step.fields.values()), beside=beside, share=share,
                             overlaps=not marked,
                         )  # fmt: skip
                         marked = False
@@ -172,17 +184,26 @@ class CudaProgram:
             return expert_scratch(n_row, field["n_in"], n_slot)
         return 0
 
-    def _device_fields(self, call: Call) -> list[int | float]:
-        fields: list[int | float] = []
+    def _step_of(self, call: Call) -> Step:
+        fields: dict[str, int | float] = {}
         for name, value in zip(call.spec.op.fields, call.values, strict=True):
             if name.endswith("_f"):
-                fields.append(float(value))
+                fields[name] = float(value)
             elif name == "scratch":
-                fields.append(self._scratch.address + TURNS)
+                fields[name] = self._scratch.address + TURNS
             else:
                 mirror = self._mirrors.get(int(value))
-                fields.append(int(value) if mirror is None else mirror.at(int(value)))
-        return fields
+                fields[name] = int(value) if mirror is None else mirror.at(int(value))
+        return Step(call.spec, fields, call.sync)
+
+    def _halves(self) -> Iterator[tuple[int, int]]:
+        """The halves of arrays that rows are packed to, by each other's address."""
+        for call, step in zip(self.program.calls, self._steps, strict=True):
+            if call.spec.op is PACK_ROWS:
+                host = call.values[call.spec.op.fields.index("packed")]
+                first = int(step.fields["packed"])
+                other = first + self.program.arrays[int(host)].nbytes // 2 // ALIGNMENT * ALIGNMENT
+                yield from ((first, other), (other, first))
 
 
 class CudaBackend:
@@ -214,7 +235,10 @@ class CudaBackend:
         """Load (or compile) kernels ahead of `link`. Raises CompileError."""
         with self._lock:
             self.device.use()
-            self.library.load([*rows, *own], progress)
+            specs = {*rows, *own}
+            if self.device.target.overlaps:
+                specs |= candidates(specs)
+            self.library.load(specs, progress)
 
     def link(self, program: Program) -> CudaProgram:
         """Copy a recorded Program's arrays, loading the kernels that are not loaded yet.

@@ -130,6 +130,24 @@ PACK_ROWS = _op("pack", "pack_rows", "form source", "step x other packed n scrat
 # of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
 # elements; scratch: n_thread * matmul_scratch(n_in) bytes.
 MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stride add scratch")
+
+# What a GPU runs in one launch instead of several of the ops above, for few rows (fusion.py): no
+# Program names them, and no CPU has kernels of them. packed: rows as PACK_ROWS left them (normed
+# 0), or as one of these did for a norm (normed 1): then products are divided by the root of the
+# mean square, which it left there too, and eps. A matrix has a multiple of 16 rows; w2, w3: more
+# matrices, of n2 and n3 rows.
+_X = "step packed normed eps_f n_in"
+# y, y2, y3 (+)= rows of w @ x, of w2 @ x and of w3 @ x; n2 and n3 may be 0.
+PRODUCTS = _op("products", "products", "type", f"{_X} w w2 w3 bias bias2 bias3 y y2 y3 n n2 n3 add")
+# y (+)= rows of w @ x, and `to` is y packed for its norm, whose weights these are.
+PRODUCT_NORM = _op("products", "product_norm", "type", f"{_X} w bias y n add weight to")
+# `to` is activation(w @ x) * (w2 @ x), packed.
+PRODUCT_GATE = _op("products", "product_gate", "type activation", f"{_X} w w2 n to")
+# Queries (n of them), keys and values (n2 of each) as ROPE_APPEND leaves them; pages are float16.
+PRODUCT_KEEP = _op(
+    "products", "product_keep", "type neox",
+    f"{_X} w w2 w3 bias bias2 bias3 q n n2 cos sin n_half k_pages v_pages k_table v_table",
+)  # fmt: skip
 # The rows of w as strips of STRIP rows, for the MATMUL of such a type (STRIP_TYPES): see
 # cpu/strips.py. n_in is a multiple of 64, n_out of STRIP.
 ARRANGE = _op("arrange", "arrange", "type", "w strips n_in n_out")

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tamis.jit_kernels.cuda.readers import Readers
+
 local = threading.local()
 memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
 
@@ -29,11 +31,33 @@ class Block:
         self.warps = [(threading.Barrier(32), [0] * 32) for _ in range(n_thread // 32)]
         self.arrays: dict[int, list[Any]] = {}
         self.shared: dict[int, float] = {}
+        self.bytes = np.full(1 << 18, 0xA5, np.uint8)  # shared memory that is read by its addresses
+        self.some: dict[int, threading.Barrier] = {}  # of so many threads
+        self.arrivals: dict[int, Arrivals] = {}  # by address
+        self.changed = threading.Condition(self.lock)
 
     def abort(self) -> None:
         """Let no thread wait for one that has failed."""
-        for barrier in (self.barrier, *(barrier for barrier, _ in self.warps)):
+        with self.lock:
+            barriers = list(self.some.values())
+        for barrier in (self.barrier, *barriers, *(barrier for barrier, _ in self.warps)):
             barrier.abort()
+
+
+class Arrivals:
+    """A barrier in shared memory: a phase ends with so many arrivals and no bytes to come."""
+
+    def __init__(self, n: int) -> None:
+        self.n = self.missing = n
+        self.n_byte, self.phase = 0, 0
+
+    def come(self, n: int, n_byte: int) -> None:
+        """N arrivals, and bytes that are expected or, below 0, there."""
+        self.missing -= n
+        self.n_byte += n_byte
+        assert self.missing >= 0
+        if self.missing == self.n_byte == 0:
+            self.missing, self.phase = self.n, self.phase ^ 1
 
 
 def exchanged(value: Any) -> list[Any]:
@@ -102,6 +126,103 @@ def _int32(x: Any = 0) -> int:
     return ctypes.c_int32(_low(x)).value
 
 
+def _barrier_init(address: int, n: int) -> None:
+    with local.block.lock:
+        assert address % 8 == 0
+        local.block.arrivals[int(address)] = Arrivals(int(n))
+
+
+def _come(address: int, n: int, n_byte: int) -> None:
+    with local.block.changed:
+        local.block.arrivals[int(address)].come(n, int(n_byte))
+        local.block.changed.notify_all()
+
+
+def _barrier_ended(address: int, phase: int) -> int:
+    """Whether the phase has ended: as on a GPU it waits a while."""
+    with local.block.changed:
+        found = local.block.arrivals[int(address)]
+        if found.phase == phase:
+            local.block.changed.wait(0.5)
+        if local.block.barrier.broken:
+            raise threading.BrokenBarrierError
+        return int(found.phase != phase)
+
+
+def _copy_bulk(to: int, at: int, n: int, barrier: int) -> None:
+    assert to % 16 == at % 16 == n % 16 == 0 < n
+    there = np.frombuffer(_at(at, ctypes.c_uint8 * int(n)), np.uint8)
+    local.block.bytes[int(to) : int(to) + int(n)] = there
+    _come(barrier, 0, -n)
+
+
+def _sync_threads(n: int) -> None:
+    with local.block.lock:
+        barrier = local.block.some.setdefault(int(n), threading.Barrier(int(n)))
+    barrier.wait()
+
+
+def _shared_as(kind: str, n: int = 1) -> Callable[[Any], Any]:
+    size = np.dtype(kind).itemsize
+
+    def load(address: Any) -> Any:
+        at = int(address)
+        assert at % size == 0
+        found = local.block.bytes[at : at + n * size].view(kind)
+        return found[0] if n == 1 else tuple(found.tolist())
+
+    return load
+
+
+def _shared_words(n: int, multiple: int) -> Callable[[Any], Any]:
+    """N words at a multiple of bytes."""
+
+    def load(address: Any) -> Any:
+        at = int(address)
+        assert at % multiple == 0
+        return tuple(local.block.bytes[at : at + 4 * n].copy().view(np.uint32).tolist())
+
+    return load
+
+
+def _shared_block(address: Any) -> Any:
+    first, words = _shared_as("u2"), _shared_words(8, 2)
+    return (int(first(address)), *words(int(address) + 2))
+
+
+SHARED = Readers(
+    const_f16=lambda address: np.float32(_shared_as("f2")(address)),
+    const_i8=lambda address: np.float32(_shared_as("i1")(address)),
+    const_u8=lambda address: int(_shared_as("u1")(address)),
+    const_u16=lambda address: int(_shared_as("u2")(address)),
+    const_u128=_shared_words(4, 16),
+    words=_shared_words(4, 4),
+    words_even=_shared_words(4, 2),
+    words_any=_shared_words(4, 1),
+    block_of_34=_shared_block,
+)
+
+
+def _dot(signed: bool) -> Callable[[Any, Any, Any], int]:
+    def dot(one: Any, other: Any, total: Any) -> int:
+        bytes_ = (np.array([_low(x)], np.uint32).view(np.uint8) for x in (one, other))
+        a, b = (x.view(np.int8).astype(int) for x in bytes_)
+        return _int32(((a if signed else a % 256) * b).sum() + int(total))
+
+    return dot
+
+
+def _bytes_of_two(one: Any, other: Any, chosen: Any) -> int:
+    both = _low(one) | _low(other) << 32
+    places = [_low(chosen) >> 4 * i & 7 for i in range(4)]
+    return sum((both >> 8 * place & 255) << 8 * i for i, place in enumerate(places))
+
+
+def _bits_to_bytes(w: Any) -> tuple[int, ...]:
+    bits = [int(w) >> i & 1 for i in range(16)]
+    return tuple(sum(bits[4 * i + j] << 8 * j for j in range(4)) for i in range(4))
+
+
 def _equal_lanes(x: Any) -> int:
     return sum(1 << i for i, other in enumerate(exchanged(x)) if other == x)
 
@@ -150,7 +271,10 @@ MEANINGS: dict[str, Any] = {
     "load_f32": _loading(ctypes.c_float, np.float32),
     "load_f64": _loading(ctypes.c_double, float),
     "load_u128": _u128,
+    "load_f32x8": lambda address: tuple(map(np.float32, _at(address, ctypes.c_float * 8))),
     "const_i64": _loading(ctypes.c_int64),
+    "const_f32": _loading(ctypes.c_float, np.float32),
+    "const_u128": _u128,
     "const_f16": lambda address: np.float32(_half(address)[0]),
     "store_i32": _storing(ctypes.c_int32),
     "store_i64": _storing(ctypes.c_int64),
@@ -159,6 +283,28 @@ MEANINGS: dict[str, Any] = {
     "store_i8": lambda address, value: setattr(_at(address, ctypes.c_uint8), "value", int(value)),
     "store_u128": _store_u128,
     "or_i64": _or_i64,
+    "SHARED": SHARED,
+    "sync_warp": lambda: exchanged(0),
+    "sync_threads": _sync_threads,
+    "barrier_init": _barrier_init,
+    "barrier_shown": lambda: None,
+    "barrier_expect": lambda address, n_byte: _come(address, 1, n_byte),
+    "barrier_arrive": lambda address: _come(address, 1, 0),
+    "barrier_ended": _barrier_ended,
+    "copy_bulk": _copy_bulk,
+    "dot_s8": _dot(True),
+    "dot_u8": _dot(False),
+    "bytes_of_two": _bytes_of_two,
+    "field": lambda w, shift, mask: _low(w) >> int(shift) & mask,
+    "fields": lambda w, shift, mask: tuple(_low(x) >> int(shift) & mask for x in w),
+    "join": lambda w, other, shift: _low(_low(w) | _low(other) << int(shift)),
+    "joined": lambda w, other, shift: tuple(
+        _low(x | y << int(shift)) for x, y in zip(w, other, strict=True)
+    ),
+    "bits_to_bytes": _bits_to_bytes,
+    "half_f32": lambda w: np.float32(np.array([_low(w) & 0xFFFF], np.uint16).view(np.float16)[0]),
+    "bits_f32": lambda w: np.array([_low(w)], np.uint32).view(np.float32)[0],
+    "rounded": lambda x: int(np.rint(x)),
     "keep": lambda x: x,
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
@@ -197,6 +343,8 @@ def as_python(*modules: Any) -> Iterator[None]:
                 setattr(module, name, MEANINGS[name])
             elif hasattr(value, "py_func"):
                 setattr(module, name, _plain(value, cells))
+            elif isinstance(value, dict) and any(hasattr(x, "py_func") for x in value.values()):
+                setattr(module, name, {k: _plain(x, cells) for k, x in value.items()})
     try:
         yield
     finally:
@@ -239,6 +387,12 @@ def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarra
         raise error
 
 
+def _both(launch: Any, *fields: Any) -> None:
+    if launch.start is not None:
+        launch.start(*fields)
+    launch.kernel(*fields)
+
+
 class OnThreads:
     """What op tests ask of a backend: see guarded.on_gpu. The ops' files must be `as_python`."""
 
@@ -257,7 +411,7 @@ class OnThreads:
             constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
             for launch in getattr(module, call.spec.op.name)(**constants):
                 for tid in range(self._n_block):
-                    body = partial(launch.kernel, tid, self._n_block, *call.values)
+                    body = partial(_both, launch, tid, self._n_block, *call.values)
                     run_block(body, launch.threads, arrays)
 
     def fetch(self, *arrays: np.ndarray) -> None:

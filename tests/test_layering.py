@@ -35,6 +35,7 @@ LAYERS = {
     "tamis.jit_kernels.cuda.*": 3,
     "tamis.jit_kernels.cuda_backend": 3,
     "tamis.jit_kernels.elf": 3,
+    "tamis.jit_kernels.fusion": 3,
     "tamis.jit_kernels.library": 3,
     "tamis.jit_kernels.ptx_library": 3,
     "tamis.jit_kernels.split_backend": 3,

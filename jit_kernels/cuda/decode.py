@@ -104,8 +104,7 @@ def quants_q3_k(p, i):
     return joined(q, fields(words_even(b + side), part >> 1, ONES), 2), dl, float32(-4) * dl
 
 
-@device
-def scale_and_minimum(p, i):
+def _scale_and_minimum(p, i):
     """6-bit scale and minimum i of the 12 bytes that Q4_K and Q5_K share."""
     j, late = i & 3, i >> 2  # without a branch, so that loads of several blocks go together
     one, two, three = const_u8(p + j), const_u8(p + 4 + j), const_u8(p + 8 + j)
@@ -115,6 +114,9 @@ def scale_and_minimum(p, i):
         float32(scale if late else field(one, 0, 63)),
         float32(minimum if late else field(two, 0, 63)),
     )
+
+
+scale_and_minimum = device(_scale_and_minimum)
 
 
 @device
@@ -341,9 +343,7 @@ def halves_of(type: str) -> Any:
 def _of_shared(function: Any) -> FunctionType:
     """The same function with the readers of shared memory under the names of device memory's."""
     own: dict[str, Any] = readers.SHARED._asdict()
-    own["scale_and_minimum"] = device(
-        FunctionType(scale_and_minimum.py_func.__code__, globals() | own)
-    )
+    own["scale_and_minimum"] = device(FunctionType(_scale_and_minimum.__code__, globals() | own))
     return FunctionType(function.__code__, globals() | own, function.__name__)
 
 

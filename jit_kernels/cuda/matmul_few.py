@@ -47,11 +47,11 @@ from tamis.jit_kernels.cuda.ptx import (
     sync_warp,
 )
 from tamis.jit_kernels.cuda.readers import const_u128
-from tamis.jit_kernels.cuda.scratch import FEW_ROW
+from tamis.jit_kernels.cuda.scratch import CHUNK, FEW_ROW
 from tamis.jit_kernels.cuda.target import current
 
-AT_ONCE = 4  # rows of weights that a warp multiplies at a time: they share what is read of x
-CHUNK = 32 * WARP  # elements of each of them
+AT_ONCE = 4  # rows of weights that a warp multiplies at a time, CHUNK elements of each: they
+# share what is read of x
 ROOM = 72 << 10  # bytes for weights on their way to a block
 MOST = THREADS  # rows whose sums lie in shared memory
 
@@ -67,7 +67,7 @@ def x_unit(high, scale, n):
     return const_u128(high), const_u128(low), const_f32(scale), const_f32(total)
 
 
-def _multiplying(type: str) -> Any:
+def multiplying(type: str) -> Any:
     """The function (weights of two units, units x and y) -> the product of 32 elements."""
     dot = dot_s8 if is_signed(type) else dot_u8
 
@@ -267,7 +267,7 @@ def joined(sums, r, n_row, n_chunk):
 
 def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
     """The functions x_at and x_of, what a lane multiplies with an item, and multiply."""
-    product, halves, (part, pieces, stages) = _multiplying(type), halves_of(type), ring
+    product, halves, (part, pieces, stages) = multiplying(type), halves_of(type), ring
     item_bytes, in_pieces = ring.item, GGMLType[type].type_size % 16 == 0  # all rows begin alike
 
     @device

@@ -80,7 +80,7 @@ def _packing() -> Launch:
         for i in range(tid * THREADS + thread(), n_row * n_in, n_thread * THREADS):
             r = quotient(i, n_in)
             to = scratch + FEW_ROW.size * n_in // 4 * r
-            put_15_bits(to, n_in, i - n_in * r, load_f32(x + 4 * i))
+            put_15_bits(to, n_in, i - n_in * r, load_f32(x + 4 * i), True)
 
     return Launch(kernel, blocks=2, rows="few")
 

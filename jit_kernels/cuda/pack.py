@@ -57,14 +57,14 @@ def squares_of(x):
 
 
 @device
-def put_float(packed, n, i, value):
+def put_float(packed, n, i, value, live):
     """Write element i of a row of n as it is."""
     store_f32(packed + 4 * i, value)
 
 
 @device
-def put_15_bits(packed, n, i, value):
-    """Write element i of a row of n as 15 bits; all lanes of a warp have neighbours."""
+def put_15_bits(packed, n, i, value, live):
+    """Write element i of a row of n as 15 bits, where it is live; all lanes have neighbours."""
     top = max(value, -value)
     total = value
     for lanes in range(4):  # sixteen neighbours share a scale
@@ -72,9 +72,10 @@ def put_15_bits(packed, n, i, value):
         total += shuffle_xor(total, 8 >> lanes)
     whole = rounded(value * (float32(127 * 128) / top)) if top > float32(1e-30) else int32(0)
     high = (whole + 64) >> 7
-    store_i8(packed + i, high)
-    store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
-    if i % 16 == 0:
+    if live:
+        store_i8(packed + i, high)
+        store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
+    if live and i % 16 == 0:
         scale = top * float32(1 / (127 * 128))
         store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
         store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
@@ -125,7 +126,7 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                 scale = scale_of(row, n, eps_f)
                 # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
                 while i < n:
-                    put(packed + n_quarter * n // 4 * t, n, i, value(left, gate, scale))
+                    put(packed + n_quarter * n // 4 * t, n, i, value(left, gate, scale), True)
                     i += n_thread * THREADS
                     left, gate = pair(row, right, min(i, n - 1))
             t += turn

@@ -273,6 +273,10 @@ sync_warpgroup = _ptx(
     "{ .reg .u32 id; add.u32 id, $0, 1; bar.sync id, 128; }", void, uint32, volatile=True
 )("Wait for all threads of warpgroup $0 (9.7.12.1).")
 
+sync_threads = _ptx("bar.sync 1, $0;", void, uint32, volatile=True)(
+    "Wait for $0 threads of the block, a multiple of 32: all that come here (9.7.12.1)."
+)
+
 # ---- other lanes ---------------------------------------------------------------------------------
 SHUFFLE_XOR = Text(
     "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", float32, (float32, uint32), volatile=True

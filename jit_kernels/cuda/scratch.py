@@ -7,6 +7,9 @@ from typing import NamedTuple
 FEW_ROWS = 4
 TURNS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
+CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time
+WORKERS = 8  # warps of a block that multiply, of launches that have more than one op of a Program
+ROOM = 32 * WORKERS  # rows whose products such a block has at a time
 TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
 
 
@@ -30,13 +33,15 @@ class _FewRows(NamedTuple):
     """Where the parts of a row of n elements begin that PACK_ROWS makes for quantised weights.
 
     In bytes, as multiples of n / 4. An element is 128 * high + low, both signed bytes, times the
-    scale of the 16 that it is one of; their sum is there too, float32.
+    scale of the 16 that it is one of; their sum is there too, float32. Where products were packed
+    for a norm, the sum of the squares of the 16 before they were multiplied by its weights, too.
     """
 
     low: int
     scale: int
     sum: int
+    squares: int
     size: int
 
 
-FEW_ROW = _FewRows(4, 8, 9, 10)
+FEW_ROW = _FewRows(4, 8, 9, 10, 12)

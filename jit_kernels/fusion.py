@@ -1,0 +1,227 @@
+"""Which neighbouring ops of few rows a GPU runs in one launch.
+
+A launch waits for the last block of the one before it, finds out where its rows are, and has no
+weights on their way meanwhile: 2 to 3 us, however little it does. A Program says what is computed,
+so that nothing changes for those who record it. What is launched are ops of the contract that no
+Program names, on GPUs that copy in bulk (sm_90).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.cuda.scratch import CHUNK, ROOM, WORKERS
+from tamis.jit_kernels.ops import (
+    MATMUL,
+    PACK_ROWS,
+    PRODUCT_GATE,
+    PRODUCT_KEEP,
+    PRODUCT_NORM,
+    PRODUCTS,
+    ROPE_APPEND,
+    Op,
+    packed_form,
+)
+from tamis.jit_kernels.program import KernelSpec
+
+
+class Step(NamedTuple):
+    """One op of a replay: its kernels, what its fields are, whether what follows waits for it."""
+
+    spec: KernelSpec
+    fields: dict[str, Any]
+    sync: bool
+
+
+class _Rows(NamedTuple):
+    """Where a packed row is, and what is still to be done to products with it."""
+
+    packed: int
+    normed: int
+    eps_f: float
+
+
+def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
+    """The kernels that `fused` may ask for in Programs of these."""
+    specs, found = list(specs), set()
+    gates = {s.constants[1] for s in specs if s.op is PACK_ROWS} & {"silu", "gelu"}
+    turns = {s.constants[1] for s in specs if s.op is ROPE_APPEND and _keeps_f16(s)}
+    for spec in specs:
+        if spec.op is MATMUL and packed_form(str(spec.constants[0])) == "quantised":
+            found |= {
+                KernelSpec(PRODUCTS, spec.constants),
+                KernelSpec(PRODUCT_NORM, spec.constants),
+            }
+            found |= {KernelSpec(PRODUCT_GATE, (*spec.constants, gate)) for gate in gates}
+            found |= {KernelSpec(PRODUCT_KEEP, (*spec.constants, turn)) for turn in turns}
+    return found
+
+
+def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> list[Step]:
+    """The ops of a replay of few rows, with fewer launches.
+
+    other: address of a packed row -> that of room for another one, of which it is the other;
+    n_block: of a launch.
+    """
+    found: list[Step] = []
+    made: _Rows | None = None  # what the PACK_ROWS that comes next would have made
+    shared = {value for step in steps if step.spec.op not in (MATMUL, PACK_ROWS, ROPE_APPEND)
+              for value in step.fields.values()}  # fmt: skip
+    i = 0
+    while i < len(steps):
+        products = _products(steps, i, n_block)
+        if not products:
+            found.append(steps[i])
+            i += 1
+            continue
+        rows = made
+        if rows is None:
+            found.append(steps[i])
+            rows = _Rows(steps[i].fields["packed"], 0, 0.0)
+        i, made = i + 1 + len(products), None
+        following = steps[i] if i < len(steps) else None
+        kept = following and _kept(rows, products, following, shared)
+        if kept:
+            found.append(kept)
+            i += 1
+        elif following and _products(steps, i, n_block):
+            made = _Rows(other(rows.packed), 0, 0.0)
+            to = _normed(rows, products, following, made.packed)
+            if to is not None:
+                made = made._replace(normed=1, eps_f=following.fields["eps_f"])
+            else:
+                to = _gated(rows, products, following, made.packed, shared)
+            if to is None:
+                made = None
+            found += _plain(rows, products) if to is None else [to]
+        else:
+            found += _plain(rows, products)
+    return found
+
+
+def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
+    """The products of the rows that the i-th op packs, if it does and all of them suit."""
+    spec, packing, _ = steps[i]
+    if spec.op is not PACK_ROWS or spec.constants[0] != "quantised":
+        return []
+    found = []
+    for step in steps[i + 1 :]:
+        fields = step.fields
+        if step.spec.op is not MATMUL or fields["packed"] != packing["packed"]:
+            return []
+        if fields["n_in"] != packing["n"] or not _suits(step, n_block):
+            return []
+        found.append(step)
+        if step.sync:
+            return found
+    return []
+
+
+def _suits(step: Step, n_block: int) -> bool:
+    """Whether a matrix comes in pieces that can be copied in bulk, and its rows divide evenly."""
+    kind, fields = GGMLType[str(step.spec.constants[0])], step.fields
+    n_in, n_out = fields["n_in"], fields["n_out"]
+    size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * CHUNK
+    piece = size if is_long else 4 * size
+    return (
+        fields["w"] % 16 == piece % 16 == n_out % 16 == 0
+        and fields["y_stride"] == n_out
+        and (not is_long or n_out // n_block + 32 <= ROOM)
+    )
+
+
+def _x_of(rows: _Rows, product: Step) -> dict[str, Any]:
+    return {"step": product.fields["step"], "n_in": product.fields["n_in"], **rows._asdict()}
+
+
+def _step(op: Op, constants: tuple[int | str, ...], **fields: Any) -> Step:
+    return Step(KernelSpec(op, constants), {name: fields[name] for name in op.fields}, True)
+
+
+def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
+    """PRODUCTS of neighbours of the same type, up to three."""
+    groups: list[list[Step]] = []
+    for product in products:
+        last = groups[-1] if groups else []
+        alike = last and (last[0].spec, last[0].fields["add"]) == (
+            product.spec,
+            product.fields["add"],
+        )
+        if alike and len(last) < 3:
+            last.append(product)
+        else:
+            groups.append([product])
+    found = []
+    for group in groups:
+        fields = _x_of(rows, group[0]) | {"add": group[0].fields["add"]}
+        for i, end in enumerate(("", "2", "3")):
+            own = group[i].fields if i < len(group) else {"w": 0, "bias": 0, "y": 0, "n_out": 0}
+            fields |= {f"w{end}": own["w"], f"bias{end}": own["bias"], f"y{end}": own["y"]}
+            fields[f"n{end}"] = own["n_out"]
+        step = _step(PRODUCTS, group[0].spec.constants, **fields)
+        found.append(step._replace(sync=group is groups[-1]))
+    return found
+
+
+def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step | None:
+    """PRODUCT_NORM, where the only product is the row that is normed next."""
+    fields, after = products[0].fields, packing.fields
+    if len(products) > 1 or packing.spec.constants[1] != "norm":
+        return None
+    if (fields["y"], fields["n_out"], fields["step"]) != (after["x"], after["n"], after["step"]):
+        return None
+    return _step(
+        PRODUCT_NORM, products[0].spec.constants, **_x_of(rows, products[0]), w=fields["w"],
+        bias=fields["bias"], y=fields["y"], n=fields["n_out"], add=fields["add"],
+        weight=after["other"], to=to,
+    )  # fmt: skip
+
+
+def _gated(
+    rows: _Rows, products: list[Step], packing: Step, to: int, shared: set[Any]
+) -> Step | None:
+    """PRODUCT_GATE, where both products are a gate and what it is for, and nothing else."""
+    activation, after = packing.spec.constants[1], packing.fields
+    if len(products) != 2 or activation not in ("silu", "gelu"):
+        return None
+    one, two = products[0].fields, products[1].fields
+    if (products[0].spec, one["n_out"], one["y"], two["y"], one["step"]) != (
+        products[1].spec, two["n_out"], after["x"], after["other"], after["step"]
+    ):  # fmt: skip
+        return None
+    if any(f["bias"] or f["add"] or f["y"] in shared for f in (one, two)):
+        return None
+    return _step(
+        PRODUCT_GATE, (*products[0].spec.constants, activation), **_x_of(rows, products[0]),
+        w=one["w"], w2=two["w"], n=one["n_out"], to=to,
+    )  # fmt: skip
+
+
+def _keeps_f16(spec: KernelSpec) -> bool:
+    return spec.constants[2:] == ("f16", "f16")
+
+
+def _kept(rows: _Rows, products: list[Step], turning: Step, shared: set[Any]) -> Step | None:
+    """PRODUCT_KEEP, where the products are turned next, as they are and in all their length."""
+    if turning.spec.op is not ROPE_APPEND or not _keeps_f16(turning.spec) or len(products) != 3:
+        return None
+    (q, k, v), after = (product.fields for product in products), turning.fields
+    ys, turned = (q["y"], k["y"], v["y"], q["step"]), itemgetter("q", "k", "v", "step")(after)
+    head_dim, neox = turning.spec.constants[:2]
+    widths = after["n_head"] * head_dim, *2 * (after["n_head_kv"] * head_dim,)
+    if (
+        len({product.spec for product in products}) > 1
+        or ys != turned
+        or (q["n_out"], k["n_out"], v["n_out"]) != widths
+        or (2 * after["n_half"], head_dim % 8) != (head_dim, 0)
+        or after["q_norm"] or after["k_norm"] or q["add"] or k["add"] or v["add"]
+        or k["y"] in shared or v["y"] in shared
+    ):  # fmt: skip
+        return None
+    names = "cos", "sin", "n_half", "k_pages", "v_pages", "k_table", "v_table"
+    return _step(
+        PRODUCT_KEEP, (*products[0].spec.constants, neox), **_x_of(rows, products[0]), w=q["w"],
+        w2=k["w"], w3=v["w"], bias=q["bias"], bias2=k["bias"], bias3=v["bias"], q=q["y"],
+        n=q["n_out"], n2=k["n_out"], **{name: after[name] for name in names},
+    )  # fmt: skip
