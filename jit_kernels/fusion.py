@@ -11,8 +11,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels.cuda.scratch import CHUNK, ROOM, WORKERS
+from tamis.jit_kernels.cuda.scratch import LONGEST_NORM, ROOM, WORKERS, bundle_of
 from tamis.jit_kernels.ops import (
+    ATTEND,
+    ATTEND_MERGE,
+    ATTEND_PACK,
     MATMUL,
     PACK_ROWS,
     PRODUCT_GATE,
@@ -55,7 +58,21 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
             }
             found |= {KernelSpec(PRODUCT_GATE, (*spec.constants, gate)) for gate in gates}
             found |= {KernelSpec(PRODUCT_KEEP, (*spec.constants, turn)) for turn in turns}
+        if spec.op is ATTEND and _is_few(spec):
+            found.add(_packing(spec))
     return found
+
+
+def _is_few(spec: KernelSpec) -> bool:
+    """Whether an ATTEND's rows are one query, and its blocks have whole warps of elements."""
+    head_dim, group, q_block = (int(x) for x in spec.constants[:3])
+    heads = max(n for n in range(1, 9) if group % n == 0)
+    return q_block == 1 and heads * head_dim % 64 == 0
+
+
+def _packing(spec: KernelSpec) -> KernelSpec:
+    head_dim, group, _, *types = spec.constants
+    return KernelSpec(ATTEND_PACK, (head_dim, group, *types))
 
 
 def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> list[Step]:
@@ -72,8 +89,15 @@ def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> l
     while i < len(steps):
         products = _products(steps, i, n_block)
         if not products:
-            found.append(steps[i])
-            i += 1
+            attended = _attended(steps, i)
+            if attended:
+                found.append(attended)
+                i += 2 if steps[i + 1].spec.op is ATTEND_MERGE else 1
+                made = _Rows(attended.fields["packed"], 0, 0.0)
+                continue
+            if made is None:
+                found.append(steps[i])
+            i, made = i + 1, None
             continue
         rows = made
         if rows is None:
@@ -100,6 +124,21 @@ def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> l
     return found
 
 
+def _attended(steps: Sequence[Step], i: int) -> Step | None:
+    """ATTEND_PACK, where the i-th op is attention to what is packed next as it is."""
+    spec, fields, _ = steps[i]
+    if spec.op is not ATTEND or not _is_few(spec) or fields["stride"] != 1:
+        return None
+    after = [step for step in steps[i + 1 : i + 3] if step.spec.op is not ATTEND_MERGE]
+    if not after or after[0].spec != KernelSpec(PACK_ROWS, ("quantised", "rows")):
+        return None
+    row = after[0].fields
+    if (row["x"], row["step"]) != (fields["out"], fields["step"]):
+        return None
+    packing = _packing(spec)
+    return _step(ATTEND_PACK, packing.constants, **fields, packed=row["packed"])
+
+
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
     """The products of the rows that the i-th op packs, if it does and all of them suit."""
     spec, packing, _ = steps[i]
@@ -121,9 +160,9 @@ def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
 def _suits(step: Step, n_block: int) -> bool:
     """Whether a matrix comes in pieces that can be copied in bulk, and its rows divide evenly."""
     kind, fields = GGMLType[str(step.spec.constants[0])], step.fields
-    n_in, n_out = fields["n_in"], fields["n_out"]
-    size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * CHUNK
-    piece = size if is_long else 4 * size
+    n_in, n_out, bundle = fields["n_in"], fields["n_out"], bundle_of(kind.name)
+    size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * bundle.chunk
+    piece = size if is_long else bundle.rows * size
     return (
         fields["w"] % 16 == piece % 16 == n_out % 16 == 0
         and fields["y_stride"] == n_out
@@ -167,7 +206,7 @@ def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
 def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step | None:
     """PRODUCT_NORM, where the only product is the row that is normed next."""
     fields, after = products[0].fields, packing.fields
-    if len(products) > 1 or packing.spec.constants[1] != "norm":
+    if len(products) > 1 or packing.spec.constants[1] != "norm" or after["n"] > LONGEST_NORM:
         return None
     if (fields["y"], fields["n_out"], fields["step"]) != (after["x"], after["n"], after["step"]):
         return None

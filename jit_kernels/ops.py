@@ -204,6 +204,11 @@ ATTEND = _op(
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
+# The same of one query a row, whose rows of out are also packed as by PACK_ROWS of source "rows",
+# for quantised weights: see PRODUCTS.
+ATTEND_PACK = _op(
+    "attend", "attend_pack", "head_dim group type_k type_v", " ".join((*ATTEND.fields, "packed"))
+)
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above. q_block is
 # ATTEND's: for 1, a GPU has nothing left to do.
 ATTEND_MERGE = _op(

@@ -304,6 +304,7 @@ MEANINGS: dict[str, Any] = {
     "bits_to_bytes": _bits_to_bytes,
     "half_f32": lambda w: np.float32(np.array([_low(w) & 0xFFFF], np.uint16).view(np.float16)[0]),
     "bits_f32": lambda w: np.array([_low(w)], np.uint32).view(np.float32)[0],
+    "inverse_root": lambda x: np.float32(1 / math.sqrt(x)),
     "rounded": lambda x: int(np.rint(x)),
     "keep": lambda x: x,
     "shared_address": lambda _array: 0,
@@ -388,9 +389,8 @@ def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarra
 
 
 def _both(launch: Any, *fields: Any) -> None:
-    if launch.start is not None:
-        launch.start(*fields)
-    launch.kernel(*fields)
+    handed = launch.start(*fields) if launch.start is not None else None
+    launch.kernel(*fields, *([handed] if launch.hands_on else []))
 
 
 class OnThreads:

@@ -124,11 +124,11 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
                 local.block.shared.update(left)
                 local.block.barrier.wait()
                 where = partial.ctypes.data, (part, n, room), out.ctypes.data, lse.ctypes.data
-                finish(0, 1, heads * row, n_head, *where)
+                finish(0, 1, heads * row, n_head, *where, 0)
                 turn = turns[row:].ctypes.data
                 if n > 1 and attend_ends.is_last(turn, n):
                     counts = partial.ctypes.data, (n, room), out.ctypes.data, lse.ctypes.data
-                    join(heads * row, heads, *counts)
+                    join(heads * row, heads, *counts, 0)
 
             run_block(body, 256, [partial, out, lse, turns])
     assert not turns.any()

@@ -97,7 +97,7 @@ def as_rows(row, n_tok, n, normed=False):
 
 # Type, tokens, elements of a row, rows of up to three matrices, with biases, added to y.
 SOME = [
-    ("Q8_0", 2, 64, (48,), 1, 0),
+    ("Q8_0", 2, 128, (48,), 1, 0),
     ("Q4_K", 1, 1280, (16, 32, 16), 0, 1),
     ("Q5_0", 1, 3072, (96, 16), 1, 1),
     ("Q6_K", 1, 10240, (16,), 0, 0),
@@ -132,7 +132,7 @@ def test_products_with_up_to_three_matrices(place, type_, n_tok, n_in, n_out, wi
 
 @everywhere(
     "type_,n_tok,n_in,n_out,add",
-    [("Q8_0", 1, 192, 128, 1), ("Q4_K", 2, 2048, 64, 0)],
+    [("Q8_0", 1, 256, 128, 1), ("Q4_K", 2, 2048, 128, 0)],
     [(type_, n_tok, 4096, 4096, 1) for type_ in QUANTISED for n_tok in (1, 4)]
     + [("Q4_K", 1, 14336, 4096, 1), ("Q8_0", 1, 14336, 8192, 1), ("Q5_0", 1, 896, 896, 0)],
 )
@@ -158,7 +158,7 @@ def test_a_product_is_packed_for_its_norm(place, type_, n_tok, n_in, n_out, add)
 
 @everywhere(
     "type_,activation,n_tok,n_in,n",
-    [("Q8_0", "silu", 2, 64, 128), ("Q4_K", "gelu", 1, 1280, 64)],
+    [("Q8_0", "silu", 2, 128, 128), ("Q4_K", "gelu", 1, 1280, 128)],
     [
         *((type_, "silu", 1, 4096, 14336) for type_ in QUANTISED),
         ("Q4_K", "gelu", 4, 2048, 8192), ("Q5_0", "silu", 1, 896, 4864),
@@ -187,11 +187,11 @@ def test_a_gate_and_what_it_is_for_are_packed(place, type_, activation, n_tok, n
 
 @everywhere(
     "type_,neox,n_tok,n_in,heads,head_dim",
-    [("Q8_0", 1, 2, 64, (3, 2), 16), ("Q4_K", 0, 1, 1280, (2, 1), 32)],
+    [("Q8_0", 1, 2, 128, (3, 2), 16), ("Q4_K", 0, 1, 1280, (2, 1), 32)],
     [
         *((type_, neox, n_tok, 4096, (32, 8), 128)
           for type_ in QUANTISED for neox in (0, 1) for n_tok in (1, 3)),
-        ("Q5_0", 1, 1, 896, (14, 2), 64), ("Q8_0", 0, 1, 576, (9, 3), 64),
+        ("Q5_0", 1, 1, 896, (14, 2), 64), ("Q4_1", 0, 1, 576, (9, 3), 64),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("with_bias", [0, 1])

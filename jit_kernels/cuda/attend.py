@@ -25,6 +25,11 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     return [(attend_group if in_groups else attend_many)(head_dim, group, q_block, kv_types)]
 
 
+def attend_pack(head_dim: int, group: int, type_k: str, type_v: str) -> list[Launch]:
+    """The kernel of ATTEND_PACK."""
+    return [attend_few(head_dim, group, (type_k, type_v), packs=True)]
+
+
 def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
     """Kernel of ATTEND_MERGE: blocks take neighbouring heads in turn.
 
@@ -38,7 +43,7 @@ def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
         n_query, query = load_i64(step + STEP.n_tok) * n_head, at_once * int64(tid)
         while query < n_query:  # a range divides by its step
             here = min(at_once, n_query - query)
-            join(query, here, partial, (n_split, n_split), out, lse)
+            join(query, here, partial, (n_split, n_split), out, lse, 0)
             query += at_once * n_thread
 
     return [Launch(kernel)]

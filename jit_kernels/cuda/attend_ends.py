@@ -21,6 +21,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i32,
 )
+from tamis.jit_kernels.cuda.pack import put_15_bits, put_two_15_bits
 from tamis.jit_kernels.cuda.ptx import LOAD_PAIR_IF, count_one, emit, exp2, fence, load_shared
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
@@ -80,17 +81,18 @@ def key_of(p, keys):
     return (j if low <= j and j <= high else -1), begin + s
 
 
-def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
+def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool = False) -> Any:
     """The function that joins a row's parts in shared memory and writes its results.
 
     shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total; the first n_live
     tokens are written. query: number of the first head in out and lse. split: the number of the
-    part that this is, how many the row has, and how many partial has room for. All threads call it.
+    part that this is, how many the row has, and how many partial has room for. row: where packs,
+    a packed row, its elements, the number of its first head. All threads call it.
     """
     size, n_row = head_dim + 2, group * q_block
 
     @device
-    def finish(shared, n_live, query, n_head, partial, split, out, lse):
+    def finish(shared, n_live, query, n_head, partial, split, out, lse, row):
         part, n_split, room = split
         for i in range(thread(), n_row * head_dim, THREADS):
             r, d = i // head_dim, i % head_dim
@@ -114,7 +116,10 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int) -> Any:
                     store_f32(there + 4 * head_dim, top)
                     store_f32(there + 4 * head_dim + 4, total)
             else:
-                store_f32(out + 4 * (head_dim * to + d), value / total if total > 0 else 0)
+                value = value / total if total > 0 else float32(0)
+                store_f32(out + 4 * (head_dim * to + d), value)
+                if packs:  # whole warps come here, all lanes with neighbours
+                    put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
                 if lse != 0 and d == 0:
                     store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
 
@@ -150,16 +155,16 @@ def pairs(b, p, apart, n, otherwise):
     return found
 
 
-def joining(head_dim: int) -> Any:
+def joining(head_dim: int, packs: bool = False) -> Any:
     """The function that joins all parts of n neighbouring heads; a block's work.
 
     query: number of the first of them in out and lse; count: how many parts they have, and how many
-    partial has room for. A thread has two elements of a head.
+    partial has room for; row: see finishing. A thread has two elements of a head.
     """
     size, half = 4 * head_dim + 8, head_dim // 2
 
     @device
-    def join(query, n, partial, count, out, lse):
+    def join(query, n, partial, count, out, lse, row):
         n_part, room = count
         for i in range(thread(), n * half, THREADS):
             to, d = query + i // half, 2 * (i % half)
@@ -179,8 +184,12 @@ def joining(head_dim: int) -> Any:
                     total += weight * ends[2 * j + 1]
                     one, other = one + weight * values[2 * j], other + weight * values[2 * j + 1]
             there = out + 4 * (head_dim * to + d)
-            store_f32(there, one / total if total > 0 else 0)
-            store_f32(there + 4, other / total if total > 0 else 0)
+            one = one / total if total > 0 else float32(0)
+            other = other / total if total > 0 else float32(0)
+            store_f32(there, one)
+            store_f32(there + 4, other)
+            if packs:
+                put_two_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, one, other)
             if lse != 0 and d == 0:
                 store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
 

@@ -39,7 +39,7 @@ from tamis.jit_kernels.cuda.ptx import (
     shuffle_xor,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.scratch import TURNS
+from tamis.jit_kernels.cuda.scratch import FEW_ROW, TURNS
 from tamis.jit_kernels.cuda.tile_bytes import scoring_of, weighing_of
 from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
 from tamis.jit_kernels.types import PAGE
@@ -173,8 +173,11 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
     return load, add
 
 
-def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
-    """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn."""
+def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool = False) -> Launch:
+    """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn.
+
+    packs: it is that of ATTEND_PACK.
+    """
     assert head_dim % 16 == 0
     heads = max(n for n in range(1, HEADS + 1) if group % n == 0)  # of an item
     size, n_turn = head_dim + 2, group // heads
@@ -185,12 +188,12 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
     all_there, whole = kv_types != F16, head_dim % 64 == 0
     look = find_some if all_there else find
     ahead = "f16" not in kv_types and head_dim <= 128  # what is loaded has room twice
-    finish, join = finishing(head_dim, heads, 1, WARPS), joining(head_dim)
+    finish, join = finishing(head_dim, heads, 1, WARPS, packs), joining(head_dim, packs)
 
-    def kernel(
+    def work(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
         block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
+        scale_f, packed,
     ):  # fmt: skip
         n_tok, pos, skip = step_of(step)
         shared = shared_address(cuda.shared.array(0, uint8))
@@ -210,6 +213,8 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
             head, high = remainder(row, n_row) * group + heads * turn, pos + stride * tok
             low = max(0, high - window + 1) if window != 0 else 0
             query = n_head * tok + head
+            n = head_dim * n_head
+            packed_row = packed + FEW_ROW.size * (n >> 2) * tok, n, n_head * tok
             at_q = (skip + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
@@ -250,12 +255,25 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str]) -> Launch:
                     store_shared_f32(uint32(to + 4 * head_dim), top - float32(UP))
                     store_shared_f32(uint32(to + 4 * head_dim + 4), total)
             sync_block()
-            finish(shared, 1, query, n_head, partial, (part, n_part, n_split), out, lse)
+            finish(shared, 1, query, n_head, partial, (part, n_part, n_split), out, lse, packed_row)
             if n_part > 1 and out != 0:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
                 turns = scratch - TURNS + 4 * quotient(item, n_split)
                 if is_last(turns, n_part):
-                    join(query, heads, partial, (n_part, n_split), out, lse)
+                    join(query, heads, partial, (n_part, n_split), out, lse, packed_row)
             sync_block()  # before the next item's results overwrite what is read here
 
-    return Launch(kernel, shared=4 * WARPS * heads * size, start=look_ahead)
+    works = device(work)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f,
+    ):  # fmt: skip
+        works(
+            tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+            block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse,
+            scratch, scale_f, 0,
+        )  # fmt: skip
+
+    return Launch(work if packs else kernel, shared=4 * WARPS * heads * size, start=look_ahead)

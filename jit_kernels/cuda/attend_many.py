@@ -234,7 +234,7 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
                     store_two(top, uint32(to + 4 * head_dim))
                     store_two(total, uint32(to + 4 * head_dim + 4))
             sync_block()
-            finish(shared, n_live, query, n_head, partial, (*split, n_split), out, lse)
+            finish(shared, n_live, query, n_head, partial, (*split, n_split), out, lse, 0)
             sync_block()  # before the next item's copies overwrite what is read here
 
     return Launch(kernel, blocks=1 if head_dim > 64 else 2, shared=layout.size)

@@ -33,6 +33,7 @@ def launches(spec: KernelSpec) -> list[Launch]:
     expected = ["tid", "n_thread", *spec.op.fields]
     for launch in found:
         names = list(inspect.signature(launch.kernel).parameters)
+        names = names[:-1] if launch.hands_on else names
         if names != expected:
             raise TypeError(f"kernel {spec.op.name} takes {names}, the contract says {expected}")
     return found
@@ -49,19 +50,23 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     Its parameters are the fields of its op, then whether it may run beside the kernel before it.
     """
     body, overlaps = device(launch.kernel), target.overlaps
-    starts = launch.start is not None
+    starts, hands_on = launch.start is not None, launch.hands_on
     start: Any = device(launch.start) if starts else None
 
     def entry(fields, beside):
+        handed = None
         if starts:
-            start(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+            handed = start(cuda.blockIdx.x, cuda.gridDim.x, *fields)
         if overlaps:
             # Where this kernel starts, all blocks of the one before it have waited for what comes
             # before that one: beside it, nothing is missing.
             if beside == 0:
                 wait_for_kernel()
             let_next_start()
-        body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+        if hands_on:
+            body(cuda.blockIdx.x, cuda.gridDim.x, *fields, handed)
+        else:
+            body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
         if overlaps and beside != 0:
             wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
 

@@ -24,7 +24,8 @@ class Launch(NamedTuple):
 
     blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
     (at most FEW_ROWS), "many", or "any". start: what the kernel does first, where it can while the
-    kernel before it still runs, reading nothing that other kernels write.
+    kernel before it still runs, reading nothing that other kernels write. hands_on: what start
+    returns is the kernel's last argument.
     """
 
     kernel: Any
@@ -33,6 +34,7 @@ class Launch(NamedTuple):
     threads: int = THREADS
     rows: str = "any"
     start: Any = None
+    hands_on: bool = False
 
 
 @device

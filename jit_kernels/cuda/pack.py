@@ -81,6 +81,26 @@ def put_15_bits(packed, n, i, value, live):
         store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
 
 
+@device
+def put_two_15_bits(packed, n, i, one, other):
+    """The same of elements i and i + 1, i being even; the lanes of a warp have 64 neighbours."""
+    top, total = max(max(one, -one), max(other, -other)), one + other
+    for lanes in range(3):
+        top = max(top, shuffle_xor(top, 4 >> lanes))
+        total += shuffle_xor(total, 4 >> lanes)
+    factor = float32(127 * 128) / top if top > float32(1e-30) else float32(0)
+    first, second = rounded(one * factor), rounded(other * factor)
+    high, next_high = (first + 64) >> 7, (second + 64) >> 7
+    store_i8(packed + i, high)
+    store_i8(packed + i + 1, next_high)
+    low = packed + FEW_ROW.low * n // 4 + i
+    store_i8(low, first - (high << 7))
+    store_i8(low + 1, second - (next_high << 7))
+    if i % 16 == 0:
+        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, top * float32(1 / (127 * 128)))
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+
+
 SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
 
 

@@ -2,18 +2,18 @@
 
 These are MATMUL and the op after it, where a decode step has both (see jit_kernels/fusion.py). A
 block has a warp that brings weights to shared memory and WORKERS that multiply. A worker has the
-same chunk of x for all rows of weights, in registers; four rows of a matrix (a quad) are what it
-takes at a time. Only for GPUs that copy in bulk (sm_90).
+same chunk of x for all rows of weights, in registers; it takes a bundle of rows at a time. Little
+is on its way at once: with twice as much, the memory gives a fifth less. Only for GPUs that copy in
+bulk (sm_90).
 """
 
-import math
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint8, uint32
 
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.activation import gelu, silu
-from tamis.jit_kernels.cuda.decode import halves_of, row_bytes_of
+from tamis.jit_kernels.cuda.decode import halves_of, is_wide, quarters_of, row_bytes_of
 from tamis.jit_kernels.cuda.grid import (
     WARP,
     Launch,
@@ -34,7 +34,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
 )
 from tamis.jit_kernels.cuda.kv_rows import key_row
-from tamis.jit_kernels.cuda.matmul_few import AT_ONCE, before_of, four_sums, multiplying, x_unit
+from tamis.jit_kernels.cuda.matmul_few import before_of, dotting, four_sums, multiplying, x_unit
 from tamis.jit_kernels.cuda.pack import put_15_bits
 from tamis.jit_kernels.cuda.ptx import (
     barrier_arrive,
@@ -43,25 +43,30 @@ from tamis.jit_kernels.cuda.ptx import (
     barrier_init,
     barrier_shown,
     copy_bulk,
+    inverse_root,
+    keep,
     shared_address,
     shuffle_xor,
     sync_threads,
     sync_warp,
 )
-from tamis.jit_kernels.cuda.scratch import CHUNK, FEW_ROW, ROOM, WORKERS
+from tamis.jit_kernels.cuda.scratch import FEW_ROW, LONGEST_NORM, ROOM, WORKERS, Bundle, bundle_of
 
 BLOCKS = 2  # a multiprocessor's
-PLACES = 104 << 10  # bytes for weights on their way to a block
+PLACES = 37 << 10  # bytes for weights on their way to a block, if two groups are not more
 UNIT = 16  # elements of a packed row that share a scale
 
 
 class Ring(NamedTuple):
-    """Places in shared memory for what is on its way: `stages` groups of quads.
+    """Places in shared memory for what is on its way: `stages` groups of bundles.
 
-    part: bytes of CHUNK elements of a row; group: bytes of a place, for WORKERS chunks of four
-    rows. Behind them are two barriers a place: all of it is there; all workers are done with it.
+    rows: of a bundle; chunk: elements of a row that a worker multiplies; part: bytes of these;
+    group: bytes of a place, for as many bundles' chunks as there are workers. Behind the places are
+    two barriers for each: all of it is there; all workers are done with it.
     """
 
+    rows: int
+    chunk: int
     part: int
     group: int
     stages: int
@@ -74,219 +79,310 @@ class Ring(NamedTuple):
 
 def ring_of(type: str) -> Ring:
     """The places for a type's blocks."""
-    kind = GGMLType[type]
-    part = CHUNK // kind.block_size * kind.type_size
-    group = WORKERS * AT_ONCE * part
-    return Ring(part, group, max(2, min(6, PLACES // (group + 16))))
+    kind, bundle = GGMLType[type], bundle_of(type)
+    part = bundle.chunk // kind.block_size * kind.type_size
+    group = WORKERS * bundle.rows * part
+    return Ring(*bundle, part, group, max(2, PLACES // group))
 
 
 class Rows(NamedTuple):
     """What is particular to an op: which rows a block has, and what becomes of their products."""
 
-    unit: int  # quads that stay in one block
-    address: Any  # (weights, bytes of a row, quad) -> address of its first row
+    unit: int  # rows that stay in one block
+    address: Any  # (weights, bytes of a row, row) -> address of the bundle that begins there
+    # where: a row's number among all that the op multiplies, its token, its position, is there one
     ahead: Any  # (to, where) -> what is read for a row before its product is there
     finish: Any  # (to, where, value, ahead), called by whole warps
 
 
-# where: a row's number among all that the op multiplies, its token, its position, is there one
+def _bringing(ring: Ring, address: Any) -> tuple[Any, Any]:
+    """The function that starts the copies of a group, a warp's work; how many groups there are.
 
-
-@device
-def quads_of(tid, n_thread, n_quad, unit):
-    """The first and last of a block's quads."""
-    n = quotient(n_quad, unit)
-    return unit * quotient(n * tid, n_thread), unit * quotient(n * (tid + 1), n_thread)
-
-
-@device
-def division_of(n_in):
-    """Chunks of a row, chunks at a time, quads at a time: a power of two."""
-    n_chunk = quotient(n_in + CHUNK - 1, CHUNK)
-    at_a_time, n_quad = min(n_chunk, WORKERS), 1
-    while 2 * n_quad * at_a_time <= WORKERS:
-        n_quad *= 2
-    return n_chunk, at_a_time, n_quad
-
-
-def _bringing(ring: Ring, rows: Rows) -> Any:
-    """The function that starts the copies of a group: a warp's work.
-
-    A group is `per` quads, or, of rows longer than WORKERS chunks, so many chunks of a quad.
+    own: the block's rows, the chunks of a row, rows of a group. Where a row has more chunks than
+    there are workers, a group is so many chunks of a bundle.
     """
-    part, group, stages = ring
-    address, step = rows.address, WORKERS * part
+    rows, _, part, group, stages = ring
+    step = WORKERS * part
 
     @device
-    def bring(shared, weights, size, quads, division, i, place):
-        (first, last), (n_chunk, _, per) = quads, division
-        full = uint32(shared + stages * group + 16 * place)
-        n_group = quotient(last - first + per - 1, per)
-        quad, to = first + per * remainder(i, n_group), shared + group * place
+    def groups_of(own):
+        first, last, n_chunk, per = own
+        n = int32(quotient(last - first + per - 1, per))
+        return n * int32((n_chunk + WORKERS - 1) // WORKERS)
+
+    @device
+    def bring(shared, weights, size, own, i, place):
+        first, last, n_chunk, per = own
+        full, to = uint32(shared + stages * group + 16 * place), shared + group * place
         if n_chunk <= WORKERS:
-            n_quad, a_copy = min(int64(per), last - quad), AT_ONCE * size
+            row = first + per * i
+            n, a_copy = min(per, last - row) // rows, rows * size
             if lane() == 0:
-                barrier_expect(full, uint32(n_quad * a_copy))
+                barrier_expect(full, uint32(n * a_copy))
             sync_warp()
-            if lane() < n_quad:
-                at = address(weights, size, quad + lane())
+            if lane() < n:
+                at = address(weights, size, row + rows * lane())
                 copy_bulk(uint32(to + a_copy * lane()), at, uint32(a_copy), full)
         else:
-            skipped = step * quotient(i, n_group)
-            a_copy = min(int64(step), size - skipped)
+            n_group = quotient(last - first + per - 1, per)
+            row, skipped = first + per * remainder(i, n_group), step * quotient(i, n_group)
+            a_copy = min(step, size - skipped)
             if lane() == 0:
-                barrier_expect(full, uint32(AT_ONCE * a_copy))
+                barrier_expect(full, uint32(rows * a_copy))
             sync_warp()
-            if lane() < AT_ONCE:
-                at = address(weights, size, quad) + size * lane() + skipped
+            if lane() < rows:
+                at = address(weights, size, row) + size * lane() + skipped
                 copy_bulk(uint32(to + step * lane()), at, uint32(a_copy), full)
 
-    return bring
+    return bring, groups_of
 
 
-def _multiplying(type: str) -> tuple[Any, Any]:
-    """The functions x_of, what a lane multiplies with all rows, and multiply."""
+class Multiplying(NamedTuple):
+    """A worker's functions. A lane has 32 elements of a chunk, or 64 of a wide type."""
+
+    x_at: Any  # (packed row, its elements, chunk) -> where the lane's bytes and scales are
+    x_of: Any  # (these, elements) -> what a lane multiplies with all rows
+    multiply: Any  # (where a bundle's part is, bytes between its rows, x) -> a lane's sums
+    total: Any  # (sums) -> of a row, over the warp: lane 32 / rows * i has the i-th
+    none: Any  # sums of nothing
+
+
+def _multiplying(type: str, bundle: Bundle) -> Multiplying:
+    """The functions for a type's blocks."""
+    rows, chunk = bundle
+    of_row, first_of, x_of = _of_wide(type) if is_wide(type) else _of_narrow(type)
+    each = chunk // WARP
+
+    @device
+    def x_at(row, n, number):
+        """Where a lane's bytes and scales of a chunk begin; of the first where it has none."""
+        here = lane() if chunk * number + each * lane() < n else 0
+        at = (chunk * number if chunk * number + each * here < n else 0) + first_of(here)
+        return row + at, row + FEW_ROW.scale * (n >> 2) + (at >> 2)
+
+    @device
+    def two(at, stride, x):
+        return of_row(at, x), of_row(at + stride, x)
+
+    @device
+    def four(at, stride, x):
+        one, other = of_row(at, x), of_row(at + stride, x)
+        return one, other, of_row(at + 2 * stride, x), of_row(at + 3 * stride, x)
+
+    if rows == 2:
+        return Multiplying(x_at, x_of, two, two_sums, (float32(0),) * 2)
+    return Multiplying(x_at, x_of, four, four_sums, (float32(0),) * 4)
+
+
+def _of_narrow(type: str) -> tuple[Any, Any, Any]:
+    """A row's product with a lane's 32 elements, where they begin, and these, as two units."""
     halves, both = halves_of(type), multiplying(type)
 
     @device
-    def x_of(x_row, n, chunk):
-        """A lane's two units of x in a chunk; those of the first where it has none."""
-        here = lane() if CHUNK * chunk + WARP * lane() < n else 0
-        first, second = halves(0, here)[0]  # nothing is read
-        at = CHUNK * chunk if CHUNK * chunk + WARP * here < n else 0
-        scales = x_row + FEW_ROW.scale * (n >> 2)
-        return (
-            x_unit(x_row + at + first, scales + ((at + first) >> 2), n),
-            x_unit(x_row + at + second, scales + ((at + second) >> 2), n),
-        )
+    def of_row(at, x):
+        return both(halves(at, lane()), x[0], x[1])
 
     @device
-    def multiply(at, stride, units):
-        """A lane's part of four rows' chunks."""
-        u, (x, y) = lane(), units
-        one, other = halves(at, u), halves(at + stride, u)
-        more, most = halves(at + 2 * stride, u), halves(at + 3 * stride, u)
-        return both(one, x, y), both(other, x, y), both(more, x, y), both(most, x, y)
+    def first_of(u):
+        return halves(0, u)[0][0]  # nothing is read
 
-    return x_of, multiply
+    @device
+    def x_of(at, n):
+        one, other = halves(0, lane())[0]
+        apart = other - one
+        return x_unit(at[0], at[1], n), x_unit(at[0] + apart, at[1] + (apart >> 2), n)
+
+    return of_row, first_of, x_of
+
+
+def _of_wide(type: str) -> tuple[Any, Any, Any]:
+    """The same of 64 elements, four units: those of two in turn share their weights' scales."""
+    quarters, dot = quarters_of(type), dotting(type)
+
+    @device
+    def of_two(q, other_q, scale, least, x, y, sums):
+        value = x[2] * float32(dot(q, x)) + y[2] * float32(dot(other_q, y))
+        return scale * value + least * sums
+
+    @device
+    def of_row(at, x):
+        (a, b, c, d), (one, least), (other, lower) = quarters(at, lane())[1:]
+        (e, f, g, h), first, second = x
+        return of_two(a, b, one, least, e, f, first) + of_two(c, d, other, lower, g, h, second)
+
+    @device
+    def first_of(u):
+        return quarters(0, u)[0][0]  # nothing is read
+
+    @device
+    def x_of(at, n):
+        high, scale = at  # the four follow one another
+        e, f = x_unit(high, scale, n), x_unit(high + UNIT, scale + UNIT // 4, n)
+        g = x_unit(high + 2 * UNIT, scale + UNIT // 2, n)
+        h = x_unit(high + 3 * UNIT, scale + 3 * UNIT // 4, n)
+        return (e, f, g, h), e[3] + f[3], g[3] + h[3]
+
+    return of_row, first_of, x_of
 
 
 @device
-def root_of(squares, parts):
-    """A thread's part of the sum of a row's squares, to parts of the workers' warps."""
-    total = warp_sum(squares)
-    if lane() == 0:
-        parts[warp()] = total
+def two_sums(sums):
+    """The sums over a warp of two numbers a lane: lane 16 i has the i-th, and lanes beside it."""
+    late = lane() & 16 != 0
+    x, y = (sums[1], sums[0]) if late else (sums[0], sums[1])
+    x += shuffle_xor(y, 16)
+    for i in range(4):
+        x += shuffle_xor(x, 8 >> i)
+    return x
 
 
-def _running(type: str, rows: Rows) -> tuple[Any, Any, Ring]:
-    """The functions start and run: all of an op's work but what `rows` does."""
-    ring, row_bytes = ring_of(type), row_bytes_of(type)
-    bring, (x_of, multiply) = _bringing(ring, rows), _multiplying(type)
-    (part, group, stages), unit, n_worker = ring, rows.unit, WORKERS * WARP
-    ahead_of, finish = rows.ahead, rows.finish
+@device
+def squares_of(row, n):
+    """A thread's part of the sum of a row's squares: of those that products have left."""
+    squares, at = float32(0), row + FEW_ROW.squares * (n >> 2)
+    for j in range(LONGEST_NORM // UNIT // ROOM):
+        i = thread() + ROOM * j
+        squares += const_f32(at + 4 * i) if UNIT * i < n else float32(0)
+    return squares
+
+
+class Work(NamedTuple):
+    """What a thread of a block knows before the kernel before it has ended; int32 but the last."""
+
+    first: Any  # the block's rows
+    last: Any
+    n_chunk: Any  # chunks of a row; those that are multiplied at a time
+    at_a_time: Any
+    per: Any  # rows of a group
+    mine: Any  # of these, the worker's first one; its chunk
+    chunk: Any
+    stride: Any  # bytes from a row of a bundle to the next, and to the worker's part of a group
+    skipped: Any
+    x: Any  # where its lane's bytes of x and their scales are
+
+
+def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
+    """The functions start and run: all of an op's work but what `which` does."""
+    ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
+    rows, n_element, part, group, stages = ring
+    bring, groups_of = _bringing(ring, address)
+    x_at, x_of, multiply, total_of, none = _multiplying(type, Bundle(rows, n_element))
+    n_worker, each, apart = WORKERS * WARP, n_element // WARP, WARP // rows
 
     @device
-    def groups_of(quads, division):
-        """How many groups a block multiplies with each row of x."""
-        n_chunk, at_a_time, per = division
-        n = quotient(quads[1] - quads[0] + per - 1, per)
-        return n * quotient(n_chunk + at_a_time - 1, at_a_time)
-
-    @device
-    def start(tid, n_thread, step, weights, n_in, n_quad):
-        """Start the copies of the first groups."""
-        shared = int64(shared_address(cuda.shared.array(0, uint8)))
+    def start(tid, n_thread, weights, packed, n_in, n_row):
+        """Start the copies of the first groups, and find out what this thread is to do."""
+        shared, size = int64(shared_address(cuda.shared.array(0, uint8))), row_bytes(n_in)
         if thread() < 2 * stages:
             count = 1 if thread() % 2 == 0 else WORKERS
             barrier_init(uint32(shared + stages * group + 8 * thread()), uint32(count))
             barrier_shown()
+        # All blocks have as many rows, but for the last ones; groups have a power of two of them.
+        share = int32(unit) * int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread))
+        first, last = min(share * tid, int32(n_row)), min(share * (tid + 1), int32(n_row))
+        n_chunk, per = int32(quotient(n_in + n_element - 1, n_element)), int32(rows)
+        at_a_time = min(n_chunk, int32(WORKERS))
+        while 2 * per * at_a_time <= rows * WORKERS:
+            per = int32(2 * per)
+        mine = int32(rows * quotient(warp(), at_a_time))
+        chunk = int32(remainder(warp(), at_a_time))
+        stride = int32(size) if n_chunk <= WORKERS else int32(WORKERS * part)
         sync_block()
+        own = first, last, n_chunk, per
         if warp() == WORKERS:
-            n_tok, quads = step_of(step)[0], quads_of(tid, n_thread, n_quad, unit)
-            division, size = division_of(n_in), row_bytes(n_in)
-            n = groups_of(quads, division)
-            for i in range(min(int64(stages), n * n_tok)):
-                bring(shared, weights, size, quads, division, remainder(i, n), i)
-
-    @device
-    def bring_rest(shared, weights, size, quads, division, n_tok):
-        """Start the copies of all other groups, each where another one was multiplied."""
-        n, place, phase = groups_of(quads, division), int32(0), int32(0)
-        for i in range(stages, n * n_tok):
-            free = uint32(shared + stages * group + 16 * place + 8)
-            while barrier_ended(free, uint32(phase)) == 0:
-                pass
-            bring(shared, weights, size, quads, division, remainder(i, n), place)
-            place = int32(place + 1)
-            if place == stages:
-                place, phase = int32(0), phase ^ int32(1)
-
-    @device
-    def run(tid, n_thread, step, weights, x, n_in, n_quad, to):
-        sums, parts = (
-            cuda.shared.array((WORKERS, ROOM), float32),
-            cuda.shared.array(WORKERS, float32),
+            for i in range(min(int32(stages), groups_of(own))):
+                bring(shared, weights, size, own, i, i)
+        high, scale = x_at(packed, n_in, chunk)
+        x = keep(high), keep(scale)
+        return Work(
+            first,
+            last,
+            n_chunk,
+            at_a_time,
+            per,
+            mine,
+            chunk,
+            stride,
+            stride * mine + part * chunk,
+            x,
         )
-        shared, size = int64(shared_address(cuda.shared.array(0, uint8))), row_bytes(n_in)
-        (n_tok, pos, _), division = step_of(step), division_of(n_in)
-        quads = quads_of(tid, n_thread, n_quad, unit)
-        (first, last), (n_chunk, at_a_time, per) = quads, division
+
+    @device
+    def bring_rest(shared, weights, size, own, n_tok):
+        """Start the copies of all other groups, each where another one was multiplied."""
+        n, phase = groups_of(own), int32(0)
+        place = min(int32(stages), n)
+        for i in range(place, n * int32(n_tok)):
+            if place == stages:
+                place = int32(0)
+                phase ^= int32(1 if i > stages else 0)
+            free = uint32(shared + stages * group + 16 * place + 8)
+            while i >= stages and barrier_ended(free, uint32(phase)) == 0:
+                pass
+            bring(shared, weights, size, own, int32(remainder(i, n)), place)
+            place = int32(place + 1)
+
+    @device
+    def run(step, weights, x, n_in, to, work):
+        sums = cuda.shared.array((WORKERS, ROOM), float32)
+        parts = cuda.shared.array(WORKERS, float32)
+        shared = int64(shared_address(cuda.shared.array(0, uint8)))
+        n_tok, pos, _ = step_of(step)
+        first, last, n_chunk, at_a_time, per, mine, own_chunk, stride, skipped, at = work
         if warp() == WORKERS:
-            bring_rest(shared, weights, size, quads, division, n_tok)
+            own = first, last, n_chunk, per
+            bring_rest(shared, weights, row_bytes(n_in), own, n_tok)
             return
         packed, normed, eps = x
-        mine, chunk_of = quotient(warp(), at_a_time), remainder(warp(), at_a_time)
-        stride = size if n_chunk <= WORKERS else int64(WORKERS * part)
-        skipped = AT_ONCE * stride * mine + part * chunk_of
         place, phase = int32(0), int32(0)
         for t in range(n_tok):
-            row, factor = packed + FEW_ROW.size * (n_in >> 2) * t, float32(1)
-            squares = float32(0)
-            if normed:
-                for i in range(thread(), n_in // UNIT, n_worker):
-                    squares += const_f32(row + FEW_ROW.squares * (n_in >> 2) + 4 * i)
-            root_of(squares, parts)
-            for base in range(first, last, ROOM // AT_ONCE):
-                end = min(last, base + ROOM // AT_ONCE)
-                there = thread() < AT_ONCE * (end - base)
-                where = AT_ONCE * base + thread(), t, pos + t, there
-                ahead = ahead_of(to, where)
-                chunk = chunk_of
-                while chunk - chunk_of < n_chunk:  # a range divides by its step
-                    units = x_of(row, n_in, chunk)
+            far = FEW_ROW.size * (n_in >> 2) * t
+            units = x_of((at[0] + far, at[1] + far), n_in)  # all of these are on their way together
+            squares = squares_of(packed + far, n_in) if normed else float32(0)
+            for base in range(first, last, ROOM):
+                end = min(last, int32(base + ROOM))
+                where = base + thread(), t, pos + t, thread() < end - base
+                ahead, chunk = ahead_of(to, where), own_chunk
+                while chunk - own_chunk < n_chunk:  # a range divides by its step
+                    if n_chunk > WORKERS and (chunk > own_chunk or base > first):
+                        units = x_of(x_at(packed + far, n_in, chunk), n_in)
                     works = mine < per and chunk < n_chunk
-                    live = works and CHUNK * chunk + WARP * lane() < n_in
-                    q = base
-                    while q < end:
+                    live = works and n_element * chunk + each * lane() < n_in
+                    r = int32(base + mine)
+                    while r < end + mine:
                         full = uint32(shared + stages * group + 16 * place)
                         while barrier_ended(full, uint32(phase)) == 0:
                             pass
-                        if works and q + mine < end:
-                            four = float32(0), float32(0), float32(0), float32(0)
+                        if works and r < end:
+                            some = none
                             if live:
-                                four = multiply(shared + group * place + skipped, stride, units)
-                            value = four_sums(four)
-                            if lane() % 8 == 0:
-                                r = AT_ONCE * (q + mine - base) + lane() // 8
-                                if chunk > chunk_of:
-                                    value += sums[chunk_of, r]
-                                sums[chunk_of, r] = value
+                                some = multiply(shared + group * place + skipped, stride, units)
+                            value = total_of(some)
+                            if lane() % apart == 0:
+                                i = r - base + lane() // apart
+                                if chunk > own_chunk:
+                                    value += sums[own_chunk, i]
+                                sums[own_chunk, i] = value
                         sync_warp()
                         if lane() == 0:
                             barrier_arrive(uint32(full + 8))
                         place = int32(place + 1)
                         if place == stages:
                             place, phase = int32(0), phase ^ int32(1)
-                        q += per
-                    chunk += at_a_time
+                        r = int32(r + per)
+                    chunk = int32(chunk + at_a_time)
+                if normed and base == first:
+                    in_warp = warp_sum(squares)
+                    if lane() == 0:
+                        parts[warp()] = in_warp
                 sync_threads(uint32(n_worker))
-                if WARP * warp() < AT_ONCE * (end - base):
+                if WARP * warp() < end - base:
+                    factor = float32(1)
                     if normed:
                         total = float32(0)
                         for i in range(WORKERS):
                             total += parts[i]
-                        factor = float32(1) / math.sqrt(total / float32(n_in) + eps)
+                        factor = inverse_root(total / float32(n_in) + eps)
                     value = float32(0)
                     for c in range(at_a_time):
                         value += sums[c, thread()]
@@ -298,14 +394,13 @@ def _running(type: str, rows: Rows) -> tuple[Any, Any, Ring]:
 
 def _launch(kernel: Any, start: Any, ring: Ring) -> list[Launch]:
     threads = WARP * (WORKERS + 1)
-    return [Launch(kernel, BLOCKS, ring.size, threads, "few", start)]
+    return [Launch(kernel, BLOCKS, ring.size, threads, "few", start, hands_on=True)]
 
 
 @device
-def of_three(weights, size, quad):
-    """The address of a quad of up to three matrices, one after the other."""
+def of_three(weights, size, row):
+    """The address of a row of up to three matrices, one after the other."""
     w, w2, w3, n, n2 = weights
-    row = AT_ONCE * quad
     if row < n:
         return w + size * row
     return w2 + size * (row - n) if row < n + n2 else w3 + size * (row - n - n2)
@@ -320,7 +415,7 @@ def chosen(three, r, n, n2):
     return (other, r - n) if r < n + n2 else (last, r - n - n2)
 
 
-def _to_rows() -> Rows:
+def _to_rows(rows: int) -> Rows:
     """Products go to rows of their own, added to a bias and to what is there."""
 
     @device
@@ -343,28 +438,25 @@ def _to_rows() -> Rows:
             width, _ = chosen((n, n2, n3), r, n, n2)
             store_f32(y + 4 * (width * t + i), before + value)
 
-    return Rows(1, of_three, ahead, finish)
+    return Rows(rows, of_three, ahead, finish)
 
 
 def products(type: str) -> list[Launch]:
     """Kernel of PRODUCTS."""
-    begin, run, ring = _running(type, _to_rows())
+    begin, run, ring = _running(type, _to_rows(bundle_of(type).rows))
 
     def start(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
         n, n2, n3, add,
     ):  # fmt: skip
-        begin(tid, n_thread, step, (w, w2, w3, n, n2), n_in, (n + n2 + n3) // AT_ONCE)
+        return begin(tid, n_thread, (w, w2, w3, n, n2), packed, n_in, n + n2 + n3)
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
-        n, n2, n3, add,
+        n, n2, n3, add, work,
     ):  # fmt: skip
         to = (y, y2, y3), (bias, bias2, bias3), (n, n2, n3), add
-        run(
-            tid, n_thread, step, (w, w2, w3, n, n2), (packed, normed, eps_f), n_in,
-            (n + n2 + n3) // AT_ONCE, to,
-        )  # fmt: skip
+        run(step, (w, w2, w3, n, n2), (packed, normed, eps_f), n_in, to, work)
 
     return _launch(kernel, start, ring)
 
@@ -396,7 +488,7 @@ def _to_norm() -> Rows:
             store_f32(row + FEW_ROW.squares * (n >> 2) + r // UNIT * 4, squares)
         put_15_bits(row, n, r, value * weight, there)
 
-    return Rows(UNIT // AT_ONCE, of_three, ahead, finish)
+    return Rows(UNIT, of_three, ahead, finish)
 
 
 def product_norm(type: str) -> list[Launch]:
@@ -404,23 +496,23 @@ def product_norm(type: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_norm())
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to):
-        begin(tid, n_thread, step, (w, w, w, n, n), n_in, n // AT_ONCE)
+        return begin(tid, n_thread, (w, w, w, n, n), packed, n_in, n)
 
-    def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to):
-        run(
-            tid, n_thread, step, (w, w, w, n, n), (packed, normed, eps_f), n_in, n // AT_ONCE,
-            (y, bias, n, add, weight, to),
-        )  # fmt: skip
+    def kernel(
+        tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to, work
+    ):
+        where = y, bias, n, add, weight, to
+        run(step, (w, w, w, n, n), (packed, normed, eps_f), n_in, where, work)
 
     return _launch(kernel, start, ring)
 
 
 @device
-def of_gates(weights, size, quad):
-    """The address of a quad of two matrices, of which rows lie in turn, UNIT of each."""
+def of_gates(weights, size, row):
+    """The address of a row of two matrices, of which rows lie in turn, UNIT of each."""
     w, w2 = weights
-    unit, i = quad >> 3, quad & 7
-    return (w2 if i & 4 else w) + size * (UNIT * unit + AT_ONCE * (i & 3))
+    unit, i = row // (2 * UNIT), row % (2 * UNIT)
+    return (w2 if i >= UNIT else w) + size * (UNIT * unit + i % UNIT)
 
 
 def _to_gate(activation: str) -> Rows:
@@ -442,7 +534,7 @@ def _to_gate(activation: str) -> Rows:
         row = packed + FEW_ROW.size * (n >> 2) * t
         put_15_bits(row, n, i, function(gate) * up, there and not late)
 
-    return Rows(2 * UNIT // AT_ONCE, of_gates, ahead, finish)
+    return Rows(2 * UNIT, of_gates, ahead, finish)
 
 
 def product_gate(type: str, activation: str) -> list[Launch]:
@@ -450,40 +542,38 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_gate(activation))
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to):
-        begin(tid, n_thread, step, (w, w2), n_in, 2 * n // AT_ONCE)
+        return begin(tid, n_thread, (w, w2), packed, n_in, 2 * n)
 
-    def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to):
-        run(tid, n_thread, step, (w, w2), (packed, normed, eps_f), n_in, 2 * n // AT_ONCE, (n, to))
+    def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to, work):
+        run(step, (w, w2), (packed, normed, eps_f), n_in, (n, to), work)
 
     return _launch(kernel, start, ring)
 
 
-def _turned(neox: int) -> tuple[Any, Any]:
-    """The functions address and row_of: two quads have the rows that are turned together."""
+def _turned(neox: int, rows: int) -> tuple[Any, Any]:
+    """The functions address and row_of: two bundles have the rows that are turned together."""
 
     @device
     def row_of(r, n_half):
         """The row of the r-th of the rows that a block has in turn."""
         if not neox:
             return r
-        i = r >> 3  # of four pairs
-        quarter = n_half >> 2
-        h = quotient(i, quarter)
-        return 2 * n_half * h + AT_ONCE * (i - quarter * h) + (r & 3) + (n_half if r & 4 else 0)
+        i, part = r // (2 * rows), n_half // rows
+        h = quotient(i, part)
+        return 2 * n_half * h + rows * (i - part * h) + r % rows + n_half * (r // rows % 2)
 
     @device
-    def address(weights, size, quad):
+    def address(weights, size, row):
         w, w2, w3, n, n2, n_half = weights
-        row = row_of(AT_ONCE * quad, n_half)
-        return of_three((w, w2, w3, n, n2), size, row // AT_ONCE)
+        return of_three((w, w2, w3, n, n2), size, row_of(row, n_half))
 
     return address, row_of
 
 
-def _to_keep(neox: int) -> Rows:
+def _to_keep(neox: int, rows: int) -> Rows:
     """Queries and keys are turned by their positions; keys and values go to the pages, f16."""
-    address, row_of = _turned(neox)
-    apart = AT_ONCE if neox else 1  # from a row to the one that it is turned with
+    address, row_of = _turned(neox, rows)
+    apart = rows if neox else 1  # from a row to the one that it is turned with
 
     @device
     def ahead(to, where):
@@ -524,28 +614,25 @@ def _to_keep(neox: int) -> Rows:
         if there and row >= n:
             store_f16(page, value)
 
-    return Rows(2, address, ahead, finish)
+    return Rows(2 * rows, address, ahead, finish)
 
 
 def product_keep(type: str, neox: int) -> list[Launch]:
     """Kernel of PRODUCT_KEEP."""
-    begin, run, ring = _running(type, _to_keep(neox))
+    begin, run, ring = _running(type, _to_keep(neox, bundle_of(type).rows))
 
     def start(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
         cos, sin, n_half, k_pages, v_pages, k_table, v_table,
     ):  # fmt: skip
-        begin(tid, n_thread, step, (w, w2, w3, n, n2, n_half), n_in, (n + 2 * n2) // AT_ONCE)
+        return begin(tid, n_thread, (w, w2, w3, n, n2, n_half), packed, n_in, n + 2 * n2)
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
-        cos, sin, n_half, k_pages, v_pages, k_table, v_table,
+        cos, sin, n_half, k_pages, v_pages, k_table, v_table, work,
     ):  # fmt: skip
         pages = k_pages, v_pages, k_table, v_table
         to = (bias, bias2, bias3), pages, (n, n2), n_half, (cos, sin), q
-        run(
-            tid, n_thread, step, (w, w2, w3, n, n2, n_half), (packed, normed, eps_f), n_in,
-            (n + 2 * n2) // AT_ONCE, to,
-        )  # fmt: skip
+        run(step, (w, w2, w3, n, n2, n_half), (packed, normed, eps_f), n_in, to, work)
 
     return _launch(kernel, start, ring)

@@ -2,15 +2,35 @@
 
 from typing import NamedTuple
 
+from tamis.formats.ggml_types import GGMLType
+
 # Most rows that products read weights anew for; of more, weights are unpacked once. CPUs have a
 # number of their own in ops.py: a GPU's matrix units are worth it sooner.
 FEW_ROWS = 4
 TURNS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
 CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time
-WORKERS = 8  # warps of a block that multiply, of launches that have more than one op of a Program
-ROOM = 32 * WORKERS  # rows whose products such a block has at a time
+# Of launches that do more than one op of a Program: warps of a block that multiply, rows whose
+# products such a block has at a time, elements of the longest row that they norm.
+WORKERS = 8
+ROOM = 32 * WORKERS
+LONGEST_NORM = 64 * ROOM
 TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
+
+
+class Bundle(NamedTuple):
+    """What a warp of such a launch multiplies at a time: neighbouring rows, elements of each."""
+
+    rows: int
+    chunk: int
+
+
+def bundle_of(type: str) -> Bundle:
+    """The bundle of a ggml type: 10 to 23 KB for all workers."""
+    if type in ("Q4_K", "Q5_K"):  # where 64 elements share what is read of scales
+        return Bundle(2, 2 * CHUNK)
+    kind = GGMLType[type]
+    return Bundle(2 if 5 * kind.type_size > 3.2 * kind.block_size else 4, CHUNK)
 
 
 def padded(n_in: int) -> int:
