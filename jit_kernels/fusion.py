@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels.cuda.scratch import LONGEST_NORM, ROOM, WORKERS, bundle_of
+from tamis.jit_kernels.cuda.scratch import CHUNK, LONGEST_NORM, ROOM, WORKERS, bundle_of
 from tamis.jit_kernels.ops import (
     ATTEND,
     ATTEND_MERGE,
@@ -91,7 +91,10 @@ def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> l
         if not products:
             attended = _attended(steps, i)
             if attended:
-                found.append(attended)
+                early = found[-1:] and found[-1].spec.op is PRODUCT_KEEP
+                found.append(
+                    attended._replace(fields=attended.fields | {"early": int(bool(early))})
+                )
                 i += 2 if steps[i + 1].spec.op is ATTEND_MERGE else 1
                 made = _Rows(attended.fields["packed"], 0, 0.0)
                 continue
@@ -136,7 +139,7 @@ def _attended(steps: Sequence[Step], i: int) -> Step | None:
     if (row["x"], row["step"]) != (fields["out"], fields["step"]):
         return None
     packing = _packing(spec)
-    return _step(ATTEND_PACK, packing.constants, **fields, packed=row["packed"])
+    return _step(ATTEND_PACK, packing.constants, **fields, packed=row["packed"], early=0)
 
 
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
@@ -160,9 +163,9 @@ def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
 def _suits(step: Step, n_block: int) -> bool:
     """Whether a matrix comes in pieces that can be copied in bulk, and its rows divide evenly."""
     kind, fields = GGMLType[str(step.spec.constants[0])], step.fields
-    n_in, n_out, bundle = fields["n_in"], fields["n_out"], bundle_of(kind.name)
-    size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * bundle.chunk
-    piece = size if is_long else bundle.rows * size
+    n_in, n_out = fields["n_in"], fields["n_out"]
+    size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * CHUNK
+    piece = size if is_long else bundle_of(kind.name) * size
     return (
         fields["w"] % 16 == piece % 16 == n_out % 16 == 0
         and fields["y_stride"] == n_out

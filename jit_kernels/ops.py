@@ -205,9 +205,12 @@ ATTEND = _op(
     " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
 # The same of one query a row, whose rows of out are also packed as by PACK_ROWS of source "rows",
-# for quantised weights: see PRODUCTS.
+# for quantised weights: see PRODUCTS. early: the launch before it writes no Selection and no table.
 ATTEND_PACK = _op(
-    "attend", "attend_pack", "head_dim group type_k type_v", " ".join((*ATTEND.fields, "packed"))
+    "attend",
+    "attend_pack",
+    "head_dim group type_k type_v",
+    " ".join((*ATTEND.fields, "packed", "early")),
 )
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above. q_block is
 # ATTEND's: for 1, a GPU has nothing left to do.

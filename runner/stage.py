@@ -79,6 +79,7 @@ class Stage:
         self._frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self._held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
+        self._table = np.empty(0, np.int32)  # of pages, as it was shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
         self._decoding = phase, *self._decode(None)
@@ -99,6 +100,13 @@ class Stage:
         phase, decode, parts = self._decoding
         self._prefill = self._linked(self._body_program)
         self._phases = {(phase, False): _Phase(self._linked(decode), parts)}
+
+    def news(self) -> list[np.ndarray]:
+        """The page table, where it is not what was told the last time."""
+        if np.array_equal(self.kv.table, self._table):
+            return []
+        self._table = self.kv.table.copy()
+        return [self.kv.table]
 
     @property
     def programs(self) -> list[LinkedProgram]:

@@ -10,7 +10,8 @@ from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import Runner
 from tamis.jit_kernels.types import zeros
 
-SHARED = ("step", "head_rows", "head_step", "ids", "x", "logits")
+RECORDED = "step", "ids"  # parts of `record`
+SHARED = ("record", "step", "head_rows", "head_step", "ids", "x", "logits")
 HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
 
 
@@ -18,6 +19,7 @@ HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked 
 class Workspace:
     """Buffers for up to n_tok rows; kernels write only here and to the KV."""
 
+    record: np.ndarray  # uint8: step, then ids
     step: np.ndarray  # int64 [STEP_SIZE]: rows and position of the chunk
     head_rows: np.ndarray  # int64 [STEP_SIZE]: which rows the output head reads
     head_step: np.ndarray  # int64 [STEP_SIZE]: the same rows, counted from 0
@@ -45,7 +47,7 @@ class Workspace:
     @property
     def n_bytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(getattr(self, name).nbytes for name in self.__slots__)
+        return sum(getattr(self, name).nbytes for name in self.__slots__ if name not in RECORDED)
 
 
 def new_workspace(hp: HParams, n_tok: int, backend: Runner) -> Workspace:
@@ -54,15 +56,18 @@ def new_workspace(hp: HParams, n_tok: int, backend: Runner) -> Workspace:
     def f32(*shape: int) -> np.ndarray:
         return zeros(shape, np.float32)
 
+    # One array, so that both are sent at once.
+    record = np.zeros(8 * ops.STEP_SIZE + 4 * n_tok, np.uint8)
     n_used = max(1, hp.n_expert_used)
     n_ff = hp.n_ff_expert if hp.n_expert else hp.n_ff
     widest = max(hp.n_embd, hp.n_embd_q, n_ff)
     scratch = max(ops.matmul_scratch(widest), ops.attend_scratch(hp.group, hp.head_dim))
     return Workspace(
-        step=np.zeros(ops.STEP_SIZE, np.int64),
+        record=record,
+        step=record[: 8 * ops.STEP_SIZE].view(np.int64),
         head_rows=np.zeros(ops.STEP_SIZE, np.int64),
         head_step=np.zeros(ops.STEP_SIZE, np.int64),
-        ids=np.zeros(n_tok, np.int32),
+        ids=record[8 * ops.STEP_SIZE :].view(np.int32),
         x=f32(n_tok, hp.n_embd),
         xn=f32(n_tok if hp.n_expert else 0, hp.n_embd),
         q=f32(n_tok, hp.n_head, hp.head_dim),

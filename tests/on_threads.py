@@ -304,6 +304,7 @@ MEANINGS: dict[str, Any] = {
     "bits_to_bytes": _bits_to_bytes,
     "half_f32": lambda w: np.float32(np.array([_low(w) & 0xFFFF], np.uint16).view(np.float16)[0]),
     "bits_f32": lambda w: np.array([_low(w)], np.uint32).view(np.float32)[0],
+    "reciprocal": lambda x: np.float32(1) / np.float32(x),
     "inverse_root": lambda x: np.float32(1 / math.sqrt(x)),
     "rounded": lambda x: int(np.rint(x)),
     "keep": lambda x: x,

@@ -20,14 +20,16 @@ from guarded import on_gpu
 from on_threads import OnThreads, as_python, local, run_block
 from test_kernels_cuda import cases
 
+from tamis.jit_kernels.cuda.scratch import FEW_ROW
+
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
 FILES = (
     "activation", "attend_ends", "best", "freeze", "grid", "kv_frames", "kv_rows", "logits", "moe",
-    "norm", "rope", "score", "select", "select_cpe", "select_delta", "select_hip", "select_lfps",
-    "select_quest", "select_tactic",
+    "norm", "pack", "rope", "score", "select", "select_cpe", "select_delta", "select_hip",
+    "select_lfps", "select_quest", "select_tactic",
 )  # fmt: skip
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
-attend_ends = MODULES[FILES.index("attend_ends")]
+attend_ends, pack = (MODULES[FILES.index(file)] for file in ("attend_ends", "pack"))
 # Op tests of kernels that Python has words for.
 TESTS = {
     test_kernels_cpe: (
@@ -110,11 +112,13 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
     sums = (weights[..., None] * values).sum(axis=-2)
     partial = np.full((n_head, room, size), np.nan, np.float32)
     out, lse = np.full((n_head, head_dim), np.nan, np.float32), np.zeros(n_head, np.float32)
-    turns = np.zeros(n_row, np.int32)
+    turns, width = np.zeros(n_row, np.int32), n_head * head_dim
+    packed = np.full(FEW_ROW.size * width // 4, 0xA5, np.uint8)
+    row_of = packed.ctypes.data, width, 0
     parts = [(row, part) for row in range(n_row) for part in range(n_part[row])]
-    with as_python(attend_ends):
-        finish = attend_ends.finishing(head_dim, heads, 1, n_warp)
-        join = attend_ends.joining(head_dim)
+    with as_python(attend_ends, pack):
+        finish = attend_ends.finishing(head_dim, heads, 1, n_warp, packs=True)
+        join = attend_ends.joining(head_dim, packs=True)
         for row, part in rng.permutation(parts).tolist():
             own, n = slice(heads * row, heads * (row + 1)), int(n_part[row])
             ends = tops[own, part], weights[own, part].sum(axis=-1)
@@ -124,13 +128,13 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
                 local.block.shared.update(left)
                 local.block.barrier.wait()
                 where = partial.ctypes.data, (part, n, room), out.ctypes.data, lse.ctypes.data
-                finish(0, 1, heads * row, n_head, *where, 0)
+                finish(0, 1, heads * row, n_head, *where, row_of)
                 turn = turns[row:].ctypes.data
                 if n > 1 and attend_ends.is_last(turn, n):
                     counts = partial.ctypes.data, (n, room), out.ctypes.data, lse.ctypes.data
-                    join(heads * row, heads, *counts, 0)
+                    join(heads * row, heads, *counts, row_of)
 
-            run_block(body, 256, [partial, out, lse, turns])
+            run_block(body, 256, [partial, out, lse, turns, packed])
     assert not turns.any()
     for head in range(n_head):
         seen = slice(0, n_part[head // heads])
@@ -139,6 +143,12 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
         np.testing.assert_allclose(out[head], mean, atol=2e-5)
         log_sum = np.log(w.sum()) + scores[head, seen].max()
         np.testing.assert_allclose(lse[head], log_sum, atol=2e-5)
+    high, low = packed[: 2 * width].view(np.int8).reshape(2, width)
+    scales, totals = packed[2 * width :][: width // 2].view(np.float32).reshape(2, -1)
+    rows = (128 * high.astype(int) + low) * np.repeat(scales, 16)
+    bound = 0.5001 * np.repeat(scales, 16) + 1e-6 * np.abs(out.reshape(-1))
+    assert (np.abs(rows - out.reshape(-1)) <= bound).all()
+    np.testing.assert_allclose(totals, out.reshape(-1, 16).sum(axis=1), atol=1e-5)
 
 
 def _left(sums, ends):

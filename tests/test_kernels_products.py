@@ -10,6 +10,7 @@ import pytest
 from guarded import on_gpu, runs, step_of
 from on_threads import OnThreads, as_python
 from oracle import gelu_tanh, rms_norm, silu
+from test_kernels_attention import Heads, attention, check, new_case
 from test_kernels_cuda import gpu
 from test_kernels_weights import normal, packed, rounding, weights
 
@@ -100,16 +101,17 @@ SOME = [
     ("Q8_0", 2, 128, (48,), 1, 0),
     ("Q4_K", 1, 1280, (16, 32, 16), 0, 1),
     ("Q5_0", 1, 3072, (96, 16), 1, 1),
-    ("Q6_K", 1, 10240, (16,), 0, 0),
+    ("Q4_K", 2, 17408, (16,), 0, 0),
 ]
 MANY = [
     ("Q4_K", 4, 4096, (4096, 1024, 1024), 1, 1),
+    ("Q4_K", 1, 4096, (4096, 1024, 1024), 1, 1),
     ("Q8_0", 1, 14336, (4096,), 0, 1),
     ("Q4_K", 3, 14336, (4096,), 1, 0),
-    ("Q8_0", 1, 4096, (128256,), 0, 0),
-    ("Q8_0", 2, 896, (151936,), 0, 0),
-    *((type_, 1, n_in, (6144, 16), 1, 1) for type_ in QUANTISED for n_in in (512, 2560, 5120)),
-    *((type_, 2, n_in, (2048,), 0, 0) for type_ in QUANTISED for n_in in (8192, 12288)),
+    ("Q8_0", 1, 1024, (128256,), 0, 0),
+    ("Q8_0", 2, 896, (32000,), 0, 0),
+    *((type_, 1, n_in, (3072, 16), 1, 1) for type_ in QUANTISED for n_in in (512, 2560, 5120)),
+    *((type_, 2, n_in, (1024,), 0, 0) for type_ in QUANTISED for n_in in (8192, 20480)),
 ]
 
 
@@ -133,8 +135,8 @@ def test_products_with_up_to_three_matrices(place, type_, n_tok, n_in, n_out, wi
 @everywhere(
     "type_,n_tok,n_in,n_out,add",
     [("Q8_0", 1, 256, 128, 1), ("Q4_K", 2, 2048, 128, 0)],
-    [(type_, n_tok, 4096, 4096, 1) for type_ in QUANTISED for n_tok in (1, 4)]
-    + [("Q4_K", 1, 14336, 4096, 1), ("Q8_0", 1, 14336, 8192, 1), ("Q5_0", 1, 896, 896, 0)],
+    [(type_, n_tok, 4096, 1536, 1) for type_ in QUANTISED for n_tok in (1, 4)]
+    + [("Q4_K", 1, 14336, 4096, 1), ("Q8_0", 1, 28672, 1024, 1), ("Q5_0", 1, 896, 896, 0)],
 )
 def test_a_product_is_packed_for_its_norm(place, type_, n_tok, n_in, n_out, add):
     rng = np.random.default_rng((n_tok, n_in, n_out))
@@ -160,7 +162,7 @@ def test_a_product_is_packed_for_its_norm(place, type_, n_tok, n_in, n_out, add)
     "type_,activation,n_tok,n_in,n",
     [("Q8_0", "silu", 2, 128, 128), ("Q4_K", "gelu", 1, 1280, 128)],
     [
-        *((type_, "silu", 1, 4096, 14336) for type_ in QUANTISED),
+        *((type_, "silu", 1, 4096, 1792) for type_ in QUANTISED), ("Q4_K", "silu", 1, 4096, 14336),
         ("Q4_K", "gelu", 4, 2048, 8192), ("Q5_0", "silu", 1, 896, 4864),
     ],
 )  # fmt: skip
@@ -189,7 +191,7 @@ def test_a_gate_and_what_it_is_for_are_packed(place, type_, activation, n_tok, n
     "type_,neox,n_tok,n_in,heads,head_dim",
     [("Q8_0", 1, 2, 128, (3, 2), 16), ("Q4_K", 0, 1, 1280, (2, 1), 32)],
     [
-        *((type_, neox, n_tok, 4096, (32, 8), 128)
+        *((type_, neox, n_tok, 2048, (12, 3), 128)
           for type_ in QUANTISED for neox in (0, 1) for n_tok in (1, 3)),
         ("Q5_0", 1, 1, 896, (14, 2), 64), ("Q4_1", 0, 1, 576, (9, 3), 64),
     ],
@@ -251,3 +253,35 @@ def _turned(y, bound, cos, sin, neox):
     wide[..., one] = np.abs(cos) * bound[..., one] + np.abs(sin) * bound[..., other]
     wide[..., other] = np.abs(sin) * bound[..., one] + np.abs(cos) * bound[..., other]
     return turned, wide + 3e-7 * (np.abs(y) + np.abs(y[..., np.r_[half : 2 * half, 0:half]]) + 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("n_split", [1, 3, 40])
+@pytest.mark.parametrize("n_tok", [1, 4])
+@pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q4_0")], ids=str)
+def test_rows_of_attention_are_packed(gpu, types, n_tok, n_split, early):
+    for head_dim, group in ((64, 3), (128, 4), (128, 1), (64, 14)):
+        heads = Heads(head_dim=head_dim, group=group, q_block=1, n_row=4, heads_per_kv=group)
+        for pos, block in ((20, 1), (2500, 16)):
+            case = new_case(heads, n_tok, pos, block, window=0, weighted=True, types=types)
+            expected, lse = attention(case)
+            n, room = head_dim * group * 4, (n_tok, heads.n_head, n_split, head_dim + 2)
+            out = {
+                "out": np.full(expected.shape, np.nan, np.float32),
+                "lse": np.full(lse.shape, np.nan, np.float32),
+                "partial": np.full(
+                    (n_tok, heads.n_head, n_split, head_dim + 2), np.nan, np.float32
+                ),
+                "packed": np.full((n_tok, 3 * n), 0xA5, np.uint8),
+            }
+            with on_gpu(gpu), np.errstate(all="ignore"):
+                found = run(
+                    ops.ATTEND_PACK, (head_dim, group, *types), out, scratch=0, n_split=n_split,
+                    early=early, **case.fields(),
+                )  # fmt: skip
+                check({name: found[name] for name in ("out", "lse")}, (expected, lse), heads, types)
+                rows = found["out"].reshape(n_tok, n).astype(np.float64)
+                steps = np.abs(rows).reshape(n_tok, -1, 16).max(-1) / (127 * 128)
+                bound = 0.5001 * np.repeat(steps, 16, axis=1) + 1e-6 * np.abs(rows)
+                assert (np.abs(as_rows(found["packed"], n_tok, n) - rows) <= bound).all()

@@ -33,6 +33,7 @@ from tamis.jit_kernels.cuda.kv_rows import key_row, row_bytes
 from tamis.jit_kernels.cuda.ptx import (
     ballot,
     exp2,
+    keep,
     shared_address,
     shuffle,
     shuffle_i32,
@@ -190,10 +191,51 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     ahead = "f16" not in kv_types and head_dim <= 128  # what is loaded has room twice
     finish, join = finishing(head_dim, heads, 1, WARPS, packs), joining(head_dim, packs)
 
+    @device
+    def place_of(item, n_row, n_split):
+        """The part, the turn of a group's heads, the row and the token of an item."""
+        part, turn = remainder(item, n_split), quotient(item, n_split)
+        row, turn = turn // n_turn, turn % n_turn
+        return part, turn, row, quotient(row, n_row)
+
+    @device
+    def seen_by(pos, stride, tok, window):
+        """The first and the last position that a token's queries may read."""
+        high = pos + stride * tok
+        return max(0, high - window + 1) if window != 0 else 0, high
+
+    @device
+    def span_of(indptr, indices, block, seen, part, n_split, out):
+        """A part's entries of a row's Selection, and how many parts the row has."""
+        blocks = quotient(seen[0], block), quotient(seen[1], block) + 1
+        begin, end = entries_of(indptr, indices, blocks)
+        n_part = n_part_of(end - begin, block, n_split, out)
+        if part >= n_part:
+            return end, end, n_part
+        begin, end = share_of(begin, end, (part, n_part))
+        return begin, end, n_part
+
+    def start(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
+        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
+        scale_f, packed, early,
+    ):  # fmt: skip
+        """Look up the first keys of a block where the kernel before it writes none of that."""
+        n_tok, pos, _ = step_of(step)
+        if early == 0 or tid >= n_tok * n_row * n_turn * n_split:
+            return 0, 0, 0, int32(0), int32(0), float32(0)
+        part, turn, row, tok = place_of(tid, n_row, n_split)
+        seen, head = seen_by(pos, stride, tok, window), remainder(row, n_row) * group + heads * turn
+        begin, end, n_part = span_of(indptr + 4 * row, indices, block, seen, part, n_split, out)
+        keys = begin, (end - begin) * block, indices, block, *seen
+        pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
+        k_row, v_row, bias = look(keys, pages, KEYS * warp() + lane() % KEYS)
+        return keep(begin), keep(end), keep(n_part), int32(keep(k_row)), int32(keep(v_row)), bias
+
     def work(
         tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
         block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f, packed,
+        scale_f, packed, early, handed,
     ):  # fmt: skip
         n_tok, pos, skip = step_of(step)
         shared = shared_address(cuda.shared.array(0, uint8))
@@ -207,29 +249,31 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         item = tid - n_thread
         while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
             item += n_thread
-            part, turn = remainder(item, n_split), quotient(item, n_split)
-            row, turn = turn // n_turn, turn % n_turn
-            tok = quotient(row, n_row)
-            head, high = remainder(row, n_row) * group + heads * turn, pos + stride * tok
-            low = max(0, high - window + 1) if window != 0 else 0
-            query = n_head * tok + head
+            part, turn, row, tok = place_of(item, n_row, n_split)
+            head = remainder(row, n_row) * group + heads * turn
+            seen, query = seen_by(pos, stride, tok, window), n_head * tok + head
             n = head_dim * n_head
             packed_row = packed + FEW_ROW.size * (n >> 2) * tok, n, n_head * tok
             at_q = (skip + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
             x = read_q(mine + 32 * t, last)  # on its way while the keys are looked up
-            blocks = quotient(low, block), quotient(high, block) + 1
-            begin, end = entries_of(indptr + 4 * row, indices, blocks)
-            n_part = n_part_of(end - begin, block, n_split, out)
+            looked_up = early != 0 and item == tid
+            if looked_up:
+                begin, end, n_part = handed[0], handed[1], handed[2]
+            else:
+                begin, end, n_part = span_of(
+                    indptr + 4 * row, indices, block, seen, part, n_split, out
+                )
             if part >= n_part:
                 continue
-            begin, end = share_of(begin, end, (part, n_part))
-            keys = begin, (end - begin) * block, indices, block, low, high
+            keys = begin, (end - begin) * block, indices, block, *seen
             pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
             state = float32(LOWEST), float32(0), zero()
             first = KEYS * warp() + lane() % KEYS
-            found = look(keys, pages, first)
+            found = handed[3], handed[4], handed[5]
+            if not looked_up:
+                found = look(keys, pages, first)
             values = load_q(x, scale_f * float32(LOG2_E))
             if ahead:
                 loaded = load(at, found)
@@ -273,7 +317,10 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         works(
             tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
             block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse,
-            scratch, scale_f, 0,
+            scratch, scale_f, 0, 0, (0, 0, 0, int32(0), int32(0), float32(0)),
         )  # fmt: skip
 
-    return Launch(work if packs else kernel, shared=4 * WARPS * heads * size, start=look_ahead)
+    n_byte = 4 * WARPS * heads * size
+    if packs:
+        return Launch(work, shared=n_byte, start=start, hands_on=True)
+    return Launch(kernel, shared=n_byte, start=look_ahead)

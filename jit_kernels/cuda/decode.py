@@ -326,58 +326,6 @@ def halves_mxfp4(p, u):
     return (32 * u, 32 * u + 16), (low, d, zero), (high, d, zero)
 
 
-# ---- four units at a time ----------------------------------------------------------------------
-# `quarters(row, u)` gives 64 elements of a row as four units: where they begin, their q, and scale
-# and offset of the first two and of the last two.
-
-
-def quarters_q4_k(p, u):
-    """Low and high nibbles of 32 bytes."""
-    b, part = p + 144 * (u >> 2), 2 * (u & 3)
-    one, other = scales_and_minima(const_u128(b), part)
-    v, w = const_u128(b + 16 + 16 * part), const_u128(b + 32 + 16 * part)
-    at = 256 * (u >> 2) + 32 * part
-    return (
-        (at, at + 16, at + 32, at + 48),
-        (
-            fields(v, 0, NIBBLES), fields(w, 0, NIBBLES),
-            fields(v, 0, HIGH_NIBBLES), fields(w, 0, HIGH_NIBBLES),
-        ),
-        one,
-        (other[0] * float32(1 / 16), other[1]),
-    )  # fmt: skip
-
-
-def quarters_q5_k(p, u):
-    """The same, with fifth bits."""
-    b, part = p + 176 * (u >> 2), 2 * (u & 3)
-    one, other = scales_and_minima(const_u128(b), part)
-    v, w = const_u128(b + 48 + 16 * part), const_u128(b + 64 + 16 * part)
-    x, y = const_u128(b + 16), const_u128(b + 32)
-    at = 256 * (u >> 2) + 32 * part
-    return (
-        (at, at + 16, at + 32, at + 48),
-        (
-            joined(fields(v, 0, NIBBLES), fields(x, part, ONES), 4),
-            joined(fields(w, 0, NIBBLES), fields(y, part, ONES), 4),
-            joined(fields(v, 4, NIBBLES), fields(x, part + 1, ONES), 4),
-            joined(fields(w, 4, NIBBLES), fields(y, part + 1, ONES), 4),
-        ),
-        one,
-        other,
-    )  # fmt: skip
-
-
-def is_wide(type: str) -> bool:
-    """Whether a type has `quarters`."""
-    return f"quarters_{type.lower()}" in globals()
-
-
-def quarters_of(type: str) -> Any:
-    """The function quarters of such a type's name, for rows in shared memory."""
-    return device(_of_shared(globals()[f"quarters_{type.lower()}"]))
-
-
 def halves_of(type: str) -> Any:
     """The function halves of a quantised ggml type's name, for rows in shared memory."""
     own = globals().get(f"halves_{type.lower()}")

@@ -67,31 +67,19 @@ def x_unit(high, scale, n):
     return const_u128(high), const_u128(low), const_f32(scale), const_f32(total)
 
 
-def dotting(type: str) -> Any:
-    """The function (four words of weights, a unit of x) -> the product of 16 elements, int32."""
+def multiplying(type: str) -> Any:
+    """The function (weights of two units, units x and y) -> the product of 32 elements."""
     dot = dot_s8 if is_signed(type) else dot_u8
 
     @device
-    def product(q, x):
-        high, low, s = x[0], x[1], int32(0)
+    def unit(weights, x):
+        (q, d, m), (high, low, scale, total), s = weights, x, int32(0)
         for j in range(4):
             s = dot(q[j], high[j], s)
         s = int32(s << 7)
         for j in range(4):
             s = dot(q[j], low[j], s)
-        return s
-
-    return product
-
-
-def multiplying(type: str) -> Any:
-    """The function (weights of two units, units x and y) -> the product of 32 elements."""
-    dot = dotting(type)
-
-    @device
-    def unit(weights, x):
-        q, d, m = weights
-        return d * x[2] * float32(dot(q, x)) + m * x[3]
+        return d * scale * float32(s) + m * total
 
     @device
     def both(weights, x, y):

@@ -5,7 +5,7 @@ Few are float32 or, for quantised weights, numbers of 15 bits: two signed bytes 
 
 import math
 
-from numba import float32, int32
+from numba import float32
 
 from tamis.jit_kernels.cuda.activation import gelu, silu
 from tamis.jit_kernels.cuda.gemm import padding
@@ -19,7 +19,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i8,
 )
-from tamis.jit_kernels.cuda.ptx import shuffle_xor
+from tamis.jit_kernels.cuda.ptx import reciprocal, shuffle_xor
 from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS
 
 
@@ -70,7 +70,8 @@ def put_15_bits(packed, n, i, value, live):
     for lanes in range(4):  # sixteen neighbours share a scale
         top = max(top, shuffle_xor(top, 8 >> lanes))
         total += shuffle_xor(total, 8 >> lanes)
-    whole = rounded(value * (float32(127 * 128) / top)) if top > float32(1e-30) else int32(0)
+    factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
+    whole = rounded(value * factor)
     high = (whole + 64) >> 7
     if live:
         store_i8(packed + i, high)
@@ -88,7 +89,7 @@ def put_two_15_bits(packed, n, i, one, other):
     for lanes in range(3):
         top = max(top, shuffle_xor(top, 4 >> lanes))
         total += shuffle_xor(total, 4 >> lanes)
-    factor = float32(127 * 128) / top if top > float32(1e-30) else float32(0)
+    factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
     first, second = rounded(one * factor), rounded(other * factor)
     high, next_high = (first + 64) >> 7, (second + 64) >> 7
     store_i8(packed + i, high)

@@ -13,7 +13,7 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.activation import gelu, silu
-from tamis.jit_kernels.cuda.decode import halves_of, is_wide, quarters_of, row_bytes_of
+from tamis.jit_kernels.cuda.decode import halves_of, row_bytes_of
 from tamis.jit_kernels.cuda.grid import (
     WARP,
     Launch,
@@ -34,7 +34,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
 )
 from tamis.jit_kernels.cuda.kv_rows import key_row
-from tamis.jit_kernels.cuda.matmul_few import before_of, dotting, four_sums, multiplying, x_unit
+from tamis.jit_kernels.cuda.matmul_few import before_of, four_sums, multiplying, x_unit
 from tamis.jit_kernels.cuda.pack import put_15_bits
 from tamis.jit_kernels.cuda.ptx import (
     barrier_arrive,
@@ -50,23 +50,29 @@ from tamis.jit_kernels.cuda.ptx import (
     sync_threads,
     sync_warp,
 )
-from tamis.jit_kernels.cuda.scratch import FEW_ROW, LONGEST_NORM, ROOM, WORKERS, Bundle, bundle_of
+from tamis.jit_kernels.cuda.scratch import (
+    CHUNK,
+    FEW_ROW,
+    LONGEST_NORM,
+    ROOM,
+    WORKERS,
+    bundle_of,
+)
 
-BLOCKS = 2  # a multiprocessor's
-PLACES = 37 << 10  # bytes for weights on their way to a block, if two groups are not more
+BLOCKS = 1  # a multiprocessor's
+PLACES = 112 << 10  # bytes for weights on their way to a block, if two groups are not more
 UNIT = 16  # elements of a packed row that share a scale
 
 
 class Ring(NamedTuple):
     """Places in shared memory for what is on its way: `stages` groups of bundles.
 
-    rows: of a bundle; chunk: elements of a row that a worker multiplies; part: bytes of these;
-    group: bytes of a place, for as many bundles' chunks as there are workers. Behind the places are
-    two barriers for each: all of it is there; all workers are done with it.
+    rows: of a bundle; part: bytes of CHUNK elements of a row; group: bytes of a place, for as many
+    bundles' parts as there are workers. Behind the places are two barriers for each: all of it is
+    there; all workers are done with it.
     """
 
     rows: int
-    chunk: int
     part: int
     group: int
     stages: int
@@ -79,10 +85,10 @@ class Ring(NamedTuple):
 
 def ring_of(type: str) -> Ring:
     """The places for a type's blocks."""
-    kind, bundle = GGMLType[type], bundle_of(type)
-    part = bundle.chunk // kind.block_size * kind.type_size
-    group = WORKERS * bundle.rows * part
-    return Ring(*bundle, part, group, max(2, PLACES // group))
+    kind, rows = GGMLType[type], bundle_of(type)
+    part = CHUNK // kind.block_size * kind.type_size
+    group = WORKERS * rows * part
+    return Ring(rows, part, group, max(2, PLACES // group))
 
 
 class Rows(NamedTuple):
@@ -101,7 +107,7 @@ def _bringing(ring: Ring, address: Any) -> tuple[Any, Any]:
     own: the block's rows, the chunks of a row, rows of a group. Where a row has more chunks than
     there are workers, a group is so many chunks of a bundle.
     """
-    rows, _, part, group, stages = ring
+    rows, part, group, stages = ring
     step = WORKERS * part
 
     @device
@@ -138,7 +144,7 @@ def _bringing(ring: Ring, address: Any) -> tuple[Any, Any]:
 
 
 class Multiplying(NamedTuple):
-    """A worker's functions. A lane has 32 elements of a chunk, or 64 of a wide type."""
+    """A worker's functions. A lane has two units of a chunk."""
 
     x_at: Any  # (packed row, its elements, chunk) -> where the lane's bytes and scales are
     x_of: Any  # (these, elements) -> what a lane multiplies with all rows
@@ -147,44 +153,17 @@ class Multiplying(NamedTuple):
     none: Any  # sums of nothing
 
 
-def _multiplying(type: str, bundle: Bundle) -> Multiplying:
+def _multiplying(type: str, rows: int) -> Multiplying:
     """The functions for a type's blocks."""
-    rows, chunk = bundle
-    of_row, first_of, x_of = _of_wide(type) if is_wide(type) else _of_narrow(type)
-    each = chunk // WARP
+    halves, both = halves_of(type), multiplying(type)
 
     @device
     def x_at(row, n, number):
         """Where a lane's bytes and scales of a chunk begin; of the first where it has none."""
-        here = lane() if chunk * number + each * lane() < n else 0
-        at = (chunk * number if chunk * number + each * here < n else 0) + first_of(here)
+        u = lane() if CHUNK * number + WARP * lane() < n else 0
+        at = CHUNK * number if CHUNK * number + WARP * u < n else 0
+        at += halves(0, u)[0][0]  # nothing is read
         return row + at, row + FEW_ROW.scale * (n >> 2) + (at >> 2)
-
-    @device
-    def two(at, stride, x):
-        return of_row(at, x), of_row(at + stride, x)
-
-    @device
-    def four(at, stride, x):
-        one, other = of_row(at, x), of_row(at + stride, x)
-        return one, other, of_row(at + 2 * stride, x), of_row(at + 3 * stride, x)
-
-    if rows == 2:
-        return Multiplying(x_at, x_of, two, two_sums, (float32(0),) * 2)
-    return Multiplying(x_at, x_of, four, four_sums, (float32(0),) * 4)
-
-
-def _of_narrow(type: str) -> tuple[Any, Any, Any]:
-    """A row's product with a lane's 32 elements, where they begin, and these, as two units."""
-    halves, both = halves_of(type), multiplying(type)
-
-    @device
-    def of_row(at, x):
-        return both(halves(at, lane()), x[0], x[1])
-
-    @device
-    def first_of(u):
-        return halves(0, u)[0][0]  # nothing is read
 
     @device
     def x_of(at, n):
@@ -192,37 +171,24 @@ def _of_narrow(type: str) -> tuple[Any, Any, Any]:
         apart = other - one
         return x_unit(at[0], at[1], n), x_unit(at[0] + apart, at[1] + (apart >> 2), n)
 
-    return of_row, first_of, x_of
-
-
-def _of_wide(type: str) -> tuple[Any, Any, Any]:
-    """The same of 64 elements, four units: those of two in turn share their weights' scales."""
-    quarters, dot = quarters_of(type), dotting(type)
+    @device
+    def two(at, stride, x):
+        u, (one, other) = lane(), x
+        return both(halves(at, u), one, other), both(halves(at + stride, u), one, other)
 
     @device
-    def of_two(q, other_q, scale, least, x, y, sums):
-        value = x[2] * float32(dot(q, x)) + y[2] * float32(dot(other_q, y))
-        return scale * value + least * sums
+    def four(at, stride, x):
+        u, (first, second) = lane(), x
+        one, other = halves(at, u), halves(at + stride, u)
+        more, most = halves(at + 2 * stride, u), halves(at + 3 * stride, u)
+        return (
+            both(one, first, second), both(other, first, second),
+            both(more, first, second), both(most, first, second),
+        )  # fmt: skip
 
-    @device
-    def of_row(at, x):
-        (a, b, c, d), (one, least), (other, lower) = quarters(at, lane())[1:]
-        (e, f, g, h), first, second = x
-        return of_two(a, b, one, least, e, f, first) + of_two(c, d, other, lower, g, h, second)
-
-    @device
-    def first_of(u):
-        return quarters(0, u)[0][0]  # nothing is read
-
-    @device
-    def x_of(at, n):
-        high, scale = at  # the four follow one another
-        e, f = x_unit(high, scale, n), x_unit(high + UNIT, scale + UNIT // 4, n)
-        g = x_unit(high + 2 * UNIT, scale + UNIT // 2, n)
-        h = x_unit(high + 3 * UNIT, scale + 3 * UNIT // 4, n)
-        return (e, f, g, h), e[3] + f[3], g[3] + h[3]
-
-    return of_row, first_of, x_of
+    if rows == 2:
+        return Multiplying(x_at, x_of, two, two_sums, (float32(0),) * 2)
+    return Multiplying(x_at, x_of, four, four_sums, (float32(0),) * 4)
 
 
 @device
@@ -264,10 +230,10 @@ class Work(NamedTuple):
 def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     """The functions start and run: all of an op's work but what `which` does."""
     ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
-    rows, n_element, part, group, stages = ring
+    rows, part, group, stages = ring
     bring, groups_of = _bringing(ring, address)
-    x_at, x_of, multiply, total_of, none = _multiplying(type, Bundle(rows, n_element))
-    n_worker, each, apart = WORKERS * WARP, n_element // WARP, WARP // rows
+    x_at, x_of, multiply, total_of, none = _multiplying(type, rows)
+    n_worker, apart = WORKERS * WARP, WARP // rows
 
     @device
     def start(tid, n_thread, weights, packed, n_in, n_row):
@@ -280,7 +246,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         # All blocks have as many rows, but for the last ones; groups have a power of two of them.
         share = int32(unit) * int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread))
         first, last = min(share * tid, int32(n_row)), min(share * (tid + 1), int32(n_row))
-        n_chunk, per = int32(quotient(n_in + n_element - 1, n_element)), int32(rows)
+        n_chunk, per = int32(quotient(n_in + CHUNK - 1, CHUNK)), int32(rows)
         at_a_time = min(n_chunk, int32(WORKERS))
         while 2 * per * at_a_time <= rows * WORKERS:
             per = int32(2 * per)
@@ -347,7 +313,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                     if n_chunk > WORKERS and (chunk > own_chunk or base > first):
                         units = x_of(x_at(packed + far, n_in, chunk), n_in)
                     works = mine < per and chunk < n_chunk
-                    live = works and n_element * chunk + each * lane() < n_in
+                    live = works and CHUNK * chunk + WARP * lane() < n_in
                     r = int32(base + mine)
                     while r < end + mine:
                         full = uint32(shared + stages * group + 16 * place)
@@ -384,8 +350,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                             total += parts[i]
                         factor = inverse_root(total / float32(n_in) + eps)
                     value = float32(0)
-                    for c in range(at_a_time):
-                        value += sums[c, thread()]
+                    for c in range(WORKERS):  # all of them are read together
+                        value += sums[c, thread()] if c < at_a_time else float32(0)
                     finish(to, where, factor * value, ahead)
                 sync_threads(uint32(n_worker))  # before the next sums overwrite what is read here
 
@@ -443,7 +409,7 @@ def _to_rows(rows: int) -> Rows:
 
 def products(type: str) -> list[Launch]:
     """Kernel of PRODUCTS."""
-    begin, run, ring = _running(type, _to_rows(bundle_of(type).rows))
+    begin, run, ring = _running(type, _to_rows(bundle_of(type)))
 
     def start(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
@@ -619,7 +585,7 @@ def _to_keep(neox: int, rows: int) -> Rows:
 
 def product_keep(type: str, neox: int) -> list[Launch]:
     """Kernel of PRODUCT_KEEP."""
-    begin, run, ring = _running(type, _to_keep(neox, bundle_of(type).rows))
+    begin, run, ring = _running(type, _to_keep(neox, bundle_of(type)))
 
     def start(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,

@@ -310,6 +310,9 @@ equal_lanes = _ptx("match.any.sync.b32 $0, $1, 0xffffffff;", uint32, uint32, vol
 EXP2 = Text("ex2.approx.ftz.f32 $0, $1;", float32, (float32,))
 exp2 = _intrinsic(EXP2, "2^x within 2 units of the last place (9.7.3.21); 0 below -126.")
 
+reciprocal = _ptx("rcp.approx.ftz.f32 $0, $1;", float32, float32)(
+    "1 / x within a unit of the last place (9.7.3.13); of less than 2^-126, infinite."
+)
 inverse_root = _ptx("rsqrt.approx.ftz.f32 $0, $1;", float32, float32)(
     "1 / sqrt(x) within 2^-22 of it (9.7.3.17)."
 )

@@ -12,25 +12,16 @@ DEPTH = 64  # elements of a row that the matrix product holds at a time
 CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time
 # Of launches that do more than one op of a Program: warps of a block that multiply, rows whose
 # products such a block has at a time, elements of the longest row that they norm.
-WORKERS = 8
+WORKERS = 16
 ROOM = 32 * WORKERS
-LONGEST_NORM = 64 * ROOM
+LONGEST_NORM = 1 << 14
 TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
 
 
-class Bundle(NamedTuple):
-    """What a warp of such a launch multiplies at a time: neighbouring rows, elements of each."""
-
-    rows: int
-    chunk: int
-
-
-def bundle_of(type: str) -> Bundle:
-    """The bundle of a ggml type: 10 to 23 KB for all workers."""
-    if type in ("Q4_K", "Q5_K"):  # where 64 elements share what is read of scales
-        return Bundle(2, 2 * CHUNK)
+def bundle_of(type: str) -> int:
+    """Neighbouring rows of a ggml type that a warp of such a launch multiplies at a time."""
     kind = GGMLType[type]
-    return Bundle(2 if 5 * kind.type_size > 3.2 * kind.block_size else 4, CHUNK)
+    return 2 if kind.type_size > 0.64 * kind.block_size else 4  # 21 to 42 KB for all workers
 
 
 def padded(n_in: int) -> int:
