@@ -425,12 +425,12 @@ def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
         for _ in range(3):
             session.decode(5)
         moved.append(rows.moved())
-    sent = ws.step.nbytes + ws.ids.nbytes + 4 * hp.n_layer * hp.n_embd_q
+    sent = ws.step.nbytes + ws.ids[:1].nbytes + 4 * hp.n_layer * hp.n_embd_q
     fetched = 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
     assert moved == 2 * [(3 * sent, 3 * fetched)]
     rows.moved()
     session.prefill(ids_of(50))
-    sent = ws.step.nbytes + ws.ids.nbytes + 50 * 4 * hp.n_layer * hp.n_embd_q
+    sent = ws.step.nbytes + ws.ids[:50].nbytes + 50 * 4 * hp.n_layer * hp.n_embd_q
     # One row's logits; the head is told of it, and each layer that it freezes no rows.
     sent += ws.head_rows.nbytes + ws.head_step.nbytes
     fetched = 50 * 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
