@@ -325,7 +325,13 @@ def test_two_products_that_are_waited_for_apart_are_no_pair(layer):
     assert names(launched(layer.values())) == expected
 
 
-def test_a_norm_of_one_of_two_products_is_an_op_of_its_own(layer, at):
+def test_two_products_are_not_turned(layer):
+    del layer["v"]
+    layer["k"] = layer["k"]._replace(sync=True)
+    assert names(launched(layer.values())) == KEPT
+
+
+def test_a_norm_of_one_of_two_products_is_an_op_of_its_own(layer):
     more = layer["out"]._replace(fields=layer["out"].fields | {"y": OTHER})
     layer["out"] = layer["out"]._replace(sync=False)
     assert names(launched(with_after(layer, "out", more))) == NORM
