@@ -135,6 +135,40 @@ def test_what_is_run_again_for_its_queries_leaves_keys_as_they_were(path, gpu, n
     engine.close()
 
 
+def test_kernels_are_told_of_pages_only_where_these_changed(path, gpu, monkeypatch):
+    engine, sent, send = loaded(path, -1), [], Apart.send
+
+    def noted(backend, *arrays):
+        sent.extend(arrays)
+        send(backend, *arrays)
+
+    monkeypatch.setattr(Apart, "send", noted)
+    session = engine.session(n_ctx=4 * PAGE, n_ubatch=32)
+    (stage,) = session._stages
+
+    def told():
+        """How often the page table was sent, and what was sent with it."""
+        n, others = sum(a is stage.kv.table for a in sent), {a.nbytes for a in sent}
+        sent.clear()
+        return n, others - {stage.kv.table.nbytes}
+
+    record = stage.ws.step.nbytes
+    session.prefill(ids_of(PAGE - 2))
+    assert told()[0] == 1
+    for n in (0, 0, 1, 0):  # the third token is on a page of its own
+        session.decode(5)
+        assert told() == (n, {record + 4})
+    session.truncate(PAGE - 1)
+    one, *_ = steps(session, [5, 5])
+    fork = engine.session(n_ctx=4 * PAGE, n_ubatch=32)
+    fork.copy(session)
+    session.truncate(PAGE - 1)
+    sent.clear()
+    np.testing.assert_array_equal(session.decode(5), one)
+    assert told()[0] == 1  # what the fork has, too, is written to a page of its own
+    engine.close()
+
+
 @pytest.mark.parametrize("n", [0, 1, 4, N_LAYER, N_LAYER + 1, -1])
 def test_it_is_the_last_layers_and_then_the_output_as_in_llama_cpp(path, gpu, n):
     engine = loaded(path, n)
