@@ -23,6 +23,8 @@ from tamis.jit_kernels.workers import Command, CompileError, compile_specs
 BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 F16 = ("f16", "f16")  # keys and values
 NO_CONSTANT = r"(?s)\A(?!.*ld\.global\.nc)"  # a home in RAM is written within the same graph
+# Weights come in bulk, to where a barrier says that they are there.
+IN_BULK = ["cp.async.bulk.shared", "mbarrier.arrive.expect_tx", "mbarrier.try_wait"]
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
 MEANT = {
     KernelSpec(ops.EMBED, ("Q4_1",)): ["ld.global.nc", "st.global.v4.f32"],
@@ -40,6 +42,16 @@ MEANT = {
         "ld.global.v4.f32",
         "fma.rn.f32",
     ],
+    KernelSpec(ops.PRODUCTS, ("Q4_K",)): [*IN_BULK, "dp4a.u32.s32", "st.global.f32"],
+    KernelSpec(ops.PRODUCT_NORM, ("Q8_0",)): [
+        *IN_BULK,
+        "dp4a.s32.s32",
+        "rsqrt.approx",
+        "st.global.u8|st.global.b8",
+    ],
+    KernelSpec(ops.PRODUCT_GATE, ("Q4_K", "silu")): [*IN_BULK, "dp4a.u32.s32", "ex2.approx"],
+    KernelSpec(ops.PRODUCT_KEEP, ("Q8_0", 0)): [*IN_BULK, "st.global.u16|st.global.b16"],
+    KernelSpec(ops.PRODUCT_KEEP, ("Q4_K", 1)): [*IN_BULK, "st.global.u16|st.global.b16"],
     KernelSpec(ops.MOE_ROUTE, ()): ["shfl.sync.bfly", "redux.sync.min.s32", "ex2.approx"],
     KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
         "wgmma|mma.sync",
@@ -88,6 +100,11 @@ MEANT = {
         r"prmt.*0x64646464",
         "st.shared.v4.u32",
         "fence.proxy.async|ldmatrix",
+    ],
+    KernelSpec(ops.ATTEND_PACK, (128, 4, *F16)): [
+        "ld.global.nc.v4.u32",
+        "mma.sync",
+        "st.global.u8|st.global.b8",
     ],
     KernelSpec(ops.ATTEND_MERGE, (64, 16)): ["ex2.approx"],
     KernelSpec(ops.AUDIT_HEADS, (64, *F16)): ["ld.global.nc.v4", "ex2.approx", "sqrt.rn.f64"],
@@ -148,9 +165,10 @@ MEANT = {
 
 # On sm_90a kernels differ in their first instructions, and products in what multiplies.
 BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND}
-COMPILED = [
-    (spec, target) for spec in MEANT for target in TARGETS if target == "sm_80" or spec.op in BOTH
-]
+# And these are launched by no other GPU: see fusion.py.
+FUSED = {ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_KEEP, ops.ATTEND_PACK}
+ON = {"sm_80": set(BY_NAME.values()) - FUSED, "sm_90a": BOTH | FUSED}
+COMPILED = [(spec, target) for spec in MEANT for target in TARGETS if spec.op in ON[target]]
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 
 from tamis.jit_kernels import cuda_backend, ops
 from tamis.jit_kernels.cuda.driver import Function
-from tamis.jit_kernels.cuda.scratch import TURNS, matmul_scratch
+from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS, TURNS, matmul_scratch
 from tamis.jit_kernels.cuda.target import TARGETS
 from tamis.jit_kernels.cuda_backend import CudaBackend
-from tamis.jit_kernels.program import Program
+from tamis.jit_kernels.program import KernelSpec, Program
 from tamis.jit_kernels.types import zeros
 
 ELSEWHERE = 1 << 40  # how far from memory that is mapped kernels see it
@@ -57,7 +57,7 @@ class StandIn:
     def download(self, host, address, n_bytes):
         ctypes.memmove(host, address, n_bytes)
 
-    def launch(self, function, fields, *, beside, share, overlaps):
+    def launch(self, function, fields, *, beside=False, share=1, overlaps=True):
         self._capturing.append((function.handle, fields))
         self.how.append((beside, share))
         self.overlapping.append(overlaps)
@@ -96,9 +96,11 @@ class StandIn:
 class Library:
     """Two kernels of MATMUL, one of every other op."""
 
-    def __init__(self, device): ...
+    def __init__(self, device):
+        self.loaded = set()
 
-    def load(self, specs, progress=None): ...
+    def load(self, specs, progress=None):
+        self.loaded |= set(specs)
 
     def functions(self, spec):
         if spec.op is ops.MATMUL:
@@ -221,6 +223,90 @@ def test_products_of_the_same_few_rows_share_the_gpu(backend, n_tok, how):
     assert backend.device.how == how
 
 
+def feed_forward(step):
+    """A Program of rows, a gate of theirs and what is made of it."""
+    program, packed = Program(), zeros(ops.packed_bytes(8, 512), np.uint8)
+    x, y = zeros((8, 256), np.float32), zeros((8, 256), np.float32)
+    gate, up = zeros((8, 512), np.float32), zeros((8, 512), np.float32)
+    for source, rows, other, n, products in (
+        ("rows", x, None, 256, (gate, up)), ("silu", gate, up, 512, (y,))
+    ):  # fmt: skip
+        program.add(
+            ops.PACK_ROWS, ("quantised", source), step=step, x=rows, other=other, packed=packed,
+            n=n, scratch=0, eps_f=0.0,
+        )  # fmt: skip
+        for i, to in enumerate(products):
+            n_out = to.shape[1]
+            program.add(
+                ops.MATMUL, ("Q8_0",), sync=i == len(products) - 1, step=step, packed=packed,
+                w=zeros(n_out * n // 32 * 34, np.uint8), bias=None, y=to, n_in=n, n_out=n_out,
+                y_stride=n_out, add=0, scratch=0,
+            )  # fmt: skip
+    return program, packed
+
+
+FEW, MANY = "matmul few", "matmul many"
+FUSED = ["pack_rows", "product_gate", "products"]
+
+
+@pytest.mark.parametrize(
+    ("n_tok", "timed", "target", "names"),
+    [
+        (1, False, "sm_90a", FUSED),
+        (4, False, "sm_90a", FUSED),
+        (5, False, "sm_90a", ["pack_rows", MANY, MANY, "pack_rows", MANY]),
+        (1, True, "sm_90a", ["pack_rows", FEW, FEW, "pack_rows", FEW]),
+        (1, False, "sm_80", ["pack_rows", FEW, FEW, "pack_rows", FEW]),
+    ],
+)
+def test_ops_of_few_rows_are_launched_together(backend, n_tok, timed, target, names):
+    backend.device.target = TARGETS[target]
+    linked = backend.link(feed_forward(np.array([n_tok, 0, 0]))[0])
+    backend.timed = timed
+    backend.run(linked)
+    assert [name for name, _ in backend.device.started] == names
+    assert [graph[0][0] for graph in linked.launches(backend)] == names
+
+
+def test_each_replay_is_launched_as_it_may_be(backend):
+    step = np.array([1, 0, 0])
+    linked = backend.link(feed_forward(step)[0])
+    for n_tok, timed, n_launch in ((1, False, 3), (1, True, 5), (8, False, 5), (2, False, 3)):
+        step[0], backend.timed = n_tok, timed
+        backend.run(linked)
+        assert len(backend.device.started) == n_launch
+    backend.run(linked, 0, 3)
+    assert [name for name, _ in backend.device.started] == ["pack_rows", "products"]
+    backend.run(linked, 3)
+    assert [name for name, _ in backend.device.started] == ["pack_rows", "products"]
+
+
+def test_what_may_be_launched_is_loaded_with_the_rest(backend):
+    program = feed_forward(np.array([1, 0, 0]))[0]
+    fused = {KernelSpec(ops.PRODUCT_GATE, ("Q8_0", "silu")), KernelSpec(ops.PRODUCTS, ("Q8_0",))}
+    backend.load(program.specs)
+    assert program.specs | fused < backend.library.loaded
+    loaded = set(backend.library.loaded)
+    backend.run(backend.link(program))
+    assert backend.library.loaded == loaded
+    backend.device.target, backend.library.loaded = TARGETS["sm_80"], set()
+    backend.load(program.specs)
+    assert backend.library.loaded == program.specs
+
+
+def test_rows_are_packed_to_the_other_half_of_their_room(backend):
+    program, packed = feed_forward(np.array([4, 0, 0]))
+    backend.run(backend.link(program))
+    (_, first), (_, gate), (_, products) = backend.device.started
+    first = dict(zip(ops.PACK_ROWS.fields, first, strict=True))["packed"]
+    gate = dict(zip(ops.PRODUCT_GATE.fields, gate, strict=True))
+    products = dict(zip(ops.PRODUCTS.fields, products, strict=True))
+    assert (gate["packed"], products["packed"]) == (first, gate["to"])
+    room, n_byte = gate["to"] - first, FEW_ROWS * FEW_ROW.size * 512 // 4
+    assert room % cuda_backend.ALIGNMENT == 0
+    assert n_byte <= room <= packed.nbytes - n_byte
+
+
 def test_experts_have_scratch_for_their_rows_and_plan(backend):
     program, n_tok, n_used = Program(), 6, 2
     program.add(
@@ -230,8 +316,8 @@ def test_experts_have_scratch_for_their_rows_and_plan(backend):
         n_out=5, n_used=n_used, n_expert=4, x_per_slot=1, scratch=0,
     )  # fmt: skip
     linked = backend.link(program)
-    # Rows as float16, up to 128 elements, or 2.5 bytes an element; 12 slots, at most 12 tiles.
-    assert backend.scratch(0).n_bytes == TURNS + 12 * 256 + 4 * (12 + 1 + 3 * 12)
+    # Rows as float16, up to 128 elements, or 3 bytes an element; 12 slots, at most 12 tiles.
+    assert backend.scratch(0).n_bytes == TURNS + 12 * 288 + 4 * (12 + 1 + 3 * 12)
     backend.run(linked)
     (seen,) = fields(backend, ops.MOE_MATMUL)
     assert seen["scratch"] == backend.scratch(0).address + TURNS

@@ -270,9 +270,7 @@ def test_rows_of_attention_are_packed(gpu, types, n_tok, n_split, early):
             out = {
                 "out": np.full(expected.shape, np.nan, np.float32),
                 "lse": np.full(lse.shape, np.nan, np.float32),
-                "partial": np.full(
-                    (n_tok, heads.n_head, n_split, head_dim + 2), np.nan, np.float32
-                ),
+                "partial": np.full(room, np.nan, np.float32),
                 "packed": np.full((n_tok, 3 * n), 0xA5, np.uint8),
             }
             with on_gpu(gpu), np.errstate(all="ignore"):

@@ -135,6 +135,40 @@ def test_what_is_run_again_for_its_queries_leaves_keys_as_they_were(path, gpu, n
     engine.close()
 
 
+def test_kernels_are_told_of_pages_only_where_these_changed(path, gpu, monkeypatch):
+    engine, sent, send = loaded(path, -1), [], Apart.send
+
+    def noted(backend, *arrays):
+        sent.extend(arrays)
+        send(backend, *arrays)
+
+    monkeypatch.setattr(Apart, "send", noted)
+    session = engine.session(n_ctx=4 * PAGE, n_ubatch=32)
+    (stage,) = session._stages
+
+    def told():
+        """How often the page table was sent, and what was sent with it."""
+        n, others = sum(a is stage.kv.table for a in sent), {a.nbytes for a in sent}
+        sent.clear()
+        return n, others - {stage.kv.table.nbytes}
+
+    record = stage.ws.step.nbytes
+    session.prefill(ids_of(PAGE - 2))
+    assert told()[0] == 1
+    for n in (0, 0, 1, 0):  # the third token is on a page of its own
+        session.decode(5)
+        assert told() == (n, {record + 4})
+    session.truncate(PAGE - 1)
+    one, *_ = steps(session, [5, 5])
+    fork = engine.session(n_ctx=4 * PAGE, n_ubatch=32)
+    fork.copy(session)
+    session.truncate(PAGE - 1)
+    sent.clear()
+    np.testing.assert_array_equal(session.decode(5), one)
+    assert told()[0] == 1  # what the fork has, too, is written to a page of its own
+    engine.close()
+
+
 @pytest.mark.parametrize("n", [0, 1, 4, N_LAYER, N_LAYER + 1, -1])
 def test_it_is_the_last_layers_and_then_the_output_as_in_llama_cpp(path, gpu, n):
     engine = loaded(path, n)
@@ -425,12 +459,12 @@ def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
         for _ in range(3):
             session.decode(5)
         moved.append(rows.moved())
-    sent = ws.step.nbytes + ws.ids.nbytes + 4 * hp.n_layer * hp.n_embd_q
+    sent = ws.step.nbytes + ws.ids[:1].nbytes + 4 * hp.n_layer * hp.n_embd_q
     fetched = 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
     assert moved == 2 * [(3 * sent, 3 * fetched)]
     rows.moved()
     session.prefill(ids_of(50))
-    sent = ws.step.nbytes + ws.ids.nbytes + 50 * 4 * hp.n_layer * hp.n_embd_q
+    sent = ws.step.nbytes + ws.ids[:50].nbytes + 50 * 4 * hp.n_layer * hp.n_embd_q
     # One row's logits; the head is told of it, and each layer that it freezes no rows.
     sent += ws.head_rows.nbytes + ws.head_step.nbytes
     fetched = 50 * 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
