@@ -14,7 +14,7 @@ import numpy as np
 
 from tamis.jit_kernels.cuda.driver import Buffer, Device, Event, Graph
 from tamis.jit_kernels.cuda.scratch import FEW_ROWS, TURNS, expert_scratch, matmul_scratch
-from tamis.jit_kernels.fusion import Step, candidates, fused
+from tamis.jit_kernels.fusion import Step, candidates, fused, passed_on
 from tamis.jit_kernels.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.ptx_library import PtxLibrary
@@ -78,6 +78,7 @@ class CudaProgram:
         self._mirrors = {at: backend.mirror(array) for at, array in program.arrays.items()}
         self._scratch = backend.scratch(max(map(self._scratch_bytes, program.calls), default=0))
         self._steps = [self._step_of(call) for call in program.calls]
+        self._private = passed_on(self._steps)
         self._others = dict(self._halves())  # of packed rows: see fused
         steps = (
             value
@@ -113,9 +114,7 @@ class CudaProgram:
         steps = self._steps[first:last]
         if self.rows == "many" or backend.timed or not backend.device.target.overlaps:
             return steps
-        steps = fused(steps, self._others.__getitem__, backend.n_thread)
-        backend.library.load({step.spec for step in steps})
-        return steps
+        return fused(steps, self._private, self._others.__getitem__, backend.n_thread)
 
     def start(self, backend: "CudaBackend", first: int, last: int) -> None:
         """Start the launches of ops first .. last, for as many rows as the step record says.

@@ -6,6 +6,7 @@ so that nothing changes for those who record it. What is launched are ops of the
 Program names, on GPUs that copy in bulk (sm_90).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -75,16 +76,32 @@ def _packing(spec: KernelSpec) -> KernelSpec:
     return KernelSpec(ATTEND_PACK, (head_dim, group, *types))
 
 
-def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> list[Step]:
+def passed_on(steps: Sequence[Step]) -> set[int]:
+    """Where a Program's products are that the ops after them read, and no op ever again."""
+    written, read, named = Counter[int](), Counter[int](), set[Any]()
+    for step in steps:
+        fields = step.fields
+        if step.spec.op is MATMUL:
+            written[fields["y"]] += 1
+        elif step.spec.op is PACK_ROWS:
+            read.update({fields["x"], fields["other"]})
+        elif step.spec.op is ROPE_APPEND:
+            read.update({fields["q"], fields["k"], fields["v"]})
+        else:
+            named.update(fields.values())
+    return {y for y, n in written.items() if n == read[y] and y not in named}
+
+
+def fused(
+    steps: Sequence[Step], private: set[int], other: Callable[[int], int], n_block: int
+) -> list[Step]:
     """The ops of a replay of few rows, with fewer launches.
 
-    other: address of a packed row -> that of room for another one, of which it is the other;
-    n_block: of a launch.
+    private: what is `passed_on` in all of the Program; other: address of a packed row -> that of
+    room for another one, of which it is the other; n_block: of a launch.
     """
     found: list[Step] = []
     made: _Rows | None = None  # what the PACK_ROWS that comes next would have made
-    shared = {value for step in steps if step.spec.op not in (MATMUL, PACK_ROWS, ROPE_APPEND)
-              for value in step.fields.values()}  # fmt: skip
     i = 0
     while i < len(steps):
         products = _products(steps, i, n_block)
@@ -108,7 +125,7 @@ def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> l
             rows = _Rows(steps[i].fields["packed"], 0, 0.0)
         i, made = i + 1 + len(products), None
         following = steps[i] if i < len(steps) else None
-        kept = following and _kept(rows, products, following, shared)
+        kept = following and _kept(rows, products, following, private)
         if kept:
             found.append(kept)
             i += 1
@@ -118,7 +135,7 @@ def fused(steps: Sequence[Step], other: Callable[[int], int], n_block: int) -> l
             if to is not None:
                 made = made._replace(normed=1, eps_f=following.fields["eps_f"])
             else:
-                to = _gated(rows, products, following, made.packed, shared)
+                to = _gated(rows, products, following, made.packed, private)
             if to is None:
                 made = None
             found += _plain(rows, products) if to is None else [to]
@@ -132,11 +149,16 @@ def _attended(steps: Sequence[Step], i: int) -> Step | None:
     spec, fields, _ = steps[i]
     if spec.op is not ATTEND or not _is_few(spec) or fields["stride"] != 1:
         return None
-    after = [step for step in steps[i + 1 : i + 3] if step.spec.op is not ATTEND_MERGE]
+    ends = fields["out"], fields["step"]
+    after = list(steps[i + 1 : i + 3])
+    if after and after[0].spec.op is ATTEND_MERGE:
+        if (after[0].fields["out"], after[0].fields["step"]) != ends:
+            return None
+        del after[0]
     if not after or after[0].spec != KernelSpec(PACK_ROWS, ("quantised", "rows")):
         return None
-    row = after[0].fields
-    if (row["x"], row["step"]) != (fields["out"], fields["step"]):
+    row, n = after[0].fields, fields["n_row"] * int(spec.constants[0]) * int(spec.constants[1])
+    if (row["x"], row["step"], row["n"]) != (*ends, n):
         return None
     packing = _packing(spec)
     return _step(ATTEND_PACK, packing.constants, **fields, packed=row["packed"], early=0)
@@ -221,7 +243,7 @@ def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step |
 
 
 def _gated(
-    rows: _Rows, products: list[Step], packing: Step, to: int, shared: set[Any]
+    rows: _Rows, products: list[Step], packing: Step, to: int, private: set[int]
 ) -> Step | None:
     """PRODUCT_GATE, where both products are a gate and what it is for, and nothing else."""
     activation, after = packing.spec.constants[1], packing.fields
@@ -232,7 +254,7 @@ def _gated(
         products[1].spec, two["n_out"], after["x"], after["other"], after["step"]
     ):  # fmt: skip
         return None
-    if any(f["bias"] or f["add"] or f["y"] in shared for f in (one, two)):
+    if any(f["bias"] or f["add"] or f["y"] not in private for f in (one, two)):
         return None
     return _step(
         PRODUCT_GATE, (*products[0].spec.constants, activation), **_x_of(rows, products[0]),
@@ -244,7 +266,7 @@ def _keeps_f16(spec: KernelSpec) -> bool:
     return spec.constants[2:] == ("f16", "f16")
 
 
-def _kept(rows: _Rows, products: list[Step], turning: Step, shared: set[Any]) -> Step | None:
+def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -> Step | None:
     """PRODUCT_KEEP, where the products are turned next, as they are and in all their length."""
     if turning.spec.op is not ROPE_APPEND or not _keeps_f16(turning.spec) or len(products) != 3:
         return None
@@ -258,7 +280,7 @@ def _kept(rows: _Rows, products: list[Step], turning: Step, shared: set[Any]) ->
         or (q["n_out"], k["n_out"], v["n_out"]) != widths
         or (2 * after["n_half"], head_dim % 8) != (head_dim, 0)
         or after["q_norm"] or after["k_norm"] or q["add"] or k["add"] or v["add"]
-        or k["y"] in shared or v["y"] in shared
+        or not {k["y"], v["y"]} <= private
     ):  # fmt: skip
         return None
     names = "cos", "sin", "n_half", "k_pages", "v_pages", "k_table", "v_table"

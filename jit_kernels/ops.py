@@ -135,7 +135,7 @@ MATMUL = _op("matmul", "matmul", "type", "step packed w bias y n_in n_out y_stri
 # Program names them, and no CPU has kernels of them. packed: rows as PACK_ROWS left them (normed
 # 0), or as one of these did for a norm (normed 1): then products are divided by the root of the
 # mean square, which it left there too, and eps. A matrix has a multiple of 16 rows; w2, w3: more
-# matrices, of n2 and n3 rows.
+# matrices, of n2 and n3 rows. The row of `step` is 0.
 _X = "step packed normed eps_f n_in"
 # y, y2, y3 (+)= rows of w @ x, of w2 @ x and of w3 @ x; n2 and n3 may be 0.
 PRODUCTS = _op("products", "products", "type", f"{_X} w w2 w3 bias bias2 bias3 y y2 y3 n n2 n3 add")

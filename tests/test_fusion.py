@@ -5,7 +5,7 @@ import pytest
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.cuda.scratch import LONGEST_NORM
-from tamis.jit_kernels.fusion import Step, candidates, fused
+from tamis.jit_kernels.fusion import Step, candidates, fused, passed_on
 from tamis.jit_kernels.program import KernelSpec, Program
 from tamis.jit_kernels.types import zeros
 
@@ -52,10 +52,10 @@ def multiply(program, at, n_in, *ys, add=0):
 
 
 def attend(program, at):
-    fields = dict.fromkeys(ops.ATTEND.fields, 1)
+    fields = dict.fromkeys(ops.ATTEND.fields, 1) | {"n_row": N_HEAD // 2, "scale_f": 0.1}
     program.add(
         ops.ATTEND, (HEAD_DIM, 2, 1, *F16),
-        **fields | {"step": at.step, "q": at.q, "out": at.att, "scale_f": 0.1},
+        **fields | {"step": at.step, "q": at.q, "out": at.att},
     )  # fmt: skip
     program.add(
         ops.ATTEND_MERGE, (HEAD_DIM, 1), step=at.step, partial=1, out=at.att, lse=0, n_head=N_HEAD,
@@ -107,7 +107,7 @@ def layer(at):
 def launched(steps, n_block=N_BLOCK):
     """The steps that are launched, all of kernels that `candidates` has told of."""
     steps = list(steps)
-    found = fused(steps, lambda packed: packed ^ HALF, n_block)
+    found = fused(steps, passed_on(steps), lambda packed: packed ^ HALF, n_block)
     specs = {step.spec for step in steps}
     assert {step.spec for step in found} <= candidates(specs) | specs
     for step in found:
@@ -282,6 +282,9 @@ WIDE = {"n_out": LONG, "y_stride": LONG}
             ("half a warp", {"attend": (16, 2, 1, *F16)}, ATTENDED),
             ("packed is something else", {"pack": {"x": OTHER}}, ATTENDED),
             ("record of attention", {"pack": {"step": OTHER}}, ATTENDED),
+            ("more is packed", {"pack": {"n": 2 * N}, "out": {"n_in": 2 * N}}, ATTENDED),
+            ("parts of another row", {"merge": {"out": OTHER}}, ATTENDED),
+            ("record of parts", {"merge": {"step": OTHER}}, ATTENDED),
             ("packed is more", {"pack": ("quantised", "silu")}, ATTENDED),
             ("packed as floats", {"pack": ("float", "rows")},
              "pack_rows product_keep attend attend_merge pack_rows matmul pack_rows product_gate"
@@ -301,6 +304,15 @@ def test_ops_that_do_not_fit_are_launched_as_they_are(layer, changes, expected):
 def test_what_another_op_reads_is_written(layer, at, buffer, expected):
     steps = [*layer.values(), reader(getattr(at, buffer).ctypes.data)]
     assert names(launched(steps)) == f"{expected} gate"
+
+
+def test_what_is_packed_once_more_is_written(layer):
+    """By ops of another part of the Program, too, which is replayed by itself."""
+    steps = [*layer.values(), layer["gated"]]
+    private = passed_on(steps)
+    assert layer["gate"].fields["y"] not in private
+    found = fused([*layer.values()], private, lambda packed: packed ^ HALF, N_BLOCK)
+    assert names(found) == GATES
 
 
 @pytest.mark.parametrize(
