@@ -110,7 +110,7 @@ MANY = [
     ("Q4_K", 3, 14336, (4096,), 1, 0),
     ("Q8_0", 1, 1024, (128256,), 0, 0),
     ("Q8_0", 2, 896, (32000,), 0, 0),
-    *((type_, 1, n_in, (3072, 16), 1, 1) for type_ in QUANTISED for n_in in (512, 2560, 5120)),
+    *((type_, 1, n_in, (3072, 16), 1, 1) for type_ in QUANTISED for n_in in (1024, 3072, 5120)),
     *((type_, 2, n_in, (1024,), 0, 0) for type_ in QUANTISED for n_in in (8192, 20480)),
 ]
 
