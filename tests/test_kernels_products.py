@@ -17,6 +17,7 @@ from test_kernels_weights import normal, packed, rounding, weights
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels import ops
+from tamis.jit_kernels.cuda.scratch import CHUNK, WORKERS, bundle_of
 from tamis.jit_kernels.types import PAGE
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
@@ -64,7 +65,11 @@ def unit_of(n):
 
 
 def run(op, constants, out, **fields):
-    """What the only run of an op writes."""
+    """What the only run of an op writes. A GPU does not recover from rows that it cannot copy."""
+    if op in (ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_KEEP):
+        kind, n = GGMLType[constants[0]], fields["n_in"]
+        size = n // kind.block_size * kind.type_size
+        assert (size if n > CHUNK * WORKERS else bundle_of(constants[0]) * size) % 16 == 0
     (found,) = runs(op, constants, out=out, **fields)
     return found
 
