@@ -191,7 +191,8 @@ def _suits(step: Step, n_block: int) -> bool:
     return (
         fields["w"] % 16 == piece % 16 == n_out % 16 == 0
         and fields["y_stride"] == n_out
-        and (not is_long or n_out // n_block + 32 <= ROOM)
+        # Three of them may be together, and have half of the blocks.
+        and (not is_long or 6 * n_out // n_block + 32 <= ROOM)
     )
 
 

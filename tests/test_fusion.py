@@ -11,7 +11,7 @@ from tamis.jit_kernels.types import zeros
 
 N, N_FF, N_KV, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB = 256, 512, 128, 4, 2, 64, 1024
 F16 = ("f16", "f16")
-N_BLOCK = 4
+N_BLOCK = 8
 HALF = 1 << 40  # from a packed row to the other one
 # The ops of a layer and the head after it, by what they are called here, and what they become.
 NAMES = (
@@ -383,9 +383,9 @@ def test_attention_looks_ahead_only_behind_the_keys_themselves(layer):
 @pytest.mark.parametrize(
     ("n_in", "n_out", "n_block", "together"),
     [
-        (17408, 2048, 8, True),
-        (17408, 2048, 4, False),  # more rows of a block than there is room for sums
-        (16512, 2048, 8, False),  # of a row alone, not of two, no multiple of 16 bytes
+        (17408, 2048, 32, True),
+        (17408, 2048, 16, False),  # more rows of a block than there is room for sums
+        (16512, 2048, 32, False),  # of a row alone, not of two, no multiple of 16 bytes
         (16256, 2048, 1, True),
     ],
 )

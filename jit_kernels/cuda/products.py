@@ -259,19 +259,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
             for i in range(min(int32(stages), groups_of(own))):
                 bring(shared, weights, size, own, i, i)
         high, scale = x_at(packed, n_in, chunk)
-        x = keep(high), keep(scale)
-        return Work(
-            first,
-            last,
-            n_chunk,
-            at_a_time,
-            per,
-            mine,
-            chunk,
-            stride,
-            stride * mine + part * chunk,
-            x,
-        )
+        x, skipped = (keep(high), keep(scale)), stride * mine + part * chunk
+        return Work(first, last, n_chunk, at_a_time, per, mine, chunk, stride, skipped, x)
 
     @device
     def bring_rest(shared, weights, size, own, n_tok):
