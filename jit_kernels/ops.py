@@ -960,3 +960,6 @@ def attend_scratch(group: int, head_dim: int) -> int:
     a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10 + n_block
     quantised = group * (head_dim // 2 + n_block * (PAGE + 1))
     return 4 * (n_query * a_query + PAGE * a_key + quantised) + 64 * 5
+
+
+LAUNCHED = PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_KEEP, ATTEND_PACK  # a GPU's only

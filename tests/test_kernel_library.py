@@ -451,8 +451,8 @@ def objects():
 
 
 def test_every_op_has_a_kernel_in_these_tests():
-    declared = {value.name for value in vars(ops).values() if isinstance(value, ops.Op)}
-    assert {spec.op.name for spec in [*TESTED, RUN, WORKER]} == declared
+    declared = {value for value in vars(ops).values() if isinstance(value, ops.Op)}
+    assert {spec.op for spec in [*TESTED, RUN, WORKER]} == declared - {*ops.LAUNCHED}
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="ELF")
