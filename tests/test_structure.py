@@ -21,7 +21,6 @@ ALLOWED: dict[str, str] = {
     "bindings/compat.py:Llama.sample": "llama_cpp.Llama's parameters",
     "bindings/flat/sampler.py:llama_sampler_init_dry": "llama.h's parameters, in its order",
     "jit_kernels/cuda/attend_few.py:attend_few": INLINED,
-    "jit_kernels/cuda/products.py:_running": INLINED,
     "runner/engine.py:Engine.load": "the public call: one setting each, by the name users know",
     "runner/engine.py:Engine.session": "the public call: one setting each, by the name users know",
 }
