@@ -6,13 +6,21 @@ so that nothing changes for those who record it. What is launched are ops of the
 Program names, on GPUs that copy in bulk (sm_90).
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels.cuda.scratch import CHUNK, LONGEST_NORM, ROOM, WORKERS, bundle_of
+from tamis.jit_kernels.cuda.scratch import (
+    CHUNK,
+    LONGEST_NORM,
+    ROOM,
+    WORKERS,
+    bundle_of,
+    heads_of,
+)
 from tamis.jit_kernels.ops import (
     ATTEND,
     ATTEND_MERGE,
@@ -67,8 +75,7 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
 def _is_few(spec: KernelSpec) -> bool:
     """Whether an ATTEND's rows are one query, and its blocks have whole warps of elements."""
     head_dim, group, q_block = (int(x) for x in spec.constants[:3])
-    heads = max(n for n in range(1, 9) if group % n == 0)
-    return q_block == 1 and heads * head_dim % 64 == 0
+    return q_block == 1 and heads_of(group) * head_dim % 64 == 0
 
 
 def _packing(spec: KernelSpec) -> KernelSpec:
@@ -106,12 +113,9 @@ def fused(
     while i < len(steps):
         products = _products(steps, i, n_block)
         if not products:
-            attended = _attended(steps, i)
+            attended = _attended(steps, i, found[-1].spec.op if found else None)
             if attended:
-                early = found[-1:] and found[-1].spec.op is PRODUCT_KEEP
-                found.append(
-                    attended._replace(fields=attended.fields | {"early": int(bool(early))})
-                )
+                found.append(attended)
                 i += 2 if steps[i + 1].spec.op is ATTEND_MERGE else 1
                 made = _Rows(attended.fields["packed"], 0, 0.0)
                 continue
@@ -130,22 +134,22 @@ def fused(
             found.append(kept)
             i += 1
         elif following and _products(steps, i, n_block):
-            made = _Rows(other(rows.packed), 0, 0.0)
-            to = _normed(rows, products, following, made.packed)
-            if to is not None:
-                made = made._replace(normed=1, eps_f=following.fields["eps_f"])
-            else:
-                to = _gated(rows, products, following, made.packed, private)
-            if to is None:
-                made = None
-            found += _plain(rows, products) if to is None else [to]
+            to = other(rows.packed)
+            one = _normed(rows, products, following, to)
+            made = _Rows(to, int(one is not None), following.fields["eps_f"])
+            one = one or _gated(rows, products, following, to, private)
+            made = made if one else None
+            found += [one] if one else _plain(rows, products)
         else:
             found += _plain(rows, products)
     return found
 
 
-def _attended(steps: Sequence[Step], i: int) -> Step | None:
-    """ATTEND_PACK, where the i-th op is attention to what is packed next as it is."""
+def _attended(steps: Sequence[Step], i: int, before: Op | None) -> Step | None:
+    """ATTEND_PACK, where the i-th op is attention to what is packed next as it is.
+
+    before: what is launched before it.
+    """
     spec, fields, _ = steps[i]
     if spec.op is not ATTEND or not _is_few(spec) or fields["stride"] != 1:
         return None
@@ -160,8 +164,8 @@ def _attended(steps: Sequence[Step], i: int) -> Step | None:
     row, n = after[0].fields, fields["n_row"] * int(spec.constants[0]) * int(spec.constants[1])
     if (row["x"], row["step"], row["n"]) != (*ends, n):
         return None
-    packing = _packing(spec)
-    return _step(ATTEND_PACK, packing.constants, **fields, packed=row["packed"], early=0)
+    early = int(before is PRODUCT_KEEP)
+    return _step(_packing(spec), **fields, packed=row["packed"], early=early)
 
 
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
@@ -200,23 +204,18 @@ def _x_of(rows: _Rows, product: Step) -> dict[str, Any]:
     return {"step": product.fields["step"], "n_in": product.fields["n_in"], **rows._asdict()}
 
 
-def _step(op: Op, constants: tuple[int | str, ...], **fields: Any) -> Step:
-    return Step(KernelSpec(op, constants), {name: fields[name] for name in op.fields}, True)
+def _step(spec: KernelSpec, **fields: Any) -> Step:
+    return Step(spec, {name: fields[name] for name in spec.op.fields}, True)
 
 
 def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
     """PRODUCTS of neighbours of the same type, up to three."""
-    groups: list[list[Step]] = []
-    for product in products:
-        last = groups[-1] if groups else []
-        alike = last and (last[0].spec, last[0].fields["add"]) == (
-            product.spec,
-            product.fields["add"],
-        )
-        if alike and len(last) < 3:
-            last.append(product)
-        else:
-            groups.append([product])
+    groups = [
+        group[i : i + 3]
+        for _, alike in itertools.groupby(products, lambda p: (p.spec, p.fields["add"]))
+        for group in [list(alike)]
+        for i in range(0, len(group), 3)
+    ]
     found = []
     for group in groups:
         fields = _x_of(rows, group[0]) | {"add": group[0].fields["add"]}
@@ -224,7 +223,7 @@ def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
             own = group[i].fields if i < len(group) else {"w": 0, "bias": 0, "y": 0, "n_out": 0}
             fields |= {f"w{end}": own["w"], f"bias{end}": own["bias"], f"y{end}": own["y"]}
             fields[f"n{end}"] = own["n_out"]
-        step = _step(PRODUCTS, group[0].spec.constants, **fields)
+        step = _step(KernelSpec(PRODUCTS, group[0].spec.constants), **fields)
         found.append(step._replace(sync=group is groups[-1]))
     return found
 
@@ -237,8 +236,8 @@ def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step |
     if (fields["y"], fields["n_out"], fields["step"]) != (after["x"], after["n"], after["step"]):
         return None
     return _step(
-        PRODUCT_NORM, products[0].spec.constants, **_x_of(rows, products[0]), w=fields["w"],
-        bias=fields["bias"], y=fields["y"], n=fields["n_out"], add=fields["add"],
+        KernelSpec(PRODUCT_NORM, products[0].spec.constants), **_x_of(rows, products[0]),
+        w=fields["w"], bias=fields["bias"], y=fields["y"], n=fields["n_out"], add=fields["add"],
         weight=after["other"], to=to,
     )  # fmt: skip
 
@@ -257,10 +256,9 @@ def _gated(
         return None
     if any(f["bias"] or f["add"] or f["y"] not in private for f in (one, two)):
         return None
-    return _step(
-        PRODUCT_GATE, (*products[0].spec.constants, activation), **_x_of(rows, products[0]),
-        w=one["w"], w2=two["w"], n=one["n_out"], to=to,
-    )  # fmt: skip
+    spec = KernelSpec(PRODUCT_GATE, (*products[0].spec.constants, activation))
+    x = _x_of(rows, products[0])
+    return _step(spec, **x, w=one["w"], w2=two["w"], n=one["n_out"], to=to)
 
 
 def _keeps_f16(spec: KernelSpec) -> bool:
@@ -285,8 +283,9 @@ def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -
     ):  # fmt: skip
         return None
     names = "cos", "sin", "n_half", "k_pages", "v_pages", "k_table", "v_table"
+    spec = KernelSpec(PRODUCT_KEEP, (*products[0].spec.constants, neox))
     return _step(
-        PRODUCT_KEEP, (*products[0].spec.constants, neox), **_x_of(rows, products[0]), w=q["w"],
-        w2=k["w"], w3=v["w"], bias=q["bias"], bias2=k["bias"], bias3=v["bias"], q=q["y"],
-        n=q["n_out"], n2=k["n_out"], **{name: after[name] for name in names},
+        spec, **_x_of(rows, products[0]), w=q["w"], w2=k["w"], w3=v["w"],
+        bias=q["bias"], bias2=k["bias"], bias3=v["bias"], q=q["y"], n=q["n_out"],
+        n2=k["n_out"], **{name: after[name] for name in names},
     )  # fmt: skip

@@ -40,9 +40,9 @@ from tamis.jit_kernels.cuda.ptx import (
     shuffle_xor,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.scratch import FEW_ROW, TURNS
+from tamis.jit_kernels.cuda.scratch import FEW_ROW, TURNS, heads_of
 from tamis.jit_kernels.cuda.tile_bytes import scoring_of, weighing_of
-from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
+from tamis.jit_kernels.cuda.tile_few import KEYS
 from tamis.jit_kernels.types import PAGE
 
 F16 = ("f16", "f16")
@@ -180,7 +180,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     packs: it is that of ATTEND_PACK.
     """
     assert head_dim % 16 == 0
-    heads = max(n for n in range(1, HEADS + 1) if group % n == 0)  # of an item
+    heads = heads_of(group)  # of an item
     size, n_turn = head_dim + 2, group // heads
     scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1

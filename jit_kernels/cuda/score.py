@@ -7,8 +7,9 @@ from numba import float32, uint32
 from tamis.jit_kernels.cuda.grid import WARP, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import device
 from tamis.jit_kernels.cuda.ptx import load_shared, store_shared_f32
+from tamis.jit_kernels.cuda.scratch import HEADS
 from tamis.jit_kernels.cuda.tile_bytes import scoring_of
-from tamis.jit_kernels.cuda.tile_few import HEADS, KEYS
+from tamis.jit_kernels.cuda.tile_few import KEYS
 
 SPAN = 256  # rows that a block multiplies at a time: one a thread
 ROW = 4 * (SPAN + 8)  # bytes of a query's products, eight banks after the one before

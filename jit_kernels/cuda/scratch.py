@@ -9,6 +9,7 @@ from tamis.formats.ggml_types import GGMLType
 FEW_ROWS = 4
 TURNS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
+HEADS = 8  # most queries that a warp multiplies keys with at a time: see tile_few.py
 CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time
 # Of launches that do more than one op of a Program: warps of a block that multiply, rows whose
 # products such a block has at a time, elements of the longest row that they norm.
@@ -22,6 +23,11 @@ def bundle_of(type: str) -> int:
     """Neighbouring rows of a ggml type that a warp of such a launch multiplies at a time."""
     kind = GGMLType[type]
     return 2 if kind.type_size > 0.64 * kind.block_size else 4  # 21 to 42 KB for all workers
+
+
+def heads_of(group: int) -> int:
+    """Heads of a group that attention of few rows takes at a time."""
+    return max(n for n in range(1, HEADS + 1) if group % n == 0)
 
 
 def padded(n_in: int) -> int:

@@ -33,7 +33,7 @@ from tamis.jit_kernels.cuda.ptx import (
     emit,
 )
 
-KEYS, HEADS = 16, 8
+KEYS = 16
 FOUR = types.UniTuple(float32, 4)
 
 
