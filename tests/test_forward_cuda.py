@@ -21,6 +21,11 @@ from tamis.weigh import Weighed
 
 pytestmark = pytest.mark.gpu
 
+# A seed with which no choice of topk's is close: of all steps, layers and rows, the best score that
+# is left out is 1.2e-4 of the largest below the last one that is kept. A key whose float16 tips
+# moves scores by 1e-5, and with seed 1 one choice is as close as that.
+CLEAR_TOPK = 5
+
 
 def loaded(path, **where):
     """The engine; without a GPU the test is skipped."""
@@ -77,7 +82,7 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
 def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32"))
-    ids = np.random.default_rng(1).integers(0, 256, 120)
+    ids = np.random.default_rng(CLEAR_TOPK if attn.startswith("topk") else 1).integers(0, 256, 120)
     engines = [loaded(path, device="cuda"), loaded(path)]
     found = []
     for engine in engines:
@@ -216,7 +221,7 @@ def test_keys_on_the_cpu_give_the_cpus_logits(n_gpu_layers, how, tmp_path):
 def test_an_audit_finds_what_it_finds_on_the_cpu(attn, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32"))
-    ids = np.random.default_rng(1).integers(0, 256, 90)
+    ids = np.random.default_rng(CLEAR_TOPK).integers(0, 256, 90)
     engines = [loaded(path, device="cuda"), loaded(path)]
     audits = []
     for engine in engines:
