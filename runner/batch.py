@@ -119,7 +119,7 @@ class Batch:
             record_products(rec, model, ws, layer)
             ends.append(len(rec.program))
             record_update(rec, model, ws, layer)
-        record_head(rec, model, ws, ws.step)
+        record_head(rec, model, ws, ws.step, ws.logits)
         ends.append(len(rec.program))
         parts = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
         return _Stretches(self._backend.link(rec.program), parts)

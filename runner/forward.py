@@ -1,13 +1,14 @@
 """The forward pass of a session: its stages, one a device, in turn, and the output head."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tamis.audit import Audit
 from tamis.best import SPECS, Best, BestLogits
 from tamis.jit_kernels.backend import LinkedProgram
-from tamis.jit_kernels.program import OpCost, Program
+from tamis.jit_kernels.program import OpCost, Program, Runner
 from tamis.jit_kernels.workers import Progress
 from tamis.model import Model
 from tamis.select.base import Recording
@@ -31,7 +32,7 @@ class Forward:
         self._ws, self._last = stages[0].ws, stages[-1]
         self._ending = next(stage for stage in stages if stage.place.output)
         head, ws = Program(), self._ending.ws
-        record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), model, ws, ws.head_rows)
+        record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), model, ws, ws.head_rows, ws.logits)
         for stage in stages:
             rows, own = stage.specs
             rows |= head.specs | SPECS if stage is self._ending else set()
@@ -40,6 +41,8 @@ class Forward:
         for stage in stages:
             stage.open()
         self._head = self._ending.backend.link(head)
+        self._answer, self._held = _answer(self._ending.backend, model.hp.n_vocab)
+        self._of_step = ws.logits[0]  # where the logits of the last step are
         self._counting = False
         self._best: dict[int, BestLogits] = {}  # by how many
 
@@ -60,13 +63,15 @@ class Forward:
             stage.prefill(pos, len(ids), prompt, self._counting)
         self._pass_on(self._last, self._ending, len(ids))
 
-    def decode(self, token_id: int, pos: int, step: int) -> None:
-        """Run one token; `logits_of_step` and `best` tell what comes of it.
+    def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:
+        """Run one token; `logits_of_step` tells what comes of it, if it is not `whole` `best` too.
 
         Raises AuditError, where a step is audited and a bound does not hold.
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
-        phases = [stage.phase(step, audit) for stage in self._stages]
+        answer = self._answer if whole and self._last.ends else None
+        self._of_step = self._ws.logits[0] if answer is None else answer
+        phases = [stage.phase(step, audit, answer) for stage in self._stages]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
         before = None
         for stage, phase in zip(self._stages, phases, strict=True):
@@ -84,10 +89,11 @@ class Forward:
 
     def logits_of_step(self) -> np.ndarray:
         """A copy of the logits of the token that was decoded last, f32 [n_vocab]."""
-        return self._logits(1)[0]
+        self._ending.backend.fetch(self._of_step)
+        return self._of_step.copy()
 
     def best(self, n: int) -> Best:
-        """The n best of these logits."""
+        """The n best of these logits, which are not `whole`."""
         if n not in self._best:
             self._best[n] = BestLogits(self._ending.backend, self._ws.logits[0], n)
         return self._best[n].find()
@@ -157,3 +163,17 @@ class Forward:
         record = self._ws.record[: self._ws.step.nbytes + ids.nbytes]
         for stage in self._stages:
             stage.backend.send(record, *stage.news())
+
+
+def _answer(backend: Runner, n_vocab: int) -> tuple[np.ndarray | None, Any]:
+    """Host memory that kernels of another device write logits to, and what keeps it theirs.
+
+    They are then there as soon as a step ends. None where kernels write to host memory anyway, or
+    where the system does not allow it.
+    """
+    answer = np.zeros(n_vocab, np.float32)
+    try:
+        held = backend.mapped(answer)
+    except MemoryError:
+        return None, None
+    return (None if held is answer else answer), held

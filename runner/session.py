@@ -191,7 +191,7 @@ class Session:
 
         Raises ContextError, ValueError, AuditError, KVFileError.
         """
-        self._decode(token_id)
+        self._decode(token_id, whole=True)
         return self._forward.logits_of_step()
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
@@ -199,17 +199,18 @@ class Session:
 
         On a GPU the others are not copied to the host. n None: all.
         """
-        self._decode(token_id)
-        if n is not None and n <= min(MOST, self._engine.hp.n_vocab):
+        few = n is not None and n <= min(MOST, self._engine.hp.n_vocab)
+        self._decode(token_id, whole=not few)
+        if n is not None and few:
             best = self._forward.best(n)
             if math.isfinite(best.log_sum):
                 return best
         return self._forward.logits_of_step()
 
-    def _decode(self, token_id: int) -> None:
+    def _decode(self, token_id: int, *, whole: bool) -> None:
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
-        self._forward.decode(int(ids[0]), self.n_past, self.n_past)
+        self._forward.decode(int(ids[0]), self.n_past, self.n_past, whole=whole)
         self._tokens.append(int(ids[0]))
 
     @property

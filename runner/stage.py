@@ -82,10 +82,10 @@ class Stage:
         self._table = np.empty(0, np.int32)  # of pages, as it was shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
-        self._decoding = phase, *self._decode(None)
+        self._decoding = phase, *self._decode(None, None)
         _check_readers(self._body_program, "--prefill", self.kv.types)
         _check_readers(self._decoding[1], "--attn", self.kv.types)
-        self._phases: dict[tuple[str, bool], _Phase] = {}
+        self._phases: dict[tuple[str, bool, bool], _Phase] = {}
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
@@ -99,7 +99,7 @@ class Stage:
         """Link what was recorded; the backend has loaded the kernels."""
         phase, decode, parts = self._decoding
         self._prefill = self._linked(self._body_program)
-        self._phases = {(phase, False): _Phase(self._linked(decode), parts)}
+        self._phases = {(phase, False, False): _Phase(self._linked(decode), parts)}
 
     def news(self) -> list[np.ndarray]:
         """The page table, where it is not what was told the last time."""
@@ -143,16 +143,19 @@ class Stage:
 
     def own_step(self, pos: int) -> OwnOps:
         """The ops that a Batch runs of the decode step at pos, whose step record is now set."""
-        linked, parts = self.phase(pos, None)
+        linked, parts = self.phase(pos, None, None)
         self.ws.step[:] = 1, pos, 0, pos, pos + 1
         return OwnOps(linked.program, parts, self.ws)
 
-    def phase(self, step: int, audit: Audit | None) -> _Phase:
-        """The decode Program of a step, recorded where there is none."""
-        key = self.state.phase(step), audit is not None
+    def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> _Phase:
+        """The decode Program of a step, recorded where there is none.
+
+        answer: f32 [n_vocab], always the same one, where logits go instead of to the workspace.
+        """
+        key = self.state.phase(step), audit is not None, answer is not None
         self.backend.send(*self.state.planned)
         if key not in self._phases:
-            program, parts = self._decode(audit)
+            program, parts = self._decode(audit, answer)
             self._phases[key] = _Phase(self._linked(program), parts)
         return self._phases[key]
 
@@ -244,12 +247,15 @@ class Stage:
             n_head_kv=self._model.hp.n_head_kv,
         )
 
-    def _decode(self, audit: Audit | None) -> tuple[Program, list[range]]:
+    def _decode(
+        self, audit: Audit | None, answer: np.ndarray | None
+    ) -> tuple[Program, list[range]]:
         """The Program of one token, to its logits where it `ends`, and the parts of OwnOps."""
         program, layers = self._body(1, audit)
         if self.ends:
             rec = new_recording(program, self.ws.step, 1)
-            record_head(rec, self._model, self.ws, self.ws.step)
+            logits = self.ws.logits if answer is None else answer[None]
+            record_head(rec, self._model, self.ws, self.ws.step, logits)
         n_table = sum(call.spec.op is ops.ROPE_TABLE for call in program.calls)
         return program, [
             range(1, 1 + n_table),
@@ -292,10 +298,12 @@ def record_embedding(rec: Recording, model: Model, ws: Workspace) -> None:
     )
 
 
-def record_head(rec: Recording, model: Model, ws: Workspace, rows: np.ndarray) -> None:
-    """Record the output norm of the rows that `rows` names, and their logits."""
+def record_head(
+    rec: Recording, model: Model, ws: Workspace, rows: np.ndarray, logits: np.ndarray
+) -> None:
+    """Record the output norm of the rows that `rows` names, and their logits f32 [n, n_vocab]."""
     source = normed(model, ws.x, model.weights.output_norm, rows)
-    record_linear(rec, ws, source, [Linear(model.weights.output, ws.logits, label="output")])
+    record_linear(rec, ws, source, [Linear(model.weights.output, logits, label="output")])
 
 
 def _check_readers(program: Program, flag: str, types: KVTypes) -> None:

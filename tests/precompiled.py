@@ -28,6 +28,9 @@ class Recorder:
     def free_bytes(self, n_weight=0):
         return 1 << 40
 
+    def mapped(self, array):
+        return array
+
     def send(self, *arrays):
         pass
 

@@ -31,32 +31,9 @@ GPU_METHODS = [
 
 
 class WithHome(Apart):
-    """Its kernels see arrays that are mapped themselves."""
+    """It has room for all."""
 
     memory = 1 << 40
-
-    def __init__(self, n_thread=2):
-        super().__init__(n_thread)
-        self.homes = []
-
-    def mapped(self, array, /):
-        self.homes.append((array.ctypes.data, array.nbytes))
-        return array
-
-    def _copy(self, array, make=False):
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        if (root.ctypes.data, root.nbytes) in self.homes:
-            return Itself() if make else None
-        return super()._copy(array, make)
-
-
-class Itself:
-    """The place of an array that is not copied."""
-
-    def at(self, host):
-        return host
 
 
 @pytest.fixture(scope="module")

@@ -274,9 +274,9 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             found = handed[3], handed[4], handed[5]
             if not looked_up:
                 found = look(keys, pages, first)
+            loaded = load(at, found)  # on its way while the query comes
             values = load_q(x, scale_f * float32(LOG2_E))
             if ahead:
-                loaded = load(at, found)
                 found = look(keys, pages, first + STRIDE)
                 for _ in range(KEYS * warp(), (end - begin) * block, 2 * STRIDE):
                     other, first = load(at, found), first + 2 * STRIDE
@@ -287,9 +287,9 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                     state = add(state, values, other)
             else:
                 for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
-                    loaded = load(at, found)
                     found = look(keys, pages, start + STRIDE + lane() % KEYS)
                     state = add(state, values, loaded)
+                    loaded = load(at, found)
             top, total, sums = state
             total = over_quad(total)
             to = shared + 4 * size * (heads * warp() + g)

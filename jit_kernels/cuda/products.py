@@ -101,46 +101,44 @@ class Rows(NamedTuple):
     finish: Any  # (to, where, value, ahead), called by whole warps
 
 
-def _bringing(ring: Ring, address: Any) -> tuple[Any, Any]:
-    """The function that starts the copies of a group, a warp's work; how many groups there are.
+class Bringing(NamedTuple):
+    """Functions of one lane. A group is `per` rows, or of longer ones WORKERS chunks of a bundle.
 
-    own: the block's rows, the chunks of a row, rows of a group. Where a row has more chunks than
-    there are workers, a group is so many chunks of a bundle.
+    own: the block's first and last row, rows of a group, bytes from one of them to the next in
+    shared memory. at: a group's first row, the bytes of each that were in groups before.
     """
-    rows, part, group, stages = ring
-    step = WORKERS * part
+
+    bring: Any  # (shared, weights, bytes of a row, own, at, place): start the copies of a group
+    after: Any  # (bytes of a row, own, at) -> the group after: after the last one the first
+
+
+def _bringing(ring: Ring, address: Any) -> Bringing:
+    """The functions for an op's matrices."""
+    rows, _, group, stages = ring
 
     @device
-    def groups_of(own):
-        first, last, n_chunk, per = own
-        n = int32(quotient(last - first + per - 1, per))
-        return n * int32((n_chunk + WORKERS - 1) // WORKERS)
-
-    @device
-    def bring(shared, weights, size, own, i, place):
-        first, last, n_chunk, per = own
+    def bring(shared, weights, size, own, at, place):
+        (_, last, per, stride), (row, skipped) = own, at
         full, to = uint32(shared + stages * group + 16 * place), shared + group * place
-        if n_chunk <= WORKERS:
-            row = first + per * i
-            n, a_copy = min(per, last - row) // rows, rows * size
-            if lane() == 0:
-                barrier_expect(full, uint32(n * a_copy))
-            sync_warp()
-            if lane() < n:
-                at = address(weights, size, row + rows * lane())
-                copy_bulk(uint32(to + a_copy * lane()), at, uint32(a_copy), full)
-        else:
-            n_group = quotient(last - first + per - 1, per)
-            row, skipped = first + per * remainder(i, n_group), step * quotient(i, n_group)
-            a_copy = min(step, size - skipped)
-            if lane() == 0:
-                barrier_expect(full, uint32(rows * a_copy))
-            sync_warp()
-            if lane() < rows:
-                at = address(weights, size, row) + size * lane() + skipped
-                copy_bulk(uint32(to + step * lane()), at, uint32(a_copy), full)
+        n, n_byte = min(per, int32(last - row)), min(stride, int32(size) - skipped)
+        together = int32(rows if stride == size else 1)
+        barrier_expect(full, uint32(n * n_byte))
+        r = int32(0)
+        while r < n:
+            of = address(weights, size, row + r) + skipped
+            copy_bulk(uint32(to + stride * r), of, uint32(together * n_byte), full)
+            r = int32(r + together)
 
-    return bring, groups_of
+    @device
+    def after(size, own, at):
+        (first, last, per, stride), (row, skipped) = own, at
+        row = int32(row + per)
+        if row < last:
+            return row, skipped
+        skipped = int32(skipped + stride)
+        return first, skipped if skipped < size else int32(0)
+
+    return Bringing(bring, after)
 
 
 class Multiplying(NamedTuple):
@@ -213,16 +211,16 @@ def squares_of(row, n):
 
 
 class Work(NamedTuple):
-    """What a thread of a block knows before the kernel before it has ended; int32 but the last."""
+    """What a thread of a block knows before the kernel before it has ended."""
 
-    first: Any  # the block's rows
-    last: Any
-    n_chunk: Any  # chunks of a row; those that are multiplied at a time
-    at_a_time: Any
-    per: Any  # rows of a group
-    mine: Any  # of these, the worker's first one; its chunk
+    n_tok: Any  # of the step record
+    pos: Any
+    own: Any  # see Bringing
+    n_group: Any
+    at: Any  # the first group that is not on its way yet
+    n_chunk: Any  # of a row
+    mine: Any  # of a group, the worker's first row; its chunk; and where that is
     chunk: Any
-    stride: Any  # bytes from a row of a bundle to the next, and to the worker's part of a group
     skipped: Any
     x: Any  # where its lane's bytes of x and their scales are
 
@@ -231,68 +229,82 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     """The functions start and run: all of an op's work but what `which` does."""
     ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
     rows, part, group, stages = ring
-    bring, groups_of = _bringing(ring, address)
+    bring, after = _bringing(ring, address)
     x_at, x_of, multiply, total_of, none = _multiplying(type, rows)
     n_worker, apart = WORKERS * WARP, WARP // rows
+    n_double, most = WORKERS.bit_length() - 1, (rows * WORKERS).bit_length() - 1
 
     @device
-    def start(tid, n_thread, weights, packed, n_in, n_row):
-        """Start the copies of the first groups, and find out what this thread is to do."""
-        shared, size = int64(shared_address(cuda.shared.array(0, uint8))), row_bytes(n_in)
-        if thread() < 2 * stages:
-            count = 1 if thread() % 2 == 0 else WORKERS
-            barrier_init(uint32(shared + stages * group + 8 * thread()), uint32(count))
+    def start(tid, n_thread, step, weights, packed, n_in, n_row):
+        """Start the copies of the first groups, and find out what this thread is to do.
+
+        This is short: no weights are on their way between two kernels until it has come to them.
+        """
+        shared, size = int64(shared_address(cuda.shared.array(0, uint8))), int32(row_bytes(n_in))
+        brings = thread() == n_worker
+        if brings:
+            for place in range(stages):
+                full = uint32(shared + stages * group + 16 * place)
+                barrier_init(full, uint32(1))
+                barrier_init(uint32(full + 8), uint32(WORKERS))
             barrier_shown()
         # All blocks have as many rows, but for the last ones; groups have a power of two of them.
-        share = int32(unit) * int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread))
-        first, last = min(share * tid, int32(n_row)), min(share * (tid + 1), int32(n_row))
-        n_chunk, per = int32(quotient(n_in + CHUNK - 1, CHUNK)), int32(rows)
-        at_a_time = min(n_chunk, int32(WORKERS))
-        while 2 * per * at_a_time <= rows * WORKERS:
-            per = int32(2 * per)
-        mine = int32(rows * quotient(warp(), at_a_time))
-        chunk = int32(remainder(warp(), at_a_time))
-        stride = int32(size) if n_chunk <= WORKERS else int32(WORKERS * part)
-        sync_block()
-        own = first, last, n_chunk, per
-        if warp() == WORKERS:
-            for i in range(min(int32(stages), groups_of(own))):
-                bring(shared, weights, size, own, i, i)
+        share = int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread) * unit)
+        first = min(int32(share * int32(tid)), int32(n_row))
+        last = min(int32(first + share), int32(n_row))
+        n_chunk, doubled = int32(quotient(n_in + CHUNK - 1, CHUNK)), int32(0)
+        for i in range(n_double):
+            doubled = int32(doubled + (1 if n_chunk > 1 << i else 0))
+        per = int32((rows * WORKERS) >> doubled)
+        own = first, last, per, size if n_chunk <= WORKERS else int32(WORKERS * part)
+        n_group = int32(int32(last - first + per - 1) >> int32(most - doubled))
+        n_group = int32(n_group * int32((n_chunk + WORKERS - 1) >> n_double))
+        at = first, int32(0)
+        if brings and n_group > 0:
+            bring(shared, weights, size, own, at, int32(0))
+            at = after(size, own, at)
+        n_tok, pos, _ = step_of(step)  # not before: the copies would wait for it
+        number = int32(quotient(thread(), WARP))
+        mine, chunk = int32(rows * (number >> doubled)), int32(number & ((1 << doubled) - 1))
         high, scale = x_at(packed, n_in, chunk)
-        x, skipped = (keep(high), keep(scale)), stride * mine + part * chunk
-        return Work(first, last, n_chunk, at_a_time, per, mine, chunk, stride, skipped, x)
+        x, skipped = (keep(high), keep(scale)), int32(own[3] * mine + part * chunk)
+        return Work(n_tok, pos, own, n_group, at, n_chunk, mine, chunk, skipped, x)
 
     @device
-    def bring_rest(shared, weights, size, own, n_tok):
+    def bring_rest(shared, weights, size, work):
         """Start the copies of all other groups, each where another one was multiplied."""
-        n, phase = groups_of(own), int32(0)
-        place = min(int32(stages), n)
-        for i in range(place, n * int32(n_tok)):
+        own, at, n_group, phase = work.own, work.at, work.n_group, int32(0)
+        place = min(int32(1), n_group)
+        for i in range(place, n_group * int32(work.n_tok)):
             if place == stages:
                 place = int32(0)
                 phase ^= int32(1 if i > stages else 0)
             free = uint32(shared + stages * group + 16 * place + 8)
             while i >= stages and barrier_ended(free, uint32(phase)) == 0:
                 pass
-            bring(shared, weights, size, own, int32(remainder(i, n)), place)
+            bring(shared, weights, size, own, at, place)
+            at = after(size, own, at)
             place = int32(place + 1)
 
     @device
-    def run(step, weights, x, n_in, to, work):
+    def run(weights, x, n_in, to, work):
         sums = cuda.shared.array((WORKERS, ROOM), float32)
         parts = cuda.shared.array(WORKERS, float32)
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
-        n_tok, pos, _ = step_of(step)
-        first, last, n_chunk, at_a_time, per, mine, own_chunk, stride, skipped, at = work
+        n_tok, pos, (first, last, per, stride), _, _, n_chunk, mine, own_chunk, skipped, at = work
         if warp() == WORKERS:
-            own = first, last, n_chunk, per
-            bring_rest(shared, weights, row_bytes(n_in), own, n_tok)
+            sync_block()
+            if lane() == 0:
+                bring_rest(shared, weights, int32(row_bytes(n_in)), work)
             return
         packed, normed, eps = x
+        units = x_of(at, n_in)  # before all else: weights that come meanwhile make it wait
+        sync_block()  # the barriers are there
         place, phase = int32(0), int32(0)
         for t in range(n_tok):
             far = FEW_ROW.size * (n_in >> 2) * t
-            units = x_of((at[0] + far, at[1] + far), n_in)  # all of these are on their way together
+            if t > 0:
+                units = x_of((at[0] + far, at[1] + far), n_in)
             squares = squares_of(packed + far, n_in) if normed else float32(0)
             for base in range(first, last, ROOM):
                 end = min(last, int32(base + ROOM))
@@ -301,7 +313,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                 while chunk - own_chunk < n_chunk:  # a range divides by its step
                     if n_chunk > WORKERS and (chunk > own_chunk or base > first):
                         units = x_of(x_at(packed + far, n_in, chunk), n_in)
-                    works = mine < per and chunk < n_chunk
+                    works = chunk < n_chunk
                     live = works and CHUNK * chunk + WARP * lane() < n_in
                     r = int32(base + mine)
                     while r < end + mine:
@@ -325,7 +337,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                         if place == stages:
                             place, phase = int32(0), phase ^ int32(1)
                         r = int32(r + per)
-                    chunk = int32(chunk + at_a_time)
+                    chunk = int32(chunk + WORKERS)
                 if normed and base == first:
                     in_warp = warp_sum(squares)
                     if lane() == 0:
@@ -340,7 +352,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                         factor = inverse_root(total / float32(n_in) + eps)
                     value = float32(0)
                     for c in range(WORKERS):  # all of them are read together
-                        value += sums[c, thread()] if c < at_a_time else float32(0)
+                        value += sums[c, thread()] if c < n_chunk else float32(0)
                     finish(to, where, factor * value, ahead)
                 sync_threads(uint32(n_worker))  # before the next sums overwrite what is read here
 
@@ -404,14 +416,14 @@ def products(type: str) -> list[Launch]:
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
         n, n2, n3, add,
     ):  # fmt: skip
-        return begin(tid, n_thread, (w, w2, w3, n, n2), packed, n_in, n + n2 + n3)
+        return begin(tid, n_thread, step, (w, w2, w3, n, n2), packed, n_in, n + n2 + n3)
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
         n, n2, n3, add, work,
     ):  # fmt: skip
         to = (y, y2, y3), (bias, bias2, bias3), (n, n2, n3), add
-        run(step, (w, w2, w3, n, n2), (packed, normed, eps_f), n_in, to, work)
+        run((w, w2, w3, n, n2), (packed, normed, eps_f), n_in, to, work)
 
     return _launch(kernel, start, ring)
 
@@ -451,13 +463,13 @@ def product_norm(type: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_norm())
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to):
-        return begin(tid, n_thread, (w, w, w, n, n), packed, n_in, n)
+        return begin(tid, n_thread, step, (w, w, w, n, n), packed, n_in, n)
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to, work
     ):
         where = y, bias, n, add, weight, to
-        run(step, (w, w, w, n, n), (packed, normed, eps_f), n_in, where, work)
+        run((w, w, w, n, n), (packed, normed, eps_f), n_in, where, work)
 
     return _launch(kernel, start, ring)
 
@@ -466,8 +478,8 @@ def product_norm(type: str) -> list[Launch]:
 def of_gates(weights, size, row):
     """The address of a row of two matrices, of which rows lie in turn, UNIT of each."""
     w, w2 = weights
-    unit, i = row // (2 * UNIT), row % (2 * UNIT)
-    return (w2 if i >= UNIT else w) + size * (UNIT * unit + i % UNIT)
+    unit, i = quotient(row, 2 * UNIT), remainder(row, 2 * UNIT)
+    return (w2 if i >= UNIT else w) + size * (UNIT * unit + (i & (UNIT - 1)))
 
 
 def _to_gate(activation: str) -> Rows:
@@ -497,10 +509,10 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_gate(activation))
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to):
-        return begin(tid, n_thread, (w, w2), packed, n_in, 2 * n)
+        return begin(tid, n_thread, step, (w, w2), packed, n_in, 2 * n)
 
     def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to, work):
-        run(step, (w, w2), (packed, normed, eps_f), n_in, (n, to), work)
+        run((w, w2), (packed, normed, eps_f), n_in, (n, to), work)
 
     return _launch(kernel, start, ring)
 
@@ -580,7 +592,7 @@ def product_keep(type: str, neox: int) -> list[Launch]:
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
         cos, sin, n_half, k_pages, v_pages, k_table, v_table,
     ):  # fmt: skip
-        return begin(tid, n_thread, (w, w2, w3, n, n2, n_half), packed, n_in, n + 2 * n2)
+        return begin(tid, n_thread, step, (w, w2, w3, n, n2, n_half), packed, n_in, n + 2 * n2)
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
@@ -588,6 +600,6 @@ def product_keep(type: str, neox: int) -> list[Launch]:
     ):  # fmt: skip
         pages = k_pages, v_pages, k_table, v_table
         to = (bias, bias2, bias3), pages, (n, n2), n_half, (cos, sin), q
-        run(step, (w, w2, w3, n, n2, n_half), (packed, normed, eps_f), n_in, to, work)
+        run((w, w2, w3, n, n2, n_half), (packed, normed, eps_f), n_in, to, work)
 
     return _launch(kernel, start, ring)
