@@ -89,8 +89,10 @@ class Forward:
 
     def logits_of_step(self) -> np.ndarray:
         """A copy of the logits of the token that was decoded last, f32 [n_vocab]."""
+        found = np.full_like(self._of_step, 0)  # its pages are there when the step ends
         self._ending.backend.fetch(self._of_step)
-        return self._of_step.copy()
+        found[...] = self._of_step
+        return found
 
     def best(self, n: int) -> Best:
         """The n best of these logits, which are not `whole`."""

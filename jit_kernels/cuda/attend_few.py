@@ -80,9 +80,12 @@ def find_some(keys, pages, p):
 def n_part_of(n, block, n_split, out):
     """How many parts a row of n entries is cut into: none without keys for all warps.
 
-    out 0: as many as there are, as others read them.
+    To join parts takes longer than a block's second STRIDE of keys does. out 0: as many as there
+    are, as others read them.
     """
-    return n_split if out == 0 else min(n_split, max(1, quotient(n * block + STRIDE - 1, STRIDE)))
+    if out == 0:
+        return n_split
+    return 1 if n * block <= 2 * STRIDE else min(n_split, quotient(n * block + STRIDE - 1, STRIDE))
 
 
 @device

@@ -110,6 +110,7 @@ class Bringing(NamedTuple):
 
     bring: Any  # (shared, weights, bytes of a row, own, at, place): start the copies of a group
     after: Any  # (bytes of a row, own, at) -> the group after: after the last one the first
+    rest: Any  # (shared, weights, bytes of a row, work): all groups but the first
 
 
 def _bringing(ring: Ring, address: Any) -> Bringing:
@@ -138,7 +139,23 @@ def _bringing(ring: Ring, address: Any) -> Bringing:
         skipped = int32(skipped + stride)
         return first, skipped if skipped < size else int32(0)
 
-    return Bringing(bring, after)
+    @device
+    def bring_rest(shared, weights, size, work):
+        """Start the copies of all other groups, each where another one was multiplied."""
+        own, at, n_group, phase = work.own, work.at, work.n_group, int32(0)
+        place = min(int32(1), n_group)
+        for i in range(place, n_group * int32(work.n_tok)):
+            if place == stages:
+                place = int32(0)
+                phase ^= int32(1 if i > stages else 0)
+            free = uint32(shared + stages * group + 16 * place + 8)
+            while i >= stages and barrier_ended(free, uint32(phase)) == 0:
+                pass
+            bring(shared, weights, size, own, at, place)
+            at = after(size, own, at)
+            place = int32(place + 1)
+
+    return Bringing(bring, after, bring_rest)
 
 
 class Multiplying(NamedTuple):
@@ -229,7 +246,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     """The functions start and run: all of an op's work but what `which` does."""
     ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
     rows, part, group, stages = ring
-    bring, after = _bringing(ring, address)
+    bring, after, bring_rest = _bringing(ring, address)
     x_at, x_of, multiply, total_of, none = _multiplying(type, rows)
     n_worker, apart = WORKERS * WARP, WARP // rows
     n_double, most = WORKERS.bit_length() - 1, (rows * WORKERS).bit_length() - 1
@@ -269,22 +286,6 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         high, scale = x_at(packed, n_in, chunk)
         x, skipped = (keep(high), keep(scale)), int32(own[3] * mine + part * chunk)
         return Work(n_tok, pos, own, n_group, at, n_chunk, mine, chunk, skipped, x)
-
-    @device
-    def bring_rest(shared, weights, size, work):
-        """Start the copies of all other groups, each where another one was multiplied."""
-        own, at, n_group, phase = work.own, work.at, work.n_group, int32(0)
-        place = min(int32(1), n_group)
-        for i in range(place, n_group * int32(work.n_tok)):
-            if place == stages:
-                place = int32(0)
-                phase ^= int32(1 if i > stages else 0)
-            free = uint32(shared + stages * group + 16 * place + 8)
-            while i >= stages and barrier_ended(free, uint32(phase)) == 0:
-                pass
-            bring(shared, weights, size, own, at, place)
-            at = after(size, own, at)
-            place = int32(place + 1)
 
     @device
     def run(weights, x, n_in, to, work):
