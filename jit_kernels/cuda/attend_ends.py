@@ -21,7 +21,7 @@ from tamis.jit_kernels.cuda.intrinsic import (
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.pack import put_two_15_bits
+from tamis.jit_kernels.cuda.pack import put_15_bits, put_two_15_bits
 from tamis.jit_kernels.cuda.ptx import LOAD_PAIR_IF, count_one, emit, exp2, fence, load_shared
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
@@ -87,45 +87,39 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
     shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total; the first n_live
     tokens are written. query: number of the first head in out and lse. split: the number of the
     part that this is, how many the row has, and how many partial has room for. row: where packs,
-    a packed row, its elements, the number of its first head. All threads call it; each has two
-    elements of a head.
+    a packed row, its elements, the number of its first head. All threads call it.
     """
-    size, n_row, half = head_dim + 2, group * q_block, head_dim // 2
+    size, n_row = head_dim + 2, group * q_block
 
     @device
     def finish(shared, n_live, query, n_head, partial, split, out, lse, row):
         part, n_split, room = split
-        for i in range(thread(), n_row * half, THREADS):
-            r, d = i // half, 2 * (i % half)
+        for i in range(thread(), n_row * head_dim, THREADS):
+            r, d = i // head_dim, i % head_dim
             if r % q_block >= n_live:
                 continue
             at, top = shared + 4 * size * r, float32(LOWEST)
             for w in range(n_part):
                 top = max(top, load_shared(uint32(at + 4 * (size * n_row * w + head_dim))))
-            total, one, other = float32(0), float32(0), float32(0)
+            total, value = float32(0), float32(0)
             for w in range(n_part):
                 there = at + 4 * size * n_row * w
                 weight = exp2(load_shared(uint32(there + 4 * head_dim)) - top)
                 total += weight * load_shared(uint32(there + 4 * head_dim + 4))
-                one += weight * load_shared(uint32(there + 4 * d))
-                other += weight * load_shared(uint32(there + 4 * d + 4))
+                value += weight * load_shared(uint32(there + 4 * d))
             to = query + r % q_block * n_head + r // q_block
             top *= float32(LN_2)
             if n_split > 1:
                 there = partial + 4 * size * (to * room + part)
-                store_f32(there + 4 * d, one)
-                store_f32(there + 4 * d + 4, other)
+                store_f32(there + 4 * d, value)
                 if d == 0:
                     store_f32(there + 4 * head_dim, top)
                     store_f32(there + 4 * head_dim + 4, total)
             else:
-                one = one / total if total > 0 else float32(0)
-                other = other / total if total > 0 else float32(0)
-                there = out + 4 * (head_dim * to + d)
-                store_f32(there, one)
-                store_f32(there + 4, other)
+                value = value / total if total > 0 else float32(0)
+                store_f32(out + 4 * (head_dim * to + d), value)
                 if packs:  # whole warps come here, all lanes with neighbours
-                    put_two_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, one, other)
+                    put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
                 if lse != 0 and d == 0:
                     store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
 

@@ -80,12 +80,9 @@ def find_some(keys, pages, p):
 def n_part_of(n, block, n_split, out):
     """How many parts a row of n entries is cut into: none without keys for all warps.
 
-    To join parts takes longer than a block's second STRIDE of keys does. out 0: as many as there
-    are, as others read them.
+    out 0: as many as there are, as others read them.
     """
-    if out == 0:
-        return n_split
-    return 1 if n * block <= 2 * STRIDE else min(n_split, quotient(n * block + STRIDE - 1, STRIDE))
+    return n_split if out == 0 else min(n_split, max(1, quotient(n * block + STRIDE - 1, STRIDE)))
 
 
 @device
@@ -277,9 +274,9 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             found = handed[3], handed[4], handed[5]
             if not looked_up:
                 found = look(keys, pages, first)
-            loaded = load(at, found)  # on its way while the query comes
             values = load_q(x, scale_f * float32(LOG2_E))
             if ahead:
+                loaded = load(at, found)
                 found = look(keys, pages, first + STRIDE)
                 for _ in range(KEYS * warp(), (end - begin) * block, 2 * STRIDE):
                     other, first = load(at, found), first + 2 * STRIDE
@@ -290,9 +287,9 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                     state = add(state, values, other)
             else:
                 for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
+                    loaded = load(at, found)
                     found = look(keys, pages, start + STRIDE + lane() % KEYS)
                     state = add(state, values, loaded)
-                    loaded = load(at, found)
             top, total, sums = state
             total = over_quad(total)
             to = shared + 4 * size * (heads * warp() + g)
