@@ -79,7 +79,7 @@ class Stage:
         self._frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self._held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
-        self._table = np.empty(0, np.int32)  # of pages, as it was shown to kernels
+        self._table = b""  # of pages, as it was shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
         self._decoding = phase, *self._decode(None, None)
@@ -103,9 +103,10 @@ class Stage:
 
     def news(self) -> list[np.ndarray]:
         """The page table, where it is not what was told the last time."""
-        if np.array_equal(self.kv.table, self._table):
+        table = self.kv.table.tobytes()
+        if table == self._table:
             return []
-        self._table = self.kv.table.copy()
+        self._table = table
         return [self.kv.table]
 
     @property
@@ -153,7 +154,8 @@ class Stage:
         answer: f32 [n_vocab], always the same one, where logits go instead of to the workspace.
         """
         key = self.state.phase(step), audit is not None, answer is not None
-        self.backend.send(*self.state.planned)
+        if self.state.planned:
+            self.backend.send(*self.state.planned)
         if key not in self._phases:
             program, parts = self._decode(audit, answer)
             self._phases[key] = _Phase(self._linked(program), parts)
