@@ -64,14 +64,18 @@ class Forward:
         self._pass_on(self._last, self._ending, len(ids))
 
     def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:
-        """Run one token; `logits_of_step` tells what comes of it, if it is not `whole` `best` too.
+        """Run one token. `logits_of_step` tells what comes of it; `best` too, if not `whole`.
 
+        whole: all logits are wanted, where Python reads them.
         Raises AuditError, where a step is audited and a bound does not hold.
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
         answer = self._answer if whole and self._last.ends else None
         self._of_step = self._ws.logits[0] if answer is None else answer
-        phases = [stage.phase(step, audit, answer) for stage in self._stages]
+        phases = [
+            stage.phase(step, audit, answer if stage is self._last else None)
+            for stage in self._stages
+        ]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
         before = None
         for stage, phase in zip(self._stages, phases, strict=True):
@@ -95,7 +99,7 @@ class Forward:
         return found
 
     def best(self, n: int) -> Best:
-        """The n best of these logits, which are not `whole`."""
+        """The n best of the logits of a token that was not decoded as `whole`."""
         if n not in self._best:
             self._best[n] = BestLogits(self._ending.backend, self._ws.logits[0], n)
         return self._best[n].find()

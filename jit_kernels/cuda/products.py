@@ -3,8 +3,9 @@
 These are MATMUL and the op after it, where a decode step has both (see jit_kernels/fusion.py). A
 block has a warp that brings weights to shared memory and WORKERS that multiply. A worker has the
 same chunk of x for all rows of weights, in registers; it takes a bundle of rows at a time. Little
-is on its way at once: with twice as much, the memory gives a fifth less. Only for GPUs that copy in
-bulk (sm_90).
+is on its way at once: with twice as much, the memory gives a fifth less; and x, which is asked for
+when the kernel before has ended, comes after all that was asked for sooner. Only for GPUs that copy
+in bulk (sm_90).
 """
 
 from typing import Any, NamedTuple
@@ -253,7 +254,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
 
     @device
     def start(tid, n_thread, step, weights, packed, n_in, n_row):
-        """Start the copies of the first groups, and find out what this thread is to do.
+        """Start the copies of the first group, and find out what this thread is to do.
 
         This is short: no weights are on their way between two kernels until it has come to them.
         """
@@ -277,7 +278,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         n_group = int32(int32(last - first + per - 1) >> int32(most - doubled))
         n_group = int32(n_group * int32((n_chunk + WORKERS - 1) >> n_double))
         at = first, int32(0)
-        if brings and n_group > 0:
+        if brings and n_group > 0:  # one of them: others would come before x
             bring(shared, weights, size, own, at, int32(0))
             at = after(size, own, at)
         n_tok, pos, _ = step_of(step)  # not before: the copies would wait for it
