@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # `python -m pytest` puts the working directory first: from the root of the tree, `runner` would be
 # importable beside the installed `tamis`, and a module would exist twice.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+# A shell without a terminal starts what is to run in the background so that it ignores Ctrl-C, and
+# so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
