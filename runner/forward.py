@@ -93,10 +93,7 @@ class Forward:
 
     def logits_of_step(self) -> np.ndarray:
         """A copy of the logits of the token that was decoded last, f32 [n_vocab]."""
-        found = np.full_like(self._of_step, 0)  # its pages are there when the step ends
-        self._ending.backend.fetch(self._of_step)
-        found[...] = self._of_step
-        return found
+        return self._fetched(self._of_step)
 
     def best(self, n: int) -> Best:
         """The n best of the logits of a token that was not decoded as `whole`."""
@@ -111,7 +108,7 @@ class Forward:
     def logits(self, row: int, n_row: int) -> np.ndarray:
         """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
         self._run_head(row, n_row)
-        return self._logits(n_row)
+        return self._fetched(self._ws.logits[:n_row])
 
     def hidden(self, n_row: int) -> np.ndarray:
         """The first n_row rows of the last chunk after the output norm, f32 [n_row, n_embd]."""
@@ -127,10 +124,14 @@ class Forward:
         self._ending.backend.run(self._head)
         self._count(self._ending, self._head, n_row, 0)
 
-    def _logits(self, n_row: int) -> np.ndarray:
-        found = self._ws.logits[:n_row]
-        self._ending.backend.fetch(found)
-        return found.copy()
+    def _fetched(self, logits: np.ndarray) -> np.ndarray:
+        """A copy of logits, once they are there."""
+        found = np.empty_like(logits)
+        if self._answer is not None:
+            found.fill(0)  # which makes its pages, while another device is still at work
+        self._ending.backend.fetch(logits)
+        found[...] = logits
+        return found
 
     def _pass_on(self, before: Stage | None, stage: Stage, n_row: int) -> None:
         """Show a stage the rows of the chunk that the one before it has made."""

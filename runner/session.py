@@ -199,13 +199,11 @@ class Session:
 
         On a GPU the others are not copied to the host. n None: all.
         """
-        few = n is not None and n <= min(MOST, self._engine.hp.n_vocab)
-        self._decode(token_id, whole=not few)
-        if n is not None and few:
-            best = self._forward.best(n)
-            if math.isfinite(best.log_sum):
-                return best
-        return self._forward.logits_of_step()
+        if n is None or n > min(MOST, self._engine.hp.n_vocab):
+            return self.decode(token_id)
+        self._decode(token_id, whole=False)
+        best = self._forward.best(n)
+        return best if math.isfinite(best.log_sum) else self._forward.logits_of_step()
 
     def _decode(self, token_id: int, *, whole: bool) -> None:
         ids = self._checked([token_id])
