@@ -193,10 +193,10 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
 
     @device
     def place_of(item, n_row, n_split):
-        """The part, the turn of a group's heads, the row and the token of an item."""
+        """The part of an item, its row, token and first head."""
         part, turn = remainder(item, n_split), quotient(item, n_split)
         row, turn = turn // n_turn, turn % n_turn
-        return part, turn, row, quotient(row, n_row)
+        return part, row, quotient(row, n_row), remainder(row, n_row) * group + heads * turn
 
     @device
     def seen_by(pos, stride, tok, window):
@@ -224,8 +224,8 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         n_tok, pos, _ = step_of(step)
         if early == 0 or tid >= n_tok * n_row * n_turn * n_split:
             return 0, 0, 0, int32(0), int32(0), float32(0)
-        part, turn, row, tok = place_of(tid, n_row, n_split)
-        seen, head = seen_by(pos, stride, tok, window), remainder(row, n_row) * group + heads * turn
+        part, row, tok, head = place_of(tid, n_row, n_split)
+        seen = seen_by(pos, stride, tok, window)
         begin, end, n_part = span_of(indptr + 4 * row, indices, block, seen, part, n_split, out)
         keys = begin, (end - begin) * block, indices, block, *seen
         pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
@@ -249,8 +249,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         item = tid - n_thread
         while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
             item += n_thread
-            part, turn, row, tok = place_of(item, n_row, n_split)
-            head = remainder(row, n_row) * group + heads * turn
+            part, row, tok, head = place_of(item, n_row, n_split)
             seen, query = seen_by(pos, stride, tok, window), n_head * tok + head
             n = head_dim * n_head
             packed_row = packed + FEW_ROW.size * (n >> 2) * tok, n, n_head * tok
