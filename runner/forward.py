@@ -1,6 +1,7 @@
 """The forward pass of a session: its stages, one a device, in turn, and the output head."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ class Forward:
         for stage in stages:
             stage.open()
         self._head = self._ending.backend.link(head)
-        self._answer, self._held = _answer(self._ending.backend, model.hp.n_vocab)
-        self._of_step = ws.logits[0]  # where the logits of the last step are
+        self._answers = _answers(self._ending.backend, model.hp.n_vocab)
+        self._answer: _Answer | None = None  # which of them the last step's logits are in
         self._counting = False
         self._best: dict[int, BestLogits] = {}  # by how many
 
@@ -70,10 +71,11 @@ class Forward:
         Raises AuditError, where a step is audited and a bound does not hold.
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
-        answer = self._answer if whole and self._last.ends else None
-        self._of_step = self._ws.logits[0] if answer is None else answer
+        free = (answer for answer in self._answers if answer.free)
+        self._answer = next(free, None) if whole and self._last.ends else None
+        logits = None if self._answer is None else self._answer.logits
         phases = [
-            stage.phase(step, audit, answer if stage is self._last else None)
+            stage.phase(step, audit, logits if stage is self._last else None)
             for stage in self._stages
         ]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
@@ -92,8 +94,11 @@ class Forward:
             self._run_head(0, 1)
 
     def logits_of_step(self) -> np.ndarray:
-        """A copy of the logits of the token that was decoded last, f32 [n_vocab]."""
-        return self._fetched(self._of_step)
+        """The logits of the token that was decoded last, f32 [n_vocab], the caller's to keep."""
+        if self._answer is None:
+            return self._fetched(self._ws.logits[0])
+        self._ending.backend.fetch(self._answer.logits)
+        return self._answer.given()
 
     def best(self, n: int) -> Best:
         """The n best of the logits of a token that was not decoded as `whole`."""
@@ -126,12 +131,8 @@ class Forward:
 
     def _fetched(self, logits: np.ndarray) -> np.ndarray:
         """A copy of logits, once they are there."""
-        found = np.empty_like(logits)
-        if self._answer is not None:
-            found.fill(0)  # which makes its pages, while another device is still at work
         self._ending.backend.fetch(logits)
-        found[...] = logits
-        return found
+        return logits.copy()
 
     def _pass_on(self, before: Stage | None, stage: Stage, n_row: int) -> None:
         """Show a stage the rows of the chunk that the one before it has made."""
@@ -172,15 +173,42 @@ class Forward:
             stage.backend.send(record, *stage.news())
 
 
-def _answer(backend: Runner, n_vocab: int) -> tuple[np.ndarray | None, Any]:
-    """Host memory that kernels of another device write logits to, and what keeps it theirs.
+class _Answer:
+    """Host memory that kernels of another device write a step's logits to.
 
-    They are then there as soon as a step ends. None where kernels write to host memory anyway, or
-    where the system does not allow it.
+    They are there as soon as a step ends, and nobody copies them: who asked for them has this
+    memory until the last view of it is gone.
     """
-    answer = np.zeros(n_vocab, np.float32)
-    try:
-        held = backend.mapped(answer)
-    except MemoryError:
-        return None, None
-    return (None if held is answer else answer), held
+
+    def __init__(self, logits: np.ndarray, held: Any) -> None:
+        self.logits, self._held = logits, held
+        self._given: Callable[[], np.ndarray | None] = lambda: None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody has it."""
+        return self._given() is None
+
+    def given(self) -> np.ndarray:
+        """The logits. The base of their slices is this array, as its own base is no array."""
+        found = np.frombuffer(self.logits.data, self.logits.dtype)
+        self._given = weakref.ref(found)
+        return found
+
+
+def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
+    """Two, as a step is often decoded while the logits of the one before are still held.
+
+    None where kernels write to host memory anyway, or where the system does not allow it: logits
+    are then copied, as they are where both are held.
+    """
+    found = []
+    for _ in range(2):
+        logits = np.zeros(n_vocab, np.float32)
+        try:
+            held = backend.mapped(logits)
+        except MemoryError:
+            break
+        if held is not logits:
+            found.append(_Answer(logits, held))
+    return found

@@ -85,7 +85,7 @@ class Stage:
         self._decoding = phase, *self._decode(None, None)
         _check_readers(self._body_program, "--prefill", self.kv.types)
         _check_readers(self._decoding[1], "--attn", self.kv.types)
-        self._phases: dict[tuple[str, bool, bool], _Phase] = {}
+        self._phases: dict[tuple[str, bool, int], _Phase] = {}
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
@@ -99,7 +99,7 @@ class Stage:
         """Link what was recorded; the backend has loaded the kernels."""
         phase, decode, parts = self._decoding
         self._prefill = self._linked(self._body_program)
-        self._phases = {(phase, False, False): _Phase(self._linked(decode), parts)}
+        self._phases = {(phase, False, 0): _Phase(self._linked(decode), parts)}
 
     def news(self) -> list[np.ndarray]:
         """The page table, where it is not what was told the last time."""
@@ -151,9 +151,10 @@ class Stage:
     def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> _Phase:
         """The decode Program of a step, recorded where there is none.
 
-        answer: f32 [n_vocab], always the same one, where logits go instead of to the workspace.
+        answer: f32 [n_vocab], one of few, where logits go instead of to the workspace.
         """
-        key = self.state.phase(step), audit is not None, answer is not None
+        where = 0 if answer is None else answer.ctypes.data
+        key = self.state.phase(step), audit is not None, where
         if self.state.planned:
             self.backend.send(*self.state.planned)
         if key not in self._phases:

@@ -347,6 +347,34 @@ def test_all_logits_of_a_step_are_written_where_python_reads_them(path, whole, e
     assert moved == [0, 3 * 4 + 3 * 4 + 2 * 4, 0]
 
 
+def test_logits_of_a_step_are_the_callers_as_long_as_it_has_a_part_of_them(path, whole, elsewhere):
+    engine = loaded(path, -1)
+    session, other = (e.session(n_ctx=256, n_ubatch=32) for e in (engine, whole))
+    for s in (session, other):
+        s.prefill(ids_of(20))
+    n, held, expected, moved = whole.hp.n_vocab, [], [], []
+    for token in range(5):  # of the first ones, a slice is kept and a pointer
+        engine.backend.moved()
+        found = session.decode(token)
+        expected.append(other.decode(token))
+        moved.append(engine.backend.moved()[1])
+        pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        held.append([found[7:90], pointer, found][min(token, 2)])
+        del found, pointer
+    assert moved == [0, 0, *(3 * [4 * n])]
+    for found, own in zip((held[0], held[1][:n], *held[2:]), expected, strict=True):
+        np.testing.assert_array_equal(found, own[7:90] if found is held[0] else own)
+    del held[0], held[0]
+    for token in range(9):  # what one step gave is held during the next
+        engine.backend.moved()
+        found = session.decode(token)
+        np.testing.assert_array_equal(found, other.decode(token))
+        assert engine.backend.moved()[1] == 0
+    engine.close()
+    del session
+    found[:] = 0  # it is its caller's
+
+
 def test_logits_that_are_no_numbers_are_an_error_here_too(path, whole):
     session = whole.session(n_ctx=256)
     session.prefill(ids_of(20))
