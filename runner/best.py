@@ -1,5 +1,6 @@
 """The best few of a row of logits, found where the logits are: on a GPU the others stay there."""
 
+import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import KernelSpec, Program, Runner
+from tamis.jit_kernels.types import whole_pages
 
 MOST = 128  # that are worth finding so
 SPECS = {KernelSpec(ops.LOGIT_PARTS, ()), KernelSpec(ops.LOGIT_BEST, ())}
@@ -32,8 +34,11 @@ class BestLogits:
             "values": np.zeros((n_part, n), np.float32),
             "sums": np.zeros((n_part, 2), np.float32),
         }
-        self._ids, self._values = np.zeros(n, np.int32), np.zeros(n, np.float32)
-        self._total = np.zeros(2, np.float32)
+        self._found = whole_pages(2 * n + 2, np.float32)
+        with contextlib.suppress(MemoryError):  # then it is copied
+            self._held = backend.mapped(self._found)
+        self._ids, self._values = self._found[:n].view(np.int32), self._found[n : 2 * n]
+        self._total = self._found[2 * n :]
         program = Program()
         program.add(
             ops.LOGIT_PARTS, logits=logits, n_vocab=len(logits), n_best=n, n_part=n_part, **parts
@@ -52,7 +57,7 @@ class BestLogits:
     def find(self) -> Best:
         """The best of what the logits are now."""
         self._backend.run(self._linked)
-        self._backend.fetch(self._ids, self._values, self._total)
+        self._backend.fetch(self._found)
         order = np.lexsort((self._ids, -self._values))
         top, total = self._total.astype(np.float64).tolist()
         log_sum = top + math.log(total) if total > 0 else math.nan

@@ -10,6 +10,7 @@ from tamis.audit import Audit
 from tamis.best import SPECS, Best, BestLogits
 from tamis.jit_kernels.backend import LinkedProgram
 from tamis.jit_kernels.program import OpCost, Program, Runner
+from tamis.jit_kernels.types import whole_pages
 from tamis.jit_kernels.workers import Progress
 from tamis.model import Model
 from tamis.select.base import Recording
@@ -202,13 +203,9 @@ def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
     None where kernels write to host memory anyway, or where the system does not allow it: logits
     are then copied, as they are where both are held.
     """
-    found = []
-    for _ in range(2):
-        logits = np.zeros(n_vocab, np.float32)
-        try:
-            held = backend.mapped(logits)
-        except MemoryError:
-            break
-        if held is not logits:
-            found.append(_Answer(logits, held))
-    return found
+    rows = whole_pages((2, n_vocab), np.float32)
+    try:
+        held = backend.mapped(rows)
+    except MemoryError:
+        return []
+    return [] if held is rows else [_Answer(row, held) for row in rows]

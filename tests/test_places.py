@@ -334,7 +334,7 @@ def test_an_answer_is_sampled_where_the_logits_are(path, whole, gpu, options, n)
     np.testing.assert_allclose(*([p for _, p in rows] for rows in (found, expected)), atol=1e-5)
 
 
-def test_all_logits_of_a_step_are_written_where_python_reads_them(path, whole, elsewhere):
+def test_what_comes_of_a_step_is_written_where_python_reads_it(path, whole, elsewhere):
     engine = loaded(path, -1)
     session = engine.session(n_ctx=256, n_ubatch=32)
     session.prefill(ids_of(20))
@@ -344,7 +344,7 @@ def test_all_logits_of_a_step_are_written_where_python_reads_them(path, whole, e
         step(5)
         moved.append(engine.backend.moved()[1])
     engine.close()
-    assert moved == [0, 3 * 4 + 3 * 4 + 2 * 4, 0]
+    assert moved == [0, 0, 0]
 
 
 def test_logits_of_a_step_are_the_callers_as_long_as_it_has_a_part_of_them(path, whole, elsewhere):

@@ -23,9 +23,9 @@ from tamis.jit_kernels.cuda.grid import (
     warp,
 )
 from tamis.jit_kernels.cuda.intrinsic import (
-    const_f32,
     device,
     load_f32,
+    load_u128,
     quotient,
     remainder,
     store_f32,
@@ -46,7 +46,6 @@ from tamis.jit_kernels.cuda.ptx import (
     shuffle_xor,
     sync_warp,
 )
-from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.scratch import CHUNK, FEW_ROW
 from tamis.jit_kernels.cuda.target import current
 
@@ -64,7 +63,7 @@ def x_unit(high, scale, n):
     """
     quarter = n >> 2
     low, total = high + FEW_ROW.low * quarter, scale + (FEW_ROW.sum - FEW_ROW.scale) * quarter
-    return const_u128(high), const_u128(low), const_f32(scale), const_f32(total)
+    return load_u128(high), load_u128(low), load_f32(scale), load_f32(total)
 
 
 def multiplying(type: str) -> Any:

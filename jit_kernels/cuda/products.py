@@ -20,6 +20,7 @@ from tamis.jit_kernels.cuda.grid import (
     Launch,
     lane,
     step_of,
+    sync_block,
     thread,
     warp,
     warp_sum,
@@ -293,14 +294,13 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         parts = cuda.shared.array(WORKERS, float32)
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         n_tok, pos, (first, last, per, stride), _, _, n_chunk, mine, own_chunk, skipped, at = work
+        packed, normed, eps = x
+        units = x_of(at, n_in)  # before all else: weights that come meanwhile make it wait
+        sync_block()  # the barriers are there
         if warp() == WORKERS:
-            sync_threads(uint32(n_worker + WARP))
             if lane() == 0:
                 bring_rest(shared, weights, int32(row_bytes(n_in)), work)
             return
-        packed, normed, eps = x
-        units = x_of(at, n_in)  # before all else: weights that come meanwhile make it wait
-        sync_threads(uint32(n_worker + WARP))  # the barriers are there
         place, phase = int32(0), int32(0)
         for t in range(n_tok):
             far = FEW_ROW.size * (n_in >> 2) * t
