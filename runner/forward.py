@@ -200,7 +200,7 @@ class _Answer:
 def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
     """Two, as a step is often decoded while the logits of the one before are still held.
 
-    None where kernels write to host memory anyway, or where the system does not allow it: logits
+    No one where kernels write to host memory anyway, nor where the system does not allow it: logits
     are then copied, as they are where both are held.
     """
     rows = whole_pages((2, n_vocab), np.float32)

@@ -187,7 +187,7 @@ class Session:
         return logits
 
     def decode(self, token_id: int) -> np.ndarray:
-        """Append one token; its logits, f32 [n_vocab].
+        """Append one token; its logits, f32 [n_vocab], the caller's to keep and to change.
 
         Raises ContextError, ValueError, AuditError, KVFileError.
         """

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import mmap
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS, TURNS, matmul_scra
 from tamis.jit_kernels.cuda.target import TARGETS
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.program import KernelSpec, Program
-from tamis.jit_kernels.types import zeros
+from tamis.jit_kernels.types import whole_pages, zeros
 
 ELSEWHERE = 1 << 40  # how far from memory that is mapped kernels see it
 
@@ -361,6 +362,16 @@ def test_memory_that_is_fetched_to_is_pinned_as_long_as_it_is_there(backend):
     del linked, program
     gc.collect()
     assert not backend.device.pinned
+
+
+def test_whole_pages_are_zero_and_hold_nothing_else():
+    arrays = [whole_pages((2, 3), np.float32) for _ in range(3)]
+    pages = {array.ctypes.data // mmap.PAGESIZE for array in arrays}
+    assert len(pages) == 3
+    assert all(array.ctypes.data % mmap.PAGESIZE == 0 for array in arrays)
+    arrays[0][:] = 1
+    assert not arrays[1].any()
+    assert arrays[0].sum() == 6
 
 
 def test_kernels_see_mapped_memory_itself_as_long_as_it_is_held(backend):

@@ -375,6 +375,25 @@ def test_logits_of_a_step_are_the_callers_as_long_as_it_has_a_part_of_them(path,
     found[:] = 0  # it is its caller's
 
 
+def test_where_no_memory_can_be_mapped_what_comes_of_a_step_is_copied(
+    path, whole, elsewhere, monkeypatch
+):
+    def refused(_, array):
+        raise MemoryError(f"{array.nbytes} bytes")
+
+    monkeypatch.setattr(Elsewhere, "mapped", refused)
+    engine = loaded(path, -1)
+    session, other = (e.session(n_ctx=256, n_ubatch=32) for e in (engine, whole))
+    for s in (session, other):
+        s.prefill(ids_of(20))
+    engine.backend.moved()
+    np.testing.assert_array_equal(session.decode(5), other.decode(5))
+    for found, own in zip(session.decode_best(6, 3), other.decode_best(6, 3), strict=True):
+        np.testing.assert_array_equal(found, own)
+    assert engine.backend.moved()[1] == 4 * whole.hp.n_vocab + 4 * (3 + 3 + 2)
+    engine.close()
+
+
 def test_logits_that_are_no_numbers_are_an_error_here_too(path, whole):
     session = whole.session(n_ctx=256)
     session.prefill(ids_of(20))
