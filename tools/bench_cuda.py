@@ -42,10 +42,34 @@ class Row(NamedTuple):
     n_flop: float
 
 
+class Work(NamedTuple):
+    """Something to measure: run() does it n times."""
+
+    op: str
+    run: Callable[[], Any]
+    n: int
+    n_bytes: float
+    n_flop: float
+
+
 def timed(backend: CudaBackend, work: Callable[[], Any]) -> float:
     """Median seconds of work(), by the GPU's clock, after one run."""
     work()
     return statistics.median(backend.device.time(work) for _ in range(N_RUN))
+
+
+def by_turns(backend: CudaBackend, *works: Work) -> list[Row]:
+    """Rows of works that take turns; of all but the first, how many times faster they are."""
+    for work in works:
+        work.run()
+    turns = [[backend.device.time(work.run) / work.n for work in works] for _ in range(N_RUN)]
+    rows: list[Row] = []
+    for work, seconds in zip(works, zip(*turns, strict=True), strict=True):
+        faster = sorted(turn[0] / own for turn, own in zip(turns, seconds, strict=True))
+        few, half, most = faster[0], faster[N_RUN // 2], faster[-1]
+        op = work.op + (f": {half:.2f} times faster ({few:.2f} to {most:.2f})" if rows else "")
+        rows.append(Row(op, statistics.median(seconds), work.n_bytes, work.n_flop))
+    return rows
 
 
 def copy_rate(backend: CudaBackend) -> Row:
@@ -173,7 +197,7 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
 
 def attention(
     backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1, type_: str = "f16"
-) -> Row:
+) -> Work:
     """Attention of the last n_tok of n_kv positions, over 1 / share of the blocks."""
     cache, q_block = Cache.random(n_tok, n_kv, type_), 1 if n_tok == 1 else 16
     program, copies = Program(), COPIES if n_tok == 1 else 1
@@ -187,12 +211,12 @@ def attention(
         rows_ = Rows(cache.step, 1, sel, zeros(cache.q.shape, np.float32))
         record_attend(program, cache, rows_, backend.n_part)
     linked = backend.link(program)
-    seconds = timed(backend, lambda: backend.run(linked)) / copies
     n_bytes = cache.kv.row_bytes * N_HEAD_KV * (n_kv // share)
     n_pair = n_tok * (n_kv - n_tok) + n_tok * (n_tok + 1) // 2
     name = f"attend {n_tok} tokens at {n_kv}" + (f", 1/{share} of it" if share > 1 else "")
     name += "" if type_ == "f16" else f", {type_}"
-    return Row(name, seconds, n_bytes, 4 * HEAD_DIM * N_HEAD * n_pair // share)
+    n_flop = 4 * HEAD_DIM * N_HEAD * n_pair // share
+    return Work(name, lambda: backend.run(linked), copies, n_bytes, n_flop)
 
 
 def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
@@ -260,13 +284,12 @@ PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
         lambda gpu: launches(gpu, "Q4_K", 2048, N_FF, N_EMBD),
     ],
     "attention": [
-        lambda gpu: [attention(gpu, 1, 16384)],
-        lambda gpu: [attention(gpu, 1, 131072)],
-        lambda gpu: [attention(gpu, 1, 131072, 16)],
-        lambda gpu: [attention(gpu, 2048, 16384)],
-        lambda gpu: [attention(gpu, 2048, 131072)],
+        lambda gpu: by_turns(gpu, attention(gpu, 1, 16384)),
+        lambda gpu: by_turns(gpu, attention(gpu, 1, 131072), attention(gpu, 1, 131072, 16)),
+        lambda gpu: by_turns(gpu, attention(gpu, 2048, 16384)),
+        lambda gpu: by_turns(gpu, attention(gpu, 2048, 131072)),
         *(
-            lambda gpu, t=t, n=n: [attention(gpu, n, 131072, type_=t)]
+            lambda gpu, t=t, n=n: by_turns(gpu, attention(gpu, n, 131072, type_=t))
             for t in KV_TYPES[1:]
             for n in (1, 2048)
         ),
