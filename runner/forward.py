@@ -191,7 +191,7 @@ class _Answer:
         return self._given() is None
 
     def given(self) -> np.ndarray:
-        """The logits. The base of their slices is this array, as its own base is no array."""
+        """The logits, an array that its slices keep, as they do where its own base is no array."""
         found = np.frombuffer(self.logits.data, self.logits.dtype)
         self._given = weakref.ref(found)
         return found

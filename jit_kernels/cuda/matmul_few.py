@@ -59,7 +59,8 @@ MOST = THREADS  # rows whose sums lie in shared memory
 def x_unit(high, scale, n):
     """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum.
 
-    high, scale: where the first and the third of these are.
+    high, scale: where the first and the third of these are. Loads of constants, which the assembler
+    may move behind a barrier, would come after the copies that a block starts there.
     """
     quarter = n >> 2
     low, total = high + FEW_ROW.low * quarter, scale + (FEW_ROW.sum - FEW_ROW.scale) * quarter

@@ -296,7 +296,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         n_tok, pos, (first, last, per, stride), _, _, n_chunk, mine, own_chunk, skipped, at = work
         packed, normed, eps = x
         units = x_of(at, n_in)  # before all else: weights that come meanwhile make it wait
-        sync_block()  # the barriers are there
+        sync_block()  # the barriers are there; all warps come here
         if warp() == WORKERS:
             if lane() == 0:
                 bring_rest(shared, weights, int32(row_bytes(n_in)), work)
