@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int | None], None]
 DEVICES = ("cpu", "cuda")
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
+N_UBATCH = 512  # tokens of a prompt that are computed at once, where the caller names no number
 
 
 class MemoryPlan(NamedTuple):
@@ -170,7 +171,7 @@ class Engine:
     def memory_plan(
         self,
         n_ctx: int | None = None,
-        n_ubatch: int = 256,
+        n_ubatch: int = N_UBATCH,
         type_k: str = "f16",
         type_v: str = "f16",
         *,
@@ -192,7 +193,7 @@ class Engine:
     def memory_plans(
         self,
         n_ctx: int | None = None,
-        n_ubatch: int = 256,
+        n_ubatch: int = N_UBATCH,
         type_k: str = "f16",
         type_v: str = "f16",
         *,
@@ -261,7 +262,7 @@ class Engine:
     def session(
         self,
         n_ctx: int | None = None,
-        n_ubatch: int = 512,
+        n_ubatch: int = N_UBATCH,
         attn: str | Selector = "dense",
         prefill: str = "dense",
         audit: int = 0,

@@ -146,6 +146,13 @@ def test_decoding_is_reading(engine):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("options", [{}, {"n_ubatch": 32}])
+def test_the_plan_has_the_scratch_that_a_session_takes(engine, options):
+    session, plan = engine.session(n_ctx=256, **options), engine.memory_plan(256, **options)
+    assert plan.workspace == session.forward._ws.n_bytes
+
+
+@pytest.mark.model
 def test_the_plan_counts_the_bytes_of_each_type(engine):
     hp = engine.hp
     n = hp.n_layer * hp.n_head_kv * 1024

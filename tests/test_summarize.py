@@ -70,7 +70,7 @@ class ScribeEngine(FakeEngine):
         self.prompts, self.reads, self.opened = [], [], []
         self.answer = lambda prompt: f"<{len(self.prompts)}>"
 
-    def memory_plan(self, n_ctx, n_ubatch, type_k, type_v):
+    def memory_plan(self, n_ctx, type_k, type_v):
         kv = n_ctx * sum(50 if type_ == "f16" else 25 for type_ in (type_k, type_v))
         return SimpleNamespace(kv=kv, workspace=0, available=self.free)
 

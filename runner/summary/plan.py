@@ -15,7 +15,6 @@ from tamis.summary.prompts import Task
 if TYPE_CHECKING:
     from tamis.engine import Engine
 
-N_UBATCH = 512
 PART_CTX = 8192  # of parts, where the caller names no context: more only makes attention dearer
 LONG = 8192  # tokens of a prompt from which a window and Delta are near to dense and much faster
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
@@ -160,7 +159,7 @@ def _needed(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> tuple[int, int]:
     """Bytes of keys and values, and of the memory that one session can take for them."""
-    plan = engine.memory_plan(n_ctx, N_UBATCH, *types)
+    plan = engine.memory_plan(n_ctx, type_k=types[0], type_v=types[1])
     return plan.kv, int(plan.available * MEMORY_SHARE / settings.n_session) - plan.workspace
 
 
@@ -185,6 +184,6 @@ def _plan(
         prefill=prefill,
         type_k=types[0],
         type_v=types[1],
-        n_bytes=engine.memory_plan(n_ctx, N_UBATCH, *types).kv,
+        n_bytes=engine.memory_plan(n_ctx, type_k=types[0], type_v=types[1]).kv,
         **(part or {}),
     )

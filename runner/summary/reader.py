@@ -11,7 +11,7 @@ from tamis.session import ContextError, Session
 from tamis.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Meter, Work
-from tamis.summary.plan import N_UBATCH, Plan, Settings
+from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ class Reader:
         if choice.attn == DENSE:
             return session
         own = self._engine.session(
-            n_ubatch=N_UBATCH,
             n_ctx=plan.n_ctx,
             attn=choice.attn,
             type_k=plan.type_k,
@@ -149,9 +148,7 @@ class Reader:
         }
         if self._session is None or self._opened != options:
             self._session = None  # its memory goes before the next one's is taken
-            self._session = self._engine.session(
-                n_ubatch=N_UBATCH, progress=watch.progress, **options
-            )
+            self._session = self._engine.session(progress=watch.progress, **options)
             self._opened = options
         self._session.truncate(0)
         return self._session
