@@ -1,6 +1,5 @@
 """The records that both sides of an op see: weights, the KV cache of a layer, a selection."""
 
-import mmap
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +17,6 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     memory = np.zeros(size + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def whole_pages(shape: int | tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """As np.zeros, in pages of memory that hold nothing else: a device can be shown them."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, size), np.uint8, size).view(dtype).reshape(shape)
 
 
 class QTensor(NamedTuple):

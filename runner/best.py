@@ -8,7 +8,7 @@ import numpy as np
 
 from tamis.jit_kernels import ops
 from tamis.jit_kernels.program import KernelSpec, Program, Runner
-from tamis.jit_kernels.types import whole_pages
+from tamis.kv.store import huge_zeros
 
 MOST = 128  # that are worth finding so
 SPECS = {KernelSpec(ops.LOGIT_PARTS, ()), KernelSpec(ops.LOGIT_BEST, ())}
@@ -34,7 +34,7 @@ class BestLogits:
             "values": np.zeros((n_part, n), np.float32),
             "sums": np.zeros((n_part, 2), np.float32),
         }
-        self._found = whole_pages(2 * n + 2, np.float32)
+        _, self._found = huge_zeros((2 * n + 2,), np.dtype(np.float32))
         with contextlib.suppress(MemoryError):  # then it is copied
             self._held = backend.mapped(self._found)
         self._ids, self._values = self._found[:n].view(np.int32), self._found[n : 2 * n]

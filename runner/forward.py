@@ -10,8 +10,8 @@ from tamis.audit import Audit
 from tamis.best import SPECS, Best, BestLogits
 from tamis.jit_kernels.backend import LinkedProgram
 from tamis.jit_kernels.program import OpCost, Program, Runner
-from tamis.jit_kernels.types import whole_pages
 from tamis.jit_kernels.workers import Progress
+from tamis.kv.store import huge_zeros
 from tamis.model import Model
 from tamis.select.base import Recording
 from tamis.stage import OwnOps, Stage, record_head
@@ -203,7 +203,7 @@ def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
     No one where kernels write to host memory anyway, nor where the system does not allow it: logits
     are then copied, as they are where both are held.
     """
-    rows = whole_pages((2, n_vocab), np.float32)
+    _, rows = huge_zeros((2, n_vocab), np.dtype(np.float32))
     try:
         held = backend.mapped(rows)
     except MemoryError:

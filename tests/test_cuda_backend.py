@@ -14,7 +14,8 @@ from tamis.jit_kernels.cuda.scratch import FEW_ROW, FEW_ROWS, TURNS, matmul_scra
 from tamis.jit_kernels.cuda.target import TARGETS
 from tamis.jit_kernels.cuda_backend import CudaBackend
 from tamis.jit_kernels.program import KernelSpec, Program
-from tamis.jit_kernels.types import whole_pages, zeros
+from tamis.jit_kernels.types import zeros
+from tamis.kv.store import huge_zeros
 
 ELSEWHERE = 1 << 40  # how far from memory that is mapped kernels see it
 
@@ -364,8 +365,8 @@ def test_memory_that_is_fetched_to_is_pinned_as_long_as_it_is_there(backend):
     assert not backend.device.pinned
 
 
-def test_whole_pages_are_zero_and_hold_nothing_else():
-    arrays = [whole_pages((2, 3), np.float32) for _ in range(3)]
+def test_what_a_device_is_shown_is_zero_and_in_pages_that_hold_nothing_else():
+    arrays = [huge_zeros((2, 3), np.dtype(np.float32))[1] for _ in range(3)]
     pages = {array.ctypes.data // mmap.PAGESIZE for array in arrays}
     assert len(pages) == 3
     assert all(array.ctypes.data % mmap.PAGESIZE == 0 for array in arrays)

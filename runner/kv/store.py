@@ -65,7 +65,10 @@ def most_slots(hp: HParams, types: KVTypes) -> int:
 
 
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
-    """Zeros in memory of its own that the kernel is asked to back with huge pages."""
+    """Zeros in pages that hold nothing else, which the kernel is asked to make huge ones.
+
+    A device can be shown such memory (Runner.mapped).
+    """
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     memory = mmap.mmap(-1, max(1, size), flags=flags)
