@@ -563,3 +563,32 @@ def test_methods_are_listed_with_their_defaults(capsys):
     assert listed["window"]["roles"] == ["decode", "prefill"]
     assert listed["quest"]["roles"] == ["decode"]
     assert all(entry["summary"].endswith(".") for entry in listed.values())
+
+
+INTERRUPTED_IN_A_FINALIZER = """
+import argparse, signal, sys, time, weakref
+from tamis import cli
+
+class Thing: ...
+
+def run(arguments):
+    thing = Thing()
+    weakref.finalize(thing, signal.raise_signal, signal.SIGINT)
+    del thing  # Python drops what is raised there
+    time.sleep(30)
+    return 0
+
+def parser(words):
+    found = argparse.ArgumentParser()
+    found.set_defaults(run=run)
+    return found
+
+cli._parser = parser
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost():
+    line = [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "tamis: interrupted\n")

@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         for number in (signal.SIGINT, signal.SIGALRM):  # the process is ours
             signal.signal(number, _interrupt)
+        sys.unraisablehook = _dropped
     try:
         _open_streams()
         arguments = _parser(words).parse_args(words)
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         if argv is None:  # a second Ctrl-C must not break the exit
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGALRM):
+                signal.signal(number, signal.SIG_IGN)
         _say("interrupted")
         return 130
     except Exception as error:
@@ -76,6 +78,14 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _dropped(found: "sys.UnraisableHookArgs") -> None:
+    """Of an exception that Python drops: an interrupt, as in a finalizer, comes 10 ms later."""
+    if found.exc_type is KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(found)
 
 
 def _open_streams() -> None:
