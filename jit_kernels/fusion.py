@@ -32,10 +32,12 @@ from tamis.jit_kernels.ops import (
     PRODUCT_NORM,
     PRODUCTS,
     ROPE_APPEND,
-    Op,
     packed_form,
 )
 from tamis.jit_kernels.program import KernelSpec
+
+# What is launched before attention and writes neither Selections nor tables.
+_KEEP_SELECTIONS = {PRODUCT_KEEP, ROPE_APPEND, ATTEND_PACK}
 
 
 class Step(NamedTuple):
@@ -78,6 +80,11 @@ def _is_few(spec: KernelSpec) -> bool:
     return q_block == 1 and heads_of(group) * head_dim % 64 == 0
 
 
+def _merges_nothing(spec: KernelSpec) -> bool:
+    """Whether it is an ATTEND_MERGE of rows of one query, whose parts ATTEND has joined."""
+    return spec.op is ATTEND_MERGE and spec.constants[1] == 1
+
+
 def _packing(spec: KernelSpec) -> KernelSpec:
     head_dim, group, _, *types = spec.constants
     return KernelSpec(ATTEND_PACK, (head_dim, group, *types))
@@ -113,11 +120,12 @@ def fused(
     while i < len(steps):
         products = _products(steps, i, n_block)
         if not products:
-            attended = _attended(steps, i, found[-1].spec.op if found else None)
+            attended = _attended(steps, i, found)
             if attended:
                 found.append(attended)
-                i += 2 if steps[i + 1].spec.op is ATTEND_MERGE else 1
-                made = _Rows(attended.fields["packed"], 0, 0.0)
+                packed, after = attended.fields["packed"], steps[i + 1 : i + 2]
+                i += 2 if after and _merges_nothing(after[0].spec) else 1
+                made = _Rows(packed, 0, 0.0) if packed else None
                 continue
             if made is None:
                 found.append(steps[i])
@@ -145,27 +153,34 @@ def fused(
     return found
 
 
-def _attended(steps: Sequence[Step], i: int, before: Op | None) -> Step | None:
-    """ATTEND_PACK, where the i-th op is attention to what is packed next as it is.
+def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | None:
+    """ATTEND_PACK, where the i-th op is attention of one query a row.
 
     before: what is launched before it.
     """
     spec, fields, _ = steps[i]
-    if spec.op is not ATTEND or not _is_few(spec) or fields["stride"] != 1:
+    if spec.op is not ATTEND or not _is_few(spec):
         return None
+    # Where the launch before it has waited for the one before that, all that is older is there.
+    waited = all(step.sync for step in before[-2:-1])
+    early = waited and any(step.spec.op in _KEEP_SELECTIONS for step in before[-1:])
+    return _step(_packing(spec), **fields, packed=_packed(steps, i), early=int(early))
+
+
+def _packed(steps: Sequence[Step], i: int) -> int:
+    """Where the i-th op's rows, which are attention's, are packed next as they are; or 0."""
+    spec, fields, _ = steps[i]
     ends = fields["out"], fields["step"]
     after = list(steps[i + 1 : i + 3])
     if after and after[0].spec.op is ATTEND_MERGE:
         if (after[0].fields["out"], after[0].fields["step"]) != ends:
-            return None
+            return 0
         del after[0]
     if not after or after[0].spec != KernelSpec(PACK_ROWS, ("quantised", "rows")):
-        return None
+        return 0
     row, n = after[0].fields, fields["n_row"] * int(spec.constants[0]) * int(spec.constants[1])
-    if (row["x"], row["step"], row["n"]) != (*ends, n):
-        return None
-    early = int(before is PRODUCT_KEEP)
-    return _step(_packing(spec), **fields, packed=row["packed"], early=early)
+    found = (row["x"], row["step"], row["n"]) == (*ends, n) and fields["stride"] == 1
+    return int(row["packed"]) if found else 0
 
 
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:

@@ -205,7 +205,8 @@ ATTEND = _op(
     " n_head_kv window n_split stride partial out lse scratch scale_f",
 )
 # The same of one query a row, whose rows of out are also packed as by PACK_ROWS of source "rows",
-# for quantised weights: see PRODUCTS. early: the launch before it writes no Selection and no table.
+# for quantised weights: see PRODUCTS; packed 0: they are not. early: the launch before it writes no
+# Selection and no table.
 ATTEND_PACK = _op(
     "attend",
     "attend_pack",

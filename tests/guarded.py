@@ -117,7 +117,9 @@ def runs(
     thread for an op that has the field. absent: fields that are 0.
     """
     if _on_gpu is not None:
-        yield _run_on_gpu(op, constants, out=out, absent=absent, fields=fields)
+        # As itself, and as what is launched in its place.
+        for _on_gpu.timed in (True, False) if op is ops.ATTEND else (False,):
+            yield _run_on_gpu(op, constants, out=out, absent=absent, fields=fields)
         return
     for place in PLACES:
         for n_thread in THREADS:
@@ -149,7 +151,7 @@ GUARD, CANARY = 256, 0xA5  # bytes on both sides of a buffer, and what they hold
 
 @contextlib.contextmanager
 def on_gpu(cuda_backend: Any) -> Iterator[None]:
-    """Within it, ops run once, on a GPU; a write beyond a buffer is found by its canaries."""
+    """Within it, ops run on a GPU; a write beyond a buffer is found by its canaries."""
     global _on_gpu
     _on_gpu = cuda_backend
     try:

@@ -42,7 +42,7 @@ def test_a_part_of_the_keys_is_read_elsewhere_each_time(gpu):
     assert (part.n_bytes, part.n_flop) == (whole.n_bytes / 4, whole.n_flop / 4)
     assert whole.n_bytes == 2 * 2 * 1024 * bench_cuda.N_HEAD_KV * bench_cuda.HEAD_DIM
     part.run()
-    launched = [fields for name, fields in gpu.device.started if name == ops.ATTEND.name]
-    assert len(launched) == part.n == bench_cuda.COPIES
-    indices = {fields[ops.ATTEND.fields.index("indices")] for fields in launched}
-    assert len(indices) == part.n
+    launched = [fields for name, fields in gpu.device.started if name == ops.ATTEND_PACK.name]
+    assert len(launched) == part.n == bench_cuda.LAYERS
+    indices = {fields[ops.ATTEND_PACK.fields.index("indices")] for fields in launched}
+    assert len(indices) == part.n  # each launch has a Selection of its own

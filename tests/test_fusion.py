@@ -214,7 +214,8 @@ REST = "product_norm product_gate product_norm products"
 KEPT = f"pack_rows products rope_append attend_pack {REST}"
 KEPT_APART = f"pack_rows products products rope_append attend_pack {REST}"
 NORM = f"{START} products pack_rows product_gate product_norm products"
-ATTENDED = f"pack_rows product_keep attend attend_merge pack_rows {REST}"
+ATTENDED = f"{START} pack_rows {REST}"
+ATTENDED_MANY = f"pack_rows product_keep attend attend_merge pack_rows {REST}"
 LONG, OTHER = LONGEST_NORM + 1024, 1 << 30
 WIDE = {"n_out": LONG, "y_stride": LONG}
 
@@ -278,8 +279,8 @@ WIDE = {"n_out": LONG, "y_stride": LONG}
             ("no norm", {"ffn_norm": ("quantised", "rows")}, NORM),
             # Attention.
             ("stride of attention", {"attend": {"stride": 2}}, ATTENDED),
-            ("rows of queries", {"attend": (HEAD_DIM, 2, 16, *F16)}, ATTENDED),
-            ("half a warp", {"attend": (16, 2, 1, *F16)}, ATTENDED),
+            ("rows of queries", {"attend": (HEAD_DIM, 2, 16, *F16)}, ATTENDED_MANY),
+            ("half a warp", {"attend": (16, 2, 1, *F16)}, ATTENDED_MANY),
             ("packed is something else", {"pack": {"x": OTHER}}, ATTENDED),
             ("record of attention", {"pack": {"step": OTHER}}, ATTENDED),
             ("more is packed", {"pack": {"n": 2 * N}, "out": {"n_in": 2 * N}}, ATTENDED),
@@ -287,8 +288,7 @@ WIDE = {"n_out": LONG, "y_stride": LONG}
             ("record of parts", {"merge": {"step": OTHER}}, ATTENDED),
             ("packed is more", {"pack": ("quantised", "silu")}, ATTENDED),
             ("packed as floats", {"pack": ("float", "rows")},
-             "pack_rows product_keep attend attend_merge pack_rows matmul pack_rows product_gate"
-             " product_norm products"),
+             f"{START} pack_rows matmul pack_rows product_gate product_norm products"),
         ]
     ],
 )  # fmt: skip
@@ -320,8 +320,8 @@ def test_what_is_packed_once_more_is_written(layer):
     [
         ("v", f"pack_rows products gate rope_append attend_pack {REST}"),
         ("turn", f"pack_rows product_keep gate attend_pack {REST}"),
-        ("attend", f"pack_rows product_keep attend gate attend_merge pack_rows {REST}"),
-        ("merge", f"pack_rows product_keep attend attend_merge gate pack_rows {REST}"),
+        ("attend", f"{START} gate attend_merge pack_rows {REST}"),
+        ("merge", f"{START} gate pack_rows {REST}"),
         ("pack", f"{START} gate matmul pack_rows product_gate product_norm products"),
         ("out", f"{START} products gate pack_rows product_gate product_norm products"),
         ("up", f"{START} product_norm products gate pack_rows product_norm products"),
@@ -361,23 +361,36 @@ def test_what_comes_after_the_last_op_is_not_known(layer, last):
         names(launched(steps))
         == {
             "v": "pack_rows products",
-            "attend": "pack_rows product_keep attend",
-            "merge": "pack_rows product_keep attend attend_merge",
+            "attend": START,
+            "merge": START,
             "pack": START,
             "up": f"{START} product_norm products",
         }[last]
     )
 
 
-def test_attention_looks_ahead_only_behind_the_keys_themselves(layer):
+def test_attention_looks_ahead_where_no_selection_is_written_before_it(layer):
     def early(steps):
-        (found,) = (s.fields["early"] for s in launched(steps) if s.spec.op is ops.ATTEND_PACK)
-        return found
+        return [s.fields["early"] for s in launched(steps) if s.spec.op is ops.ATTEND_PACK]
 
-    assert early(layer.values()) == 1
-    assert early(with_after(layer, "turn", reader(OTHER))) == 0
-    assert early(changed(layer, turn={"q_norm": 16}).values()) == 0
-    assert early([*layer.values()][5:]) == 0
+    steps = [*layer.values()]
+    attention = [layer["attend"], layer["merge"]]
+    assert early(steps) == [1]
+    assert early(changed(layer, turn={"q_norm": 16}).values()) == [1]  # behind an op of its own
+    assert early(with_after(layer, "turn", reader(OTHER))) == [0]
+    assert early(steps[5:]) == [0]  # what is before the first op is not known
+    assert early([*steps[:7], *attention, *steps[7:]]) == [1, 1]
+    # What has not waited for the one before it may start before a Selection is there.
+    beside = reader(OTHER)._replace(sync=False)
+    assert early([beside, layer["turn"], *attention]) == [0]
+    assert early([beside._replace(sync=True), layer["turn"], *attention]) == [1]
+
+
+@pytest.mark.parametrize(("name", "packed"), [("pack", False), (None, True)])
+def test_attention_is_packed_where_its_rows_are_what_is_packed_next(layer, at, name, packed):
+    steps = changed(layer, **({name: {"x": OTHER}} if name else {})).values()
+    (found,) = (s for s in launched(steps) if s.spec.op is ops.ATTEND_PACK)
+    assert found.fields["packed"] == (at.packed.ctypes.data if packed else 0)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ METHODS = (
 )  # fmt: skip
 PROMPT_METHODS = ("window", "delta(window)", "hip:l_d=0", "delta(hip:l_d=0)")
 COPIES = 8  # of a weight matrix: a run reads each once, more than the cache holds
+LAYERS = 32  # of the model: what a step of it attends to, one layer after the other
 
 
 class Row(NamedTuple):
@@ -198,13 +199,16 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
 def attention(
     backend: CudaBackend, n_tok: int, n_kv: int, share: int = 1, type_: str = "f16"
 ) -> Work:
-    """Attention of the last n_tok of n_kv positions, over 1 / share of the blocks."""
+    """Attention of the last n_tok of n_kv positions, over 1 / share of the blocks.
+
+    Of one token, that of a decode step: as many launches as there are layers.
+    """
     cache, q_block = Cache.random(n_tok, n_kv, type_), 1 if n_tok == 1 else 16
-    program, copies = Program(), COPIES if n_tok == 1 else 1
+    program, n_launch = Program(), LAYERS if n_tok == 1 else 1
     first = range(0, n_tok, q_block)
     last = [n_kv - n_tok + min(n_tok, i + q_block) - 1 for i in first]
-    for copy in range(copies):  # other blocks each time, so that they come from memory
-        chosen = np.arange(copy % share, n_kv // PAGE, share, dtype=np.int32)
+    for i in range(n_launch):  # other blocks each time, so that they come from memory
+        chosen = np.arange(i % share, n_kv // PAGE, share, dtype=np.int32)
         rows = [chosen[chosen <= p // PAGE] for p in last for _ in range(N_HEAD_KV)]
         indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
         sel = Selection(indptr, np.concatenate(rows), PAGE, q_block, N_HEAD_KV)
@@ -216,7 +220,7 @@ def attention(
     name = f"attend {n_tok} tokens at {n_kv}" + (f", 1/{share} of it" if share > 1 else "")
     name += "" if type_ == "f16" else f", {type_}"
     n_flop = 4 * HEAD_DIM * N_HEAD * n_pair // share
-    return Work(name, lambda: backend.run(linked), copies, n_bytes, n_flop)
+    return Work(name, lambda: backend.run(linked), n_launch, n_bytes, n_flop)
 
 
 def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:

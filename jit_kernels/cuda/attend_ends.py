@@ -87,7 +87,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
     shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total; the first n_live
     tokens are written. query: number of the first head in out and lse. split: the number of the
     part that this is, how many the row has, and how many partial has room for. row: where packs,
-    a packed row, its elements, the number of its first head. All threads call it.
+    a packed row (0: none), its elements, the number of its first head. All threads call it.
     """
     size, n_row = head_dim + 2, group * q_block
 
@@ -118,7 +118,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
             else:
                 value = value / total if total > 0 else float32(0)
                 store_f32(out + 4 * (head_dim * to + d), value)
-                if packs:  # whole warps come here, all lanes with neighbours
+                if packs and row[0] != 0:  # whole warps come here, all lanes with neighbours
                     put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
                 if lse != 0 and d == 0:
                     store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
@@ -188,7 +188,7 @@ def joining(head_dim: int, packs: bool = False) -> Any:
             other = other / total if total > 0 else float32(0)
             store_f32(there, one)
             store_f32(there + 4, other)
-            if packs:
+            if packs and row[0] != 0:
                 put_two_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, one, other)
             if lse != 0 and d == 0:
                 store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)

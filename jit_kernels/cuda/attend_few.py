@@ -252,7 +252,8 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             part, row, tok, head = place_of(item, n_row, n_split)
             seen, query = seen_by(pos, stride, tok, window), n_head * tok + head
             n = head_dim * n_head
-            packed_row = packed + FEW_ROW.size * (n >> 2) * tok, n, n_head * tok
+            at_row = packed + FEW_ROW.size * (n >> 2) * tok if packed != 0 else 0
+            packed_row = at_row, n, n_head * tok
             at_q = (skip + stride * tok) * n_head + head
             mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
