@@ -516,7 +516,7 @@ def _checked_plans(
     plans = engine.memory_plans(n_ctx, n_ubatch, *types, kv_ram=ram, kv_vram=vram)
     gib = 1 << 30
     for device, plan in plans.items():
-        if plan.kv + plan.workspace > plan.available:
+        if not plan.fits:
             gpu = f", with {plan.weights / gib:.1f} GiB of weights" if device != "cpu" else ""
             raise MemoryError(
                 f"KV at {n_ctx} tokens is {plan.kv / gib:.1f} GiB and scratch "

@@ -653,6 +653,32 @@ def test_each_device_is_asked_for_what_it_holds(path, whole, elsewhere, monkeypa
         each.close()
 
 
+def test_a_gpu_with_room_computes_more_tokens_of_a_prompt_at_once(path, whole, gpu, monkeypatch):
+    def chunk(engine, n_ctx, **options):
+        session = engine.session(n_ctx=n_ctx, **options)
+        n = session.forward.n_ubatch
+        plan = engine.memory_plan(n_ctx, **options)
+        assert plan.workspace == engine.memory_plan(n_ctx, **options | {"n_ubatch": n}).workspace
+        return n
+
+    n_ctx, on_gpu, split, kept = 8192, loaded(path, -1), loaded(path, 2), parted(path)
+    assert [chunk(on_gpu, n) for n in (64, 512, 1000, n_ctx)] == [512, 512, 1000, 2048]
+    assert [chunk(engine, n_ctx) for engine in (whole, split, kept)] == [512] * 3
+    assert chunk(on_gpu, n_ctx, n_ubatch=64) == 64
+    assert chunk(on_gpu, n_ctx, kv_vram=GIB) == 512
+    more, less = (on_gpu.memory_plan(n_ctx, n) for n in (2048, 512))
+    needed = [plan.weights + plan.kv + plan.workspace for plan in (more, less)]
+    monkeypatch.setattr(Apart, "memory", needed[0])
+    assert chunk(on_gpu, n_ctx) == 2048
+    monkeypatch.setattr(Apart, "memory", needed[0] - 1)
+    assert chunk(on_gpu, n_ctx) == 512
+    monkeypatch.setattr(Apart, "memory", needed[1] - 1)
+    with pytest.raises(MemoryError, match="lower --ctx"):
+        on_gpu.session(n_ctx=n_ctx)
+    for each in (on_gpu, split, kept):
+        each.close()
+
+
 def test_programs_leave_keys_on_the_cpu_by_llama_cpps_names(path, elsewhere, monkeypatch):
     arguments = ["bench", "-m", str(path), "-p", "0", "-n", "2", "-r", "1", "--json", "-t", "2"]
     opened, load = [], Engine.load
