@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from tamis.engine import Engine
-from tamis.tools.random_model import SHAPES, write_random_model
+from tamis.tools.random_model import SHAPES, tensors_of, type_of, write_random_model
 
 
-@pytest.mark.parametrize("type_", ["Q4_K", "Q8_0", "F16"])
+@pytest.mark.parametrize("type_", ["Q4_K", "Q8_0", "F16", "Q4_K_M"])
 def test_a_random_model_speaks(type_, tmp_path):
     path = tmp_path / "m.gguf"
     small = {"n_layer": 1, "n_head": 4, "n_head_kv": 1, "n_embd": 512, "n_ff": 1024, "n_vocab": 600}
@@ -21,3 +22,21 @@ def test_a_random_model_speaks(type_, tmp_path):
     assert np.abs(session.decode(9) - first).max() > 0.01
     assert engine.tokenizer.decode(engine.tokenizer.encode("the end")) == "the end"
     engine.close()
+
+
+def test_a_mix_gives_more_bits_to_values_and_down_of_half_of_the_layers(tmp_path):
+    shape, path = SHAPES["llama-3.1-8b"], tmp_path / "m.gguf"
+    names = [name for name, dims in tensors_of(shape).items() if len(dims) == 2]
+    more = [name for name in names if type_of(name, "Q4_K_M", shape.n_layer).name == "Q6_K"]
+    layers = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+    assert sorted(more) == sorted(
+        ["output.weight"]
+        + [f"blk.{i}.{name}.weight" for i in layers for name in ("attn_v", "ffn_down")]
+    )
+    small = {"n_layer": 8, "n_head": 2, "n_head_kv": 1, "n_embd": 256, "n_ff": 256, "n_vocab": 600}
+    write_random_model(path, shape._replace(**small), "Q5_K_M")
+    found = {t.name: t.tensor_type.name for t in GGUFReader(path).tensors}
+    values = [found[f"blk.{i}.attn_v.weight"] for i in range(8)]
+    assert values == ["Q6_K", "Q5_K", "Q5_K", "Q6_K", "Q5_K", "Q5_K", "Q6_K", "Q6_K"]
+    assert (found["blk.0.attn_q.weight"], found["output.weight"]) == ("Q5_K", "Q6_K")
+    assert found["output_norm.weight"] == "F32"

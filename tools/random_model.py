@@ -18,6 +18,9 @@ from tamis.formats.ggml_types import GGMLType
 
 Array = NDArray[Any]
 POOL = 1 << 22  # elements that the large matrices of a type and size of weights repeat
+# Mixes of types as llama.cpp's quantiser writes them: most matrices, and those that it gives more
+# bits: the head, and values and down projections of half of the layers.
+MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
 
 
 class Shape(NamedTuple):
@@ -128,6 +131,16 @@ def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
 
 
+def type_of(name: str, type_: str, n_layer: int) -> Type:
+    """The type of a matrix in a file of a type, or of one of MIXES."""
+    most, better = MIXES.get(type_, (type_, type_))
+    if name.endswith(("attn_v.weight", "ffn_down.weight")):
+        i, eighth = int(name.split(".")[1]), n_layer // 8
+        more = i < eighth or i >= 7 * n_layer // 8 or (i - eighth) % 3 == 2
+        return Type[better if more else most]
+    return Type[better if name == "output.weight" else most]
+
+
 class Pool:
     """Encoded matrices: those of more than POOL elements are one stretch of them, repeated."""
 
@@ -150,11 +163,13 @@ class Pool:
 
 
 def write_random_model(path: str | Path, shape: Shape, type_: str) -> None:
-    """Write a model of random weights, every matrix of one ggml type; norms are ones.
+    """Write a model of random weights, all of one ggml type or a mix of MIXES; norms are ones.
 
     Raises OSError; KeyError for a type that there is not.
     """
-    kind, writer = Type[type_], gguf.GGUFWriter(path, "llama")
+    kinds = {name: type_of(name, type_, shape.n_layer) for name in tensors_of(shape)}
+    pools = {kind: Pool(kind) for kind in kinds.values()}
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(f"random {type_}")
     writer.add_quantization_version(2)
     writer.add_context_length(shape.n_ctx)
@@ -176,14 +191,13 @@ def write_random_model(path: str | Path, shape: Shape, type_: str) -> None:
     writer.add_bos_token_id(shape.n_vocab - 2)
     writer.add_eos_token_id(shape.n_vocab - 1)
     writer.add_vocab_size(shape.n_vocab)
-    pool = Pool(kind)
     for name, dims in tensors_of(shape).items():
         if len(dims) == 1:
             writer.add_tensor(name, np.ones(dims, np.float32))
-        elif kind in (Type.F32, Type.F16):
-            writer.add_tensor(name, pool.matrix(*dims))
-        else:
-            writer.add_tensor(name, pool.matrix(*dims), raw_dtype=kind)
+            continue
+        kind = kinds[name]
+        raw = None if kind in (Type.F32, Type.F16) else kind
+        writer.add_tensor(name, pools[kind].matrix(*dims), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -194,7 +208,7 @@ def main() -> None:
     """Write the model that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("type", metavar="TYPE", choices=[t.name for t in GGMLType])
+    parser.add_argument("type", metavar="TYPE", choices=[*(t.name for t in GGMLType), *MIXES])
     parser.add_argument("file", type=Path)
     parser.add_argument("--layers", type=int, help="fewer or more than the model has")
     args = parser.parse_args()
