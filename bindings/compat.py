@@ -206,7 +206,7 @@ class Llama:
     @property
     def context_params(self) -> llama_context_params:
         """The size of its context, as the flat API says it."""
-        n_ubatch = self._session.forward.n_ubatch
+        n_ubatch = self._session.n_ubatch
         return llama_context_params(n_ctx=self._n_ctx, n_batch=self.n_batch, n_ubatch=n_ubatch)
 
     @property
@@ -412,7 +412,7 @@ class Llama:
         if self.draft_model is None:
             return []
         text = np.array(self._session.tokens + tokens, np.int32)
-        room = min(self._n_ctx - len(text), self._session.forward.n_ubatch - len(tokens))
+        room = min(self._n_ctx - len(text), self._session.n_ubatch - len(tokens))
         return [int(i) for i in self.draft_model(text)[: max(room, 0)]]
 
     def _sampler(self, sampling: Sampling, seed: int | None = None) -> Sampler:

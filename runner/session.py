@@ -156,6 +156,11 @@ class Session:
         return self._audit
 
     @property
+    def n_ubatch(self) -> int:
+        """Tokens of a prompt that are computed at once."""
+        return self._forward.n_ubatch
+
+    @property
     def forward(self) -> Forward:
         """The recorded Programs, for profiles."""
         return self._forward
@@ -373,8 +378,8 @@ class Session:
         self._fetch_kv()
         pages = self._kv.pages_from(first)
         try:
-            for start in range(first, self.n_past, self._forward.n_ubatch):
-                chunk = self._tokens[start : start + self._forward.n_ubatch]
+            for start in range(first, self.n_past, self.n_ubatch):
+                chunk = self._tokens[start : start + self.n_ubatch]
                 prompt = range(first, self.n_past)
                 self._forward.prefill(np.array(chunk, np.int32), start, prompt)
         finally:
@@ -425,8 +430,8 @@ class Session:
         try:
             self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
-            for start in range(0, len(tokens), self._forward.n_ubatch):
-                chunk = tokens[start : start + self._forward.n_ubatch]
+            for start in range(0, len(tokens), self.n_ubatch):
+                chunk = tokens[start : start + self.n_ubatch]
                 self._forward.prefill(chunk, n_past + start, prompt)
                 if progress is not None:
                     progress(start + len(chunk), len(tokens))

@@ -39,6 +39,7 @@ class FakeSession:
         return len(self.tokens)
 
     kv_ram = kv_vram = kv_counts = None
+    n_ubatch = 512
 
     def truncate(self, n: int) -> None:
         del self.tokens[n:]

@@ -656,7 +656,7 @@ def test_each_device_is_asked_for_what_it_holds(path, whole, elsewhere, monkeypa
 def test_a_gpu_with_room_computes_more_tokens_of_a_prompt_at_once(path, whole, gpu, monkeypatch):
     def chunk(engine, n_ctx, **options):
         session = engine.session(n_ctx=n_ctx, **options)
-        n = session.forward.n_ubatch
+        n = session.n_ubatch
         plan = engine.memory_plan(n_ctx, **options)
         assert plan.workspace == engine.memory_plan(n_ctx, **options | {"n_ubatch": n}).workspace
         return n

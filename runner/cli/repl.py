@@ -252,7 +252,7 @@ class Chat:
         session, last = self._session, self._speed
         plan = self._engine.memory_plan(
             session.n_ctx,
-            session.forward.n_ubatch,
+            n_ubatch=session.n_ubatch,
             type_k=session.kv_types.k,
             type_v=session.kv_types.v,
             kv_ram=session.kv_ram,
