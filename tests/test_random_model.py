@@ -1,11 +1,13 @@
 """The tool that writes random models: they load, and say something."""
 
+import sys
+
 import numpy as np
 import pytest
 from gguf import GGUFReader
 
 from tamis.engine import Engine
-from tamis.tools.random_model import SHAPES, tensors_of, type_of, write_random_model
+from tamis.tools.random_model import SHAPES, main, tensors_of, type_of, write_random_model
 
 
 @pytest.mark.parametrize("type_", ["Q4_K", "Q8_0", "F16", "Q4_K_M"])
@@ -40,3 +42,21 @@ def test_a_mix_gives_more_bits_to_values_and_down_of_half_of_the_layers(tmp_path
     assert values == ["Q6_K", "Q5_K", "Q5_K", "Q6_K", "Q5_K", "Q5_K", "Q6_K", "Q6_K"]
     assert (found["blk.0.attn_q.weight"], found["output.weight"]) == ("Q5_K", "Q6_K")
     assert found["output_norm.weight"] == "F32"
+
+
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_K_M"])
+def test_the_command_writes_types_and_mixes(type_, tmp_path, monkeypatch):
+    path = tmp_path / "m.gguf"
+    monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.1-8b"]._replace(n_embd=256, n_vocab=600))
+    monkeypatch.setattr(sys, "argv", ["random_model", "small", type_, str(path), "--layers", "1"])
+    main()
+    types = {t.tensor_type.name for t in GGUFReader(path).tensors}
+    assert types == {"Q8_0": {"F32", "Q8_0"}, "Q4_K_M": {"F32", "Q4_K", "Q6_K"}}[type_]
+
+
+def test_rows_that_are_no_whole_blocks_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SHAPES, "narrow", SHAPES["llama-3.1-8b"]._replace(n_embd=64))
+    monkeypatch.setattr(sys, "argv", ["random_model", "narrow", "Q4_K_M", str(tmp_path / "m.gguf")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Q4_K_M has blocks of 256: rows of 64 are no multiple" in capsys.readouterr().err

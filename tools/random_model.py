@@ -215,8 +215,10 @@ def main() -> None:
     shape = SHAPES[args.shape]
     if args.layers is not None:
         shape = shape._replace(n_layer=args.layers)
-    if shape.n_embd % gguf.GGML_QUANT_SIZES[Type[args.type]][0]:
-        parser.error(f"{args.type} has blocks of 256: rows of {shape.n_embd} are no multiple")
+    types = MIXES.get(args.type, (args.type,))
+    block = max(gguf.GGML_QUANT_SIZES[Type[type_]][0] for type_ in types)
+    if shape.n_embd % block:
+        parser.error(f"{args.type} has blocks of {block}: rows of {shape.n_embd} are no multiple")
     write_random_model(args.file, shape, args.type)
 
 
