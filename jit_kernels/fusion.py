@@ -139,7 +139,7 @@ def fused(
         following = steps[i] if i < len(steps) else None
         kept = following and _kept(rows, products, following, private)
         if kept:
-            found.append(kept)
+            found += kept
             i += 1
         elif following and _products(steps, i, n_block):
             to = other(rows.packed)
@@ -161,9 +161,12 @@ def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | N
     spec, fields, _ = steps[i]
     if spec.op is not ATTEND or not _is_few(spec):
         return None
-    # Where the launch before it has waited for the one before that, all that is older is there.
-    waited = all(step.sync for step in before[-2:-1])
-    early = waited and any(step.spec.op in _KEEP_SELECTIONS for step in before[-1:])
+    beside: list[Step] = []  # what may still run when this starts: none has waited for another
+    for step in reversed(before):
+        if beside and step.sync:
+            break
+        beside.append(step)
+    early = bool(beside) and all(step.spec.op in _KEEP_SELECTIONS for step in beside)
     return _step(_packing(spec), **fields, packed=_packed(steps, i), early=int(early))
 
 
@@ -280,27 +283,32 @@ def _keeps_f16(spec: KernelSpec) -> bool:
     return spec.constants[2:] == ("f16", "f16")
 
 
-def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -> Step | None:
-    """PRODUCT_KEEP, where the products are turned next, as they are and in all their length."""
+def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -> list[Step]:
+    """PRODUCT_KEEP of each type, where all of the products are turned next, as they are."""
     if turning.spec.op is not ROPE_APPEND or not _keeps_f16(turning.spec) or len(products) != 3:
-        return None
+        return []
     (q, k, v), after = (product.fields for product in products), turning.fields
     ys, turned = (q["y"], k["y"], v["y"], q["step"]), itemgetter("q", "k", "v", "step")(after)
     head_dim, neox = turning.spec.constants[:2]
     widths = after["n_head"] * head_dim, *2 * (after["n_head_kv"] * head_dim,)
     if (
-        len({product.spec for product in products}) > 1
-        or ys != turned
+        ys != turned
         or (q["n_out"], k["n_out"], v["n_out"]) != widths
         or (2 * after["n_half"], head_dim % 8) != (head_dim, 0)
         or after["q_norm"] or after["k_norm"] or q["add"] or k["add"] or v["add"]
         or not {k["y"], v["y"]} <= private
     ):  # fmt: skip
-        return None
+        return []
     names = "cos", "sin", "n_half", "k_pages", "v_pages", "k_table", "v_table"
-    spec = KernelSpec(PRODUCT_KEEP, (*products[0].spec.constants, neox))
-    return _step(
-        spec, **_x_of(rows, products[0]), w=q["w"], w2=k["w"], w3=v["w"],
-        bias=q["bias"], bias2=k["bias"], bias3=v["bias"], q=q["y"], n=q["n_out"],
-        n2=k["n_out"], **{name: after[name] for name in names},
-    )  # fmt: skip
+    fields = _x_of(rows, products[0]) | {name: after[name] for name in names} | {
+        "w": q["w"], "w2": k["w"], "w3": v["w"],
+        "bias": q["bias"], "bias2": k["bias"], "bias3": v["bias"],
+        "q": q["y"], "n": q["n_out"], "n2": k["n_out"],
+    }  # fmt: skip
+    found, first = [], 0
+    for spec, group in itertools.groupby(products, lambda product: product.spec):
+        n_row = sum(product.fields["n_out"] for product in group)
+        spec = KernelSpec(PRODUCT_KEEP, (*spec.constants, neox))
+        found.append(_step(spec, **fields, first=first, n_row=n_row))
+        first += n_row
+    return [step._replace(sync=step is found[-1]) for step in found]

@@ -144,9 +144,12 @@ PRODUCT_NORM = _op("products", "product_norm", "type", f"{_X} w bias y n add wei
 # `to` is activation(w @ x) * (w2 @ x), packed.
 PRODUCT_GATE = _op("products", "product_gate", "type activation", f"{_X} w w2 n to")
 # Queries (n of them), keys and values (n2 of each) as ROPE_APPEND leaves them; pages are float16.
+# Of these n + 2 * n2 rows, n_row from `first` on, which are whole queries, keys or values; a matrix
+# of others may be 0.
 PRODUCT_KEEP = _op(
     "products", "product_keep", "type neox",
-    f"{_X} w w2 w3 bias bias2 bias3 q n n2 cos sin n_half k_pages v_pages k_table v_table",
+    f"{_X} w w2 w3 bias bias2 bias3 q n n2 first n_row cos sin n_half k_pages v_pages k_table"
+    " v_table",
 )  # fmt: skip
 # The rows of w as strips of STRIP rows, for the MATMUL of such a type (STRIP_TYPES): see
 # cpu/strips.py. n_in is a multiple of 64, n_out of STRIP.

@@ -163,6 +163,7 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
         "w": w["q"], "w2": w["k"], "w3": w["v"], "bias": 0, "bias2": 0, "bias3": 0,
         "q": at.q.ctypes.data, "n": N, "n2": N_KV, "n_half": HEAD_DIM // 2, "cos": 101, "sin": 102,
         "k_pages": 103, "v_pages": 104, "k_table": 105, "v_table": 106,
+        "first": 0, "n_row": N + 2 * N_KV,
     }  # fmt: skip
     assert attention.spec.constants == (HEAD_DIM, 2, *F16)
     assert attention.fields == layer["attend"].fields | {"packed": one, "early": 1}
@@ -175,6 +176,28 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
     own = {"w": w["logits"], "bias": 0, "y": at.logits.ctypes.data, "n": N_VOCAB, "add": 0}
     none = {f"{name}{i}": 0 for name in ("w", "bias", "y", "n") for i in (2, 3)}
     assert logits.fields == rows(two, N, 1) | own | none
+
+
+@pytest.mark.parametrize(
+    ("types", "parts"),
+    [
+        ("qqk", [("Q8_0", N + N_KV), ("Q4_K", N_KV)]),
+        ("qkk", [("Q8_0", N), ("Q4_K", 2 * N_KV)]),
+        ("qkq", [("Q8_0", N), ("Q4_K", N_KV), ("Q8_0", N_KV)]),
+    ],
+)
+def test_queries_keys_and_values_of_other_types_are_kept_side_by_side(layer, types, parts):
+    of = {"q": ("Q8_0",), "k": ("Q4_K",)}
+    found = launched(changed(layer, **dict(zip("qkv", map(of.get, types), strict=True))).values())
+    kept = found[1 : 1 + len(parts)]
+    assert names(found) == WHOLE.replace("product_keep", " ".join(["product_keep"] * len(parts)))
+    assert [(s.spec.constants[0], s.fields["n_row"]) for s in kept] == parts
+    firsts = np.cumsum([0, *(n_row for _, n_row in parts)])
+    assert [s.fields["first"] for s in kept] == firsts[:-1].tolist()
+    assert [s.sync for s in kept] == [*[False] * (len(parts) - 1), True]
+    same = [{k: v for k, v in s.fields.items() if k not in ("first", "n_row")} for s in kept]
+    assert all(fields == same[0] for fields in same)
+    assert found[1 + len(parts)].fields["early"] == 1
 
 
 def test_biases_of_queries_keys_and_values_are_added(layer):
@@ -261,7 +284,8 @@ WIDE = {"n_out": LONG, "y_stride": LONG}
              {"turn": (4, 1, *F16), "turn ": {"n_half": 2, "n_head": 64, "n_head_kv": 32}}, KEPT),
             ("quantised keys", {"turn": (HEAD_DIM, 1, "q8_0", "f16")}, KEPT),
             ("quantised values", {"turn": (HEAD_DIM, 1, "f16", "q4_0")}, KEPT),
-            ("types of values", {"v": ("Q4_K",)}, KEPT_APART),
+            ("types of what is added", {"v": ("Q4_K",), "q": {"add": 1}},
+             f"pack_rows products products products rope_append attend_pack {REST}"),
             ("queries elsewhere", {"turn": {"q": OTHER}}, KEPT),
             ("keys elsewhere", {"turn": {"k": OTHER}}, KEPT),
             ("values elsewhere", {"turn": {"v": OTHER}}, KEPT),

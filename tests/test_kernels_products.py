@@ -201,9 +201,9 @@ def test_a_gate_and_what_it_is_for_are_packed(place, type_, activation, n_tok, n
         ("Q5_0", 1, 1, 896, (14, 2), 64), ("Q4_1", 0, 1, 576, (9, 3), 64),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("with_bias", [0, 1])
+@pytest.mark.parametrize(("with_bias", "parts"), [(0, [0]), (1, [0]), (0, [0, 2]), (1, [0, 1])])
 def test_queries_and_keys_are_turned_and_kept(
-    place, type_, neox, n_tok, n_in, heads, head_dim, with_bias
+    place, type_, neox, n_tok, n_in, heads, head_dim, with_bias, parts
 ):
     (n_head, n_head_kv), half, pos = heads, head_dim // 2, PAGE - 1
     rng = np.random.default_rng((n_tok, n_in, neox))
@@ -217,14 +217,19 @@ def test_queries_and_keys_are_turned_and_kept(
     fields = {f"w{end}": data for end, (data, _) in zip(("", "2", "3"), matrices, strict=True)}
     for end, bias in zip(("", "2", "3"), biases, strict=True):
         fields[f"bias{end}"] = bias if with_bias else 0
-    found = run(
-        ops.PRODUCT_KEEP, (type_, neox),
-        {"q": np.full((n_tok, n_head, head_dim), np.nan, np.float32), "k_pages": pages[0],
-         "v_pages": pages[1]},
-        step=step_of(n_tok, pos), packed=packed(x, type_), normed=0, eps_f=0.0, n_in=n_in,
-        n=widths[0], n2=widths[1], cos=cos, sin=sin, n_half=half, k_table=tables[0],
-        v_table=tables[1], **fields,
-    )  # fmt: skip
+    found = {
+        "q": np.full((n_tok, n_head, head_dim), np.nan, np.float32), "k_pages": pages[0],
+        "v_pages": pages[1],
+    }  # fmt: skip
+    first = 0
+    for n_row in np.add.reduceat(widths, parts):
+        found = run(
+            ops.PRODUCT_KEEP, (type_, neox), found, step=step_of(n_tok, pos),
+            packed=packed(x, type_), normed=0, eps_f=0.0, n_in=n_in, n=widths[0], n2=widths[1],
+            first=first, n_row=int(n_row), cos=cos, sin=sin, n_half=half, k_table=tables[0],
+            v_table=tables[1], **fields,
+        )  # fmt: skip
+        first += int(n_row)
     expected_pages = pages.astype(np.float64), np.zeros(pages.shape)
     for i, (_, decoded) in enumerate(matrices):
         y = x.astype(np.float64) @ decoded.T + with_bias * biases[i]

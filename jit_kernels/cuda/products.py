@@ -253,13 +253,13 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     n_double, most = WORKERS.bit_length() - 1, (rows * WORKERS).bit_length() - 1
 
     @device
-    def start(tid, n_thread, step, weights, packed, n_in, n_row):
+    def start(tid, n_thread, step, weights, packed, n_in, rows_of_op):
         """Start the copies of the first group, and find out what this thread is to do.
 
         This is short: no weights are on their way between two kernels until it has come to them.
         """
         shared, size = int64(shared_address(cuda.shared.array(0, uint8))), int32(row_bytes(n_in))
-        brings = thread() == n_worker
+        brings, (base, n_row) = thread() == n_worker, rows_of_op
         if brings:
             for place in range(stages):
                 full = uint32(shared + stages * group + 16 * place)
@@ -268,8 +268,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
             barrier_shown()
         # All blocks have as many rows, but for the last ones; groups have a power of two of them.
         share = int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread) * unit)
-        first = min(int32(share * int32(tid)), int32(n_row))
-        last = min(int32(first + share), int32(n_row))
+        first = int32(base + min(int32(share * int32(tid)), int32(n_row)))
+        last = min(int32(first + share), int32(base + n_row))
         n_chunk, doubled = int32(quotient(n_in + CHUNK - 1, CHUNK)), int32(0)
         for i in range(n_double):
             doubled = int32(doubled + (1 if n_chunk > 1 << i else 0))
@@ -417,7 +417,7 @@ def products(type: str) -> list[Launch]:
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
         n, n2, n3, add,
     ):  # fmt: skip
-        return begin(tid, n_thread, step, (w, w2, w3, n, n2), packed, n_in, n + n2 + n3)
+        return begin(tid, n_thread, step, (w, w2, w3, n, n2), packed, n_in, (0, n + n2 + n3))
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
@@ -464,7 +464,7 @@ def product_norm(type: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_norm())
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to):
-        return begin(tid, n_thread, step, (w, w, w, n, n), packed, n_in, n)
+        return begin(tid, n_thread, step, (w, w, w, n, n), packed, n_in, (0, n))
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to, work
@@ -510,7 +510,7 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     begin, run, ring = _running(type, _to_gate(activation))
 
     def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to):
-        return begin(tid, n_thread, step, (w, w2), packed, n_in, 2 * n)
+        return begin(tid, n_thread, step, (w, w2), packed, n_in, (0, 2 * n))
 
     def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to, work):
         run((w, w2), (packed, normed, eps_f), n_in, (n, to), work)
@@ -591,13 +591,14 @@ def product_keep(type: str, neox: int) -> list[Launch]:
 
     def start(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
-        cos, sin, n_half, k_pages, v_pages, k_table, v_table,
+        first, n_row, cos, sin, n_half, k_pages, v_pages, k_table, v_table,
     ):  # fmt: skip
-        return begin(tid, n_thread, step, (w, w2, w3, n, n2, n_half), packed, n_in, n + 2 * n2)
+        weights = w, w2, w3, n, n2, n_half
+        return begin(tid, n_thread, step, weights, packed, n_in, (first, n_row))
 
     def kernel(
         tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
-        cos, sin, n_half, k_pages, v_pages, k_table, v_table, work,
+        first, n_row, cos, sin, n_half, k_pages, v_pages, k_table, v_table, work,
     ):  # fmt: skip
         pages = k_pages, v_pages, k_table, v_table
         to = (bias, bias2, bias3), pages, (n, n2), n_half, (cos, sin), q
