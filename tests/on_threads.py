@@ -311,6 +311,11 @@ MEANINGS: dict[str, Any] = {
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
     "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),
+    "load_shared_i32": lambda address: int(local.block.shared[int(address)]),
+    "store_shared_i32": lambda address, value: local.block.shared.update(
+        {int(address): _int32(value)}
+    ),
+    "shuffle": lambda x, other: exchanged(x)[int(other) % 32],
     "shuffle_xor": lambda x, other: exchanged(x)[local.thread % 32 ^ int(other)],
     "shuffle_i32": lambda x, other: exchanged(x)[int(other) % 32],
     "ballot": lambda x: sum(1 << i for i, other in enumerate(exchanged(x)) if other),

@@ -2,8 +2,8 @@
 
 Eight warps have 16 tokens of one head each: all heads of a row of a Selection and, where they are
 few, of the next blocks of queries, too. Four more bring slices of keys and values to shared memory,
-each to a place of its own: what any of the rows chose, in ascending order. Each slice has a list
-of positions and biases, a row's own, and says whether a row has all of it, some or nothing.
+each to a place of its own: what any of the rows chose (attend_slices.py). Each slice has a list of
+positions and biases, a row's own, and says whether a row has all of it, some or nothing.
 Queries and weights are float16, sums float32. While one warpgroup weighs, the other multiplies.
 """
 
@@ -14,11 +14,20 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import LN_2, LOG2_E, part_of
 from tamis.jit_kernels.cuda.attend_many import FAR
+from tamis.jit_kernels.cuda.attend_slices import (
+    END,
+    ENTRIES,
+    K_ROWS,
+    NOTHING,
+    SOME,
+    V_ROWS,
+    WHOLE,
+    listing,
+    size_of_list,
+)
 from tamis.jit_kernels.cuda.grid import WARP, WARPS, Launch, lane, sync_block, thread, warp
 from tamis.jit_kernels.cuda.intrinsic import (
     device,
-    load_f32,
-    load_i32,
     load_i64,
     store_f32,
 )
@@ -31,13 +40,7 @@ from tamis.jit_kernels.cuda.ptx import (
     copy_async,
     fence_async,
     load_shared_i32,
-    lowest_of_warp,
     shared_address,
-    shuffle,
-    shuffle_i32,
-    store_shared_f32,
-    store_shared_i32,
-    sync_warp,
     sync_warpgroup,
 )
 from tamis.jit_kernels.cuda.tile_attend import tile_of
@@ -51,19 +54,12 @@ from tamis.jit_kernels.cuda.tile_group import (
     weighing,
 )
 from tamis.jit_kernels.ops import STEP
-from tamis.jit_kernels.types import PAGE
 
 STAGES = 4  # slices in shared memory
-NOTHING, SOME, WHOLE, END = 0, 1, 2, 3  # of a slice, a block of queries has; there is none
-BEYOND = (1 << 31) - 1  # the block of no entry
 
 
 class Layout(NamedTuple):
-    """Bytes in shared memory: of a slice and of its list; where queries, lists and barriers begin.
-
-    A list: a word for each block of queries, rows of keys, rows of values (-1: none), then the
-    positions and the biases of each block of queries.
-    """
+    """Bytes in shared memory: of a slice and its list; where queries, lists and barriers begin."""
 
     slice: int
     list: int
@@ -74,14 +70,9 @@ class Layout(NamedTuple):
     size: int
 
 
-K_ROWS = 4 * WARPS
-V_ROWS = K_ROWS + 4 * SLICE
-ENTRIES = V_ROWS + 4 * SLICE
-
-
 def layout_of(head_dim: int, n_block: int) -> Layout:
     """The layout for n_block blocks of queries."""
-    slice_, list_ = 2 * parts_of(head_dim) * PART, ENTRIES + 8 * SLICE * n_block
+    slice_, list_ = 2 * parts_of(head_dim) * PART, size_of_list(n_block)
     lists = STAGES * slice_ + 2 * parts_of(head_dim) * PART
     full = lists + STAGES * list_
     free = full + 8 * STAGES
@@ -93,69 +84,6 @@ def wait_for(barrier, turn):
     """Wait for the phase of a barrier that the n-th use of its stage ends with."""
     while barrier_ended(uint32(barrier), uint32(turn & 1)) == 0:
         pass
-
-
-def _listing(n_block: int) -> Any:
-    """The function that takes the next slice from what was chosen, and lists it where it is owned.
-
-    Lane i < n_block has the entries at .. end of the i-th block of queries and the next block of
-    keys; `done` positions of the least of these were taken. seen: the first of the positions that
-    all its queries see, and the last. Gives what is left and how many keys were taken.
-    """
-
-    @device
-    def write(to, first, m, n, item, has, bias):
-        low, high, _, k_table, v_table, n_head_kv, h, _ = item
-        for i in range(lane(), m, WARP):
-            j, at = first + i, to + 4 * (n + i)
-            k_row, v_row, seen = int32(-1), int32(-1), low <= j and j <= high
-            if seen:
-                page, line = j // PAGE, j % PAGE
-                k_row = int32((load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line)
-                v_row = int32((load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line)
-            store_shared_i32(uint32(at + K_ROWS), k_row)
-            store_shared_i32(uint32(at + V_ROWS), v_row)
-        for b in range(n_block):
-            there, weight = shuffle_i32(int32(has), b) != 0, shuffle(bias, b)
-            for i in range(lane(), m, WARP):
-                j, at = first + i, to + ENTRIES + 8 * SLICE * b + 4 * (n + i)
-                seen = there and low <= j and j <= high
-                store_shared_i32(uint32(at), int32(j if seen else FAR))
-                store_shared_f32(uint32(at + 4 * SLICE), weight)
-
-    @device
-    def note(to, left, indices, seen, item, owned):
-        at, end, mine, done = left
-        _, _, block, _, _, _, _, log_weight = item
-        n, some, whole, m = int64(0), False, log_weight == 0, int64(0)
-        least = int64(lowest_of_warp(int32(mine)))
-        while n < SLICE and least != BEYOND:
-            m = min(SLICE - n, block - done)
-            first, has, bias = least * block + done, mine == least, float32(0)
-            some = some or has
-            whole = whole and has and seen[0] <= first and first + m - 1 <= seen[1]
-            if owned:
-                if log_weight != 0 and has:
-                    bias = load_f32(log_weight + 4 * at) * float32(LOG2_E)
-                write(to, first, m, n, item, has, bias)
-            n, done = n + m, done + m
-            if done == block:
-                done = 0
-                if has:
-                    at += 1
-                    mine = load_i32(indices + 4 * at) if at < end else BEYOND
-                least = int64(lowest_of_warp(int32(mine)))
-        if owned:
-            if n < SLICE:  # what there is no key for
-                item = 0, -1, 1, int64(0), int64(0), int64(0), int64(0), int64(0)
-                write(to, 0, SLICE - n, n, item, False, float32(0))
-            kind = NOTHING if not some else (WHOLE if whole and n == SLICE else SOME)
-            if lane() < n_block:
-                store_shared_i32(uint32(to + 4 * lane()), int32(kind if n > 0 else END))
-            sync_warp()
-        return (at, end, mine, done), n
-
-    return note
 
 
 def _starting(head_dim: int, kv_types: tuple[str, str]) -> Any:
@@ -362,7 +290,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
     assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
     n_block = WARPS // group  # of queries
     layout, tile = layout_of(head_dim, n_block), tile_of(head_dim, SLICE, 0)
-    note, copy = _listing(n_block), _copying(head_dim, kv_types)
+    (walk, note), copy = listing(n_block), _copying(head_dim, kv_types)
     put, take = (
         _writing(head_dim, tile), _taking(group, layout, _adding(head_dim, tile), tile),
     )  # fmt: skip
@@ -383,27 +311,26 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
         (pair, h, n_row, split), (indptr, indices, block, log_weight) = place_, rows
         (k_pages, v_pages, k_table, v_table, n_head_kv, h_kv) = pages
         n_tok, pos, stride, window = range_
-        tok, n_live = tokens(pair, min(lane(), n_block - 1), n_tok)
+        tok, n_live = tokens(pair, lane() // (WARP // n_block), n_tok)
         early, late = pos + stride * tok, pos + stride * (tok + n_live - 1)
         low = max(0, early - window + 1) if window != 0 else 0
         at, end = int64(0), int64(0)
-        if lane() < n_block and n_live > 0:
+        if n_live > 0:
             row = tok // q_block * n_row + h
             at, end = part_of(indptr + 4 * row, indices, (low // block, late // block + 1), split)
-        mine = load_i32(indices + 4 * at) if at < end else BEYOND
         seen = max(0, late - window + 1) if window != 0 else 0, early
         first, _ = tokens(pair, 0, n_tok)
         lowest_seen = max(0, pos + stride * first - window + 1) if window != 0 else 0
         last = pos + stride * (min(n_tok, first + q_block * n_block) - 1)
         item = lowest_seen, last, block, k_table, v_table, n_head_kv, h_kv, log_weight
-        left, n = (at, end, mine, int64(0)), int64(1)
+        left, used, n = walk(indices, at, end), int64(0), int64(1)
         while n > 0:
             stage = use % STAGES
             owned = stage == warp() - WARPS
             if owned and use >= STAGES:
                 wait_for(shared + free + 8 * stage, use // STAGES - 1)
             list_ = shared + lists + list_bytes * stage
-            left, n = note(list_, left, indices, seen, item, owned)
+            left, used, n = note(list_, left, used, indices, seen, item, owned)
             if owned:
                 if n > 0:
                     copy(shared + slice_bytes * stage, list_, k_pages, v_pages)
