@@ -60,13 +60,14 @@ def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-def _load(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
+def load_device(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
+    """LLVM's load from device memory."""
     return b.load(b.inttoptr(address, pointee.as_pointer(GLOBAL)), align=align)
 
 
 def load_constant(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
     """LLVM's load of what no store of the kernel reaches: it may use the read-only cache."""
-    value = _load(b, address, pointee, align)
+    value = load_device(b, address, pointee, align)
     value.set_metadata("invariant.load", b.module.add_metadata([]))
     return value
 
@@ -96,14 +97,14 @@ def floats(b: Any, address: Any, n: int) -> list[Any]:
     found = []
     for i in range(0, n, 4):
         at = b.add(address, ir.Constant(I64, 4 * i))
-        found += _elements(b, _load(b, at, ir.VectorType(FLOAT, 4), 16), 4)
+        found += _elements(b, load_device(b, at, ir.VectorType(FLOAT, 4), 16), 4)
     return found
 
 
 def pair(b: Any, address: Any, offset: int) -> list[Any]:
     """LLVM's two float32 at address + offset, a multiple of 8."""
     at = b.add(address, ir.Constant(I64, offset))
-    return _elements(b, _load(b, at, ir.VectorType(FLOAT, 2), 8), 2)
+    return _elements(b, load_device(b, at, ir.VectorType(FLOAT, 2), 8), 2)
 
 
 def put_pair(b: Any, address: Any, offset: int, values: list[Any]) -> None:
@@ -132,7 +133,7 @@ def nearest(b: Any, x: Any) -> Any:
 @op(int64, int64)
 def load_i64(b, p):
     """The int64 at p."""
-    return _load(b, p, I64, 8)
+    return load_device(b, p, I64, 8)
 
 
 @op(void, int64, int64)
@@ -144,7 +145,7 @@ def store_i64(b, p, v):
 @op(int64, int64)
 def load_i32(b, p):
     """The int32 at p, sign-extended."""
-    return b.sext(_load(b, p, I32, 4), I64)
+    return b.sext(load_device(b, p, I32, 4), I64)
 
 
 @op(void, int64, int64)
@@ -156,7 +157,7 @@ def store_i32(b, p, v):
 @op(float32, int64)
 def load_f32(b, p):
     """The float32 at p."""
-    return _load(b, p, FLOAT, 4)
+    return load_device(b, p, FLOAT, 4)
 
 
 @op(void, int64, float32)
@@ -168,7 +169,7 @@ def store_f32(b, p, v):
 @op(float64, int64)
 def load_f64(b, p):
     """The float64 at p."""
-    return _load(b, p, DOUBLE, 8)
+    return load_device(b, p, DOUBLE, 8)
 
 
 @op(void, int64, float64)
@@ -180,7 +181,7 @@ def store_f64(b, p, v):
 @op(U4, int64)
 def load_u128(b, p):
     """The 16 bytes at p, a multiple of 16."""
-    return _elements(b, _load(b, p, ir.VectorType(I32, 4), 16), 4)
+    return _elements(b, load_device(b, p, ir.VectorType(I32, 4), 16), 4)
 
 
 @op(void, int64, U4)

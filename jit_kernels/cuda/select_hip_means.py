@@ -1,9 +1,14 @@
-"""HiP's search over means: bytes that stand for a block's keys, or four blocks', or 16 blocks'."""
+"""HiP's search over means: bytes that stand for a block's keys, or four blocks', or 16 blocks'.
+
+Numbers of lanes and threads are kept (`keep`) within loops: what each loop makes of them would else
+be computed ahead of all of them, in more registers than two blocks of threads have.
+"""
 
 import math
 from typing import Any
 
-from numba import cuda, float32, int32, uint8, uint32
+from llvmlite import ir
+from numba import cuda, float32, int32, int64, types, uint8, uint32
 
 from tamis.jit_kernels.cuda.attend_ends import LOG2_E, LOWEST
 from tamis.jit_kernels.cuda.best import write_best, write_range
@@ -20,13 +25,16 @@ from tamis.jit_kernels.cuda.grid import (
     warp_sum,
 )
 from tamis.jit_kernels.cuda.intrinsic import (
+    I32,
+    I64,
     bits_f32,
     device,
+    load_constant,
+    load_device,
     load_f32,
-    load_f32x8,
     load_i32,
     load_i64,
-    load_u128,
+    op,
     rounded,
     store_f32,
     store_i8,
@@ -35,13 +43,15 @@ from tamis.jit_kernels.cuda.intrinsic import (
 )
 from tamis.jit_kernels.cuda.kv_rows import key_row, reading_one, row_bytes
 from tamis.jit_kernels.cuda.ptx import (
-    dot_u8,
+    MMA_S8,
+    emit,
     exp2,
+    keep,
     load_shared,
     shared_address,
+    shuffle_xor,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.readers import const_u128
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
 from tamis.jit_kernels.ops import SIBLINGS, STEP, hip_work
 
@@ -128,15 +138,6 @@ def power_of_two(x):
 
 
 @device
-def dots(means, query, sums):
-    """Sums of four means' products with four elements of a query."""
-    return (
-        dot_u8(means[0], query, sums[0]), dot_u8(means[1], query, sums[1]),
-        dot_u8(means[2], query, sums[2]), dot_u8(means[3], query, sums[3]),
-    )  # fmt: skip
-
-
-@device
 def with_weights(totals, sums, extents, head):
     """Totals and the weights of four means for a head, whose three numbers are at `head`."""
     factor, of_low, offset = load_f32(head), load_f32(head + 4), load_f32(head + 8)
@@ -173,10 +174,11 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
     def add_span(shared, head, g, n, factor):
         """Take n products of head g into its maximum and sum."""
         top, total, mine = load_f32(head), float32(0), float32(LOWEST)
-        for i in range(lane(), n, WARP):
+        at = keep(lane())
+        for i in range(at, n, WARP):
             mine = max(mine, load_shared(uint32(shared + ROW * g + 4 * i)) * factor)
         new = max(top, warp_max(mine))
-        for i in range(lane(), n, WARP):
+        for i in range(at, n, WARP):
             total += exp2(load_shared(uint32(shared + ROW * g + 4 * i)) * factor - new)
         total = warp_sum(total) + load_f32(head + 4) * exp2(top - new)
         cuda.syncwarp()
@@ -188,18 +190,18 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
     def normalise(shared, numbers, queries, near, factor):
         first, n_query, apart = queries
         n = near[1][2]
-        for i in range(thread(), n_query * group, THREADS):
+        for i in range(keep(thread()), n_query * group, THREADS):
             store_f32(numbers + 12 * i, float32(LOWEST))
             store_f32(numbers + 12 * i + 4, float32(0))
         sync_block()
         for t in range(n_query):
             for start in range(0, n, SPAN):
-                stage(shared, first + apart * t, group, near, start)
+                stage(keep(shared), first + apart * t, group, near, start)
                 for g in range(warp(), group, WARPS):
                     head = numbers + 12 * (group * t + g)
                     add_span(shared, head, g, min(SPAN, n - start), factor)
                 sync_block()  # before the next span's products overwrite what is read here
-        for i in range(thread(), n_query * group, THREADS):
+        for i in range(keep(thread()), n_query * group, THREADS):
             top, total = load_f32(numbers + 12 * i), load_f32(numbers + 12 * i + 4)
             store_f32(numbers + 12 * i + 8, -(top + math.log(total) * float32(LOG2_E)))
         sync_block()
@@ -209,16 +211,17 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
         """Write heads as signed bytes: words [quad, word, head of the quad]."""
         first, n_query, apart = queries
         for t in range(warp(), n_query * group, WARPS):
+            mine = keep(lane())
             head, most, total = (
                 first + t // group * apart + 4 * head_dim * (t % group),
                 float32(0),
                 0,
             )
-            for d in range(lane(), head_dim, WARP):
+            for d in range(mine, head_dim, WARP):
                 most = max(most, abs(load_f32(head + 4 * d)))
             most = warp_max(most)
             per = float32(SIZE) / most if most > float32(0) else float32(0)
-            for w in range(lane(), n_word, WARP):
+            for w in range(mine, n_word, WARP):
                 word = 0
                 for i in range(4):
                     x = rounded(load_f32(head + 16 * w + 4 * i) * per)
@@ -235,34 +238,83 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
     return normalise, shorten
 
 
+def _multiplying(head_dim: int) -> tuple[Any, Any, Any]:
+    """A warp's products of bytes: 16 means and 8 heads, of which a lane has every fourth word.
+
+    Functions that read a lane's words of a mean and of a head, 64 bytes apart, and that multiply
+    the words of two means (rows g and g + 8 of MMA_S8) and of a head (its column g).
+    """
+    n = head_dim // 16
+    kind = types.UniTuple(uint32, n)
+
+    def reading(load: Any) -> Any:
+        @op(kind, int64)
+        def read(b: Any, p: Any) -> list[Any]:
+            return [load(b, b.add(p, ir.Constant(I64, 64 * i)), I32, 4) for i in range(n)]
+
+        return read
+
+    @op(types.UniTuple(int32, 4), kind, kind, kind)
+    def multiply(b: Any, one: Any, other: Any, head: Any) -> list[Any]:
+        none, sums = ir.Constant(I32, 0), [ir.Constant(I32, 0)] * 4
+        one, other, head = ([*words, none] for words in (one, other, head))
+        for i in range(0, n, 2):
+            pairs = one[i], other[i], one[i + 1], other[i + 1], head[i], head[i + 1]
+            sums = emit(b, MMA_S8, [*pairs, *sums])
+        return sums
+
+    return reading(load_constant), reading(load_device), multiply
+
+
 def _rating(head_dim: int) -> Any:
-    """The function that scores the children of listed parents; a block's work."""
-    n_word = head_dim // 4
+    """The function that scores the children of listed parents; a block's work.
+
+    A warp takes eight parents: of every other one a lane has the g-th of SIBLINGS children, and of
+    eight heads two.
+    """
+    read_mean, read_head, multiply = _multiplying(head_dim)
+    size = SIBLINGS * head_dim
+
+    @device
+    def over_quad(x):
+        x += shuffle_xor(x, uint32(1))
+        return x + shuffle_xor(x, uint32(2))
 
     @device
     def rate(scores, heads, level, parents, n_parent):
         (numbers, words, n_head), (means, extents) = heads, level
-        for p in range(thread(), n_parent, THREADS):
-            parent = load_i32(parents + 4 * p)
-            at, extent = means + SIBLINGS * head_dim * parent, load_f32x8(extents + 32 * parent)
+        last = n_parent - 1
+        for first in range(8 * warp(), n_parent, 8 * WARPS):
+            here = keep(lane())
+            g, t = here // 4, here % 4
+            sibling, p = g % SIBLINGS, first + g // SIBLINGS
+            a, b, c, d = (
+                load_i32(parents + 4 * min(p, last)), load_i32(parents + 4 * min(p + 2, last)),
+                load_i32(parents + 4 * min(p + 4, last)), load_i32(parents + 4 * min(p + 6, last)),
+            )  # fmt: skip
+            mine, at = means + 16 * t + 4 * sibling, extents + 4 * sibling
+            early = read_mean(mine + size * a), read_mean(mine + size * b)
+            late = read_mean(mine + size * c), read_mean(mine + size * d)
+            extent = (
+                load_f32(at + 32 * a), load_f32(at + 32 * b), load_f32(at + 32 * c),
+                load_f32(at + 32 * d), load_f32(at + 32 * a + 16), load_f32(at + 32 * b + 16),
+                load_f32(at + 32 * c + 16), load_f32(at + 32 * d + 16),
+            )  # fmt: skip
             totals = float32(0), float32(0), float32(0), float32(0)
-            for first in range(0, n_head, QUAD):
-                a = b = c = d = int32(0), int32(0), int32(0), int32(0)
-                query = words + 4 * n_word * first
-                for w in range(n_word):
-                    x, y = const_u128(at + 16 * w), load_u128(query + 16 * w)
-                    a, b = dots(x, y[0], a), dots(x, y[1], b)
-                    c, d = dots(x, y[2], c), dots(x, y[3], d)
-                own = numbers + 12 * first
-                totals = with_weights(totals, a, extent, own)
-                if first + 1 < n_head:
-                    totals = with_weights(totals, b, extent, own + 12)
-                if first + 2 < n_head:
-                    totals = with_weights(totals, c, extent, own + 24)
-                if first + 3 < n_head:
-                    totals = with_weights(totals, d, extent, own + 36)
-            for i in range(SIBLINGS):
-                store_f32(scores + 16 * p + 4 * i, totals[i])
+            for h in range(0, n_head, 2 * QUAD):
+                quad = min(h + g, n_head - 1) // QUAD  # there is a whole one
+                head = read_head(words + 4 * head_dim * quad + 16 * t + 4 * (g % QUAD))
+                x, y = multiply(early[0], early[1], head), multiply(late[0], late[1], head)
+                own = numbers + 12 * (h + 2 * t)
+                if h + 2 * t < n_head:
+                    totals = with_weights(totals, (x[0], x[2], y[0], y[2]), extent, own)
+                if h + 2 * t + 1 < n_head:
+                    totals = with_weights(totals, (x[1], x[3], y[1], y[3]), extent, own + 12)
+            one, two = over_quad(totals[0]), over_quad(totals[1])
+            three, four = over_quad(totals[2]), over_quad(totals[3])
+            total = (one if t == 0 else two) if t < 2 else (three if t == 2 else four)
+            if p + 2 * t <= last:
+                store_f32(scores + 16 * (p + 2 * t) + 4 * sibling, total)
         sync_block()
 
     return rate
@@ -302,7 +354,7 @@ def _searching(head_dim: int) -> Any:
                 write_range(picked, low, n)
             sync_block()
             to = mask + 4 if level == 0 else other
-            for i in range(thread(), count, THREADS):
+            for i in range(keep(thread()), count, THREADS):
                 store_i32(to + 4 * i, child(parents, load_i32(picked + 4 * i)))
             if level == 0:
                 break
@@ -355,4 +407,4 @@ def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
             search(lists, heads, own, sizes, mask + 4 * (1 + n_chunk) * item)
             sync_block()  # before the next row's lists overwrite what is read here
 
-    return [Launch(kernel, shared=ROW * group)]
+    return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * group)]
