@@ -19,6 +19,7 @@ from tamis.jit_kernels.cuda.attend_slices import (
     SOME,
     V_ROWS,
     WHOLE,
+    Keys,
     listing,
 )  # fmt: skip
 from tamis.jit_kernels.cuda.tile_group import SLICE
@@ -60,14 +61,14 @@ def slices_of(choice: Choice, owned: Any = lambda turn: True) -> list[tuple[int,
         def body():
             b = local.thread * n_block // 32
             left, used, n = walk(indices.ctypes.data, ends[b], ends[b + 1]), 0, 1
-            item = (
+            keys = Keys(
                 choice.low, choice.high, choice.block, tables[0].ctypes.data,
                 tables[1].ctypes.data, N_HEAD_KV, HEAD,
                 0 if weights is None else weights.ctypes.data,
             )  # fmt: skip
             while n > 0:
                 mine = owned(len(found))
-                left, used, n = note(0, left, used, indices.ctypes.data, choice.seen[b], item, mine)
+                left, used, n = note(0, left, used, indices.ctypes.data, choice.seen[b], keys, mine)
                 exchanged(0)
                 if local.thread == 0:
                     found.append((n, read(local.block.shared, n_block) if mine else None))

@@ -22,6 +22,7 @@ from tamis.jit_kernels.cuda.attend_slices import (
     SOME,
     V_ROWS,
     WHOLE,
+    Keys,
     listing,
     size_of_list,
 )
@@ -322,7 +323,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
         first, _ = tokens(pair, 0, n_tok)
         lowest_seen = max(0, pos + stride * first - window + 1) if window != 0 else 0
         last = pos + stride * (min(n_tok, first + q_block * n_block) - 1)
-        item = lowest_seen, last, block, k_table, v_table, n_head_kv, h_kv, log_weight
+        keys = Keys(lowest_seen, last, block, k_table, v_table, n_head_kv, h_kv, log_weight)
         left, used, n = walk(indices, at, end), int64(0), int64(1)
         while n > 0:
             stage = use % STAGES
@@ -330,7 +331,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
             if owned and use >= STAGES:
                 wait_for(shared + free + 8 * stage, use // STAGES - 1)
             list_ = shared + lists + list_bytes * stage
-            left, used, n = note(list_, left, used, indices, seen, item, owned)
+            left, used, n = note(list_, left, used, indices, seen, keys, owned)
             if owned:
                 if n > 0:
                     copy(shared + slice_bytes * stage, list_, k_pages, v_pages)

@@ -7,7 +7,7 @@ equal ones are one block of keys: those of the lowest lanes (`leads`) are the ba
 slices take in the order of the lanes. So keys are not in order; attention does not ask for it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import float32, int32, int64, uint32
 
@@ -40,6 +40,31 @@ V_ROWS = K_ROWS + 4 * SLICE
 ENTRIES = V_ROWS + 4 * SLICE
 
 
+class Walk(NamedTuple):
+    """What a lane knows of a batch, and of what comes after it."""
+
+    first: Any  # entry of its block of queries in the batch
+    end: Any  # of the entries of its block
+    held: Any  # one of them, BEYOND where there is none
+    coming: Any  # one of those after them
+    taken: Any  # how many of its block the batch has
+    same: Any  # lanes that hold the same, a bit each
+    leads: Any
+
+
+class Keys(NamedTuple):
+    """Where keys are, and which of them any query of a warp's rows sees."""
+
+    low: Any  # the first position that one sees
+    high: Any  # and the last
+    block: Any  # positions of a block of keys
+    k_table: Any
+    v_table: Any
+    n_head_kv: Any
+    head: Any  # KV head
+    log_weight: Any  # biases of entries; 0: none
+
+
 def size_of_list(n_block: int) -> int:
     """Bytes of a slice's list."""
     return ENTRIES + 8 * SLICE * n_block
@@ -64,12 +89,7 @@ def nth_bit(bits, n):
 
 
 def walking(n_block: int) -> tuple[Any, Any]:
-    """The functions that begin a walk, and that go on to the next batch.
-
-    A walk: first entry of this lane's block of queries in the batch, its end; what this lane holds
-    of them, and of those after them; how many of its block the batch has; the lanes whose entry is
-    the same; the leads.
-    """
+    """The functions that begin a walk, and that go on to the next batch."""
     share = WARP // n_block
     assert share * n_block == WARP
     own = (1 << share) - 1
@@ -82,22 +102,21 @@ def walking(n_block: int) -> tuple[Any, Any]:
     def walk(indices, at, end):
         mine = at + lane() % share
         held, coming = entry(indices, mine, end), entry(indices, mine + share, end)
-        return at, end, held, coming, int64(0), uint32(0), uint32(0)
+        return Walk(at, end, held, coming, int64(0), uint32(0), uint32(0))
 
     @device
     def batch(left, indices):
-        first, end, held, coming, taken, _, _ = left
-        k, start = lane() % share + taken, lane() // share * share
-        early = shuffle_i32(held, uint32(start + min(k, share - 1)))
-        late = shuffle_i32(coming, uint32(start + max(k - share, 0)))
-        first, held = first + taken, early if k < share else late
-        coming = entry(indices, first + share + lane() % share, end)
+        k, start = lane() % share + left.taken, lane() // share * share
+        early = shuffle_i32(left.held, uint32(start + min(k, share - 1)))
+        late = shuffle_i32(left.coming, uint32(start + max(k - share, 0)))
+        first, held = left.first + left.taken, early if k < share else late
+        coming = entry(indices, first + share + lane() % share, left.end)
         last = held if lane() % share == share - 1 else int32(BEYOND)
         here = held <= lowest_of_warp(last) and held != BEYOND
         same = equal_lanes(held)
         leads = ballot(uint32(here and lowest_bit(int64(same)) == lane()))
         taken = int64(count_bits(uint32((int64(ballot(uint32(here))) >> start) & own)))
-        return first, end, held, coming, taken, same, leads
+        return Walk(first, left.end, held, coming, taken, same, leads)
 
     return walk, batch
 
@@ -111,18 +130,17 @@ def _writing(n_block: int) -> Any:
     own = (1 << share) - 1
 
     @device
-    def write(to, n, m, used, left, item):
-        (first, _, held, _, taken, same, leads), (low, high, block) = left, item[:3]
-        log_weight, bias = item[7], float32(0)
-        if log_weight != 0 and lane() % share < taken:
-            bias = load_f32(log_weight + 4 * (first + lane() % share)) * float32(LOG2_E)
+    def write(to, n, m, used, left, keys):
+        block, log_weight, bias = keys.block, keys.log_weight, float32(0)
+        if log_weight != 0 and lane() % share < left.taken:
+            bias = load_f32(log_weight + 4 * (left.first + lane() % share)) * float32(LOG2_E)
         for i in range(0, m, WARP):
             p, live = used + min(i + lane(), m - 1), i + lane() < m
             r = quotient(p, block)
-            lead = nth_bit(leads, r)
-            j = int64(shuffle_i32(held, uint32(lead))) * block + p - r * block
-            alike = int64(uint32(shuffle_i32(int32(same), uint32(lead))))
-            seen, at = low <= j and j <= high, to + 4 * (n + i + lane())
+            lead = nth_bit(left.leads, r)
+            j = int64(shuffle_i32(left.held, uint32(lead))) * block + p - r * block
+            alike = int64(uint32(shuffle_i32(int32(left.same), uint32(lead))))
+            seen, at = keys.low <= j and j <= keys.high, to + 4 * (n + i + lane())
             if live:
                 store_shared_i32(uint32(at + K_ROWS), int32(j if seen else -1))
             for b in range(n_block):
@@ -148,13 +166,12 @@ def _judging(n_block: int) -> Any:
 
     @device
     def judge(m, used, left, block, seen):
-        _, _, held, _, _, same, leads = left
         low, high, start = quotient(used, block), quotient(used + m - 1, block), lane() // share
-        lead = int64(1) << lowest_bit(int64(same))
-        rank = int64(count_bits(uint32(int64(leads) & (lead - 1))))
-        taken = int64(leads) & lead != 0 and low <= rank and rank <= high
-        oldest = int64(lowest_of_warp(held if taken else int32(BEYOND))) * block
-        newest = int64(-lowest_of_warp(int32(-held if taken else 0))) * block + block - 1
+        lead = int64(1) << lowest_bit(int64(left.same))
+        rank = int64(count_bits(uint32(int64(left.leads) & (lead - 1))))
+        taken = int64(left.leads) & lead != 0 and low <= rank and rank <= high
+        oldest = int64(lowest_of_warp(left.held if taken else int32(BEYOND))) * block
+        newest = int64(-lowest_of_warp(int32(-left.held if taken else 0))) * block + block - 1
         if low == high:
             oldest, newest = oldest + used - low * block, oldest + used + m - 1 - low * block
         n = int64(count_bits(uint32((int64(ballot(uint32(taken))) >> (share * start)) & own)))
@@ -168,19 +185,18 @@ def _finding() -> Any:
     assert SLICE == 2 * WARP
 
     @device
-    def rows_of(j, item):
-        _, _, _, k_table, v_table, n_head_kv, h, _ = item
+    def rows_of(j, keys):
         page, line = max(j, 0) // PAGE, max(j, 0) % PAGE
-        k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
-        v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+        k_row = (load_i32(keys.k_table + 4 * page) * keys.n_head_kv + keys.head) * PAGE + line
+        v_row = (load_i32(keys.v_table + 4 * page) * keys.n_head_kv + keys.head) * PAGE + line
         return int32(k_row if j >= 0 else -1), int32(v_row if j >= 0 else -1)
 
     @device
-    def find(to, item):
+    def find(to, keys):
         early = to + K_ROWS + 4 * lane()
         late = early + 4 * WARP
-        one = rows_of(int64(load_shared_i32(uint32(early))), item)  # both are on their way at once
-        two = rows_of(int64(load_shared_i32(uint32(late))), item)
+        one = rows_of(int64(load_shared_i32(uint32(early))), keys)  # both are on their way at once
+        two = rows_of(int64(load_shared_i32(uint32(late))), keys)
         store_shared_i32(uint32(early), one[0])
         store_shared_i32(uint32(early + V_ROWS - K_ROWS), one[1])
         store_shared_i32(uint32(late), two[0])
@@ -193,9 +209,8 @@ def listing(n_block: int) -> tuple[Any, Any]:
     """The function that begins a walk of n_block blocks of queries, and that of its next slice.
 
     The latter lists the slice at `to` where it is `owned`; used: positions of the batch that were
-    taken. Gives what is left, what of its batch is used, and how many keys there are. item: the
-    first and the last position that any query sees, positions of a block of keys, tables of pages,
-    KV heads, the one of these, biases of entries (0: none); seen: see _judging.
+    taken. Gives what is left, what of its batch is used, and how many keys there are. seen: see
+    _judging.
     """
     share, (walk, batch) = WARP // n_block, walking(n_block)
     write, judge, find = _writing(n_block), _judging(n_block), _finding()
@@ -211,19 +226,18 @@ def listing(n_block: int) -> tuple[Any, Any]:
                 store_shared_f32(uint32(there + 4 * SLICE), float32(0))
 
     @device
-    def note(to, left, used, indices, seen, item, owned):
-        block, log_weight = item[2], item[7]
-        n, some, whole = int64(0), False, log_weight == 0
+    def note(to, left, used, indices, seen, keys, owned):
+        block, n, some, whole = keys.block, int64(0), False, keys.log_weight == 0
         while n < SLICE:
-            size = count_bits(left[6]) * block
+            size = count_bits(left.leads) * block
             if used == size:
                 left, used = batch(left, indices), int64(0)
-                size = count_bits(left[6]) * block
+                size = count_bits(left.leads) * block
                 if size == 0:
                     break
             m = min(SLICE - n, size - used)
             if owned:
-                write(to, n, m, used, left, item)
+                write(to, n, m, used, left, keys)
                 any_, all_ = judge(m, used, left, block, seen)
                 some, whole = some or any_, whole and all_
             n, used = n + m, used + m
@@ -233,7 +247,7 @@ def listing(n_block: int) -> tuple[Any, Any]:
             if lane() % share == 0:
                 store_shared_i32(uint32(to + 4 * (lane() // share)), int32(kind if n > 0 else END))
             sync_warp()
-            find(to, item)
+            find(to, keys)
             sync_warp()
         return left, used, n
 
