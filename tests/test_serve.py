@@ -209,6 +209,18 @@ def test_answers_are_those_of_the_class_llama(client, path):
     assert offsets[0] == offsets[1]
 
 
+def test_logprobs_without_likeliest_tokens_are_of_the_answer_alone(client):
+    how = {"temperature": 0, "max_tokens": 3, "logit_bias": {"2": -100}, "logprobs": True}
+    found = client.post(CHAT, json=HELLO | how).json()
+    assert [len(token["top_logprobs"]) for token in logprobs_of(found)["content"]] == [1, 1, 1]
+    found = client.post(TEXT, json={"prompt": "the hand"} | how | {"logprobs": 0}).json()
+    assert [len(top) for top in logprobs_of(found)["top_logprobs"]] == [1, 1, 1]
+
+
+def logprobs_of(completion):
+    return completion["choices"][0]["logprobs"]
+
+
 def stream(client, path, body):
     with client.stream("POST", path, json=body | {"stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
