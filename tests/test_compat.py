@@ -174,6 +174,7 @@ def test_biases_processors_and_criteria_see_and_change_the_answer(llm):
     ends = StoppingCriteriaList([lambda ids, logits: len(ids) >= len(prompt) + 2])
     found = llm(PROMPT, max_tokens=9, temperature=0, stopping_criteria=ends)
     assert found["usage"]["completion_tokens"] == 2
+    assert found["choices"][0]["finish_reason"] == "stop"
     end = llm.token_eos()
     early = MinTokensLogitsProcessor(4, end)
     bias = {end: 1000.0}

@@ -97,7 +97,7 @@ class Answer:
                     return
         finally:
             tokens.close()
-        yield self.finish("length")
+        yield self.finish("stop")  # tokens end before the answer where a stopping criterion says so
 
     def prompt_tokens(self) -> list[TokenInfo]:
         """The prompt's tokens with their logprobs; the first has none."""
