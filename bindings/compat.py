@@ -264,7 +264,7 @@ class Llama:
         self.cache = cache
 
     def set_seed(self, seed: int) -> None:
-        """The seed of calls that name none."""
+        """What the seeds of later calls that name none are drawn by."""
         self._seed = seed
 
     # --- tokens ----------------------------------------------------------------------------------
@@ -486,10 +486,10 @@ class Llama:
     __call__ = create_completion
 
     def _drawn_seed(self) -> int:
-        """The seed of a call that names none: the same for each where the constructor got one."""
-        if self._seed == LLAMA_DEFAULT_SEED:
-            return LLAMA_DEFAULT_SEED
-        return random.Random(self._seed).randint(0, 0xFFFFFFFE)
+        """The seed of a call that names none: another each time, all by the constructor's."""
+        if self._seed & 0xFFFFFFFF != LLAMA_DEFAULT_SEED:  # also -1: the sampler draws its own
+            self._seed = random.Random(self._seed).randint(0, 0xFFFFFFFE)
+        return self._seed
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.detokenize(tokens, special=True).decode("utf-8", "replace")
@@ -558,7 +558,7 @@ class Llama:
             return
         held = longest_token_prefix(self.input_ids.tolist(), prompt)
         if longest_token_prefix(state.input_ids.tolist(), prompt) > held:
-            self.load_state(state)
+            self.load_state(state._replace(seed=self._seed))  # else the same answers come again
 
     def create_chat_completion(
         self,

@@ -60,6 +60,7 @@ def shared(path):
 @pytest.fixture
 def llm(shared):
     shared.set_cache(None)
+    shared.set_seed(1)
     shared.draft_model = None
     shared.reset()
     return shared
@@ -151,8 +152,23 @@ def test_echo_with_logprobs_needs_the_logits_of_the_prompt(llm):
 def test_a_seed_gives_the_same_text_again(llm):
     drawn = [text_of(llm(PROMPT, max_tokens=16, temperature=2.0, seed=s)) for s in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]
-    own = [text_of(llm(PROMPT, max_tokens=16, temperature=2.0)) for _ in range(2)]
-    assert own[0] == own[1], "the constructor's seed counts where a call names none"
+
+
+def test_calls_without_a_seed_differ_and_are_drawn_by_the_constructors(llm):
+    def answers():
+        found = []
+        for _ in range(3):
+            llm.reset()
+            found.append(text_of(llm(PROMPT, max_tokens=16, temperature=2.0)))
+        return found
+
+    first = answers()
+    assert len(set(first)) == 3, "who asks again wants another answer"
+    llm.set_seed(1)
+    llm.set_cache(LlamaRAMCache())
+    assert answers() == first, "a state from the cache does not bring its seed"
+    llm.set_seed(-1)  # LangChain's default
+    assert answers() != answers(), "as without any seed"
 
 
 def test_biases_processors_and_criteria_see_and_change_the_answer(llm):
