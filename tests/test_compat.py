@@ -141,6 +141,9 @@ def test_logprobs_belong_to_the_tokens_of_the_text(path):
         for p in (c["choices"][0]["logprobs"] or {"token_logprobs": []})["token_logprobs"]
     ]
     assert streamed == pytest.approx(logprobs["token_logprobs"][-6:], abs=1e-3)
+    echoed = list(llm(PROMPT, max_tokens=6, temperature=0, logprobs=1, stream=True, echo=True))
+    for found in (chunks[0], echoed[1]):
+        assert found["choices"][0]["logprobs"]["text_offset"][0] == len(PROMPT)
     llm.close()
 
 

@@ -150,7 +150,7 @@ class Chunks:
     """Makes the chunks of a streamed completion; the last has the finish reason and no text."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._offset = request, request.offset
+        self._request, self._offset = request, request.offset + len(request.echo or "")
 
     def begin(self) -> list[Chunk]:
         """What comes before the answer: the prompt, where it is to be in it."""
