@@ -70,6 +70,10 @@ def text_of(completion):
     return completion["choices"][0]["text"]
 
 
+def delta_of(chunk):
+    return chunk["choices"][0]["delta"]
+
+
 def test_a_completion_is_the_engines_greedy_text_in_openais_shape(llm, path):
     engine = Engine.load(path)
     session = engine.session(n_ctx=256)
@@ -426,8 +430,10 @@ def test_a_tool_that_must_be_called_is(llm, grammars, choice):
     chunks = list(
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, stream=True)
     )
-    calls = [d for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", ())]
+    calls = [d for c in chunks for d in delta_of(c).get("tool_calls", ())]
     assert [(c["index"], c["function"]["name"]) for c in calls] == [(0, "pick")]
+    old = [d["function_call"] for c in chunks if "function_call" in (d := delta_of(c))]
+    assert old == ([] if choice == "required" else [calls[0]["function"]])
     with pytest.raises(ValueError, match="not among the tools"):
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice={"function": {"name": "x"}})
 

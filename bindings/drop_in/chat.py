@@ -191,8 +191,9 @@ def chunks_of_whole(chat: Chunk) -> Iterator[Chunk]:
     yield _as_chunk(chat, {"role": "assistant"}, None)
     if message["content"]:
         yield _as_chunk(chat, {"content": message["content"]}, None)
+    old = {key: message[key] for key in ("function_call",) if key in message}
     for i, call in enumerate(message.get("tool_calls") or ()):
-        yield _as_chunk(chat, {"tool_calls": [{"index": i, **call}]}, None)
+        yield _as_chunk(chat, {**old, "tool_calls": [{"index": i, **call}]}, None)
     yield _as_chunk(chat, {}, choice["finish_reason"])
 
 
