@@ -434,6 +434,8 @@ def test_a_tool_that_must_be_called_is(llm, grammars, choice):
     assert [(c["index"], c["function"]["name"]) for c in calls] == [(0, "pick")]
     old = [d["function_call"] for c in chunks if "function_call" in (d := delta_of(c))]
     assert old == ([] if choice == "required" else [calls[0]["function"]])
+    short = llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, max_tokens=2)
+    assert short["choices"][0]["finish_reason"] == "length"
     with pytest.raises(ValueError, match="not among the tools"):
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice={"function": {"name": "x"}})
 

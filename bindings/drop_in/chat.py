@@ -134,9 +134,11 @@ def wanted(given: Mapping[str, Any]) -> Wanted:
 def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) -> Chunk:
     """A text completion as a chat completion with this content and these calls.
 
-    forced: the caller chose the tool, and gets it in the old field `function_call` too.
+    forced: the caller chose the tool, and gets it in the old field `function_call` too. Its
+    arguments may be cut off at max_tokens: then the reason is length, and they are no JSON.
     """
     choice = completion["choices"][0]
+    cut = forced and choice["finish_reason"] == "length"
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["content"] = text or None
@@ -153,7 +155,7 @@ def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) 
                 "index": 0,
                 "message": message,
                 "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": "tool_calls" if calls else choice["finish_reason"],
+                "finish_reason": "tool_calls" if calls and not cut else choice["finish_reason"],
             }
         ],
         "usage": completion["usage"],
