@@ -88,9 +88,9 @@ def refused(response, status, param=None):
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": 5}}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, None),
-        ({"response_format": {"type": "verse"}}, None),
+        ({"response_format": {"type": "verse"}}, "response_format"),
         ({"grammar": "root ::= ("}, None),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": {"function": {"name": "none of them"}}}, "tool_choice"),
@@ -207,6 +207,13 @@ def test_answers_are_those_of_the_class_llama(client, path):
     assert found["choices"][0]["text"] == text["choices"][0]["text"]
     offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in (found, text)]
     assert offsets[0] == offsets[1]
+
+
+def test_a_text_completion_keeps_to_a_response_format(client):
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "hand"}}}
+    body = {"prompt": "the hand", "max_tokens": 40, "response_format": form}
+    assert client.post(TEXT, json=body).json()["choices"][0]["text"].strip() == '"hand"'
 
 
 def test_logprobs_without_likeliest_tokens_are_of_the_answer_alone(client):
