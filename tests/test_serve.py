@@ -194,7 +194,8 @@ def test_answers_are_those_of_the_class_llama(client, path):
     llama = Llama(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, verbose=False)
     how = {"temperature": 0, "max_tokens": 12}
     chat = llama.create_chat_completion(HELLO["messages"], logprobs=True, top_logprobs=2, **how)
-    text = llama.create_completion("the hand over", logprobs=2, echo=False, **how)
+    prompt = "<|im_start|>the hand over"  # with a template of the client's own
+    text = llama.create_completion(prompt, logprobs=2, echo=False, **how)
     llama.close()
     found = client.post(CHAT, json=HELLO | how | {"logprobs": True, "top_logprobs": 2}).json()
     assert found["choices"][0]["message"] == chat["choices"][0]["message"]
@@ -203,8 +204,9 @@ def test_answers_are_those_of_the_class_llama(client, path):
         for each in (found, chat)
     ]
     assert tokens[0] == tokens[1]
-    found = client.post(TEXT, json={"prompt": "the hand over", "logprobs": 2} | how).json()
+    found = client.post(TEXT, json={"prompt": prompt, "logprobs": 2} | how).json()
     assert found["choices"][0]["text"] == text["choices"][0]["text"]
+    assert found["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"]
     offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in (found, text)]
     assert offsets[0] == offsets[1]
 

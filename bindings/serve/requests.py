@@ -189,7 +189,10 @@ class Reader:
     def _prompt(self, item: Any, name: str) -> tuple[str, list[int]]:
         tokenizer, n_vocab = self._engine.tokenizer, self._engine.hp.n_vocab
         if isinstance(item, str):
-            ids = tokenizer.encode(item) or [i for i in [tokenizer.bos] if i is not None]
+            # A prompt is the client's own template, as llama.cpp's server has it; a text to embed
+            # may come from anywhere.
+            ids = tokenizer.encode(item, parse_special=name == "prompt")
+            ids = ids or [i for i in [tokenizer.bos] if i is not None]
             if not ids:
                 raise invalid(f"{name} has no tokens", name)
             return item, ids
