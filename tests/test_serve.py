@@ -73,6 +73,7 @@ def refused(response, status, param=None):
         ({"messages": [{"content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages"),
         ({"n": 9}, "n"),
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -87,6 +88,7 @@ def refused(response, status, param=None):
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 10**400}}, "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, None),
@@ -276,6 +278,9 @@ def test_prompts_as_tokens_lists_and_echo(client):
     choices = client.post(TEXT, json=body).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert all(choice["text"].lstrip().startswith("the hand over") for choice in choices)
+    body = r'{"prompt": "\ud83d over", "max_tokens": 1, "echo": true}'
+    found = client.post(TEXT, content=body, headers={"Content-Type": "application/json"}).json()
+    assert found["choices"][0]["text"].startswith("\ufffd"), "half an emoji"
 
 
 def test_embeddings_have_length_one_as_numbers_and_packed(client):

@@ -65,7 +65,7 @@ class Reader:
             self._format = chat.ChatFormat(self._engine, None)
         try:
             ids = self._format.encode(messages, wanted.tools)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise invalid(
                 f"the messages do not fit the chat template: {error}", "messages"
             ) from None
@@ -189,6 +189,8 @@ class Reader:
     def _prompt(self, item: Any, name: str) -> tuple[str, list[int]]:
         tokenizer, n_vocab = self._engine.tokenizer, self._engine.hp.n_vocab
         if isinstance(item, str):
+            # JSON may write half a surrogate pair, which no reply could echo in UTF-8.
+            item = item.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
             # A prompt is the client's own template, as llama.cpp's server has it; a text to embed
             # may come from anywhere.
             ids = tokenizer.encode(item, parse_special=name == "prompt")
@@ -251,7 +253,7 @@ def _sampling(body: Body, n_vocab: int) -> Sampling:
     bias = body.record("logit_bias") or {}
     try:
         logit_bias = {int(token): float(value) for token, value in bias.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise invalid("logit_bias is not of token ids and numbers", "logit_bias") from None
     if not all(0 <= token < n_vocab for token in logit_bias):
         raise invalid(f"logit_bias has a token that is not one of 0 to {n_vocab - 1}", "logit_bias")
