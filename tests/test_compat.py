@@ -460,7 +460,7 @@ def test_calls_are_found_in_both_styles(text, before, calls):
 def test_messages_about_tools_are_text_where_the_template_knows_none():
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "go"},
+        {"role": "user", "content": "\ngo\n"},
         {
             "role": "assistant",
             "content": "",
@@ -472,6 +472,7 @@ def test_messages_about_tools_are_text_where_the_template_knows_none():
     assert [m["role"] for m in found] == ["system", "user", "assistant", "user"]
     assert found[0]["content"].startswith("Be brief.\n\n# Tools")
     assert '"name": "pick"' in found[0]["content"]
+    assert found[1]["content"] == "\ngo\n", "what a message says is left as it is"
     assert found[2]["content"] == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     assert found[3]["content"] == "<tool_response>\n2\n</tool_response>"
 
