@@ -277,6 +277,23 @@ def test_eval_sample_and_generate_are_steps_of_the_same_text(llm):
     assert [next(tokens) for _ in range(5)] == found
     assert tokens.send([3, 4]) is not None
     assert list(llm.eval_tokens) == prompt + found + [3, 4]
+    llm.reset()
+    llm.eval(prompt)
+    assert next(llm.generate([], temp=0, reset=False)) == found[0], "goes on where eval ended"
+
+
+def test_what_sample_draws_by_belongs_to_the_last_token(llm):
+    prompt = llm.tokenize(b"the hand and the hand and the hand")
+    expected = [token for token, _ in zip(llm.generate(prompt, temp=0), range(12), strict=False)]
+    llm.draft_model = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    for n in range(1, 12):
+        llm.reset()
+        given = list(zip(llm.generate(prompt, temp=0), range(n), strict=False))
+        assert llm.sample(temp=0) == expected[llm.n_tokens - len(prompt)], "drafts are not the text"
+        assert len(given) == n
+    llm.n_tokens = 3
+    with pytest.raises(ValueError, match="call eval"):
+        llm.sample()
 
 
 def test_a_state_comes_back(llm):
