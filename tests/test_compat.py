@@ -474,6 +474,17 @@ def test_calls_are_found_in_both_styles(text, before, calls):
     assert find_calls(text, ["f"]) == (expected, [ToolCall("f", c) for c in calls])
 
 
+def test_a_stream_with_tools_that_calls_none_has_the_answers_logprobs(llm):
+    how = {"tools": TOOLS, "max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    messages = [{"role": "user", "content": "the"}]
+    whole = llm.create_chat_completion(messages, **how)
+    chunks = llm.create_chat_completion(messages, stream=True, **how)
+    found = [c["choices"][0]["logprobs"] for c in (*chunks, whole)]
+    assert found[0] is found[2] is None
+    tokens = [[token["token"] for token in found[i]["content"]] for i in (1, 3)]
+    assert tokens[0] == tokens[1]
+
+
 def test_messages_about_tools_are_text_where_the_template_knows_none():
     messages = [
         {"role": "system", "content": "Be brief."},

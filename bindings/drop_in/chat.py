@@ -192,7 +192,7 @@ def chunks_of_whole(chat: Chunk) -> Iterator[Chunk]:
     message = choice["message"]
     yield _as_chunk(chat, {"role": "assistant"}, None)
     if message["content"]:
-        yield _as_chunk(chat, {"content": message["content"]}, None)
+        yield _as_chunk(chat, {"content": message["content"]}, None, choice["logprobs"])
     old = {key: message[key] for key in ("function_call",) if key in message}
     for i, call in enumerate(message.get("tool_calls") or ()):
         yield _as_chunk(chat, {**old, "tool_calls": [{"index": i, **call}]}, None)
@@ -233,8 +233,10 @@ def _chunk(chunk: Chunk, delta: dict[str, Any], logprobs: Any, finish: str | Non
     }
 
 
-def _as_chunk(chat: Chunk, delta: dict[str, Any], finish: str | None) -> Chunk:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _as_chunk(
+    chat: Chunk, delta: dict[str, Any], finish: str | None, logprobs: Any = None
+) -> Chunk:
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
     head = {key: chat[key] for key in ("id", "model", "created")}
     return {**head, "object": "chat.completion.chunk", "choices": [choice]}
 
