@@ -217,7 +217,9 @@ class Llama:
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
         self._forget_ahead()
-        self._session.truncate(n)
+        if n != self.n_tokens:
+            self._session.truncate(n)
+            self._row = None  # it was of a token that is gone
 
     @property
     def input_ids(self) -> np.ndarray:
@@ -264,7 +266,7 @@ class Llama:
         self.cache = cache
 
     def set_seed(self, seed: int) -> None:
-        """The seed of calls that name none."""
+        """What the seeds of later calls that name none are drawn by."""
         self._seed = seed
 
     # --- tokens ----------------------------------------------------------------------------------
@@ -273,7 +275,6 @@ class Llama:
         """Forget the text."""
         with self._lock:
             self.n_tokens = 0
-            self._row = None
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text. Raises ContextError, ValueError; the text is then as it was.
@@ -326,10 +327,13 @@ class Llama:
     ) -> int:
         """A token by the logits of the last one, or of position idx with logits_all."""
         given = locals()
+        row = self._last_row() if idx is None else self._scores[idx]
+        return self._sampler(sampling_of(given)).sample(row)
+
+    def _last_row(self) -> np.ndarray:
         if self._row is None:
             raise ValueError("there are no logits: call eval first")
-        row = self._row if idx is None else self._scores[idx]
-        return self._sampler(sampling_of(given)).sample(row)
+        return self._row
 
     def generate(
         self,
@@ -393,20 +397,24 @@ class Llama:
         if reset:
             # The last token runs again: its logits are needed.
             n = min(longest_token_prefix(self._session.tokens, prompt), len(prompt) - 1)
-            self._session.truncate(max(n, 0))
+            self.n_tokens = max(n, 0)
             prompt = prompt[n:]
+        elif not prompt:  # goes on where eval ended
+            return self._last_row()
         return self._append(prompt, last_only=True)[-1]
 
     def _follow(self, token: int, sent: list[int]) -> np.ndarray:
         """Append a token that was chosen, and those sent in; logits of the last one."""
         if not sent and self._ahead and self._ahead[0][0] == token:
-            return self._ahead.popleft()[1]
+            self._row = row = self._ahead.popleft()[1]
+            return row
         self._forget_ahead()
         tokens = [token, *sent]
         draft = self._draft(tokens)
         rows = self._append(tokens + draft, last_only=not draft)
         self._ahead.extend(zip(draft, rows[len(tokens) :], strict=True))
-        return rows[len(tokens) - 1] if draft else rows[-1]
+        self._row = row = rows[len(tokens) - 1] if draft else rows[-1]
+        return row
 
     def _draft(self, tokens: list[int]) -> list[int]:
         if self.draft_model is None:
@@ -486,10 +494,10 @@ class Llama:
     __call__ = create_completion
 
     def _drawn_seed(self) -> int:
-        """The seed of a call that names none: the same for each where the constructor got one."""
-        if self._seed == LLAMA_DEFAULT_SEED:
-            return LLAMA_DEFAULT_SEED
-        return random.Random(self._seed).randint(0, 0xFFFFFFFE)
+        """The seed of a call that names none: another each time, all by the constructor's."""
+        if self._seed & 0xFFFFFFFF != LLAMA_DEFAULT_SEED:  # also -1: the sampler draws its own
+            self._seed = random.Random(self._seed).randint(0, 0xFFFFFFFE)
+        return self._seed
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.detokenize(tokens, special=True).decode("utf-8", "replace")
@@ -558,7 +566,7 @@ class Llama:
             return
         held = longest_token_prefix(self.input_ids.tolist(), prompt)
         if longest_token_prefix(state.input_ids.tolist(), prompt) > held:
-            self.load_state(state)
+            self.load_state(state._replace(seed=self._seed))  # else the same answers come again
 
     def create_chat_completion(
         self,

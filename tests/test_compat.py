@@ -60,6 +60,7 @@ def shared(path):
 @pytest.fixture
 def llm(shared):
     shared.set_cache(None)
+    shared.set_seed(1)
     shared.draft_model = None
     shared.reset()
     return shared
@@ -67,6 +68,10 @@ def llm(shared):
 
 def text_of(completion):
     return completion["choices"][0]["text"]
+
+
+def delta_of(chunk):
+    return chunk["choices"][0]["delta"]
 
 
 def test_a_completion_is_the_engines_greedy_text_in_openais_shape(llm, path):
@@ -140,6 +145,9 @@ def test_logprobs_belong_to_the_tokens_of_the_text(path):
         for p in (c["choices"][0]["logprobs"] or {"token_logprobs": []})["token_logprobs"]
     ]
     assert streamed == pytest.approx(logprobs["token_logprobs"][-6:], abs=1e-3)
+    echoed = list(llm(PROMPT, max_tokens=6, temperature=0, logprobs=1, stream=True, echo=True))
+    for found in (chunks[0], echoed[1]):
+        assert found["choices"][0]["logprobs"]["text_offset"][0] == len(PROMPT)
     llm.close()
 
 
@@ -151,8 +159,23 @@ def test_echo_with_logprobs_needs_the_logits_of_the_prompt(llm):
 def test_a_seed_gives_the_same_text_again(llm):
     drawn = [text_of(llm(PROMPT, max_tokens=16, temperature=2.0, seed=s)) for s in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]
-    own = [text_of(llm(PROMPT, max_tokens=16, temperature=2.0)) for _ in range(2)]
-    assert own[0] == own[1], "the constructor's seed counts where a call names none"
+
+
+def test_calls_without_a_seed_differ_and_are_drawn_by_the_constructors(llm):
+    def answers():
+        found = []
+        for _ in range(3):
+            llm.reset()
+            found.append(text_of(llm(PROMPT, max_tokens=16, temperature=2.0)))
+        return found
+
+    first = answers()
+    assert len(set(first)) == 3, "who asks again wants another answer"
+    llm.set_seed(1)
+    llm.set_cache(LlamaRAMCache())
+    assert answers() == first, "a state from the cache does not bring its seed"
+    llm.set_seed(-1)  # LangChain's default
+    assert answers() != answers(), "as without any seed"
 
 
 def test_biases_processors_and_criteria_see_and_change_the_answer(llm):
@@ -174,6 +197,7 @@ def test_biases_processors_and_criteria_see_and_change_the_answer(llm):
     ends = StoppingCriteriaList([lambda ids, logits: len(ids) >= len(prompt) + 2])
     found = llm(PROMPT, max_tokens=9, temperature=0, stopping_criteria=ends)
     assert found["usage"]["completion_tokens"] == 2
+    assert found["choices"][0]["finish_reason"] == "stop"
     end = llm.token_eos()
     early = MinTokensLogitsProcessor(4, end)
     bias = {end: 1000.0}
@@ -253,6 +277,23 @@ def test_eval_sample_and_generate_are_steps_of_the_same_text(llm):
     assert [next(tokens) for _ in range(5)] == found
     assert tokens.send([3, 4]) is not None
     assert list(llm.eval_tokens) == prompt + found + [3, 4]
+    llm.reset()
+    llm.eval(prompt)
+    assert next(llm.generate([], temp=0, reset=False)) == found[0], "goes on where eval ended"
+
+
+def test_what_sample_draws_by_belongs_to_the_last_token(llm):
+    prompt = llm.tokenize(b"the hand and the hand and the hand")
+    expected = [token for token, _ in zip(llm.generate(prompt, temp=0), range(12), strict=False)]
+    llm.draft_model = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    for n in range(1, 12):
+        llm.reset()
+        given = list(zip(llm.generate(prompt, temp=0), range(n), strict=False))
+        assert llm.sample(temp=0) == expected[llm.n_tokens - len(prompt)], "drafts are not the text"
+        assert len(given) == n
+    llm.n_tokens = 3
+    with pytest.raises(ValueError, match="call eval"):
+        llm.sample()
 
 
 def test_a_state_comes_back(llm):
@@ -406,8 +447,12 @@ def test_a_tool_that_must_be_called_is(llm, grammars, choice):
     chunks = list(
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, stream=True)
     )
-    calls = [d for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", ())]
+    calls = [d for c in chunks for d in delta_of(c).get("tool_calls", ())]
     assert [(c["index"], c["function"]["name"]) for c in calls] == [(0, "pick")]
+    old = [d["function_call"] for c in chunks if "function_call" in (d := delta_of(c))]
+    assert old == ([] if choice == "required" else [calls[0]["function"]])
+    short = llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, max_tokens=2)
+    assert short["choices"][0]["finish_reason"] == "length"
     with pytest.raises(ValueError, match="not among the tools"):
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice={"function": {"name": "x"}})
 
@@ -429,10 +474,21 @@ def test_calls_are_found_in_both_styles(text, before, calls):
     assert find_calls(text, ["f"]) == (expected, [ToolCall("f", c) for c in calls])
 
 
+def test_a_stream_with_tools_that_calls_none_has_the_answers_logprobs(llm):
+    how = {"tools": TOOLS, "max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    messages = [{"role": "user", "content": "the"}]
+    whole = llm.create_chat_completion(messages, **how)
+    chunks = llm.create_chat_completion(messages, stream=True, **how)
+    found = [c["choices"][0]["logprobs"] for c in (*chunks, whole)]
+    assert found[0] is found[2] is None
+    tokens = [[token["token"] for token in found[i]["content"]] for i in (1, 3)]
+    assert tokens[0] == tokens[1]
+
+
 def test_messages_about_tools_are_text_where_the_template_knows_none():
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "go"},
+        {"role": "user", "content": "\ngo\n"},
         {
             "role": "assistant",
             "content": "",
@@ -444,6 +500,7 @@ def test_messages_about_tools_are_text_where_the_template_knows_none():
     assert [m["role"] for m in found] == ["system", "user", "assistant", "user"]
     assert found[0]["content"].startswith("Be brief.\n\n# Tools")
     assert '"name": "pick"' in found[0]["content"]
+    assert found[1]["content"] == "\ngo\n", "what a message says is left as it is"
     assert found[2]["content"] == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     assert found[3]["content"] == "<tool_response>\n2\n</tool_response>"
 

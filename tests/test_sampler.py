@@ -731,6 +731,7 @@ def test_logprobs_are_those_of_the_raw_logits_best_first():
     np.testing.assert_allclose([p for _, p in top], np.log([0.4, 0.3]), rtol=1e-6)
     assert sampler.logprob(logits, 3) == top[1][1]
     assert len(sampler.logprobs(logits, 99)) == 4
+    assert sampler.logprobs(logits, 0) == [], "the token's own is asked for apart"
 
 
 def test_importing_the_sampler_does_not_import_numba():

@@ -73,6 +73,7 @@ def refused(response, status, param=None):
         ({"messages": [{"content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages"),
         ({"n": 9}, "n"),
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -87,10 +88,11 @@ def refused(response, status, param=None):
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 10**400}}, "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": 5}}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, None),
-        ({"response_format": {"type": "verse"}}, None),
+        ({"response_format": {"type": "verse"}}, "response_format"),
         ({"grammar": "root ::= ("}, None),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": {"function": {"name": "none of them"}}}, "tool_choice"),
@@ -194,7 +196,8 @@ def test_answers_are_those_of_the_class_llama(client, path):
     llama = Llama(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, verbose=False)
     how = {"temperature": 0, "max_tokens": 12}
     chat = llama.create_chat_completion(HELLO["messages"], logprobs=True, top_logprobs=2, **how)
-    text = llama.create_completion("the hand over", logprobs=2, echo=False, **how)
+    prompt = "<|im_start|>the hand over"  # with a template of the client's own
+    text = llama.create_completion(prompt, logprobs=2, echo=False, **how)
     llama.close()
     found = client.post(CHAT, json=HELLO | how | {"logprobs": True, "top_logprobs": 2}).json()
     assert found["choices"][0]["message"] == chat["choices"][0]["message"]
@@ -203,10 +206,30 @@ def test_answers_are_those_of_the_class_llama(client, path):
         for each in (found, chat)
     ]
     assert tokens[0] == tokens[1]
-    found = client.post(TEXT, json={"prompt": "the hand over", "logprobs": 2} | how).json()
+    found = client.post(TEXT, json={"prompt": prompt, "logprobs": 2} | how).json()
     assert found["choices"][0]["text"] == text["choices"][0]["text"]
+    assert found["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"]
     offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in (found, text)]
     assert offsets[0] == offsets[1]
+
+
+def test_a_text_completion_keeps_to_a_response_format(client):
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "hand"}}}
+    body = {"prompt": "the hand", "max_tokens": 40, "response_format": form}
+    assert client.post(TEXT, json=body).json()["choices"][0]["text"].strip() == '"hand"'
+
+
+def test_logprobs_without_likeliest_tokens_are_of_the_answer_alone(client):
+    how = {"temperature": 0, "max_tokens": 3, "logit_bias": {"2": -100}, "logprobs": True}
+    found = client.post(CHAT, json=HELLO | how).json()
+    assert [len(token["top_logprobs"]) for token in logprobs_of(found)["content"]] == [1, 1, 1]
+    found = client.post(TEXT, json={"prompt": "the hand"} | how | {"logprobs": 0}).json()
+    assert [len(top) for top in logprobs_of(found)["top_logprobs"]] == [1, 1, 1]
+
+
+def logprobs_of(completion):
+    return completion["choices"][0]["logprobs"]
 
 
 def stream(client, path, body):
@@ -255,6 +278,9 @@ def test_prompts_as_tokens_lists_and_echo(client):
     choices = client.post(TEXT, json=body).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert all(choice["text"].lstrip().startswith("the hand over") for choice in choices)
+    body = r'{"prompt": "\ud83d over", "max_tokens": 1, "echo": true}'
+    found = client.post(TEXT, content=body, headers={"Content-Type": "application/json"}).json()
+    assert found["choices"][0]["text"].startswith("\ufffd"), "half an emoji"
 
 
 def test_embeddings_have_length_one_as_numbers_and_packed(client):

@@ -134,9 +134,11 @@ def wanted(given: Mapping[str, Any]) -> Wanted:
 def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) -> Chunk:
     """A text completion as a chat completion with this content and these calls.
 
-    forced: the caller chose the tool, and gets it in the old field `function_call` too.
+    forced: the caller chose the tool, and gets it in the old field `function_call` too. Its
+    arguments may be cut off at max_tokens: then the reason is length, and they are no JSON.
     """
     choice = completion["choices"][0]
+    cut = forced and choice["finish_reason"] == "length"
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["content"] = text or None
@@ -153,7 +155,7 @@ def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) 
                 "index": 0,
                 "message": message,
                 "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": "tool_calls" if calls else choice["finish_reason"],
+                "finish_reason": "tool_calls" if calls and not cut else choice["finish_reason"],
             }
         ],
         "usage": completion["usage"],
@@ -190,9 +192,10 @@ def chunks_of_whole(chat: Chunk) -> Iterator[Chunk]:
     message = choice["message"]
     yield _as_chunk(chat, {"role": "assistant"}, None)
     if message["content"]:
-        yield _as_chunk(chat, {"content": message["content"]}, None)
+        yield _as_chunk(chat, {"content": message["content"]}, None, choice["logprobs"])
+    old = {key: message[key] for key in ("function_call",) if key in message}
     for i, call in enumerate(message.get("tool_calls") or ()):
-        yield _as_chunk(chat, {"tool_calls": [{"index": i, **call}]}, None)
+        yield _as_chunk(chat, {**old, "tool_calls": [{"index": i, **call}]}, None)
     yield _as_chunk(chat, {}, choice["finish_reason"])
 
 
@@ -230,8 +233,10 @@ def _chunk(chunk: Chunk, delta: dict[str, Any], logprobs: Any, finish: str | Non
     }
 
 
-def _as_chunk(chat: Chunk, delta: dict[str, Any], finish: str | None) -> Chunk:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _as_chunk(
+    chat: Chunk, delta: dict[str, Any], finish: str | None, logprobs: Any = None
+) -> Chunk:
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
     head = {key: chat[key] for key in ("id", "model", "created")}
     return {**head, "object": "chat.completion.chunk", "choices": [choice]}
 

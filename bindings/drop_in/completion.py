@@ -97,7 +97,7 @@ class Answer:
                     return
         finally:
             tokens.close()
-        yield self.finish("length")
+        yield self.finish("stop")  # tokens end before the answer where a stopping criterion says so
 
     def prompt_tokens(self) -> list[TokenInfo]:
         """The prompt's tokens with their logprobs; the first has none."""
@@ -150,7 +150,7 @@ class Chunks:
     """Makes the chunks of a streamed completion; the last has the finish reason and no text."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._offset = request, request.offset
+        self._request, self._offset = request, request.offset + len(request.echo or "")
 
     def begin(self) -> list[Chunk]:
         """What comes before the answer: the prompt, where it is to be in it."""

@@ -115,10 +115,11 @@ def plain_messages(
             text = f"<tool_response>\n{content}\n</tool_response>"
             found.append({"role": "user", "content": text})
             continue
+        parts = [content] if content else []
         for call in message.get("tool_calls") or ():
             body = _json(_with_arguments(call["function"]))
-            content += f"\n<tool_call>\n{body}\n</tool_call>"
-        found.append({"role": message["role"], "content": content.strip("\n")})
+            parts.append(f"<tool_call>\n{body}\n</tool_call>")
+        found.append({"role": message["role"], "content": "\n".join(parts)})
     if tools:
         lines = "\n".join(_json(tool) for tool in tools)
         text = HERMES_SYSTEM.format(tools=lines)

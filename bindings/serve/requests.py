@@ -65,7 +65,7 @@ class Reader:
             self._format = chat.ChatFormat(self._engine, None)
         try:
             ids = self._format.encode(messages, wanted.tools)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise invalid(
                 f"the messages do not fit the chat template: {error}", "messages"
             ) from None
@@ -98,9 +98,8 @@ class Reader:
             text = texts[i // n_each][0]
             one = replace(request, logprobs=logprobs, offset=0 if echo else len(text))
             requests.append(replace(one, echo=text if echo else None))
-        grammar = body.text("grammar")
-        grammar_of = None if grammar is None else LlamaGrammar.from_string(grammar)
-        return task._replace(requests=requests, sampling=replace(task.sampling, grammar=grammar_of))
+        sampling = replace(task.sampling, grammar=_grammar(body))
+        return task._replace(requests=requests, sampling=sampling)
 
     def inputs(self, body: Body) -> list[list[int]]:
         """The tokens of the texts of an embeddings request. Raises ApiError."""
@@ -129,14 +128,13 @@ class Reader:
 
     def _wanted(self, body: Body) -> chat.Wanted:
         tools = body.records("tools", MAX_TOOLS)
-        grammar = body.text("grammar")
         given = {
             "tools": tools,
             "functions": None,
             "function_call": None,
             "tool_choice": body.get("tool_choice"),
-            "response_format": body.record("response_format"),
-            "grammar": None if grammar is None else LlamaGrammar.from_string(grammar),
+            "response_format": None,
+            "grammar": _grammar(body),
         }
         for tool in tools:
             function = tool.get("function")
@@ -146,8 +144,6 @@ class Reader:
             return chat.wanted(given)
         except (ValueError, AttributeError, TypeError) as error:
             raise invalid(str(error), "tool_choice") from None
-        except KeyError as error:
-            raise invalid(f"response_format has no {error}", "response_format") from None
 
     def _task(
         self, body: Body, prompts: list[list[int]], n_most: int | None, stop: tuple[str, ...]
@@ -193,7 +189,12 @@ class Reader:
     def _prompt(self, item: Any, name: str) -> tuple[str, list[int]]:
         tokenizer, n_vocab = self._engine.tokenizer, self._engine.hp.n_vocab
         if isinstance(item, str):
-            ids = tokenizer.encode(item) or [i for i in [tokenizer.bos] if i is not None]
+            # JSON may write half a surrogate pair, which no reply could echo in UTF-8.
+            item = item.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            # A prompt is the client's own template, as llama.cpp's server has it; a text to embed
+            # may come from anywhere.
+            ids = tokenizer.encode(item, parse_special=name == "prompt")
+            ids = ids or [i for i in [tokenizer.bos] if i is not None]
             if not ids:
                 raise invalid(f"{name} has no tokens", name)
             return item, ids
@@ -235,12 +236,24 @@ def _check_message(message: dict[str, Any]) -> None:
         raise invalid("a message's content is no string and no list of parts", "messages")
 
 
+def _grammar(body: Body) -> LlamaGrammar | None:
+    """What an answer must look like: response_format's or else grammar's. Raises ApiError."""
+    try:
+        form = chat.grammar_of(body.record("response_format"))
+    except KeyError as error:
+        raise invalid(f"response_format has no {error}", "response_format") from None
+    except (ValueError, TypeError) as error:
+        raise invalid(str(error), "response_format") from None
+    text = body.text("grammar")
+    return LlamaGrammar.from_string(text) if form is None and text is not None else form
+
+
 def _sampling(body: Body, n_vocab: int) -> Sampling:
     usual = Sampling()
     bias = body.record("logit_bias") or {}
     try:
         logit_bias = {int(token): float(value) for token, value in bias.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise invalid("logit_bias is not of token ids and numbers", "logit_bias") from None
     if not all(0 <= token < n_vocab for token in logit_bias):
         raise invalid(f"logit_bias has a token that is not one of 0 to {n_vocab - 1}", "logit_bias")

@@ -100,7 +100,7 @@ class Candidates:
     def head(self, k: int) -> "Candidates":
         """Return the k best (all, where there are fewer), sorted."""
         n = len(self)
-        if self.sorted:
+        if self.sorted or k == 0:  # nothing to look for: there is no 0th value to partition by
             return self.take(slice(k), sorted=True)
         if k >= n:
             return self.take(np.lexsort((self.ids, -self.logits)), sorted=True)
