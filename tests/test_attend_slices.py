@@ -9,19 +9,8 @@ from on_threads import as_python, exchanged, local, run_block
 from tamis.jit_kernels.types import PAGE
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-from tamis.jit_kernels.cuda import attend_slices
+from tamis.jit_kernels.cuda import attend_slices as slices
 from tamis.jit_kernels.cuda.attend_many import FAR
-from tamis.jit_kernels.cuda.attend_slices import (
-    END,
-    ENTRIES,
-    K_ROWS,
-    NOTHING,
-    SOME,
-    V_ROWS,
-    WHOLE,
-    Keys,
-    listing,
-)  # fmt: skip
 from tamis.jit_kernels.cuda.tile_group import SLICE
 
 N_HEAD_KV, HEAD, LOG2_E = 3, 1, 1 / np.log(2)
@@ -55,13 +44,13 @@ def slices_of(choice: Choice, owned: Any = lambda turn: True) -> list[tuple[int,
     ends = np.cumsum([0, *(len(row) for row in choice.rows)]).tolist()
     weights = choice.biases and np.concatenate([*choice.biases, [np.nan]]).astype(np.float32)
     found: list[tuple[int, Slice | None]] = []
-    with as_python(attend_slices):
-        walk, note = listing(n_block)
+    with as_python(slices):
+        walk, note = slices.listing(n_block)
 
         def body():
             b = local.thread * n_block // 32
             left, used, n = walk(indices.ctypes.data, ends[b], ends[b + 1]), 0, 1
-            keys = Keys(
+            keys = slices.Keys(
                 choice.low, choice.high, choice.block, tables[0].ctypes.data,
                 tables[1].ctypes.data, N_HEAD_KV, HEAD,
                 0 if weights is None else weights.ctypes.data,
@@ -84,10 +73,10 @@ def read(shared: dict[int, float], n_block: int) -> Slice:
     def words(at: int) -> list[float]:
         return [shared[at + 4 * i] for i in range(SLICE)]
 
-    entries = [ENTRIES + 8 * SLICE * b for b in range(n_block)]
+    entries = [slices.ENTRIES + 8 * SLICE * b for b in range(n_block)]
     return Slice(
         [int(shared[4 * b]) for b in range(n_block)],
-        np.array([words(K_ROWS), words(V_ROWS)], int),
+        np.array([words(slices.K_ROWS), words(slices.V_ROWS)], int),
         np.array([words(at) for at in entries], int),
         np.array([words(at + 4 * SLICE) for at in entries]),
     )
@@ -110,7 +99,7 @@ def check(choice: Choice) -> list[Slice]:
     """Each block of queries has its keys once, in rows of their own, and kinds tell no less."""
     (*found, last), n_block = slices_of(choice), len(choice.rows)
     assert last[0] == 0
-    assert last[1].kinds == [END] * n_block
+    assert last[1].kinds == [slices.END] * n_block
     assert all(n == SLICE for n, _ in found[:-1])
     lists = [list_ for _, list_ in found]
     union: list[int] = []
@@ -135,9 +124,9 @@ def check(choice: Choice) -> list[Slice]:
             mine = slice_.positions[b] != FAR
             there = slice_.positions[b][mine]
             got |= dict(zip(there, slice_.biases[b][mine], strict=True))
-            assert slice_.kinds[b] in (NOTHING, SOME, WHOLE)
-            assert (slice_.kinds[b] == NOTHING) <= (len(there) == 0)
-            if slice_.kinds[b] == WHOLE:
+            assert slice_.kinds[b] in (slices.NOTHING, slices.SOME, slices.WHOLE)
+            assert (slice_.kinds[b] == slices.NOTHING) <= (len(there) == 0)
+            if slice_.kinds[b] == slices.WHOLE:
                 assert mine.all()
                 assert first <= there.min()
                 assert there.max() <= end
@@ -158,7 +147,7 @@ def test_all_keys_come_and_slices_that_all_queries_see_are_whole(n_kv):
     choice = chosen(2, 2 * SLICE, n_kv, 1.0, np.random.default_rng(n_kv))
     kinds = [slice_.kinds for slice_ in check(choice)]
     last = [max(0, end + 1) // SLICE for _, end in choice.seen]  # slices that end where all see
-    assert [sum(kind == WHOLE for kind in of) for of in zip(*kinds, strict=True)] == last
+    assert [sum(kind == slices.WHOLE for kind in of) for of in zip(*kinds, strict=True)] == last
 
 
 def test_positions_out_of_range_and_biases_of_entries():
@@ -166,7 +155,7 @@ def test_positions_out_of_range_and_biases_of_entries():
     choice = chosen(2, 2, 500, 0.4, rng)
     biases = [rng.standard_normal(len(row)) for row in choice.rows]
     lists = check(choice._replace(low=101, high=333, biases=biases))
-    assert all(WHOLE not in slice_.kinds for slice_ in lists)
+    assert all(slices.WHOLE not in slice_.kinds for slice_ in lists)
 
 
 def test_a_slice_of_another_warp_is_passed():
