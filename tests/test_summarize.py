@@ -1,6 +1,7 @@
 """Summaries: what the model is asked, that nothing of a document is lost, what is kept."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -479,6 +480,21 @@ def test_out_is_whole_at_any_time(cli, engine, capsys):
     assert Path("out.txt").read_text() == "# a.txt\n\n<1>\n\n# d\n\n<3>\n"
     assert capsys.readouterr().out == ""
     assert not list(Path().glob(".out*"))
+
+
+def test_out_replaces_a_file_alone_and_no_document(cli, capsys):
+    """Renaming over a pipe or a device makes a file of it; /dev/stdout is such for root."""
+    os.mkfifo("pipe")
+    for out in ("pipe", "-", "a.txt", "./a.txt"):
+        assert cli("a.txt", "--out", out) == 2
+        assert capsys.readouterr().err.startswith(f"tamis: error: --out {out} is ")
+    assert (Path("pipe").is_fifo(), Path("a.txt").read_text()) == (True, "aaa")
+    Path("folder").mkdir()
+    Path("link").symlink_to("folder/out.txt")
+    for _ in range(2):  # what the link names is made, and then replaced
+        assert cli("a.txt", "--out", "link") == 0
+        assert Path("link").is_symlink()
+        assert Path("folder/out.txt").read_text() == "<1>\n"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -168,19 +168,27 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
+def _writable(out: str, documents: list[str]) -> Path:
+    """The file that --out names, behind all links. Raises UsageError for what is not to replace."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file()):
+        # A device or a pipe would become a file: for root even /dev/stdout and /dev/null.
+        raise UsageError(f"--out {out} is no file: name one, or redirect standard output")
+    path = path.resolve()
+    if path.exists() and any(os.path.exists(d) and path.samefile(d) for d in documents):
+        raise UsageError(f"--out {out} is a document to be read: name another file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--out {out} cannot be written: name a file in a folder of yours")
+    return path
+
+
 class _Output:
     """Where outcomes go, in their order: standard output, or a file that is whole at any time."""
 
     def __init__(self, arguments: argparse.Namespace, n_document: int) -> None:
         self._json, self._titled = arguments.format == "json", n_document > 1
-        self._path = None if arguments.out is None else Path(arguments.out)
+        self._path = None if arguments.out is None else _writable(arguments.out, arguments.files)
         self._text = ""
-        if self._path is not None and (
-            self._path.is_dir() or not os.access(self._path.absolute().parent, os.W_OK)
-        ):
-            raise UsageError(
-                f"--out {self._path} cannot be written: name a file in a folder of yours"
-            )
         # A person sees the answer while it is written, where there is one.
         self.streams = sys.stdout.isatty() and not (self._json or self._path or self._titled)
 
