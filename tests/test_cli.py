@@ -180,6 +180,14 @@ def test_a_closed_pipe_ends_quietly(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_what_the_locale_cannot_write_is_escaped(tmp_path):
+    """The tokens of this vocabulary begin with U+0100, which Latin-1 has not: it was an error."""
+    command = ["inspect", "-m", str(tiny_file(tmp_path))]
+    done = spawn(*command, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"['\u0100', '\u0101'" in done.stdout
+
+
 # run
 
 

@@ -497,6 +497,12 @@ def test_out_replaces_a_file_alone_and_no_document(cli, capsys):
         assert Path("folder/out.txt").read_text() == "<1>\n"
 
 
+def test_out_takes_a_name_that_is_no_utf8(cli):
+    Path("n\udce9.txt").write_text("nnn")  # the byte E9 in the file system
+    assert cli("n\udce9.txt", "a.txt", "--out", "out.txt") == 0
+    assert Path("out.txt").read_text() == "# n\\udce9.txt\n\n<1>\n\n# a.txt\n\n<2>\n"
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_ctrl_c_is_exit_code_130_keeps_what_is_done_and_says_so(cli, engine, capsys, workers):
     answer = engine.answer

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.unraisablehook = _dropped
     try:
         _open_streams()
+        if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
+            # An answer, or a file's name, may have what the locale's encoding has not.
+            sys.stdout.reconfigure(errors="backslashreplace")
         arguments = _parser(words).parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -209,7 +209,8 @@ class _Output:
             return
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
-            part.write_text(self._text, encoding="utf-8")
+            # The name of a document may be no UTF-8; in JSON this is its escape.
+            part.write_text(self._text, encoding="utf-8", errors="backslashreplace")
             os.replace(part, self._path)
         finally:
             part.unlink(missing_ok=True)
