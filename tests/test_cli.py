@@ -53,6 +53,8 @@ def tiny_file(folder: Path) -> Path:
         "nonsense",
         "run --no-such-flag",
         "run -p x -n 0",
+        "run -p x\udcff",
+        "tokenize \udcff",
         "run -p x -t none",
         "run -p x --top-p 7",
         "run -p x --attn nonsense",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from stand_in_engine import FakeEngine
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import answer, common, lines, main, repl
 from tamis.sampler import SamplerParams
@@ -113,6 +115,24 @@ def test_a_pipe_that_ends_in_a_backslash_ends_in_a_message(engine, monkeypatch, 
     piped(monkeypatch, "one\n", "two\\\n", "three\\")
     assert main(["chat"]) == 0
     assert [chat[-1]["content"] for chat in engine.chats] == ["one", "two\nthree\\"]
+
+
+def test_a_message_that_is_no_utf8_is_refused_and_the_others_are_answered(tmp_path):
+    """One read takes them all from the pipe: none was answered, or the byte became another text."""
+    model = write_tiny_model(tmp_path / "tiny.gguf", TinySpec())
+    command = [sys.executable, "-m", "tamis", "chat", "-m", str(model), "-n", "1"]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        done = subprocess.run(
+            command,
+            input=b"a\nb\xc3\xa9\xff\nc\n/ctx\n",
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            check=False,
+        )
+        said = done.stderr.decode().splitlines()[1:]
+        assert said.count("error: the message is not UTF-8: byte 0xff at 3; convert it first") == 1
+        assert done.returncode == 1
+        assert re.match(r"context [1-9]\d*/512 ", said[-1]), "the others are in it"
 
 
 def test_regen_replaces_the_answer(chat, engine, capsys):
@@ -284,11 +304,11 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, 
     flags = ("-m", "smollm2", "--temp", "0", "-n", "150")
     expected = Screen("chat", *flags, home=tmp_path)
     stopped = Screen("chat", *flags, home=tmp_path)
-    for screen, lines in (
+    for screen, typed in (
         (expected, (first, second, "/exit")),
         (stopped, (first, "/ctx", story)),
     ):
-        for line in lines:
+        for line in typed:
             screen.wait_for_prompt()
             screen.say(line)
     stopped.wait_for(lambda lines: has_begun(record_chat.after(lines, f"> {story}").strip()))

@@ -429,6 +429,7 @@ def test_a_failure_is_one_line_and_exit_code_1_after_the_others_are_done(cli, en
     [
         "",
         "a.txt --ask x --instruction y",
+        "a.txt --ask \udcff",
         "a.txt --length 0",
         "a.txt --ctx none",
         "a.txt --format xml",

@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.unraisablehook = _dropped
     try:
         _open_streams()
-        if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
-            # An answer, or a file's name, may have what the locale's encoding has not.
-            sys.stdout.reconfigure(errors="backslashreplace")
+        if argv is None:
+            _let_all_text_pass()
         arguments = _parser(words).parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -97,6 +96,16 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _let_all_text_pass() -> None:
+    """Let reading and writing text go on where an encoding does not have it."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Who reads a message refuses it; a failed read would lose those before it, too.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An answer, or a file's name, may have what the locale's encoding has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Parser(argparse.ArgumentParser):

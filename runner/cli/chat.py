@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
-    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--system", type=common.text, help="a system message")
     parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
     parser.add_argument(
         "--context-shift",

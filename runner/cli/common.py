@@ -97,6 +97,26 @@ def counts_or_zero(text: str) -> list[int]:
     return [count_or_zero(item) for item in text.split(",")]
 
 
+def text(argument: str) -> str:
+    """An argument that the model reads."""
+    if wrong := not_utf8(argument):
+        raise argparse.ArgumentTypeError(wrong)
+    return argument
+
+
+def not_utf8(text: str) -> str:
+    """What is wrong with a text of the command line or of standard input; "" where nothing is.
+
+    Python has bytes that are no UTF-8 there as surrogates, U+DC80 to U+DCFF.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        return f"not UTF-8: byte {ord(text[error.start]) & 0xFF:#04x} at {at}; convert it first"
+    return ""
+
+
 def size(text: str) -> int:
     """An argument such as 512MiB, 1.5GiB or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", text.strip(), re.IGNORECASE)

@@ -92,6 +92,8 @@ class Chat:
         if text in ("/exit", "/quit"):
             return False
         try:
+            if wrong := common.not_utf8(line):
+                raise ValueError(f"the message is {wrong}")
             if text.startswith("/"):
                 self._command(text)
             elif text:

@@ -26,8 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = common.AUTO_HELP
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
     wish = parser.add_mutually_exclusive_group()
-    wish.add_argument("--ask", metavar="QUESTION", help="answer a question instead")
-    wish.add_argument("--instruction", metavar="TEXT", help="what to do instead of a summary")
+    wish.add_argument(
+        "--ask", type=common.text, metavar="QUESTION", help="answer a question instead"
+    )
+    wish.add_argument(
+        "--instruction", type=common.text, metavar="TEXT", help="what to do instead of a summary"
+    )
     parser.add_argument(
         "--length",
         type=common.count,
