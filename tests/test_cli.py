@@ -248,6 +248,18 @@ def test_run_json_is_one_object_with_tokens(engine, capsys):
     assert report["tokens"] == [{"id": 2, "logprob": -0.5}] * 3
 
 
+def test_run_says_that_an_answer_ended_with_the_context_and_not_that_n_was_reached(
+    tmp_path, capsys
+):
+    command = ["run", "-m", str(tiny_file(tmp_path)), "--raw", "-p", "hi", "--temp", "0"]
+    for flags, said in (
+        (["-c", "8"], "[cut short: the context is used up; raise --ctx]\n"),
+        (["-c", "8", "-n", "2"], ""),
+    ):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err == said
+
+
 # the default model
 
 

@@ -128,6 +128,8 @@ def _report(
         checked = {} if found is None else {"audit": audit.report(found)}
         sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens, **checked}) + "\n")
         return
+    if speeds["finish"] == "length" and len(pieces) != arguments.max_tokens:
+        common.note("[cut short: the context is used up; raise --ctx]")
     if sys.stderr.isatty():
         common.note(
             f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "
