@@ -498,6 +498,16 @@ def test_out_replaces_a_file_alone_and_no_document(cli, capsys):
         assert Path("folder/out.txt").read_text() == "<1>\n"
 
 
+def test_an_out_that_cannot_be_written_is_named(cli, monkeypatch, capsys):
+    def full(*_names):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command.os, "replace", full)
+    assert cli("a.txt", "--out", "out.txt", "--no-cache") == 1
+    err = capsys.readouterr().err
+    assert re.search(r"tamis: error: --out \S*out.txt: No space left on device\n", err)
+
+
 def test_out_takes_a_name_that_is_no_utf8(cli):
     Path("n\udce9.txt").write_text("nnn")  # the byte E9 in the file system
     assert cli("n\udce9.txt", "a.txt", "--out", "out.txt") == 0

@@ -216,6 +216,8 @@ class _Output:
             # The name of a document may be no UTF-8; in JSON this is its escape.
             part.write_text(self._text, encoding="utf-8", errors="backslashreplace")
             os.replace(part, self._path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"--out {self._path}") from error
         finally:
             part.unlink(missing_ok=True)
 
