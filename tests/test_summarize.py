@@ -437,6 +437,7 @@ def test_a_failure_is_one_line_and_exit_code_1_after_the_others_are_done(cli, en
         "a.txt --attn nonsense",
         "a.txt --prefill quest",
         "a.txt --cache-size 0",
+        "a.txt --cache-size 1e-10",
         "a.txt --out .",
         "a.txt --out nowhere/x",
     ],

@@ -1,6 +1,7 @@
 """What commands share: arguments, input, progress on standard error, loading a model."""
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -120,12 +121,12 @@ def not_utf8(text: str) -> str:
 def size(text: str) -> int:
     """An argument such as 512MiB, 1.5GiB or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", text.strip(), re.IGNORECASE)
-    n = 0
+    n = 0.0
     if found is not None:
-        n = int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
-    if n < 1:
+        n = float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper())
+    if not 1 <= n < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 1GiB")
-    return n
+    return int(n)
 
 
 def _whole(text: str, least: int) -> int:
@@ -382,8 +383,8 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
         if factor is not None or n_ctx_orig is not None:
             raise UsageError("--rope-scale and --yarn-orig-ctx need --rope-scaling linear or yarn")
         return None if kind is None else RopeScaling()
-    if factor is None or factor < 1:
-        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N of at least 1")
+    if factor is None or not 1 <= factor < math.inf:
+        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N, a number of at least 1")
     return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
 
 

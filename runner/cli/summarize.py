@@ -86,7 +86,7 @@ def _gigabytes(text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0
-    if not 0 < value < 1e9:
+    if not 1e-9 <= value < 1e9:  # a byte at least: no bytes would stand for the default
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
     return int(value * 1e9)
 
