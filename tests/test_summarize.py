@@ -557,6 +557,20 @@ def test_on_a_terminal_the_answer_streams_and_progress_has_a_time(cli, monkeypat
     assert capsys.readouterr().out == "<1>\n"
 
 
+@pytest.mark.parametrize("n_column", [40, 60, 300])
+def test_the_progress_of_a_long_name_is_one_line_of_the_terminal(n_column, monkeypatch):
+    """What wraps cannot be drawn over: it left a line ten times a second."""
+    monkeypatch.setattr(
+        command.os, "get_terminal_size", lambda *_: os.terminal_size((n_column, 24))
+    )
+    name, how = f"{'folder/' * 20}name.txt", " [####....] 40 %, 3 s left"
+    shown = command._fitting(name, how)
+    assert len(shown) < n_column
+    assert shown.endswith(f"name.txt{how}")
+    assert (shown == name + how) == (n_column == 300)
+    assert len(command._fitting(name, how * 20)) < n_column
+
+
 # Real engines
 
 

@@ -148,7 +148,7 @@ class _Line:
             if left is not None:
                 bar = "#" * int(left[0] * BAR)
                 how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {_duration(left[1])} left"
-            sys.stderr.write(f"\r\x1b[K{visible(name)}{how}")
+            sys.stderr.write(f"\r\x1b[K{_fitting(visible(name), how)}")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -162,6 +162,17 @@ class _Line:
         with self._lock:
             self.clear()
             common.note(visible(text))
+
+
+def _fitting(name: str, how: str) -> str:
+    """Both in one line of the terminal, the name by its end: what wraps cannot be drawn over."""
+    n = 0
+    with contextlib.suppress(OSError):
+        n = os.get_terminal_size(sys.stderr.fileno()).columns
+    n = (n or 80) - 1  # 0: a terminal that does not know
+    room = max(n - len(how), 8)
+    short = name if len(name) <= room else f"...{name[3 - room :]}"
+    return f"{short}{how}"[:n]
 
 
 def _duration(seconds: float) -> str:
