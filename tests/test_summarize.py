@@ -455,6 +455,11 @@ def test_standard_input_is_a_document(cli, engine, monkeypatch, capsys):
     assert cli("-", "--ask", "Who?", "--ctx", "auto") == 0
     assert text_of(engine.prompts[0]) == "piped"
     assert capsys.readouterr().err.startswith("standard input: 5 tokens")
+    piped.buffer.read = lambda: b""
+    assert cli("-", "--format", "json") == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["name"] == "standard input"
+    assert err.startswith("tamis: error: standard input has no text")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -289,13 +289,14 @@ class _Work:
         from tamis.summary.documents import read_document
         from tamis.summary.summarize import finished
 
+        called = "standard input" if name == "-" else name
         try:
             try:
                 data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-                document = read_document("standard input" if name == "-" else name, data)
+                document = read_document(called, data)
                 found = finished(self._cache, self._model, document, self._settings)
             except (OSError, ValueError, ImportError) as error:
-                return self._failed(name, error)
+                return self._failed(called, error)
             if found is None:
                 return self._summarized(document)
             self.line.say(f"{document.name}: answered before; --no-cache makes it anew")
