@@ -444,6 +444,15 @@ def test_perplexity_of_equal_logits_is_the_size_of_the_vocabulary(engine, tmp_pa
     assert err.splitlines() == ["[1/2] 256.0000", "[2/2] 256.0000"]
 
 
+def test_a_context_too_short_to_decode_after_is_refused_before_it_is_read(engine, tmp_path, capsys):
+    (tmp_path / "text").write_text("x" * 90)
+    command = ["perplexity", "-f", str(tmp_path / "text"), "-d", "40", "-n", "8", "-c"]
+    assert main([*command, "47"]) == 2
+    assert capsys.readouterr().err == "tamis: error: --ctx is 47, this needs 48: raise it\n"
+    assert engine.sessions[-1].tokens == []
+    assert main([*command, "48"]) == 0
+
+
 def test_perplexity_puts_bos_first_only_where_the_model_adds_it():
     assert perplexity.cut(FakeTokenizer(), "abcdef", 3).tolist() == [[97, 98, 99], [100, 101, 102]]
     cut = perplexity.cut(FakeTokenizer(add_bos=True), "abcdef", 3).tolist()
