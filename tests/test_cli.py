@@ -107,6 +107,13 @@ def test_a_failure_is_exit_code_1_and_one_line(engine, monkeypatch, capsys, erro
         main(["--traceback", "run", "-p", "x"])
 
 
+def test_traceback_may_stand_before_and_after_the_command(tmp_path):
+    command = ["inspect", "-m", str(tmp_path / "nowhere.gguf")]
+    for words in (["--traceback", *command], [*command, "--traceback"]):
+        with pytest.raises(models.ModelError):
+            main(words)
+
+
 def test_ctrl_c_is_exit_code_130(engine, capsys):
     engine.script[:] = ["one", KeyboardInterrupt()]
     assert main(["run", "-p", "x"]) == 130

@@ -124,6 +124,10 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = subparsers.add_parser(name, help=text, description=text)
+        # After the command too, where one adds it to a line that failed.
+        command.add_argument(
+            "--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
         if name == wanted:
             module = importlib.import_module(f"tamis.cli.{name}")
             module.add_arguments(command)
