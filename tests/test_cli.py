@@ -267,6 +267,16 @@ def test_run_says_that_an_answer_ended_with_the_context_and_not_that_n_was_reach
         assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["chat"]])
+def test_a_context_longer_than_the_training_is_said(engine, monkeypatch, capsys, command):
+    """The stand-in was trained on 512 tokens."""
+    monkeypatch.setattr(sys, "stdin", None)
+    yarn = ["--rope-scaling", "yarn", "--rope-scale", "2"]
+    for flags, said in (([], 0), (["-c", "513"], 1), (["-c", "1024", *yarn], 0)):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err.count("the model was trained on 512 tokens") == said
+
+
 # the default model
 
 

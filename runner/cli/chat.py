@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = common.sampler_params(arguments)
     engine = common.load_engine(arguments, progress)
     session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
     chat = repl.Chat(engine, session, params, arguments)
     common.note(f"{engine.path.name}, context {session.n_ctx} tokens. /help lists the commands.")
     for text in lines.messages(chat.status):

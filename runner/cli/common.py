@@ -407,3 +407,13 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
     )
     progress.clear()
     return session
+
+
+def note_untrained(engine: Any, session: Any, arguments: argparse.Namespace) -> None:
+    """Say that a context is longer than what the model was trained on, stretched as asked for."""
+    n_trained = engine.hp.n_ctx_train
+    if session.n_ctx > n_trained * (arguments.rope_scale or 1):
+        note(
+            f"the model was trained on {n_trained} tokens, the context has {session.n_ctx}: what "
+            "it writes beyond may be nonsense; --rope-scaling yarn stretches its positions"
+        )

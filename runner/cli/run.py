@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine = common.load_engine(arguments, progress)
     ids = _ids(engine, text, arguments)
     session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
     start, first, pieces = time.perf_counter(), 0.0, []
     left = ids
     if how is not None and len(ids) > 1:
