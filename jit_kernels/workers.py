@@ -76,7 +76,15 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
             return
         name, constants = json.loads(line)
         spec = KernelSpec(by_name[name], tuple(constants))
-        write_object(folder, spec.symbol, compile_kernel(spec))
+        code = compile_kernel(spec)
+        try:
+            write_object(folder, spec.symbol, code)
+        except OSError as error:
+            # One line, for the parent's error: it has no use for a traceback.
+            sys.exit(
+                f"cannot write to {folder}: {error.strerror}; free some space or set "
+                "XDG_CACHE_HOME to an absolute folder elsewhere"
+            )
         sys.stdout.write(spec.symbol + "\n")
         sys.stdout.flush()
 

@@ -30,7 +30,17 @@ class SessionFileError(ValueError):
 
 
 def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
-    """Write a file, whole or not at all: header, arrays, their checksums, a digest of the rest."""
+    """Write a file, whole or not at all: header, arrays, their checksums, a digest of the rest.
+
+    Raises OSError with this path, not with the name that the file has until it is whole.
+    """
+    try:
+        _write(path, header, arrays)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:

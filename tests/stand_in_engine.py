@@ -85,7 +85,9 @@ class FakeEngine:
     def __init__(self, script: list[Any] | None = None) -> None:
         self.script = ["one", " two", " three"] if script is None else script
         self.tokenizer, self.chats, self.sessions = FakeTokenizer(), [], []
-        self.hp = SimpleNamespace(n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4)
+        self.hp = SimpleNamespace(
+            n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4, n_ctx_train=512
+        )
         self.file = SimpleNamespace(tensors={"output.weight": SimpleNamespace(n_bytes=1000)})
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:

@@ -53,6 +53,8 @@ def tiny_file(folder: Path) -> Path:
         "nonsense",
         "run --no-such-flag",
         "run -p x -n 0",
+        "run -p x\udcff",
+        "tokenize \udcff",
         "run -p x -t none",
         "run -p x --top-p 7",
         "run -p x --attn nonsense",
@@ -103,6 +105,13 @@ def test_a_failure_is_exit_code_1_and_one_line(engine, monkeypatch, capsys, erro
     assert err.count("\n") == 1
     with pytest.raises(type(error)):
         main(["--traceback", "run", "-p", "x"])
+
+
+def test_traceback_may_stand_before_and_after_the_command(tmp_path):
+    command = ["inspect", "-m", str(tmp_path / "nowhere.gguf")]
+    for words in (["--traceback", *command], [*command, "--traceback"]):
+        with pytest.raises(models.ModelError):
+            main(words)
 
 
 def test_ctrl_c_is_exit_code_130(engine, capsys):
@@ -180,6 +189,14 @@ def test_a_closed_pipe_ends_quietly(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_what_the_locale_cannot_write_is_escaped(tmp_path):
+    """The tokens of this vocabulary begin with U+0100, which Latin-1 has not: it was an error."""
+    command = ["inspect", "-m", str(tiny_file(tmp_path))]
+    done = spawn(*command, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"['\u0100', '\u0101'" in done.stdout
+
+
 # run
 
 
@@ -236,6 +253,28 @@ def test_run_json_is_one_object_with_tokens(engine, capsys):
     assert report["text"] == "one two three"
     assert report["finish"] == "stop"
     assert report["tokens"] == [{"id": 2, "logprob": -0.5}] * 3
+
+
+def test_run_says_that_an_answer_ended_with_the_context_and_not_that_n_was_reached(
+    tmp_path, capsys
+):
+    command = ["run", "-m", str(tiny_file(tmp_path)), "--raw", "-p", "hi", "--temp", "0"]
+    for flags, said in (
+        (["-c", "8"], "[cut short: the context is used up; raise --ctx]\n"),
+        (["-c", "8", "-n", "2"], ""),
+    ):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["chat"]])
+def test_a_context_longer_than_the_training_is_said(engine, monkeypatch, capsys, command):
+    """The stand-in was trained on 512 tokens."""
+    monkeypatch.setattr(sys, "stdin", None)
+    yarn = ["--rope-scaling", "yarn", "--rope-scale", "2"]
+    for flags, said in (([], 0), (["-c", "513"], 1), (["-c", "1024", *yarn], 0)):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err.count("the model was trained on 512 tokens") == said
 
 
 # the default model
@@ -420,6 +459,15 @@ def test_perplexity_of_equal_logits_is_the_size_of_the_vocabulary(engine, tmp_pa
     # two chunks of 16 in 35 tokens; predictions at positions 8 to 14 of each
     assert (report["chunks"], report["n"]) == (2, 14)
     assert err.splitlines() == ["[1/2] 256.0000", "[2/2] 256.0000"]
+
+
+def test_a_context_too_short_to_decode_after_is_refused_before_it_is_read(engine, tmp_path, capsys):
+    (tmp_path / "text").write_text("x" * 90)
+    command = ["perplexity", "-f", str(tmp_path / "text"), "-d", "40", "-n", "8", "-c"]
+    assert main([*command, "47"]) == 2
+    assert capsys.readouterr().err == "tamis: error: --ctx is 47, this needs 48: raise it\n"
+    assert engine.sessions[-1].tokens == []
+    assert main([*command, "48"]) == 0
 
 
 def test_perplexity_puts_bos_first_only_where_the_model_adds_it():

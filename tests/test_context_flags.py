@@ -32,7 +32,7 @@ def test_sizes_have_units(text, n):
     assert common.size(text) == n
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "1XB", "1MiB2"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "0.1", "1XB", "1MiB2", "9" * 400])
 def test_other_texts_are_no_sizes(text):
     with pytest.raises(argparse.ArgumentTypeError, match="not a size such as 512MiB"):
         common.size(text)
@@ -52,7 +52,15 @@ def test_positions_are_stretched_as_a_file_would_say(tmp_path):
         engine.close()
 
 
-@pytest.mark.parametrize("words", [("--rope-scale", "4"), ("--rope-scaling", "yarn")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--rope-scale", "4"),
+        ("--rope-scaling", "yarn"),
+        ("--rope-scaling", "yarn", "--rope-scale", "nan"),
+        ("--rope-scaling", "linear", "--rope-scale", "inf"),
+    ],
+)
 def test_half_a_request_is_refused(words):
     with pytest.raises(UsageError, match="--rope-scal"):
         common._rope_scaling(parsed(*words))

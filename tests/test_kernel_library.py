@@ -221,6 +221,32 @@ def test_a_compiler_that_cannot_start_is_an_error_too(own, monkeypatch):
         KernelLibrary(root).load([GELU])
 
 
+FULL = """#!{python}
+import sys
+from tamis.jit_kernels import store
+from tamis.jit_kernels.cpu import compiler
+
+def full(*names):
+    raise OSError(28, "No space left on device")
+
+store.os.replace = full
+compiler.main(*sys.argv[3:])
+"""
+
+
+def test_a_full_disk_is_said_with_its_folder_and_no_traceback(own, tmp_path, monkeypatch):
+    root, folder = own
+    (tmp_path / "python").write_text(FULL.format(python=sys.executable))
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(CompileError) as error:
+        KernelLibrary(root).load([GELU])
+    assert str(error.value) == (
+        f"compiling kernels failed:\ncannot write to {folder}: No space left on device; free some "
+        "space or set XDG_CACHE_HOME to an absolute folder elsewhere"
+    )
+
+
 STUCK = """#!{python}
 import pathlib, sys, time
 from tamis.jit_kernels import store, workers

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from stand_in_engine import FakeEngine
+from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import answer, common, main, repl
+from tamis.cli import answer, common, lines, main, repl
 from tamis.sampler import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen
@@ -32,6 +34,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 def chat(engine: FakeEngine) -> repl.Chat:
     arguments = Namespace(system=None, max_tokens=None, plain=True, context_shift=False)
     return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, *text: str) -> None:
+    """Standard input that has these lines."""
+    left = iter(text)
+    stdin = SimpleNamespace(readline=lambda: next(left, ""), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
 
 
 def test_chat_reads_only_what_is_new(chat, engine):
@@ -62,7 +71,8 @@ def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
 
 
 @pytest.mark.parametrize("script", [["one", KeyboardInterrupt()], [KeyboardInterrupt()]])
-def test_ctrl_c_stops_the_answer_only(chat, engine, capsys, script):
+def test_ctrl_c_stops_the_answer_only(chat, engine, monkeypatch, capsys, script):
+    monkeypatch.setattr(lines, "interactive", lambda: True)
     chat.handle("hi")
     before, tokens = chat.messages, list(engine.sessions[0].tokens)
     engine.script[:] = script
@@ -88,11 +98,41 @@ def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys)
 
 
 def test_in_a_pipe_a_failed_message_is_exit_code_1(engine, monkeypatch, capsys):
-    lines = iter(["hi\n", "/nonsense\n", "hi\n"])
-    piped = SimpleNamespace(readline=lambda: next(lines, ""), isatty=lambda: False)
-    monkeypatch.setattr(sys, "stdin", piped)
+    piped(monkeypatch, "hi\n", "/nonsense\n", "hi\n")
     assert main(["chat"]) == 1
     assert capsys.readouterr().out == "one two three\n" * 2
+
+
+def test_in_a_pipe_ctrl_c_ends_the_chat(engine, monkeypatch, capsys):
+    """It was exit code 0 without that answer, and the next message was answered."""
+    piped(monkeypatch, "hi\n", "hi\n")
+    engine.script[:] = ["one", KeyboardInterrupt()]
+    assert main(["chat"]) == 130
+    assert capsys.readouterr().out == "one\n"
+
+
+def test_a_pipe_that_ends_in_a_backslash_ends_in_a_message(engine, monkeypatch, capsys):
+    piped(monkeypatch, "one\n", "two\\\n", "three\\")
+    assert main(["chat"]) == 0
+    assert [chat[-1]["content"] for chat in engine.chats] == ["one", "two\nthree\\"]
+
+
+def test_a_message_that_is_no_utf8_is_refused_and_the_others_are_answered(tmp_path):
+    """One read takes them all from the pipe: none was answered, or the byte became another text."""
+    model = write_tiny_model(tmp_path / "tiny.gguf", TinySpec())
+    command = [sys.executable, "-m", "tamis", "chat", "-m", str(model), "-n", "1"]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        done = subprocess.run(
+            command,
+            input=b"a\nb\xc3\xa9\xff\nc\n/ctx\n",
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            check=False,
+        )
+        said = done.stderr.decode().splitlines()[1:]
+        assert said.count("error: the message is not UTF-8: byte 0xff at 3; convert it first") == 1
+        assert done.returncode == 1
+        assert re.match(r"context [1-9]\d*/512 ", said[-1]), "the others are in it"
 
 
 def test_regen_replaces_the_answer(chat, engine, capsys):
@@ -179,9 +219,7 @@ def test_help_names_every_command(chat, capsys):
 
 
 def test_chat_from_a_pipe_answers_each_line(engine, monkeypatch, capsys):
-    lines = iter(["one \\\n", "more\n", "\n", "/exit\n", "never\n"])
-    piped = SimpleNamespace(readline=lambda: next(lines, ""), isatty=lambda: False)
-    monkeypatch.setattr(sys, "stdin", piped)
+    piped(monkeypatch, "one \\\n", "more\n", "\n", "/exit\n", "never\n")
     assert main(["chat"]) == 0
     assert capsys.readouterr().out == "one two three\n"
     assert engine.chats == [[{"role": "user", "content": "one \nmore"}]]
@@ -266,11 +304,11 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, 
     flags = ("-m", "smollm2", "--temp", "0", "-n", "150")
     expected = Screen("chat", *flags, home=tmp_path)
     stopped = Screen("chat", *flags, home=tmp_path)
-    for screen, lines in (
+    for screen, typed in (
         (expected, (first, second, "/exit")),
         (stopped, (first, "/ctx", story)),
     ):
-        for line in lines:
+        for line in typed:
             screen.wait_for_prompt()
             screen.say(line)
     stopped.wait_for(lambda lines: has_begun(record_chat.after(lines, f"> {story}").strip()))

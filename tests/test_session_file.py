@@ -64,7 +64,11 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "s").write_text("old")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as full:
         session_file.write(tmp_path / "s", HEADER, broken())
+    assert full.value.filename == str(tmp_path / "s")
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
     assert (tmp_path / "s").read_text() == "old"
+    with pytest.raises(FileNotFoundError) as nowhere:
+        session_file.write(tmp_path / "nowhere" / "s", HEADER, arrays())
+    assert nowhere.value.filename == str(tmp_path / "nowhere" / "s")

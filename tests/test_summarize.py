@@ -1,6 +1,7 @@
 """Summaries: what the model is asked, that nothing of a document is lost, what is kept."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -428,6 +429,7 @@ def test_a_failure_is_one_line_and_exit_code_1_after_the_others_are_done(cli, en
     [
         "",
         "a.txt --ask x --instruction y",
+        "a.txt --ask \udcff",
         "a.txt --length 0",
         "a.txt --ctx none",
         "a.txt --format xml",
@@ -435,6 +437,7 @@ def test_a_failure_is_one_line_and_exit_code_1_after_the_others_are_done(cli, en
         "a.txt --attn nonsense",
         "a.txt --prefill quest",
         "a.txt --cache-size 0",
+        "a.txt --cache-size 1e-10",
         "a.txt --out .",
         "a.txt --out nowhere/x",
     ],
@@ -452,6 +455,11 @@ def test_standard_input_is_a_document(cli, engine, monkeypatch, capsys):
     assert cli("-", "--ask", "Who?", "--ctx", "auto") == 0
     assert text_of(engine.prompts[0]) == "piped"
     assert capsys.readouterr().err.startswith("standard input: 5 tokens")
+    piped.buffer.read = lambda: b""
+    assert cli("-", "--format", "json") == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["name"] == "standard input"
+    assert err.startswith("tamis: error: standard input has no text")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -479,6 +487,37 @@ def test_out_is_whole_at_any_time(cli, engine, capsys):
     assert Path("out.txt").read_text() == "# a.txt\n\n<1>\n\n# d\n\n<3>\n"
     assert capsys.readouterr().out == ""
     assert not list(Path().glob(".out*"))
+
+
+def test_out_replaces_a_file_alone_and_no_document(cli, capsys):
+    """Renaming over a pipe or a device makes a file of it; /dev/stdout is such for root."""
+    os.mkfifo("pipe")
+    for out in ("pipe", "-", "a.txt", "./a.txt"):
+        assert cli("a.txt", "--out", out) == 2
+        assert capsys.readouterr().err.startswith(f"tamis: error: --out {out} is ")
+    assert (Path("pipe").is_fifo(), Path("a.txt").read_text()) == (True, "aaa")
+    Path("folder").mkdir()
+    Path("link").symlink_to("folder/out.txt")
+    for _ in range(2):  # what the link names is made, and then replaced
+        assert cli("a.txt", "--out", "link") == 0
+        assert Path("link").is_symlink()
+        assert Path("folder/out.txt").read_text() == "<1>\n"
+
+
+def test_an_out_that_cannot_be_written_is_named(cli, monkeypatch, capsys):
+    def full(*_names):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command.os, "replace", full)
+    assert cli("a.txt", "--out", "out.txt", "--no-cache") == 1
+    err = capsys.readouterr().err
+    assert re.search(r"tamis: error: --out \S*out.txt: No space left on device\n", err)
+
+
+def test_out_takes_a_name_that_is_no_utf8(cli):
+    Path("n\udce9.txt").write_text("nnn")  # the byte E9 in the file system
+    assert cli("n\udce9.txt", "a.txt", "--out", "out.txt") == 0
+    assert Path("out.txt").read_text() == "# n\\udce9.txt\n\n<1>\n\n# a.txt\n\n<2>\n"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -521,6 +560,20 @@ def test_on_a_terminal_the_answer_streams_and_progress_has_a_time(cli, monkeypat
     assert err.endswith("\r\x1b[K")
     assert cli("long") == 0
     assert capsys.readouterr().out == "<1>\n"
+
+
+@pytest.mark.parametrize("n_column", [40, 60, 300])
+def test_the_progress_of_a_long_name_is_one_line_of_the_terminal(n_column, monkeypatch):
+    """What wraps cannot be drawn over: it left a line ten times a second."""
+    monkeypatch.setattr(
+        command.os, "get_terminal_size", lambda *_: os.terminal_size((n_column, 24))
+    )
+    name, how = f"{'folder/' * 20}name.txt", " [####....] 40 %, 3 s left"
+    shown = command._fitting(name, how)
+    assert len(shown) < n_column
+    assert shown.endswith(f"name.txt{how}")
+    assert (shown == name + how) == (n_column == 300)
+    assert len(command._fitting(name, how * 20)) < n_column
 
 
 # Real engines

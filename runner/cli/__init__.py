@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.unraisablehook = _dropped
     try:
         _open_streams()
+        if argv is None:
+            _let_all_text_pass()
         arguments = _parser(words).parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -95,6 +98,16 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def _let_all_text_pass() -> None:
+    """Let reading and writing text go on where an encoding does not have it."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Who reads a message refuses it; a failed read would lose those before it, too.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An answer, or a file's name, may have what the locale's encoding has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with errors in one line."""
 
@@ -111,6 +124,10 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = subparsers.add_parser(name, help=text, description=text)
+        # After the command too, where one adds it to a line that failed.
+        command.add_argument(
+            "--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
         if name == wanted:
             module = importlib.import_module(f"tamis.cli.{name}")
             module.add_arguments(command)

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
-    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--system", type=common.text, help="a system message")
     parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
     parser.add_argument(
         "--context-shift",
@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = common.sampler_params(arguments)
     engine = common.load_engine(arguments, progress)
     session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
     chat = repl.Chat(engine, session, params, arguments)
     common.note(f"{engine.path.name}, context {session.n_ctx} tokens. /help lists the commands.")
     for text in lines.messages(chat.status):

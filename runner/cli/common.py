@@ -1,6 +1,7 @@
 """What commands share: arguments, input, progress on standard error, loading a model."""
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -97,15 +98,35 @@ def counts_or_zero(text: str) -> list[int]:
     return [count_or_zero(item) for item in text.split(",")]
 
 
+def text(argument: str) -> str:
+    """An argument that the model reads."""
+    if wrong := not_utf8(argument):
+        raise argparse.ArgumentTypeError(wrong)
+    return argument
+
+
+def not_utf8(text: str) -> str:
+    """What is wrong with a text of the command line or of standard input; "" where nothing is.
+
+    Python has bytes that are no UTF-8 there as surrogates, U+DC80 to U+DCFF.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        return f"not UTF-8: byte {ord(text[error.start]) & 0xFF:#04x} at {at}; convert it first"
+    return ""
+
+
 def size(text: str) -> int:
     """An argument such as 512MiB, 1.5GiB or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", text.strip(), re.IGNORECASE)
-    n = 0
+    n = 0.0
     if found is not None:
-        n = int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
-    if n < 1:
+        n = float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper())
+    if not 1 <= n < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 1GiB")
-    return n
+    return int(n)
 
 
 def _whole(text: str, least: int) -> int:
@@ -362,8 +383,8 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
         if factor is not None or n_ctx_orig is not None:
             raise UsageError("--rope-scale and --yarn-orig-ctx need --rope-scaling linear or yarn")
         return None if kind is None else RopeScaling()
-    if factor is None or factor < 1:
-        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N of at least 1")
+    if factor is None or not 1 <= factor < math.inf:
+        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N, a number of at least 1")
     return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
 
 
@@ -386,3 +407,13 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
     )
     progress.clear()
     return session
+
+
+def note_untrained(engine: Any, session: Any, arguments: argparse.Namespace) -> None:
+    """Say that a context is longer than what the model was trained on, stretched as asked for."""
+    n_trained = engine.hp.n_ctx_train
+    if session.n_ctx > n_trained * (arguments.rope_scale or 1):
+        note(
+            f"the model was trained on {n_trained} tokens, the context has {session.n_ctx}: what "
+            "it writes beyond may be nonsense; --rope-scaling yarn stretches its positions"
+        )

@@ -24,9 +24,7 @@ def messages(status: Callable[[], str]) -> Iterator[str]:
     read = _terminal_reader(status) if at_terminal else _read_line
     while True:
         try:
-            text = read("> ")
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + read(". ")
+            text = _message(read)
         except KeyboardInterrupt:
             if not at_terminal:
                 raise
@@ -35,6 +33,18 @@ def messages(status: Callable[[], str]) -> Iterator[str]:
         except EOFError:
             return
         yield text
+
+
+def _message(read: Reader) -> str:
+    """The next message, of one line or several."""
+    text = read("> ")
+    while text.endswith("\\"):
+        try:
+            more = read(". ")
+        except EOFError:  # the end of a pipe: what came before it is a message all the same
+            break
+        text = text[:-1] + "\n" + more
+    return text
 
 
 def _read_line(prompt: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import audit, common, one_line
+from tamis.cli import audit, common, lines, one_line
 from tamis.cli.answer import open_answer
 
 COMMANDS = """\
@@ -85,17 +85,22 @@ class Chat:
     def handle(self, line: str) -> bool:
         """Answer a message or do what a command says; False where the conversation ends.
 
-        On an error or Ctrl-C, which are reported here, the conversation is as it was before.
+        On an error or Ctrl-C, which are reported here, the conversation is as it was before. Where
+        nobody types, Ctrl-C is raised: it is for the program and not for one answer.
         """
         text = line.strip()
         if text in ("/exit", "/quit"):
             return False
         try:
+            if wrong := common.not_utf8(line):
+                raise ValueError(f"the message is {wrong}")
             if text.startswith("/"):
                 self._command(text)
             elif text:
                 self._reply([*self._messages, {"role": "user", "content": line}])
         except KeyboardInterrupt:
+            if not lines.interactive():
+                raise
             common.note("[stopped: the conversation is as it was before]")
         except BrokenPipeError:
             raise

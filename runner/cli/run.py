@@ -18,12 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_audit_argument(parser)
     common.add_sampling_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", help="the prompt, - for standard input")
+    source.add_argument("-p", "--prompt", type=common.text, help="the prompt, - for standard input")
     source.add_argument("-f", "--file", help="a file with the prompt, - for standard input")
-    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--system", type=common.text, help="a system message")
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
     parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
-    parser.add_argument("--stop", action="append", default=[], help="text that ends the answer")
+    parser.add_argument(
+        "--stop", type=common.text, action="append", default=[], help="text that ends the answer"
+    )
     parser.add_argument("--json", action="store_true", help="answer and timings as JSON")
 
 
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine = common.load_engine(arguments, progress)
     ids = _ids(engine, text, arguments)
     session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
     start, first, pieces = time.perf_counter(), 0.0, []
     left = ids
     if how is not None and len(ids) > 1:
@@ -126,6 +129,8 @@ def _report(
         checked = {} if found is None else {"audit": audit.report(found)}
         sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens, **checked}) + "\n")
         return
+    if speeds["finish"] == "length" and len(pieces) != arguments.max_tokens:
+        common.note("[cut short: the context is used up; raise --ctx]")
     if sys.stderr.isatty():
         common.note(
             f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "

@@ -48,6 +48,8 @@ def base_session(
         raise UsageError(f"{arguments.session} does not hold the beginning of this text")
     if len(ids) < depth + n_decode:
         raise UsageError(f"the text has {len(ids)} tokens, this needs {depth + n_decode}")
+    if session.n_ctx < (need := depth + n_decode - 1):  # reading it all first may take hours
+        raise UsageError(f"--ctx is {session.n_ctx}, this needs {need}: raise it")
     if depth > n_past:
         session.prefill(ids[n_past:depth], progress.tokens)
         progress.clear()

@@ -26,8 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = common.AUTO_HELP
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
     wish = parser.add_mutually_exclusive_group()
-    wish.add_argument("--ask", metavar="QUESTION", help="answer a question instead")
-    wish.add_argument("--instruction", metavar="TEXT", help="what to do instead of a summary")
+    wish.add_argument(
+        "--ask", type=common.text, metavar="QUESTION", help="answer a question instead"
+    )
+    wish.add_argument(
+        "--instruction", type=common.text, metavar="TEXT", help="what to do instead of a summary"
+    )
     parser.add_argument(
         "--length",
         type=common.count,
@@ -82,7 +86,7 @@ def _gigabytes(text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0
-    if not 0 < value < 1e9:
+    if not 1e-9 <= value < 1e9:  # a byte at least: no bytes would stand for the default
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
     return int(value * 1e9)
 
@@ -144,7 +148,7 @@ class _Line:
             if left is not None:
                 bar = "#" * int(left[0] * BAR)
                 how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {_duration(left[1])} left"
-            sys.stderr.write(f"\r\x1b[K{visible(name)}{how}")
+            sys.stderr.write(f"\r\x1b[K{_fitting(visible(name), how)}")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -160,6 +164,17 @@ class _Line:
             common.note(visible(text))
 
 
+def _fitting(name: str, how: str) -> str:
+    """Both in one line of the terminal, the name by its end: what wraps cannot be drawn over."""
+    n = 0
+    with contextlib.suppress(OSError):
+        n = os.get_terminal_size(sys.stderr.fileno()).columns
+    n = (n or 80) - 1  # 0: a terminal that does not know
+    room = max(n - len(how), 8)
+    short = name if len(name) <= room else f"...{name[3 - room :]}"
+    return f"{short}{how}"[:n]
+
+
 def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -168,19 +183,27 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
+def _writable(out: str, documents: list[str]) -> Path:
+    """The file that --out names, behind all links. Raises UsageError for what is not to replace."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file()):
+        # A device or a pipe would become a file: for root even /dev/stdout and /dev/null.
+        raise UsageError(f"--out {out} is no file: name one, or redirect standard output")
+    path = path.resolve()
+    if path.exists() and any(os.path.exists(d) and path.samefile(d) for d in documents):
+        raise UsageError(f"--out {out} is a document to be read: name another file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--out {out} cannot be written: name a file in a folder of yours")
+    return path
+
+
 class _Output:
     """Where outcomes go, in their order: standard output, or a file that is whole at any time."""
 
     def __init__(self, arguments: argparse.Namespace, n_document: int) -> None:
         self._json, self._titled = arguments.format == "json", n_document > 1
-        self._path = None if arguments.out is None else Path(arguments.out)
+        self._path = None if arguments.out is None else _writable(arguments.out, arguments.files)
         self._text = ""
-        if self._path is not None and (
-            self._path.is_dir() or not os.access(self._path.absolute().parent, os.W_OK)
-        ):
-            raise UsageError(
-                f"--out {self._path} cannot be written: name a file in a folder of yours"
-            )
         # A person sees the answer while it is written, where there is one.
         self.streams = sys.stdout.isatty() and not (self._json or self._path or self._titled)
 
@@ -201,8 +224,11 @@ class _Output:
             return
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
-            part.write_text(self._text, encoding="utf-8")
+            # The name of a document may be no UTF-8; in JSON this is its escape.
+            part.write_text(self._text, encoding="utf-8", errors="backslashreplace")
             os.replace(part, self._path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"--out {self._path}") from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -263,13 +289,14 @@ class _Work:
         from tamis.summary.documents import read_document
         from tamis.summary.summarize import finished
 
+        called = "standard input" if name == "-" else name
         try:
             try:
                 data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-                document = read_document("standard input" if name == "-" else name, data)
+                document = read_document(called, data)
                 found = finished(self._cache, self._model, document, self._settings)
             except (OSError, ValueError, ImportError) as error:
-                return self._failed(name, error)
+                return self._failed(called, error)
             if found is None:
                 return self._summarized(document)
             self.line.say(f"{document.name}: answered before; --no-cache makes it anew")

@@ -10,7 +10,9 @@ from tamis.cli import common
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
-    parser.add_argument("text", nargs="?", help="the text (default: standard input)")
+    parser.add_argument(
+        "text", type=common.text, nargs="?", help="the text (default: standard input)"
+    )
     parser.add_argument("--special", action="store_true", help="parse special tokens in the text")
     parser.add_argument("--no-bos", action="store_true", help="add no BOS")
     parser.add_argument("--json", action="store_true", help="ids and pieces as JSON")
