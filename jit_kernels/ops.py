@@ -331,9 +331,9 @@ CIS_GATE = _op(
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
 # all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
 # scores and maxima are SCORE_KEYS's, rows in the order of the rows that retrieve, and used up.
-# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
-# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]; order
-# int32 [n_row, capacity] is scratch. Positions are below 2^29.
+# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides,
+# also those after pos), to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32
+# [n_row, n_block]; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
 CIS_SETS = _op(
     "select_cpe",
     "cis_sets",
