@@ -331,9 +331,9 @@ CIS_GATE = _op(
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
 # all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
 # scores and maxima are SCORE_KEYS's, rows in the order of the rows that retrieve, and used up.
-# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides),
-# to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32 [n_row, n_block]; order
-# int32 [n_row, capacity] is scratch. Positions are below 2^29.
+# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides,
+# also those after pos), to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32
+# [n_row, n_block]; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
 CIS_SETS = _op(
     "select_cpe",
     "cis_sets",
@@ -526,11 +526,12 @@ TACTIC_SCORE = _op(
 )
 # For one query token, a head at a time: rank int32 [n_head, n_slot], the clusters by falling score
 # (scores within a 65535th of their range are equal), and keep int32 [n_head], how many of the
-# positions in that order make up the share of all weight. n_sample 0: as Alg. 1 has it, fit by the
-# windows at first_share, at 10 % and at 60 %. n_sample up to TACTIC_SAMPLES: whole clusters, the
-# weight of those after the first ones estimated from as many of their positions, times
-# 1 + margin. counted: 1 counts the weight of the positions outside of the clusters towards the
-# share. work: scratch, f32 [n_head, tactic_work(capacity, n_slot)].
+# positions in that order make up the share of all weight. The first ones, first_share of them and
+# at least 20, are weighed. n_sample 0: as Alg. 1 has it, the others are a curve through the windows
+# round 10 % and 60 %. n_sample up to TACTIC_SAMPLES: whole clusters, the weight of those after the
+# first ones estimated from as many of their positions, times 1 + margin. counted: 1 counts the
+# weight of the positions outside of the clusters towards the share. work: scratch, f32 [n_head,
+# tactic_work(capacity, n_slot)].
 TACTIC_BUDGET = _op(
     "select_tactic",
     "tactic_budget",
@@ -933,6 +934,11 @@ def packed_form(type: str) -> str:
 def packed_bytes(n_tok: int, n: int) -> int:
     """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
     return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
+
+
+def tactic_half_window(n: int) -> int:
+    """Half of a window of TACTIC_BUDGET: the window is 1 % of n positions, from 32 to 128."""
+    return min(max(16, n // 200), 64)
 
 
 def tactic_list(capacity: int) -> int:

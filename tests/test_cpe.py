@@ -78,6 +78,21 @@ def test_steps_retrieve_share_and_retrieve_again():
     assert replay.state.retrievals.tolist() == [[3]]
 
 
+def test_a_set_is_joined_by_neighbours_that_come_after_it():
+    """Eq. 13 joins the best one, 60, by 57 to 63; when it is retrieved, 61 is the last position."""
+    k = np.zeros((1, 1, 64, 16))
+    k[0, 0, [60, 20, 30], 0] = 3, 2, 1
+    method, q = CPE(s=4, k=3, r=3, sink=0, local=1, phi=1), np.array([[[turned(0)] * 3]])
+    replay = Replay(method, q, k, k, n_prefill=0)
+    sets = []
+    for _ in range(3):
+        replay.decode()
+        sets.append(replay.rows(0)[0].tolist())
+    assert sets[0] == [20, 30, 60, 61]
+    assert sets[1] == [20, 30, 57, 58, 59, 60, 61, 62]
+    assert sets[2] == [20, 30, 57, 58, 59, 60, 61, 62, 63]
+
+
 def test_a_rows_decision_is_its_groups():
     """Two heads of one KV head: one turns away. Alone the other shares, together they retrieve."""
     rng = np.random.default_rng(0)

@@ -133,11 +133,11 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(
 # --- retrieval -----------------------------------------------------------------------------------
 
 
-def dilated(scores, low, high, n_top, n_best, radius, pos):
+def dilated(scores, low, high, n_top, n_best, radius):
     """Eq. 13, by sets."""
     order = low + np.argsort(-scores[low:high], kind="stable")[:n_top]
     near = {p + d for p in order[:n_best].tolist() for d in range(-radius, radius + 1)}
-    return sorted(j for j in near | set(order.tolist()) if low <= j <= pos)
+    return sorted(j for j in near | set(order.tolist()) if low <= j < len(scores))
 
 
 def check_sets(scores, pos, *, counts, dilation, drop=0):
@@ -166,7 +166,7 @@ def check_sets(scores, pos, *, counts, dilation, drop=0):
         elif chosen[r] == -1:
             tops = best(scores[r, low:high], 0, 0, n_top)
             tops = [low + j for j in tops]
-            kept[r] = dilated(scores[r], low, high, n_top, n_best, radius, pos)
+            kept[r] = dilated(scores[r], low, high, n_top, n_best, radius)
         expected.append(sinks + tops + local)
     # Rows that retrieve are scored one after the other, from their KV head's first row on.
     group, rows_per_kv = 2, 2

@@ -153,6 +153,25 @@ def test_whole_segments_keep_their_clusters():
     assert stage.state._extent.tolist() == [132, 132, 32]  # a rest of 3 is less than a cluster
 
 
+@pytest.mark.parametrize(
+    ("n_kv", "options", "n_key"),
+    [
+        # 2 % of the clustered, two windows of 1 % but of 32 to 128 positions, 4 + 256 outside.
+        (260, "", 0),  # nothing is clustered, nothing is chosen
+        (900, "", 20 + 2 * 32 + 260),
+        (10_260, "", 200 + 2 * 100 + 260),
+        (50_260, "", 1000 + 2 * 128 + 260),
+        (50_260, ",outside=apart", 1000 + 2 * 128),
+        (50_260, ",sample=64", 1000 + 64 + 260),
+    ],
+)
+def test_a_step_counts_the_keys_that_its_budget_weighs(n_kv, options, n_key):
+    k = np.zeros((1, n_kv, 16), np.float16)
+    state = Stage(f"tactic:c=1,sink=4,local=256,segment=0{options}", k, k, n_head=3).state
+    state.phase(n_kv - 1)
+    assert state._budget_cost(1, n_kv - 1) == (3 * n_key * 2 * 16, 3 * n_key * 2 * 16)
+
+
 def test_real_attention_comes_near_the_share():
     """Measured when written: 0.872 of the weight for P = 0.9, reached in 54 %, by 21 % of keys."""
     mass, sizes = kept_of_real_attention("tactic:P=0.9,local=64,rows=head")

@@ -171,6 +171,7 @@ def cis_sets() -> Any:
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
         low, high = middle(pos, n_sink, n_local, drop)
+        last = min(capacity - 1, pos + radius)  # of neighbours: there once the set is shared
         for r in range(tid, n_row, n_thread):
             decision = load_i32(chosen + 4 * r)
             out = sets + 4 * set_capacity * r
@@ -191,7 +192,7 @@ def cis_sets() -> Any:
                 _mark_best(row, found, n_top, n_best)
                 slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
                 to = ref_sets + 4 * set_capacity * slot
-                size = _dilated(found, n_top, radius, low, pos, to)
+                size = _dilated(found, n_top, radius, low, last, to)
                 store_i32(ref_counts + 4 * slot, size)
             else:
                 slot = n_block * r + decision

@@ -56,16 +56,16 @@ from tamis.jit_kernels.cpu.simd import (
     zero_f,
     zero_f32x16,
 )
-from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, TACTIC_WORKERS
+from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, TACTIC_WORKERS, tactic_half_window
 from tamis.jit_kernels.types import LINE, PAGE
 
 LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
 KEYS = 8  # keys whose products with a query are made together
-WINDOW = 128  # most positions of a window that the curve goes through: fixed, as in Alg. 1
 SOON = 4  # clusters whose lists of positions are asked for before they are needed
 FINEST = np.float32(65535)  # steps between the lowest and the highest score that are told apart
 LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
+half_window = njit(tactic_half_window)
 
 
 # --- clusters ------------------------------------------------------------------------------------
@@ -569,8 +569,7 @@ def tactic_budget(head_dim: int) -> Any:
         n_sink, end, n_kv = span
         n = end - n_sink
         n_first = min(n, max(20, int(first * n)))
-        half = min(max(16, n // 200), WINDOW // 2)
-        x_1, x_2 = n // 10, n * 6 // 10
+        x_1, x_2, half = n // 10, n * 6 // 10, half_window(n)
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
         at = list_ranked(rows, pages, clusters, 0, n_first)

@@ -223,9 +223,9 @@ def dilate(source, n, best, span, scratch, out):
 
     scratch: room for a bit a position, and twice a bit an entry of the list.
     """
-    parts, (n_best, radius), (low, pos) = cuda.shared.array(WARPS, int32), best, span
+    parts, (n_best, radius), (low, last) = cuda.shared.array(WARPS, int32), best, span
     words, ones, tied = scratch
-    clear_bits(words, low // 64, pos // 64 + 1)
+    clear_bits(words, low // 64, last // 64 + 1)
     clear_bits(ones, 0, (n + 63) // 64)
     clear_bits(tied, 0, (n + 63) // 64)
     sync_block()
@@ -243,10 +243,10 @@ def dilate(source, n, best, span, scratch, out):
     for i in range(thread(), n, THREADS):
         p, is_best = load_i32(source[1] + 4 * i), load_i64(ones + 8 * (i >> 6)) >> (i & 63) & 1
         reach = radius if is_best != 0 else 0
-        for j in range(max(p - reach, low), min(p + reach, pos) + 1):
+        for j in range(max(p - reach, low), min(p + reach, last) + 1):
             set_bit(words, j)
     sync_block()
-    return write_bits(words, low // 64, pos // 64 + 1, out, parts)
+    return write_bits(words, low // 64, last // 64 + 1, out, parts)
 
 
 @device
@@ -269,6 +269,7 @@ def cis_sets() -> list[Launch]:
     ):  # fmt: skip
         pos = load_i64(step + STEP.pos)
         low, high = middle(pos, n_sink, n_local, drop)
+        last = min(capacity - 1, pos + radius)  # of neighbours: there once the set is shared
         for r in range(tid, n_row, n_thread):
             decision, n = load_i32(chosen + 4 * r), min(n_sink, pos + 1)
             out, room = sets + 4 * set_capacity * r, order + 4 * capacity * r
@@ -287,7 +288,7 @@ def cis_sets() -> list[Launch]:
                 sync_block()
                 slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
                 scratch = room, room + capacity // 8, room + capacity // 4
-                kept, span = ref_sets + 4 * set_capacity * slot, (low, pos)
+                kept, span = ref_sets + 4 * set_capacity * slot, (low, last)
                 size = dilate((row[0], to), n_top, (n_best, radius), span, scratch, kept)
                 if thread() == 0:
                     store_i32(ref_counts + 4 * slot, size)

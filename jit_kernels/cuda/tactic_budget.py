@@ -36,14 +36,14 @@ from tamis.jit_kernels.cuda.kv_rows import key_row
 from tamis.jit_kernels.cuda.ptx import ballot, count_bits, exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.select import LOWEST
-from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, tactic_list
+from tamis.jit_kernels.ops import STEP, TACTIC_SAMPLES, tactic_half_window, tactic_list
 
 FINEST = 65535.0  # steps between the lowest and the highest score that are told apart
-WINDOW = 128  # most positions of a window that the curve goes through: fixed, as in Alg. 1
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
 DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
 COUNTS = WARPS * DIGITS
 list_size = device(tactic_list)
+half_window = device(tactic_half_window)
 
 
 # ---- over a block --------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def curve_sum(a, b, first, last):
 @device
 def windows_of(n):
     """Middles and half of the width of the two windows that the curve goes through."""
-    return n // 10, n * 6 // 10, min(max(16, n // 200), WINDOW // 2)
+    return n // 10, n * 6 // 10, half_window(n)
 
 
 @device

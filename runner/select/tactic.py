@@ -3,9 +3,9 @@
 Decides: at decode, the fewest positions whose attention weights sum to `P`, as far as that can be
 told without scoring all keys. The keys of each KV head are clustered (K-means, 4.2); a step ranks
 the clusters by q . centroid (4.3), computes the weights of the first 2 % of the positions in that
-order, fits y = a / x + b to the others through the means of two windows (4.4), and keeps the least
-number of positions whose weights sum to P of the total (Alg. 1). Attending to weight p errs by at
-most 2 (1 - p) max |v| (Eq. 6).
+order, at least 20, fits y = a / x + b to the others through the means of two windows, at 10 % and
+at 60 % of the positions (4.4), and keeps the least number of positions whose weights sum to P of
+the total (Alg. 1). Attending to weight p errs by at most 2 (1 - p) max |v| (Eq. 6).
 
 `rows="group"` attends to the union over the heads of a KV head (4.5), `rows="head"` to each one's.
 `rows="joint"` makes one set for them: clusters in the order of the sum over the heads of what a
@@ -18,6 +18,8 @@ rest is asked of the clusters: on real attention that keeps half the tokens for 
 Keys are clustered `segment` at a time, each segment into its share of the T / c clusters: the work
 grows with T, not with its square, and whole segments stay as they are when new tokens are
 clustered. `segment=0` clusters everything at once, as the paper does.
+A window is 1 % of the positions, at least 32 and at most 128, so that what is read for it stays
+the same in long contexts: the paper's have a fixed size, which it does not give.
 `sample` tokens replace the curve where it is not 0: whole clusters are kept in order of their
 centroids until they reach P, those after the first 2 % weighing size * exp(q . centroid / sqrt(d)),
 times one factor: how much of that `sample` of their tokens, drawn in proportion to it, really
@@ -260,15 +262,18 @@ class _State(SelectorState):
         return 2 * shape.n_head_kv * n, 2 * shape.n_head * n
 
     def _budget_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
-        """A head reads the keys that are weighed first and two windows of 1 %, or the samples.
+        """A head reads the keys that are weighed first and two windows of them, or the samples.
 
         Where they count, the keys outside of the clusters as well. Heads with one order read once.
         """
         p, shape = self._params, self.shape
         n_in = max(0, int(self._extent[1]) - p.sink)
-        n_key = p.first * n_in + (p.sample or 0.02 * n_in)
+        if n_in == 0:
+            return 0, 0
+        n_key = min(n_in, max(20, int(p.first * n_in)))
+        n_key += p.sample or 2 * min(n_in, 2 * ops.tactic_half_window(n_in))
         n_key += (pos + 1 - n_in) * (p.outside == "counted")
-        n = int(n_key * shape.head_dim)
+        n = n_key * shape.head_dim
         n_set = shape.n_head_kv if p.rows == "joint" else shape.n_head
         return 2 * n_set * n, 2 * shape.n_head * n
 
