@@ -16,10 +16,10 @@ Decides: the first `sink`, the last `local`, and of what PSAW leaves between the
 Layers with a sliding window of their own stay as they are, but freeze as all others do.
 
 Departures. Layers count from 1, so that the last one reaches phi ** alpha (as in the appendix).
-In prefill the window is widened to whole blocks of 16 positions and to its oldest query's.
-The last `local` positions are kept whatever PSAW says. A block also ends where decoding does:
-after a prompt, truncate() or load, the next step retrieves. ETF counts a later prompt's positions
-from the beginning of the sequence.
+In prefill, and with s=0, the window is widened to whole blocks of 16 positions and to its oldest
+query's. The last `local` positions are kept whatever PSAW says. A block also ends where decoding
+does: after a prompt, truncate() or load, the next step retrieves. ETF counts a later prompt's
+positions from the beginning of the sequence.
 
 `rows="head"` decides for each query head, as the paper does. `rows="union"`, the default, does so
 too, and attends to the union of the sets of the heads that share a KV head: each key is read once,
@@ -58,7 +58,7 @@ ROWS = ("head", "union", "group")
 
 @dataclass(frozen=True, slots=True)
 class CPE:
-    """The paper's table VI; the budget is section V-C's: 16 + 432 + 64 = 512 tokens."""
+    """The defaults of section V-A, the budget of V-C: 16 + 432 + 64 = 512 tokens; s is 8 or 16."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 

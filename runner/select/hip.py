@@ -8,8 +8,11 @@ read all.
 
 `rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, two branches
 each, a branch's centre block stands for it, by the best q . k over every b_sk-th of its keys (3.2);
-each query head has its own tree. The defaults depart from it, because with grouped heads its sets,
-one a head, read more bytes than they save:
+each query head has its own tree. The paper's has all keys; here the first `sink` and the last
+`local` positions, in whole blocks, always take part, beside the k, as in all methods here, and the
+tree has those between.
+The defaults depart further, because with grouped heads the paper's sets, one a head, read more
+bytes than they save:
 - `rep="mean"`: the mean of a chunk's keys stands for it, in a byte an element and two floats. Means
   are kept: of blocks, of four blocks, of 16 and so on; a chunk has four branches, and the search
   starts at the first level of at most 4 k / b_k chunks. They take (d + 8) 4 / (3 b_k) bytes a key.
@@ -39,7 +42,7 @@ REFRESH, REUSE = "refresh", "reuse"
 
 @dataclass(frozen=True, slots=True)
 class HiP:
-    """k: tokens the tree chooses. l_d: first layers that read all. The rest as in the paper."""
+    """k: tokens the tree chooses. l_d: first layers that read all. sink, local: ours."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
@@ -47,7 +50,7 @@ class HiP:
     b_k: int = 2
     b_sk: int = 1
     b_q: int = 64
-    b_sq: int = 8
+    b_sq: int = 8  # 3.2 advises b_q / b_sq of 16 or 32; here a row's heads are multiplied together
     r_m: int = 1
     l_d: int = 3
     sink: int = 16
