@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tamis import models
 from tamis.bindings.drop_in import chat, completion
 from tamis.bindings.drop_in.arguments import (
     as_text,
@@ -48,9 +47,10 @@ from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
 from tamis.bindings.flat.context import pool
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
-from tamis.engine import Engine
-from tamis.sampler import Sampler
-from tamis.samplers.grammar import GrammarTokenizer
+from tamis.engine.engine import Engine
+from tamis.fetch import registry as models
+from tamis.sampling.chain import Sampler
+from tamis.sampling.grammar import GrammarTokenizer
 
 __all__ = [
     "BaseLlamaCache",

@@ -9,7 +9,8 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
-from tamis import Llama, models
+from tamis import Llama
+from tamis.fetch import registry as models
 
 
 class ChatApp(App[None]):

@@ -8,7 +8,8 @@ import sys
 
 import numpy as np
 
-from tamis import Llama, models
+from tamis import Llama
+from tamis.fetch import registry as models
 
 
 def main(model: str) -> None:

@@ -10,7 +10,7 @@ from langchain_community.chat_models import ChatLlamaCpp
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from tamis import models
+from tamis.fetch import registry as models
 
 
 def main(model: str) -> None:

@@ -12,7 +12,7 @@ from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.llms.llama_cpp import LlamaCPP
 
-from tamis import models
+from tamis.fetch import registry as models
 
 NOTES = (
     "The boiler was repaired on the third of May.",

@@ -9,11 +9,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Engine": "tamis.engine",
+    "Engine": "tamis.engine.engine",
     "Llama": "tamis.bindings.compat",
     "LlamaGrammar": "tamis.bindings.compat",
-    "Session": "tamis.session",
-    "SamplerParams": "tamis.sampler",
+    "Session": "tamis.engine.session",
+    "SamplerParams": "tamis.sampling.chain",
     "summarize": "tamis.summary.summarize",
 }
 __all__ = ["__version__", *sorted(_EXPORTS)]

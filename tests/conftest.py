@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tamis import models
+from tamis.fetch import registry as models
 from tamis.fetch.base import Unreachable
-from tamis.jit_kernels.library import shared
-from tamis.jit_kernels.program import KernelSpec
-from tamis.jit_kernels.workers import CompileError
+from tamis.jit_kernels.compile.library import shared
+from tamis.jit_kernels.compile.workers import CompileError
+from tamis.jit_kernels.contract.program import KernelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from tamis.attend import n_split
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.cuda_backend import CudaBackend, CudaProgram
-from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
+from tamis.graph.attention import n_split
+from tamis.jit_kernels.backends.cuda import CudaBackend, CudaProgram
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
 from tamis.select.base import PREFILL, Recording, Rows, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.random_model import Pool
@@ -89,7 +89,7 @@ def random_weights(type_: str, n_in: int, n_out: int) -> np.ndarray:
 def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int) -> Row:
     """MATMUL of n_tok rows, over COPIES matrices; of one row without packing it.
 
-    A decode step launches it with the op that follows: see tamis.jit_kernels.fusion.
+    A decode step launches it with the op that follows: see tamis.jit_kernels.backends.fusion.
     """
     rng = np.random.default_rng(0)
     data = random_weights(type_, n_in, n_out)

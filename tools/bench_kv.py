@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tamis.cli import common
-from tamis.engine import Engine
-from tamis.kv.tier import UNITS, TierCounts
+from tamis.engine.engine import Engine
+from tamis.kv.disk_tier import UNITS, TierCounts
 
 METHODS = ["dense", "topk", "quest", "hip", "tactic"]
 

@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from tamis.arrange import in_strips
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels import ceiling, ops
-from tamis.jit_kernels.backend import Backend
-from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import QTensor, zeros
+from tamis.jit_kernels.backends import roofline as ceiling
+from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import QTensor, zeros
+from tamis.model.repack import in_strips
 
 TYPES = "F16,BF16,Q8_0,Q6_K,Q5_K,Q5_1,Q5_0,Q4_K,Q4_1,Q4_0,IQ4_XS,IQ4_NL,MXFP4,Q3_K,Q2_K"
 N_IN, N_WEIGHT = 2048, 128 << 20

@@ -63,7 +63,7 @@ class TamisRunner:
     n_swa = 0  # no need of its own to read a context
 
     def __init__(self, path: str, n_threads: int, n_ctx: int, cache_type: str) -> None:
-        from tamis.engine import Engine
+        from tamis.engine.engine import Engine
 
         self.engine = Engine.load(path, n_threads=n_threads)
         self.session = self.engine.session(n_ctx=n_ctx, type_k=cache_type, type_v=cache_type)

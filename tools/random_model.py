@@ -13,8 +13,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from tamis.bpe import byte_alphabet
 from tamis.formats.ggml_types import GGMLType
+from tamis.text.bpe import byte_alphabet
 
 Array = NDArray[Any]
 POOL = 1 << 22  # elements that the large matrices of a type and size of weights repeat

@@ -14,8 +14,8 @@ from pathlib import Path
 import pexpect
 import pyte
 
-from tamis import models
-from tamis.jit_kernels import store
+from tamis.fetch import registry as models
+from tamis.jit_kernels.compile import store
 
 ROWS, COLUMNS = 50, 80
 TIMEOUT = 300  # seconds, for an answer that must wait for the compiler

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.cli import common
-from tamis.hparams import HParams, RopeScaling
-from tamis.jit_kernels.types import PAGE
-from tamis.kv.tier import UNIT, TierCounts, TieredKV
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv.disk_tier import UNIT, TierCounts, TieredKV
 from tamis.kv.types import KVTypes, Tier
+from tamis.model.hparams import HParams, RopeScaling
 
 CHUNK = 512  # tokens written at once
 

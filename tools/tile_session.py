@@ -12,11 +12,11 @@ import argparse
 
 import numpy as np
 
-from tamis import models
-from tamis.engine import Engine
+from tamis.engine.engine import Engine
+from tamis.engine.session import Session
+from tamis.fetch import registry as models
 from tamis.kv.convert import as_float32, as_rows
-from tamis.kv.shift import turned
-from tamis.session import Session
+from tamis.kv.rerotate import turned
 
 
 def tile(session: Session, n_tokens: int) -> None:

@@ -5,11 +5,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tamis import models
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS
-from tamis.engine import Engine
-from tamis.jit_kernels.cuda.driver import CudaError
+from tamis.engine.engine import Engine
+from tamis.fetch import registry as models
+from tamis.jit_kernels.cuda.runtime.driver import CudaError
 
 # Arguments of the constructor without effect, and the values that need none.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {

@@ -15,8 +15,8 @@ from tamis.bindings.drop_in.tools import (
     plain_messages,
     template_messages,
 )
-from tamis.engine import Engine
-from tamis.prompt import ChatTemplate, default_template, encode_chat
+from tamis.engine.engine import Engine
+from tamis.text.chat_template import ChatTemplate, default_template, encode_chat
 
 _LLAMA2 = """\
 {%- set ns = namespace(system='') %}

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.sampler import Sampler
-from tamis.stream import TextStream
-from tamis.tokenizer import Tokenizer
+from tamis.sampling.chain import Sampler
+from tamis.text.detokenize import TextStream
+from tamis.text.tokenizer import Tokenizer
 
 Chunk = dict[str, Any]
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tamis.samplers.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
 
 
 class LlamaGrammar:

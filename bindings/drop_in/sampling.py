@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tamis.bindings.drop_in.grammar import LlamaGrammar
-from tamis.sampler import Sampler, SamplerParams, build_chain
-from tamis.samplers.base import Candidates, Step
-from tamis.samplers.grammar import GrammarTokenizer
-from tamis.samplers.logits import LogitBias, Penalties
+from tamis.sampling.base import Candidates, Step
+from tamis.sampling.chain import Sampler, SamplerParams, build_chain
+from tamis.sampling.grammar import GrammarTokenizer
+from tamis.sampling.logits import LogitBias, Penalties
 
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 StoppingCriteria = Callable[[np.ndarray, np.ndarray], bool]

@@ -1,16 +1,28 @@
 """LlamaTokenizer: a Llama's tokenizer as an object of its own."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tamis.bindings.compat import Llama
+
+class TextModel(Protocol):
+    """What a tokenizer needs of a Llama."""
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text in UTF-8."""
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of tokens."""
 
 
 class LlamaTokenizer:
     """Tokens of bytes and of str."""
 
-    def __init__(self, llama: "Llama") -> None:
+    def __init__(self, llama: TextModel) -> None:
         self._llama = llama
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:

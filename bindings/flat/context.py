@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.batch import Batch
 from tamis.bindings.flat.buffers import as_array, as_function, as_int
 from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.model import Model
@@ -26,7 +25,8 @@ from tamis.bindings.flat.status import (
     Refusal,
     invalid,
 )
-from tamis.session import MAX_CTX, Session
+from tamis.engine.batch import Batch
+from tamis.engine.session import MAX_CTX, Session
 
 MAX_SEQ = 256
 

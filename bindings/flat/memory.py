@@ -7,13 +7,13 @@ context is full; until then the sequence takes no tokens.
 
 from typing import Any, NamedTuple
 
-from tamis.audit import Findings
 from tamis.bindings.flat.buffers import as_int, as_text
 from tamis.bindings.flat.context import Context, using, using_memory
 from tamis.bindings.flat.model import engine_of
 from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_context_params
 from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
-from tamis.engine import MemoryPlan
+from tamis.engine.engine import MemoryPlan
+from tamis.graph.audit import Findings
 from tamis.kv.types import KVTypes, kv_bytes
 
 

@@ -9,8 +9,8 @@ from tamis.bindings.flat.buffers import as_function, as_int, as_text, write_stri
 from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.params import llama_model_params
 from tamis.bindings.flat.status import LLAMA_ABORTED, LLAMA_OK, Refusal, invalid, returns
-from tamis.engine import Engine
-from tamis.jit_kernels.cpu import features
+from tamis.engine.engine import Engine
+from tamis.jit_kernels.cpu.lang import features
 
 
 class Model:

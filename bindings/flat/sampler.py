@@ -25,12 +25,12 @@ from tamis.bindings.flat.params import (
     llama_token_data_array,
 )
 from tamis.bindings.flat.status import LLAMA_OK, invalid, returns
-from tamis.samplers.base import Candidates, Step
-from tamis.samplers.choose import Dist, Greedy, Mirostat, MirostatV2
-from tamis.samplers.dry import Dry, breaker_sequences
-from tamis.samplers.grammar import Grammar, GrammarTokenizer, gbnf_grammar
-from tamis.samplers.logits import DynaTemp, LogitBias, Penalties, Temp
-from tamis.samplers.truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
+from tamis.sampling.base import Candidates, Step
+from tamis.sampling.choose import Dist, Greedy, Mirostat, MirostatV2
+from tamis.sampling.dry import Dry, breaker_sequences
+from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar
+from tamis.sampling.logits import DynaTemp, LogitBias, Penalties, Temp
+from tamis.sampling.truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 
 class Sampler:

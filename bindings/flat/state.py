@@ -19,7 +19,7 @@ import numpy as np
 from tamis.bindings.flat.buffers import as_array, as_int, as_text
 from tamis.bindings.flat.context import Context, using
 from tamis.bindings.flat.status import invalid, returns
-from tamis.session import Session, SessionFileError
+from tamis.engine.session import Session, SessionFileError
 
 MAGIC, VERSION = b"TAMISCTX", 1
 DIGEST_BYTES = 32

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from tamis.prompt import PromptError
+from tamis.engine.session import SessionFileError
 from tamis.select.notation import MethodError
-from tamis.session import SessionFileError
+from tamis.text.chat_template import PromptError
 
 LLAMA_OK = 0
 LLAMA_NO_KV_SLOT = 1  # the batch does not fit the context

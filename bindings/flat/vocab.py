@@ -22,9 +22,9 @@ from tamis.bindings.flat.params import (
     llama_chat_message,
 )
 from tamis.bindings.flat.status import INT32_MIN, invalid, returns
-from tamis.engine import Engine
+from tamis.engine.engine import Engine
 from tamis.formats.vocab import TokenType
-from tamis.prompt import ChatTemplate, default_template
+from tamis.text.chat_template import ChatTemplate, default_template
 
 _ATTRIBUTES = {
     TokenType.UNDEFINED: LLAMA_TOKEN_ATTR_UNDEFINED,

@@ -28,8 +28,8 @@ from tamis.bindings.serve.metrics import exposition
 from tamis.bindings.serve.replies import Events, Mailbox
 from tamis.bindings.serve.requests import Limits, Reader, Task
 from tamis.bindings.serve.worker import Completion, Embedding, Job, Worker
-from tamis.engine import Engine
-from tamis.session import Session
+from tamis.engine.engine import Engine
+from tamis.engine.session import Session
 
 T = TypeVar("T")
 MEAN = 1  # llama.h's number of the pooling that a model without one of its own gets

@@ -12,9 +12,9 @@ from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid, too_long
 from tamis.bindings.serve.worker import Completion, Emit
-from tamis.engine import Engine
-from tamis.sampler import Sampler
-from tamis.samplers.grammar import GrammarTokenizer
+from tamis.engine.engine import Engine
+from tamis.sampling.chain import Sampler
+from tamis.sampling.grammar import GrammarTokenizer
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.batch import Batch
 from tamis.bindings.drop_in.caches import longest_token_prefix
 from tamis.bindings.drop_in.completion import Answer, Piece, Request
 from tamis.bindings.serve.errors import ApiError, busy, stopping
-from tamis.engine import Engine
-from tamis.sampler import Sampler
-from tamis.session import Session
+from tamis.engine.batch import Batch
+from tamis.engine.engine import Engine
+from tamis.engine.session import Session
+from tamis.sampling.chain import Sampler
 
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 

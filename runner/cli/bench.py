@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tamis.cli import UsageError, common, compare, profile, states, table
-from tamis.jit_kernels import ceiling as ceilings
+from tamis.jit_kernels.backends import roofline as ceilings
 
 WARM_UP = 8  # tokens
 COLUMNS = {  # of the table; JSON and CSV have the keys

@@ -17,7 +17,7 @@ AUTO_HELP = (
     "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
     "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
-# KV_TYPES of jit_kernels/types.py, UNITS and UNIT of kv/tier.py: these need NumPy.
+# KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/disk_tier.py: these need NumPy.
 DEVICES = ("cpu", "cuda")
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 SAMPLING = {
@@ -271,7 +271,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sampler_params(arguments: argparse.Namespace) -> Any:
     """SamplerParams of the flags that were given. Raises UsageError."""
-    from tamis.sampler import SamplerError, SamplerParams
+    from tamis.sampling.chain import SamplerError, SamplerParams
 
     names = [name.replace("-", "_") for name in SAMPLING]
     given = {n: getattr(arguments, n) for n in names if hasattr(arguments, n)}
@@ -298,7 +298,7 @@ def check_methods(attn: str, prefill: str) -> None:
 
 def auto_method(attn: str) -> Any:
     """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
-    from tamis.auto import AutoError, parse_auto
+    from tamis.auto.auto import AutoError, parse_auto
 
     try:
         return parse_auto(attn)
@@ -323,7 +323,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
     The default one is fetched where it is missing, after saying so. Raises ModelError.
     """
-    from tamis.models import DEFAULT, KNOWN, ModelError, pull, resolve
+    from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, pull, resolve
 
     if name is not None:
         return resolve(name)
@@ -343,7 +343,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
 
 def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
     """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first."""
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
 
     attn = arguments.attn
     for method in [attn] if isinstance(attn, str) else attn:
@@ -375,7 +375,7 @@ def devices(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _rope_scaling(arguments: argparse.Namespace) -> Any:
     """RopeScaling of the flags, None where the model's own holds. Raises UsageError."""
-    from tamis.hparams import RopeScaling
+    from tamis.model.hparams import RopeScaling
 
     kind, factor = (getattr(arguments, name, None) for name in ("rope_scaling", "rope_scale"))
     n_ctx_orig = getattr(arguments, "yarn_orig_ctx", None)

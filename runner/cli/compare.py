@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tamis.cli import UsageError, audit, common, states
-from tamis.jit_kernels import ceiling as ceilings
-from tamis.jit_kernels.program import ATTEND, GPU_CLOCK, SELECT
-from tamis.places import devices
+from tamis.jit_kernels.backends import roofline as ceilings
+from tamis.jit_kernels.contract.program import ATTEND, GPU_CLOCK, SELECT
+from tamis.model.placement import devices
 
 COLUMNS = {
     "model": "model",

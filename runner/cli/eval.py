@@ -132,7 +132,7 @@ def _chosen(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
     from tamis.evals import predict
     from tamis.evals.plan import missing, origin_of
     from tamis.evals.run import Evaluation

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _memory(path: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan in bytes, or {"error": why the model cannot be run}."""
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
 
     try:
         engine = Engine.load(path, n_threads=arguments.threads)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tamis.jit_kernels.ceiling import Ceiling
-from tamis.jit_kernels.program import OpCost
+from tamis.jit_kernels.backends.roofline import Ceiling
+from tamis.jit_kernels.contract.program import OpCost
 
 COLUMNS = ("op", "calls", "share", "us", "MB", "GB/s", "GFLOP/s", "roof")
 

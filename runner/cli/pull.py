@@ -5,7 +5,7 @@ import json
 import sys
 
 from tamis.cli import common
-from tamis.models import KNOWN, pull
+from tamis.fetch.registry import KNOWN, pull
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ def _chosen(
     engine: Any, session: Any, arguments: argparse.Namespace, how: Any, ids: list[int]
 ) -> Any:
     """A session that holds the prompt but its last token, with the method that suits it."""
-    from tamis.auto import choose
+    from tamis.auto.auto import choose
 
     progress = common.Progress()
     session.prefill(ids[:-1], progress.tokens)

@@ -340,7 +340,7 @@ class _Work:
 
         Two of one thread do more than one of two. A device has one engine for all.
         """
-        from tamis.engine import Engine
+        from tamis.engine.engine import Engine
 
         where, n_threads = common.devices(self._arguments), self._arguments.threads
         if where["device"] != "cpu" and self._engines:

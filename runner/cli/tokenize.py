@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one token a line: id and bytes."""
     from tamis.formats.gguf import GGUFFile
     from tamis.formats.vocab import Vocab
-    from tamis.tokenizer import tokenizer_for
+    from tamis.text.tokenizer import tokenizer_for
 
     text = arguments.text if arguments.text is not None else common.read_text("-")
     with GGUFFile(common.model_file(arguments.model, common.Progress())) as file:

@@ -12,8 +12,8 @@ from tamis.evals.plan import Settings
 from tamis.evals.tasks.base import ROUGE, Draft, Task, fit
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine
-    from tamis.session import Session
+    from tamis.engine.engine import Engine
+    from tamis.engine.session import Session
 
 
 class Prompt(NamedTuple):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tamis
-from tamis.auto import parse_auto
+from tamis.auto.auto import parse_auto
 from tamis.evals.store import Store, key_of
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import DENSE, parse_method
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
 
 GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
 TEXT = "text"  # the task that predicts a text

@@ -15,8 +15,8 @@ import numpy as np
 from tamis.evals.answer import Steps
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine
-    from tamis.session import Session
+    from tamis.engine.engine import Engine
+    from tamis.engine.session import Session
 
 SHORT = 256  # tokens
 GAIN, LOSS = 2.0, 2.0  # nats

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tamis.auto import choose, parse_auto
+from tamis.auto.auto import choose, parse_auto
 from tamis.evals import predict
 from tamis.evals.answer import answer, encode, make_prompt
 from tamis.evals.plan import TEXT, Cell, Job, Settings
@@ -16,8 +16,8 @@ from tamis.evals.tasks.base import check_room
 from tamis.select.notation import DENSE
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine, Progress
-    from tamis.session import Session
+    from tamis.engine.engine import Engine, Progress
+    from tamis.engine.session import Session
 
 
 class Subject(NamedTuple):

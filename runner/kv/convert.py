@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tamis.jit_kernels.types import KV_BLOCK, kv_row, kv_type
+from tamis.jit_kernels.contract.types import KV_BLOCK, kv_row, kv_type
 
 TINY = 1e-30  # scales up to here are 0
 

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tamis.jit_kernels.types import PAGE, KVView
-from tamis.kv.cache import KVCache
-from tamis.kv.host import HostKV
-from tamis.kv.tier import TieredKV
+from tamis.jit_kernels.contract.types import PAGE, KVView
+from tamis.kv.disk_tier import TieredKV
+from tamis.kv.gpu_page_cache import HostKV
+from tamis.kv.paged import KVCache
 from tamis.kv.types import KVTypes
 
 Cache: TypeAlias = KVCache | TieredKV | HostKV

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from tamis.hparams import HParams
-from tamis.jit_kernels.types import KV_BLOCK, KV_TYPES, PAGE, kv_row
+from tamis.jit_kernels.contract.types import KV_BLOCK, KV_TYPES, PAGE, kv_row
+from tamis.model.hparams import HParams
 
 
 class KVTypes(NamedTuple):

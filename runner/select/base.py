@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 
 BLOCK = 64  # tokens a dense index stands for: one page
 SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS

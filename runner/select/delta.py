@@ -21,9 +21,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.program import Program
-from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     PREFILL,
     Recording,

@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     SPAN,

@@ -32,9 +32,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.program import Cost
-from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Cost
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
 
 REFRESH, REUSE = "refresh", "reuse"

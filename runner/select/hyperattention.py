@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState
 
 N_PLANE = 32  # columns that planes are padded to

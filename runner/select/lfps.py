@@ -38,9 +38,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.program import Cost
-from tamis.jit_kernels.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Cost
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, packed
 
 PAD = 64  # entries of a table beyond the context: words of bits are read across it

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
     Bound,

@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels import ops
-from tamis.jit_kernels.ops import AUDIT
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.ops import AUDIT
+from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import DECODE, Bound, Recording, SelectorShape, SelectorState, new_selection
 
 CLUSTER, STEP = "cluster", "step"

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels.types import KVView, Selection
+from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
 
 

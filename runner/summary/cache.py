@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tamis.jit_kernels import store
+from tamis.jit_kernels.compile import store
 
 MAX_BYTES = 4 << 30
 _ANSWER, _STATE = ".json", ".session"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tamis.sampler import SamplerParams
-from tamis.session import ContextError
+from tamis.engine.session import ContextError
+from tamis.sampling.chain import SamplerParams
 from tamis.summary.prompts import Task
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
 
 PART_CTX = 8192  # of parts, where the caller names no context: more only makes attention dearer
 LONG = 8192  # tokens of a prompt from which a window and Delta are near to dense and much faster

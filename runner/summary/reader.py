@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
-from tamis.auto import choose, parse_auto
+from tamis.auto.auto import choose, parse_auto
+from tamis.engine.session import ContextError, Session
+from tamis.engine.session_file import SessionFileError
 from tamis.select.notation import DENSE
-from tamis.session import ContextError, Session
-from tamis.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine, Progress
+    from tamis.engine.engine import Engine, Progress
 
 
 @dataclass(frozen=True, slots=True)

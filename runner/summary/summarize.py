@@ -20,7 +20,7 @@ from tamis.summary.prompts import Task, message, notes
 from tamis.summary.reader import Answer, Reader, Watch, repeatable
 
 if TYPE_CHECKING:
-    from tamis.engine import Engine
+    from tamis.engine.engine import Engine
 
 STATES_SHARE = 0.5  # of the cache, that the parts of one document may take
 

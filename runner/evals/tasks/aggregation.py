@@ -6,7 +6,7 @@ comes follows a zeta distribution; the first of all is dots and does not count.
 
 from random import Random
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import Draft, Task, joined, stream
 
 N_COMMON, OFTEN, SELDOM = 10, 30, 3

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 
 MATCH_ALL, MATCH_PART, ROUGE = "match_all", "match_part", "rouge"
 RULER = "ruler"  # the group of the 13 tasks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import Draft, Task, check_units, hide, joined, prose, stream
 
 LINE, PROSE, NEEDLES = "line", "prose", "needles"

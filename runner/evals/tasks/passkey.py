@@ -1,6 +1,6 @@
 """Passkey retrieval (Mohtashami and Jaggi 2023, arXiv 2305.16300): five digits in a dull text."""
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import Draft, Task, hide, stream
 
 _LINES = (

@@ -7,7 +7,7 @@ have to be put together for.
 
 from random import Random
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import MATCH_PART, Draft, Task, check_units, stream
 
 _MOST = 4400  # people; half as many towns

@@ -1,6 +1,6 @@
 """A chronicle of five chapters to be summed up; ROUGE against the sentence each begins with."""
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import ROUGE, Draft, Task, prose, stream
 
 N_CHAPTER = 5

@@ -3,7 +3,7 @@
 from random import Random
 from string import ascii_uppercase
 
-from tamis.evals import words
+from tamis.evals.tasks import words
 from tamis.evals.tasks.base import Draft, Task, joined, stream
 
 N_HOP = 4

@@ -1,0 +1,217 @@
+"""The CPU backend: links Programs to loaded kernels and replays them on a thread team."""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tamis.jit_kernels.compile.library import KernelLibrary, Progress, shared
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
+from tamis.jit_kernels.contract.program import KernelSpec, Moved, OpCost, Program
+from tamis.jit_kernels.contract.types import KV_TYPES
+
+RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
+PARTS = 8  # of a thread's share of a decode step's keys: what threads may take over from another
+SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
+
+
+class LinkedProgram:
+    """A Program with addresses: what `Backend.run` replays. Keeps the Program's arrays alive."""
+
+    def __init__(self, program: Program, library: KernelLibrary) -> None:
+        self.program = program
+        self._moved = Moved(program)
+        sizes = [TURNS // 8 + len(call.values) for call in program.calls]
+        starts = np.cumsum([0, *sizes])
+        self._args = np.zeros(max(1, int(starts[-1])), np.int64)
+        self.tape = np.zeros((max(1, len(program)), TAPE.size // 8), np.int64)
+        for i, call in enumerate(program.calls):
+            for j, (name, value) in enumerate(zip(call.spec.op.fields, call.values, strict=True)):
+                at = starts[i] + TURNS // 8 + j
+                at = slice(at, at + 1)
+                view = self._args[at].view(np.float64) if name.endswith("_f") else self._args[at]
+                view[0] = value
+            args = self._args.ctypes.data + 8 * int(starts[i])
+            self.tape[i] = library.address(call.spec), args, call.sync, 0
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        self._moved.add(n_tok, pos, first, last)
+
+    def costs(self) -> list[OpCost]:
+        """Cycles since `reset_costs`, and what was counted of each op, in recorded order.
+
+        Cycles are thread 0's until it starts the next op: where the team does not wait, the last op
+        of a group has the waiting of all.
+        """
+        return self._moved.costs(self.tape[:, TAPE.cycles // 8])
+
+    def reset_costs(self) -> None:
+        """Start counting anew."""
+        self.tape[:, TAPE.cycles // 8] = 0
+        self._moved.reset()
+
+
+class JoinedProgram:
+    """Stretches of linked Programs as one: what `Backend.run` replays.
+
+    steps: one after another. The stretches of a step concern different data and have no order among
+    them: they run op by op, and the team waits once for the n-th ops of all.
+    """
+
+    def __init__(self, steps: Sequence[Sequence[tuple[LinkedProgram, range]]]) -> None:
+        self._steps = steps  # whose arrays are kept alive
+        self.tape = np.concatenate([_side_by_side(step) for step in steps])
+
+    def __len__(self) -> int:
+        return len(self.tape)
+
+
+def _side_by_side(stretches: Sequence[tuple[LinkedProgram, range]]) -> np.ndarray:
+    tapes = [linked.tape[ops.start : ops.stop] for linked, ops in stretches]
+    if len(tapes) == 1:
+        return tapes[0]
+    sync, found = TAPE.sync // 8, []
+    for i in range(max(map(len, tapes))):
+        same = np.array([tape[i] for tape in tapes if i < len(tape)])
+        same[:, sync] = [0] * (len(same) - 1) + [same[:, sync].max()]
+        found.append(same)
+    return np.concatenate(found) if found else tapes[0]
+
+
+class Backend:
+    """Runs Programs on `n_thread` threads, the calling one included.
+
+    One Program runs at a time (a lock orders callers); idle threads sleep. After fork() the child's
+    first run starts a team of its own. The threads end with `close`, with the Backend, or at exit.
+    """
+
+    kv_types: tuple[str, ...] = KV_TYPES
+    strips = True
+    timed = False
+
+    def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
+        assert n_thread >= 1
+        self.n_thread = n_thread
+        self.n_part = PARTS * n_thread if n_thread > 1 else 1
+        self.library = library or shared()
+        self.forget_team()
+        _backends.add(self)
+
+    def forget_team(self) -> None:
+        """Start anew, in a child of fork(): who held the lock is not there to free it."""
+        self._lock = threading.Lock()
+        self._team: _Team | None = None
+
+    def load(
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Map (or compile) kernels ahead of `link`. Raises CompileError."""
+        self.library.load([RUN, WORKER, *rows, *own], progress)
+
+    def link(self, program: Program) -> LinkedProgram:
+        """Fill in the addresses of a recorded Program, loading what is not loaded yet."""
+        self.load(program.specs)
+        return LinkedProgram(program, self.library)
+
+    def run(
+        self, linked: LinkedProgram | JoinedProgram, first: int = 0, last: int | None = None
+    ) -> None:
+        """Replay ops first..last of a Program (all by default) and return when all have ended."""
+        stop = len(linked) if last is None else last
+        if stop <= first:
+            return
+        with self._lock:
+            if self._team is None:
+                self._team = _Team(self.n_thread, self.library)
+            self._team.run(linked.tape[first:stop])
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays: here they read the same memory."""
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays: here they write the same memory."""
+
+    def mapped(self, array: np.ndarray, /) -> np.ndarray:
+        """The array: kernels see all memory."""
+        return array
+
+    def free_bytes(self, _n_weight: int = 0, /) -> int:
+        """Bytes that can be taken without swapping, as Linux estimates them.
+
+        Weights are mapped: their pages can be let go.
+        """
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def close(self) -> None:
+        """End the team's threads. A later run starts them again."""
+        with self._lock:
+            if self._team is not None:
+                self._team.close()
+                self._team = None
+
+
+class _Team:
+    """The shared record and the threads that sleep on it; they end before it is freed."""
+
+    def __init__(self, n_thread: int, library: KernelLibrary) -> None:
+        memory = np.zeros(TEAM.size // 8 + 8, np.int64)
+        # Aligned so that words of different threads share no cache line.
+        offset = -memory.ctypes.data % 64 // 8
+        self._words = memory[offset : offset + TEAM.size // 8]
+        self._words[TEAM.spin // 8] = SPIN_CYCLES
+        self._address = self._words.ctypes.data
+        self._n_thread = n_thread
+        self._run = library.function(RUN)
+        worker = library.function(WORKER)
+        threads = [
+            threading.Thread(target=worker, args=(self._address, n_thread, tid), daemon=True)
+            for tid in range(1, n_thread)
+        ]
+        for thread in threads:
+            thread.start()
+        # The library is held too: its memory is the code that the threads run.
+        self.close = weakref.finalize(self, _end, os.getpid(), self._words, threads, library)
+
+    def run(self, tape: np.ndarray) -> None:
+        self._words[TEAM.tape // 8] = tape.ctypes.data
+        self._words[TEAM.n_op // 8] = len(tape)
+        self._run(self._address, self._n_thread, 0)
+
+
+def _end(
+    pid: int, words: np.ndarray, threads: list[threading.Thread], library: KernelLibrary
+) -> None:
+    """End a team's threads and wait for them."""
+    if pid != os.getpid():
+        return  # the threads are the parent's
+    words[TEAM.quit // 8] = 1
+    words[TEAM.n_op // 8] = 0
+    # With no ops to walk, run only wakes the workers, which see `quit` and return.
+    library.function(RUN)(words.ctypes.data, len(threads) + 1, 0)
+    for thread in threads:
+        thread.join()
+
+
+_backends: "weakref.WeakSet[Backend]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for backend in list(_backends):
+        backend.forget_team()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,128 @@
+"""The kernel library of this process: object files mapped to addresses, compiled where missing.
+
+Numba and LLVM are imported only by the compile workers, never here.
+"""
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tamis.jit_kernels.compile.elf import LinkError, load_code
+from tamis.jit_kernels.compile.store import open_folder, read_object, user_folder
+from tamis.jit_kernels.compile.workers import Command, CompileError, Progress, compile_specs
+from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.jit_kernels.cpu.lang import features
+from tamis.jit_kernels.cpu.lang.features import LEVELS, Features
+
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+class KernelLibrary:
+    """Kernels by spec. Thread-safe; one per process is enough (`shared`).
+
+    level: the CPU features that kernels are made with, a name of features.LEVELS; the host's by
+    default, and a lower one on request. Levels have folders of their own.
+    Raises ValueError for a level that this CPU cannot run, KernelStoreError.
+    """
+
+    def __init__(
+        self, root: Path | None = None, n_worker: int = 2, level: str | None = None
+    ) -> None:
+        self.level = _checked(level)
+        self._folder = open_folder(root or user_folder(), self.level)
+        self._n_worker = n_worker
+        self._addresses: dict[str, int] = {}
+        self.forget_load()
+        _libraries.add(self)
+
+    def forget_load(self) -> None:
+        """Start anew, in a child of fork(): who compiled is not there to free the lock."""
+        self._lock = threading.Lock()
+
+    def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
+        """Map the kernels, compiling the missing ones; progress(done, total) while compiling.
+
+        Raises CompileError; kernels mapped before stay usable.
+        """
+        with self._lock:
+            wanted = {s.symbol: s for s in specs if s.symbol not in self._addresses}
+            code = {symbol: read_object(self._folder, symbol) for symbol in wanted}
+            missing = [wanted[symbol] for symbol, data in code.items() if data is None]
+            if missing:
+                compile_specs(self._command(), missing, self._n_worker, progress)
+                for spec in missing:
+                    code[spec.symbol] = read_object(self._folder, spec.symbol)
+            for symbol, data in code.items():
+                if data is None:
+                    raise CompileError(f"the compiler wrote no usable object code for {symbol}")
+            self._map({symbol: data for symbol, data in code.items() if data})
+
+    def _command(self) -> Command:
+        """The compiler of this library."""
+        # NUMBA_OPT: see compile_kernel.
+        module = "tamis.jit_kernels.cpu.runtime.compiler"
+        return Command(self._folder, module, self.level.name, {"NUMBA_OPT": "0"})
+
+    def _map(self, code: dict[str, bytes]) -> None:
+        """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
+        try:
+            self._addresses |= load_code(code)
+        except LinkError as error:
+            raise CompileError(f"object code cannot be linked: {error}") from error
+
+    def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+        """The kernels among `specs` that would have to be compiled."""
+        known = self._addresses
+        return [
+            s
+            for s in specs
+            if s.symbol not in known and read_object(self._folder, s.symbol) is None
+        ]
+
+    def address(self, spec: KernelSpec) -> int:
+        """Address of a kernel that was loaded."""
+        return self._addresses[spec.symbol]
+
+    def function(self, spec: KernelSpec) -> Any:
+        """A loaded kernel as a ctypes function of three int64; a call holds no interpreter lock."""
+        return ENTRY(self._addresses[spec.symbol])
+
+
+def _checked(name: str | None) -> Features:
+    """The level of that name. Raises ValueError where there is none or this CPU cannot run it."""
+    if name is None:
+        return features.host()
+    if name not in LEVELS:
+        raise ValueError(f"level is {name!r}, expected one of {', '.join(LEVELS)}")
+    if missing := features.missing(LEVELS[name]):
+        raise ValueError(
+            f"level {name} needs {', '.join(missing)}, which this CPU lacks: "
+            f"its highest level is {features.host().name}"
+        )
+    return LEVELS[name]
+
+
+_shared: KernelLibrary | None = None
+
+
+def shared() -> KernelLibrary:
+    """The process's kernel library in the user's folder."""
+    global _shared
+    if _shared is None:
+        _shared = KernelLibrary()
+    return _shared
+
+
+_libraries: "weakref.WeakSet[KernelLibrary]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for library in list(_libraries):
+        library.forget_load()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,111 @@
+"""The kernel library on disk: a private folder of object files, named by what made them."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from tamis.jit_kernels.cpu.lang import features
+from tamis.jit_kernels.cpu.lang.features import Features
+from tamis.jit_kernels.cuda.lang.target import Target
+
+SOURCES = Path(__file__).parents[1]  # jit_kernels
+
+
+class KernelStoreError(RuntimeError):
+    """The folder of compiled kernels cannot be used; the message says why and what to do."""
+
+
+def fingerprint(level: Features | Target | None = None) -> str:
+    """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
+
+    level: of the kernels, the host's by default; or the target of CUDA kernels.
+    """
+    level = level or features.host()
+    words = [_version_file("numba"), _version_file("llvmlite"), level.name]
+    if isinstance(level, Target):
+        from importlib.metadata import version
+
+        words += [version("numba-cuda"), level.ptx]
+    else:
+        words.append(features.identity(level))
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.rglob("*.py")):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(" ".join(words).encode())
+    return digest.hexdigest()[:32]
+
+
+def _version_file(package: str) -> str:
+    """The text that names a package's version: importing importlib.metadata takes 30 ms."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise KernelStoreError(f"no package {package}: pip install {package}")
+    return Path(spec.origin).with_name("_version.py").read_text()
+
+
+def user_folder() -> Path:
+    """The folder of compiled kernels: tamis/kernels in $XDG_CACHE_HOME or ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return root / "tamis" / "kernels"
+
+
+def open_folder(root: Path, level: Features | Target | None = None) -> Path:
+    """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
+
+    A folder that others may write to is refused: its files would be run as code.
+    """
+    folder = root / fingerprint(level)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise KernelStoreError(
+            f"cannot make the kernel folder {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to an absolute folder that you may write to"
+        ) from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise KernelStoreError(
+            f"kernel folder {folder} can be written by others (mode "
+            f"{stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}); expected 0700 and owner "
+            f"{os.getuid()}: remove it and start again"
+        )
+    return folder
+
+
+def write_object(folder: Path, symbol: str, code: bytes) -> None:
+    """Store object code under its symbol, whole or not at all."""
+    handle, name = tempfile.mkstemp(f".{os.getpid()}.tmp", f"{symbol}.", folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_digest(symbol, code) + code)
+        os.replace(name, folder / f"{symbol}.o")
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def remove_unfinished(folder: Path, pid: int) -> None:
+    """Remove what a process that is no more had begun to write."""
+    for path in folder.glob(f"*.{pid}.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def read_object(folder: Path, symbol: str) -> bytes | None:
+    """Object code of a symbol, or None where it is missing or damaged (it is compiled again).
+
+    A file of another symbol's code, renamed, counts as damaged.
+    """
+    try:
+        data = (folder / f"{symbol}.o").read_bytes()
+    except FileNotFoundError:
+        return None
+    digest, code = data[:32], data[32:]
+    return code if _digest(symbol, code) == digest else None
+
+
+def _digest(symbol: str, code: bytes) -> bytes:
+    return hashlib.sha256(symbol.encode() + b"\0" + code).digest()

@@ -1,0 +1,226 @@
+"""Programs: a forward pass recorded once as op calls over fixed buffers, replayed every step."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tamis.jit_kernels.contract.ops import Op
+
+# (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
+Cost = Callable[[int, int], tuple[int, int]]
+
+# Parts of a pass that are counted apart: choosing keys, attending to them, checking the result.
+SELECT, ATTEND, AUDIT = "select", "attend", "audit"
+
+
+class KernelSpec(NamedTuple):
+    """One kernel to compile: an op and the values of its constants."""
+
+    op: Op
+    constants: tuple[int | str, ...]
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's name in the kernel library."""
+        values = (f"__{k}_{v}" for k, v in zip(self.op.constants, self.constants, strict=True))
+        return f"tamis_{self.op.name}" + "".join(values)
+
+
+class Call(NamedTuple):
+    """One recorded op: its kernel, its argument struct and whether the team waits after it."""
+
+    spec: KernelSpec
+    values: tuple[int | float, ...]
+    sync: bool
+    label: str
+    cost: Cost
+    part: str  # of the pass that it belongs to: see Program.part
+
+
+class Hop(NamedTuple):
+    """Where a Program changes sides: from op `at` on, ops are of the other one.
+
+    One side has the ops over rows alone, from and to the weights; it is where a Program begins. The
+    other has those over what a sequence keeps: positions, keys and values, attention. Each may run
+    on another backend: beside these rows no op reads what one of the other side has written.
+    """
+
+    at: int
+    step: np.ndarray  # int64 [STEP_SIZE]: says how many rows there are
+    rows: tuple[np.ndarray, ...]  # what goes to the other side, as many rows of each
+
+
+class Program:
+    """A list of op calls. Arrays passed to `add` are kept alive as long as the Program."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
+        self.hops: list[Hop] = []
+        self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
+
+    def add(
+        self,
+        op: Op,
+        constants: Sequence[int | str] = (),
+        *,
+        sync: bool = True,
+        label: str = "",
+        cost: Cost = lambda n_tok, pos: (0, 0),
+        **fields: Any,
+    ) -> None:
+        """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
+
+        sync=False lets the next op start before this one ends: only for ops that touch different
+        outputs. cost is what a call moves, for profiles; it is asked after the call.
+        """
+        assert set(fields) == set(op.fields), f"{op.name}: {sorted(set(fields) ^ set(op.fields))}"
+        assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
+        values = tuple(self._value(fields[name]) for name in op.fields)
+        spec = KernelSpec(op, tuple(constants))
+        self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
+
+    def hop(self, step: np.ndarray, *rows: np.ndarray) -> None:
+        """Record that what follows is of the other side, which reads these rows: see Hop."""
+        self.hops.append(Hop(len(self), step, rows))
+
+    @property
+    def stretches(self) -> list[range]:
+        """Its ops between hops: those over rows, those over the sequence, and so on in turn."""
+        ends = [*(hop.at for hop in self.hops), len(self)]
+        return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+    def sides(self) -> "tuple[Program, Program]":
+        """The ops over rows, and those over the sequence, each with the arrays that they name."""
+        return self._only(self.stretches[::2]), self._only(self.stretches[1::2])
+
+    def _only(self, stretches: "list[range]") -> "Program":
+        found = Program()
+        for ops in stretches:
+            found.calls += self.calls[ops.start : ops.stop]
+        named = {
+            int(value)
+            for call in found.calls
+            for name, value in zip(call.spec.op.fields, call.values, strict=True)
+            if not name.endswith("_f")
+        }
+        found.arrays = {at: array for at, array in self.arrays.items() if at in named}
+        return found
+
+    def _value(self, value: Any) -> int | float:
+        if value is None:
+            return 0
+        if isinstance(value, np.ndarray):
+            assert value.flags.c_contiguous, "kernels read contiguous arrays"
+            self.arrays[value.ctypes.data] = value
+            return value.ctypes.data
+        assert isinstance(value, int | float | np.integer | np.floating), type(value)
+        return value.item() if isinstance(value, np.generic) else value
+
+    def named(self, *fields: str) -> list[np.ndarray]:
+        """The arrays that calls have in fields of these names."""
+        at = dict.fromkeys(
+            value
+            for call in self.calls
+            for name, value in zip(call.spec.op.fields, call.values, strict=True)
+            if name in fields and value != 0
+        )
+        return [self.arrays[int(value)] for value in at]
+
+    @property
+    def specs(self) -> set[KernelSpec]:
+        """The kernels that this Program needs."""
+        return {call.spec for call in self.calls}
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+GPU_CLOCK = 1e9  # an OpCost's cycles a second, on a GPU
+
+
+class OpCost(NamedTuple):
+    """What one recorded op cost over the replays that were counted."""
+
+    label: str
+    sync: bool
+    n_call: int
+    cycles: int  # of a CPU's tape; nanoseconds of a GPU
+    n_bytes: int
+    n_flop: int
+    part: str = ""
+
+
+class Moved:
+    """How often the ops of a Program were run, and what they moved."""
+
+    def __init__(self, program: Program) -> None:
+        self._calls = program.calls
+        self._counted = np.zeros((len(program), 3), np.int64)  # calls, bytes and operations
+
+    def add(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Count a replay of ops first..last, of n_tok rows from pos on."""
+        for total, call in zip(self._counted[first:last], self._calls[first:last], strict=True):
+            total += (1, *call.cost(n_tok, pos))
+
+    def costs(self, cycles: Iterable[float]) -> list[OpCost]:
+        """The same with the cycles of each op."""
+        return [
+            OpCost(call.label, call.sync, int(n), int(spent), int(n_bytes), int(n_flop), call.part)
+            for call, spent, (n, n_bytes, n_flop) in zip(
+                self._calls, cycles, self._counted, strict=False
+            )
+        ]
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self._counted[...] = 0
+
+
+class Runner(Protocol):
+    """What the engine asks of a backend: see `Backend` and `CudaBackend`.
+
+    `link` gives what `run` replays; between them lies only the backend's own kind of Program.
+    """
+
+    n_thread: int  # that an op's work is shared by
+    n_part: int  # parts that the keys of a decode step are best cut into
+    kv_types: tuple[str, ...]  # of keys and values that it has kernels for
+    strips: bool  # whether products are faster with weights that ARRANGE has copied
+    timed: bool  # whether replays measure what `costs` tells; a CPU's always do
+
+    def load(
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Hop).
+
+        Raises CompileError.
+        """
+
+    def link(self, program: Program) -> Any:
+        """What `run` replays, with all that the Program needs."""
+
+    def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
+        """Replay ops first..last (all by default); they may still run when this returns."""
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays."""
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays."""
+
+    def mapped(self, array: np.ndarray, /) -> Any:
+        """Let kernels see the memory of an array itself, as long as what this gives is held.
+
+        To be asked before any Program names it. Raises MemoryError.
+        """
+
+    def free_bytes(self, n_weight: int = 0, /) -> int:
+        """Bytes of memory that can be taken beside so many of the file's weights."""
+
+    def close(self) -> None:
+        """Give back what it holds."""

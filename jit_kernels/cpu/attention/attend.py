@@ -1,0 +1,314 @@
+"""Attention over a Selection of pages, with a running maximum (flash attention's recurrence).
+
+Dao et al. 2022 (arXiv 2205.14135), Alg. 1. Whatever a Selection's blocks are, their positions are
+listed in batches of up to PAGE keys; attend_batch.py does the arithmetic of one batch.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import MAX_Q_BLOCK, STEP, attend_scratch
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.attention import attend_batch, attend_q8
+from tamis.jit_kernels.cpu.attention.attend_batch import (
+    BATCH,
+    LOWEST,
+    MASKED,
+    PANEL,
+    TILE_ROWS,
+    Layout,
+    layout_of,
+    many_queries,
+    masking,
+    softmax,
+)
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    count_i,
+    load_f,
+    splat_f,
+    splat_i,
+    store_f,
+    store_i,
+    zero_f,
+)
+from tamis.jit_kernels.cpu.lang.work_sharing import take
+
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@njit(error_model="numpy")
+def first_at_least(indices, begin, end, value):
+    """The first of the ascending indices begin..end that is >= value."""
+    while begin < end:
+        middle = (begin + end) // 2
+        if load_i32(indices + 4 * middle) < value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@njit(error_model="numpy")
+def note(batch, n, count, rows, position, bias):
+    """List `count` neighbouring keys from rows (of k and v) and position on, as entries n..."""
+    k_row, v_row = rows
+    if count < 4:  # a vector would write most of its lanes for nothing, across cache lines
+        for i in range(count):
+            entry = batch + 4 * (n + i)
+            store_i32(entry + BATCH.k_row, k_row + i)
+            store_i32(entry + BATCH.v_row, v_row + i)
+            store_i32(entry + BATCH.position, position + i)
+            store_f32(entry + BATCH.bias, bias)
+        return
+    for i in range(0, count, LANES):
+        entry, lanes = batch + 4 * (n + i), count_i() + splat_i(i)
+        store_i(entry + BATCH.k_row, splat_i(k_row) + lanes)
+        store_i(entry + BATCH.v_row, splat_i(v_row) + lanes)
+        store_i(entry + BATCH.position, splat_i(position) + lanes)
+        store_f(entry + BATCH.bias, splat_f(bias))
+
+
+@njit(error_model="numpy")
+def padded(n):
+    """The next multiple of PANEL."""
+    return (n + PANEL - 1) // PANEL * PANEL
+
+
+@njit(error_model="numpy")
+def pad(batch, n):
+    """Repeat the first key, with no weight, up to a multiple of PANEL."""
+    for i in range(n, padded(n), LANES):
+        entry = batch + 4 * i
+        store_i(entry + BATCH.k_row, splat_i(load_i32(batch + BATCH.k_row)))
+        store_i(entry + BATCH.v_row, splat_i(load_i32(batch + BATCH.v_row)))
+        store_f(entry + BATCH.bias, splat_f(MASKED))
+
+
+@njit(error_model="numpy")
+def gather(batch, cursor, keys, tables, h):
+    """List the next keys of a row: their number (0 at the end) and the cursor to go on from.
+
+    cursor: index and position; keys: last index, indices, log_weight, block, lowest and highest
+    position; tables: k_table, v_table, n_head_kv.
+    """
+    s, j = cursor
+    last, indices, log_weight, block, low, high = keys
+    k_table, v_table, n_head_kv = tables
+    n = 0
+    while s < last and n < PAGE:
+        start = load_i32(indices + 4 * s) * block
+        j, stop = max(j, start, low), min(start + block, high + 1)
+        page, line = j // PAGE, j % PAGE
+        count = min(stop - j, PAGE - line, PAGE - n)
+        if count > 0:
+            k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
+            v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+            bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
+            note(batch, n, count, (k_row, v_row), j, bias)
+            n += count
+            j += count
+        if j >= stop:
+            s += 1
+    pad(batch, n)
+    return n, (s, j)
+
+
+def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
+    """Functions start, finish and finish_part of a row's n_q queries.
+
+    Query r is head r % group of token r // group; tokens are `stride` bytes, or n_head heads,
+    apart. `query` numbers the first head in out and lse, [n_tok, n_head] as one list.
+    """
+    row_size, part_size = 4 * head_dim, 4 * head_dim + 8
+
+    @njit(error_model="numpy")
+    def start(state, q, n_q, stride, scale):
+        for r in range((n_q + 15) // 16 * 16):
+            live, query = r < n_q, q + r // group * stride + r % group * row_size
+            for d in range(0, row_size, 4 * LANES):
+                x = load_f(query + d) * splat_f(scale) if live else zero_f()
+                store_f(state + at.q + row_size * r + d, x)
+                store_f(state + at.sums + row_size * r + d, zero_f())
+            store_f32(state + at.top + 4 * r, LOWEST)
+            store_f32(state + at.batch_top + 4 * r, LOWEST)
+            store_f32(state + at.total + 4 * r, ZERO)
+
+    @njit(error_model="numpy")
+    def write(state, r, factor, out):
+        for d in range(0, row_size, 4 * LANES):
+            store_f(out + d, load_f(state + at.sums + row_size * r + d) * splat_f(factor))
+
+    @njit(error_model="numpy")
+    def finish(state, n_q, query, n_head, out, lse):
+        """Write sums / total and, unless 0, lse."""
+        for r in range(n_q):
+            to = query + r // group * n_head + r % group
+            top, total = load_f32(state + at.top + 4 * r), load_f32(state + at.total + 4 * r)
+            write(state, r, ONE / total if total > ZERO else ZERO, out + row_size * to)
+            if lse != 0:
+                store_f32(lse + 4 * to, top + np.float32(math.log(total)) if total > ZERO else top)
+
+    @njit(error_model="numpy")
+    def finish_part(state, n_q, query, n_head, partial, split):
+        """Write sums, maximum and total of parts of n_split: the first has all, others nothing."""
+        first, n_part, n_split = split
+        for r in range(n_q):
+            parts = (query + r // group * n_head + r % group) * n_split
+            for part in range(first, first + n_part):
+                to, factor = partial + part_size * (parts + part), ONE if part == first else ZERO
+                write(state, r, factor, to)
+                store_f32(to + row_size, load_f32(state + at.top + 4 * r))
+                store_f32(to + row_size + 4, load_f32(state + at.total + 4 * r) * factor)
+
+    return start, finish, finish_part
+
+
+def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> tuple[Any, ...]:
+    """Functions pack(state), score and weigh of one token's queries; heads: head_dim, group."""
+    of_keys, of_values = (attend_batch if t == "f16" else attend_q8 for t in kv_types)
+
+    @njit(error_model="numpy")
+    def nothing(state):
+        pass
+
+    pack = nothing if kv_types[0] == "f16" else attend_q8.packing(at, *heads)
+    return pack, of_keys.scoring(at, heads, kv_types), of_values.weighing(at, heads, kv_types)
+
+
+def _adding(
+    at: Layout, head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]
+) -> tuple[Any, Any]:
+    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, at_pos, window).
+
+    add: a batch of n keys. at_pos: position of the first query's token, and how far apart the
+    tokens are.
+    """
+    weights = softmax(at)
+    if q_block == 1:
+        pack, score, weigh = few_queries(at, (head_dim, group), kv_types)
+
+        @njit(error_model="numpy")
+        def add_few(state, batch, ahead, pages, n, n_q, at_pos, window):
+            score(state, batch, pages, padded(n))
+            weights(state, batch, group, padded(n))
+            weigh(state, batch, ahead, pages, n)
+
+        return pack, add_few
+
+    unpack, score_all, weigh_all = many_queries(at, head_dim, kv_types)
+    mask = masking(at, group)
+
+    @njit(error_model="numpy")
+    def add_many(state, batch, ahead, pages, n, n_q, at_pos, window):
+        pos, stride = at_pos
+        tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+        unpack(state, batch, pages, n, padded(n))
+        score_all(state, tiles, padded(n))
+        first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
+        too_old = pos + (n_q - 1) // group * stride - window if window != 0 else -1
+        if load_i32(last) > pos or load_i32(first) <= too_old:
+            mask(state, batch, n_q, padded(n), at_pos, window)
+        weights(state, batch, n_q, padded(n))
+        weigh_all(state, tiles, n)
+
+    @njit(error_model="numpy")
+    def pack_many(state):
+        pass
+
+    return pack_many, add_many
+
+
+def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
+    """Kernel of ATTEND: threads take rows, or neighbouring parts of rows."""
+    assert q_block <= MAX_Q_BLOCK
+    at = layout_of(q_block * group, group, head_dim)
+    state_size = attend_scratch(group, head_dim)
+    assert at.size + 64 <= state_size
+    pack, add = _adding(at, head_dim, group, q_block, (type_k, type_v))
+    start, finish, finish_part = _ends(at, head_dim, group)
+
+    def kernel(
+        tid, n_thread, turns, step, q, k_pages, v_pages, k_table, v_table, indptr, indices,
+        log_weight, block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out,
+        lse, scratch, scale_f,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        row_q = q + 4 * head_dim * n_row * group * load_i64(step + STEP.row)
+        n_head, state = n_row * group, (scratch + tid * state_size + 63) // 64 * 64
+        n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
+        turn = 0
+        item, end = take(turn, tid, n_thread, n_item, turns)
+        while item < n_item:
+            while item < end:
+                part, row = item % n_split, item // n_split
+                n_part = min(n_split - part, end - item)
+                item += n_part
+                head, first_tok = row % n_row * group, row // n_row * q_block
+                n_q = min(n_tok - first_tok, q_block) * group
+                first = pos + stride * first_tok
+                low = max(0, first - window + 1) if window != 0 else 0
+                high = first + stride * (n_q // group - 1)
+                begin, last = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
+                begin = first_at_least(indices, begin, last, low // block)
+                n_seen = first_at_least(indices, begin, last, high // block + 1) - begin
+                cursor = begin + n_seen * part // n_split, 0
+                last = begin + n_seen * (part + n_part) // n_split
+                query = n_head * first_tok + head
+                at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
+                start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
+                pack(state)
+                keys = last, indices, log_weight, block, low, high
+                tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
+                h = head // heads_per_kv
+                batch, ahead = state + at.batches, state + at.batches + BATCH.size
+                n, cursor = gather(batch, cursor, keys, tables, h)
+                while n > 0:
+                    n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
+                    add(state, batch, ahead, pages, n, n_q, (first, stride), window)
+                    n, batch, ahead = n_ahead, ahead, batch
+                if n_split == 1:
+                    finish(state, n_q, query, n_head, out, lse)
+                else:
+                    finish_part(state, n_q, query, n_head, partial, (part, n_part, n_split))
+            turn += 1
+            item, end = take(turn, tid, n_thread, n_item, turns)
+
+    return kernel
+
+
+def attend_merge(head_dim: int, q_block: int) -> Any:
+    """Kernel of ATTEND_MERGE, the same for all q_block: threads take heads in turn."""
+    row_size, part_size = 4 * head_dim, 4 * head_dim + 8
+
+    @njit(error_model="numpy")
+    def weight_of(part, top):
+        return np.exp(load_f32(part + row_size) - top)
+
+    def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
+        for query in range(tid, load_i64(step + STEP.n_tok) * n_head, n_thread):
+            parts = partial + part_size * n_split * query
+            top, total = LOWEST, ZERO
+            for p in range(n_split):
+                top = max(top, load_f32(parts + part_size * p + row_size))
+            for p in range(n_split):
+                part = parts + part_size * p
+                total += weight_of(part, top) * load_f32(part + row_size + 4)
+            factor, to = ONE / total if total > ZERO else ZERO, out + row_size * query
+            for d in range(0, row_size, 4 * LANES):
+                store_f(to + d, zero_f())
+            for p in range(n_split):
+                part = parts + part_size * p
+                if load_f32(part + row_size + 4) > ZERO:
+                    weight = splat_f(weight_of(part, top) * factor)
+                    for d in range(0, row_size, 4 * LANES):
+                        store_f(to + d, load_f(to + d) + load_f(part + d) * weight)
+            if lse != 0:
+                log = np.float32(math.log(total)) if total > ZERO else ZERO
+                store_f32(lse + 4 * query, top + log)
+
+    return kernel

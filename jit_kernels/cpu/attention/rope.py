@@ -1,0 +1,107 @@
+"""Rotary positions: the table of a chunk's angles; new heads turned by it and kept in the pages."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_f64,
+    load_i64,
+    store_f32,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    fma,
+    load_f,
+    load_f32x8,
+    load_f32x16,
+    rotated_pairs,
+    splat_f,
+    store_f,
+    store_f32x16,
+)
+from tamis.jit_kernels.cpu.linear.norm import normalise
+
+
+def rope_table() -> Any:
+    """Kernel of ROPE_TABLE; angles in float64, so that long contexts keep their precision."""
+
+    def kernel(tid, n_thread, step, inv_freq, cos, sin, n_half, scale_f):
+        pos = load_i64(step + STEP.pos)
+        for t in range(tid, load_i64(step + STEP.n_tok), n_thread):
+            for i in range(n_half):
+                angle = (pos + t) * load_f64(inv_freq + 8 * i)
+                at = 4 * (n_half * t + i)
+                store_f32(cos + at, np.float32(math.cos(angle)) * scale_f)
+                store_f32(sin + at, np.float32(math.sin(angle)) * scale_f)
+
+    return kernel
+
+
+@njit(error_model="numpy")
+def turn_one(a, b, cos, sin):
+    """Turn the pair of floats at a and b by the angle whose cosine and sine are at cos and sin."""
+    x, y, c, s = load_f32(a), load_f32(b), load_f32(cos), load_f32(sin)
+    store_f32(a, x * c - y * s)
+    store_f32(b, x * s + y * c)
+
+
+@njit(error_model="numpy")
+def turn_halves(head, cos, sin, n_half):
+    """Turn the pairs (i, i + n_half)."""
+    other, whole = head + 4 * n_half, n_half // LANES * LANES
+    minus = splat_f(-1.0)
+    for i in range(0, 4 * whole, 4 * LANES):
+        x, y, c, s = load_f(head + i), load_f(other + i), load_f(cos + i), load_f(sin + i)
+        store_f(head + i, fma(x, c, minus * y * s))
+        store_f(other + i, fma(x, s, y * c))
+    for i in range(4 * whole, 4 * n_half, 4):
+        turn_one(head + i, other + i, cos + i, sin + i)
+
+
+@njit(error_model="numpy")
+def turn_neighbours(head, cos, sin, n_half):
+    """Turn the pairs (2i, 2i + 1)."""
+    whole = n_half // 8 * 8
+    for i in range(0, whole, 8):
+        at = head + 8 * i
+        pairs = load_f32x16(at)
+        store_f32x16(at, rotated_pairs(pairs, load_f32x8(cos + 4 * i), load_f32x8(sin + 4 * i)))
+    for i in range(whole, n_half):
+        turn_one(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
+
+
+def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
+    """Kernel of ROPE_APPEND: threads take heads in turn, those of q, k and v alike."""
+    turn = turn_halves if neox else turn_neighbours
+    keep_k, keep_v = (rows_of_type(type, head_dim).write for type in (type_k, type_v))
+
+    def kernel(
+        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
+        n_head, n_head_kv, n_half, eps_f,
+    ):  # fmt: skip
+        n_tok, pos, n_row = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos), 4 * head_dim
+        n_item = n_head + 2 * n_head_kv
+        for item in range(tid, n_tok * n_item, n_thread):
+            t, h = item // n_item, item % n_item
+            kv = (h - n_head) % n_head_kv
+            head, norm = q + n_row * (n_head * t + h), q_norm
+            if h >= n_head + n_head_kv:
+                head = v + n_row * (n_head_kv * t + kv)
+            elif h >= n_head:
+                head, norm = k + n_row * (n_head_kv * t + kv), k_norm
+            if h < n_head + n_head_kv:
+                if norm != 0:
+                    normalise(head, norm, head, head_dim, eps_f, 0)
+                turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
+            if h >= n_head + n_head_kv:
+                keep_v(head, v_pages, row_at(v_table, n_head_kv, kv, pos + t))
+            elif h >= n_head:
+                keep_k(head, k_pages, row_at(k_table, n_head_kv, kv, pos + t))
+
+    return kernel

@@ -1,0 +1,265 @@
+"""Ops of frames for keys and values whose home is elsewhere: claim, keep, want, take, bring."""
+
+from typing import Any
+
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import KV_OLD, KV_RANKS, KV_STATE, LFPS_META, STEP
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.lang.intrinsic import load_i32, load_i64, store_i32, store_i64
+
+META_SIZE = 8 * len(LFPS_META)  # bytes of a row of LFPS
+
+
+@njit
+def copy_bytes(source, to, first, end):
+    """Copy bytes first .. end - 1 and what completes the 16 bytes at their ends."""
+    for i in range(first // 16 * 16, (end + 15) // 16 * 16, 8):
+        store_i64(to + i, load_i64(source + i))
+
+
+def kv_claim() -> Any:
+    """Kernel of KV_CLAIM: threads take layers in turn."""
+
+    @njit
+    def claimed(maps, layer, page, sizes):
+        """Give a page its frame; whether that is new to it."""
+        (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
+        slot = layer * n_ring + page % n_ring
+        entries = table + 4 * n_page * layer
+        before, was = load_i32(ring + 4 * slot), load_i32(entries + 4 * page)
+        if was == slot:
+            return False
+        if before >= 0 and load_i32(entries + 4 * before) == slot:
+            store_i32(entries + 4 * before, -1)
+        if was >= 0:
+            at = 4 * (was - n_layer * n_ring)
+            store_i32(owner + at, -1)
+            store_i32(used + at, -KV_OLD)
+        store_i32(ring + 4 * slot, page)
+        store_i32(entries + 4 * page, slot)
+        return True
+
+    def kernel(
+        tid, n_thread, step, state, table, ring, owner, used, k_home, v_home, k_frames, v_frames,
+        n_layer, n_page, n_ring, n_head_kv, k_bytes, v_bytes,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        if tid == 0:
+            store_i64(state + KV_STATE.n_pass, load_i64(state + KV_STATE.n_pass) + 1)
+        first, lines = pos // PAGE, pos % PAGE
+        maps, sizes = (table, ring, owner, used), (n_layer, n_page, n_ring)
+        for layer in range(tid, n_layer, n_thread):
+            new = claimed(maps, layer, first, sizes)
+            for page in range(first + 1, (pos + n_tok - 1) // PAGE + 1):
+                claimed(maps, layer, page, sizes)
+            if not new or lines == 0:
+                continue
+            home, slot = layer * n_page + first, layer * n_ring + first % n_ring
+            for h in range(n_head_kv):
+                source, to = PAGE * (n_head_kv * home + h), PAGE * (n_head_kv * slot + h)
+                k_from, k_to = k_home + k_bytes * source, k_frames + k_bytes * to
+                copy_bytes(k_from, k_to, 0, k_bytes * lines)
+                v_from, v_to = v_home + v_bytes * source, v_frames + v_bytes * to
+                copy_bytes(v_from, v_to, 0, v_bytes * lines)
+
+    return kernel
+
+
+def kv_keep() -> Any:
+    """Kernel of KV_KEEP: threads take layers in turn."""
+
+    def kernel(
+        tid, n_thread, step, k_home, v_home, k_frames, v_frames, n_layer, n_page, n_ring, n_head_kv,
+        k_bytes, v_bytes,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        for layer in range(tid, n_layer, n_thread):
+            for page in range(pos // PAGE, (pos + n_tok - 1) // PAGE + 1):
+                first, end = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
+                home, slot = layer * n_page + page, layer * n_ring + page % n_ring
+                for h in range(n_head_kv):
+                    to, source = PAGE * (n_head_kv * home + h), PAGE * (n_head_kv * slot + h)
+                    k_from, k_to = k_frames + k_bytes * source, k_home + k_bytes * to
+                    copy_bytes(k_from, k_to, k_bytes * first, k_bytes * end)
+                    v_from, v_to = v_frames + v_bytes * source, v_home + v_bytes * to
+                    copy_bytes(v_from, v_to, v_bytes * first, v_bytes * end)
+
+    return kernel
+
+
+def kv_want() -> Any:
+    """Kernel of KV_WANT: threads take entries of the Selection in turn."""
+
+    def kernel(
+        tid, n_thread, step, state, indptr, indices, wanted, n_row, q_block, block, window, stride
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        if n_tok == 0:
+            return
+        last = pos + stride * (n_tok - 1)
+        low = max(0, pos - window + 1) if window != 0 else 0
+        serial, n_rows = load_i64(state + KV_STATE.serial), (n_tok + q_block - 1) // q_block * n_row
+        for i in range(load_i32(indptr) + tid, load_i32(indptr + 4 * n_rows), n_thread):
+            first = block * load_i32(indices + 4 * i)
+            first, end = max(first, low), min(last, first + block - 1)
+            for page in range(first // PAGE, end // PAGE + 1 if first <= end else 0):
+                store_i32(wanted + 4 * page, serial)
+
+    return kernel
+
+
+@njit
+def least(found, n_found):
+    """The least of n_found int64s."""
+    x = load_i64(found)
+    for i in range(1, n_found):
+        x = min(x, load_i64(found + 8 * i))
+    return x
+
+
+@njit
+def all_follow(meta, n_row, pos):
+    """Whether the tables of all of LFPS's rows go on at pos."""
+    follow = True
+    for r in range(n_row):
+        follow = follow and load_i64(meta + META_SIZE * r + LFPS_META.next) == pos
+    return follow
+
+
+def spans_of(reader: str) -> Any:
+    """The function (found, n_found, block, x, y, n_tok, pos): two ranges of positions, each read.
+
+    They are kv/access_spans.py's.
+    """
+
+    @njit
+    def everything(found, n_found, block, x, y, n_tok, pos):
+        return 0, pos + n_tok, 0, 0
+
+    @njit
+    def of_quest_bounds(found, n_found, block, x, y, n_tok, pos):
+        return min(load_i64(found), pos) // block * block, pos + 1, 0, 0
+
+    @njit
+    def of_hip_means(found, n_found, block, x, y, n_tok, pos):
+        end = pos + n_tok
+        first = min(least(found, n_found), pos // block)
+        return (first >> 2 * x) * (block << 2 * x), 0 if first == end // block else end, 0, 0
+
+    @njit
+    def of_hip_search(found, n_found, block, x, y, n_tok, pos):
+        end = pos + n_tok
+        return 0, min(x * block, end), max(0, pos + 1 - y) // block * block, end
+
+    @njit
+    def of_lfps_start(found, n_found, block, x, y, n_tok, pos):
+        return 0, 0 if all_follow(found, n_found, pos) else pos + n_tok, 0, 0
+
+    return {
+        "all": everything,
+        "quest_bounds": of_quest_bounds,
+        "hip_means": of_hip_means,
+        "hip_search": of_hip_search,
+        "lfps_start": of_lfps_start,
+    }[reader]
+
+
+@njit
+def rank_of(used, now, n_layer):
+    """Which frames are taken first: those of the largest rank; none of rank 0."""
+    age = (now - used) & 0xFFFFFFFF
+    if age == 0:
+        return 0
+    return min(age if age >= n_layer else n_layer - age, KV_RANKS - 1)
+
+
+@njit
+def take_frames(maps, sizes, n, now):
+    """Give frames to the n missing pages of a layer."""
+    table, owner, used, missing, counts = maps
+    layer, n_layer, n_page, n_first, n_cache = sizes
+    for r in range(KV_RANKS):
+        store_i32(counts + 4 * r, 0)
+    for i in range(n_cache):
+        at = counts + 4 * rank_of(load_i32(used + 4 * i), now, n_layer)
+        store_i32(at, load_i32(at) + 1)
+    rank, left = KV_RANKS - 1, n
+    while left > load_i32(counts + 4 * rank):
+        left -= load_i32(counts + 4 * rank)
+        rank -= 1
+    done = 0
+    for i in range(n_cache):
+        found = rank_of(load_i32(used + 4 * i), now, n_layer)
+        if found < rank or (found == rank and left == 0):
+            continue
+        left -= found == rank
+        before, page = load_i32(owner + 4 * i), load_i32(missing + 4 * done)
+        if before >= 0:
+            store_i32(table + 4 * before, -1)
+        store_i32(owner + 4 * i, n_page * layer + page)
+        store_i32(used + 4 * i, now)
+        store_i32(table + 4 * (n_page * layer + page), n_first + i)
+        done += 1
+
+
+def kv_take(reader: str) -> Any:
+    """Kernel of KV_TAKE: one thread's work."""
+    marked = reader == "chosen"
+    spans = spans_of("all" if marked else reader)
+
+    @njit
+    def want(wanted, serial, ranges, page):
+        if marked:
+            return (load_i32(wanted + 4 * page) - serial) & 0xFFFFFFFF == 0
+        low, high, other, end = ranges
+        first, last = PAGE * page, PAGE * page + PAGE
+        return (low < last and first < high) or (other < last and first < end)
+
+    def kernel(
+        tid, n_thread, step, state, table, owner, used, wanted, missing, counts, found, n_found,
+        block, x, y, layer, n_layer, n_page, n_first, n_cache,
+    ):  # fmt: skip
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        serial = load_i64(state + KV_STATE.serial)
+        now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
+        ranges, hits, n = spans(found, n_found, block, x, y, n_tok, pos), 0, 0
+        for page in range((pos + n_tok - 1) // PAGE + 1):
+            if not want(wanted, serial, ranges, page):
+                continue
+            frame = load_i32(table + 4 * (n_page * layer + page))
+            if frame < 0:
+                store_i32(missing + 4 * n, page)
+                n += 1
+                continue
+            hits += 1
+            if frame >= n_first:
+                store_i32(used + 4 * (frame - n_first), now)
+        if n > 0:
+            maps = table, owner, used, missing, counts
+            take_frames(maps, (layer, n_layer, n_page, n_first, n_cache), n, now)
+        store_i64(state + KV_STATE.serial, serial + 1)
+        store_i64(state + KV_STATE.n_missing, n)
+        store_i64(state + KV_STATE.n_hit, load_i64(state + KV_STATE.n_hit) + hits)
+        store_i64(state + KV_STATE.n_miss, load_i64(state + KV_STATE.n_miss) + n)
+
+    return kernel
+
+
+def kv_bring() -> Any:
+    """Kernel of KV_BRING: threads take pages in turn."""
+
+    def kernel(
+        tid, n_thread, state, table, missing, k_home, v_home, k_frames, v_frames, layer, n_page,
+        n_head_kv, k_bytes, v_bytes,
+    ):  # fmt: skip
+        k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
+        for i in range(tid, load_i64(state + KV_STATE.n_missing), n_thread):
+            home = n_page * layer + load_i32(missing + 4 * i)
+            frame = load_i32(table + 4 * home)
+            copy_bytes(k_home + k_size * home, k_frames + k_size * frame, 0, k_size)
+            copy_bytes(v_home + v_size * home, v_frames + v_size * frame, 0, v_size)
+
+    return kernel

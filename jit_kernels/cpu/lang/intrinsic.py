@@ -1,0 +1,251 @@
+"""How a kernel touches memory and other threads: addresses, atomics, futex, calls by address.
+
+Addresses are int64 byte addresses. Nothing here checks bounds: callers validate every index before
+a kernel sees it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from tamis.jit_kernels.cpu.lang.half import FLOAT, narrowed_half, widened_half
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+DOUBLE = ir.DoubleType()
+
+int64, float32, float64, void = types.int64, types.float32, types.float64, types.void
+
+
+def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any]:
+    """Turn `body(builder, *llvm_values) -> llvm value` into an intrinsic of fixed types.
+
+    The types are Numba's; arguments are cast to them at the call, as for any typed function.
+    A body of return type void returns None.
+    """
+    signature = ret(*args)
+
+    def decorate(body: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, _sig: Any, values: Any) -> Any:
+            result = body(builder, *values)
+            return context.get_dummy_value() if result is None else result
+
+        # Numba reads the number of parameters from the function's signature.
+        typed = [
+            lambda _t: (signature, codegen),
+            lambda _t, a: (signature, codegen),
+            lambda _t, a, b: (signature, codegen),
+            lambda _t, a, b, c: (signature, codegen),
+            lambda _t, a, b, c, d: (signature, codegen),
+            lambda _t, a, b, c, d, e: (signature, codegen),
+            lambda _t, a, b, c, d, e, f: (signature, codegen),
+            lambda _t, a, b, c, d, e, f, g: (signature, codegen),
+            lambda _t, a, b, c, d, e, f, g, h: (signature, codegen),
+        ][len(args)]
+        typed.__name__ = typed.__qualname__ = body.__name__
+        typed.__module__, typed.__doc__ = body.__module__, body.__doc__
+        return intrinsic(typed)
+
+    return decorate
+
+
+def pointer(builder: Any, address: Any, pointee: ir.Type) -> Any:
+    """The typed pointer of an int64 address."""
+    return builder.inttoptr(address, pointee.as_pointer())
+
+
+def call(builder: Any, name: str, ret: ir.Type, args: list[Any]) -> Any:
+    """Call the function or LLVM intrinsic `name` with the types of `args`."""
+    signature = ir.FunctionType(ret, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
+
+
+# ---- scalars -------------------------------------------------------------------------------------
+@op(int64, int64)
+def load_i64(b, p):
+    """The int64 at p."""
+    return b.load(pointer(b, p, I64), align=8)
+
+
+@op(void, int64, int64)
+def store_i64(b, p, v):
+    """Write the int64 v at p."""
+    b.store(v, pointer(b, p, I64), align=8)
+
+
+@op(int64, int64)
+def load_i32(b, p):
+    """The int32 at p, sign-extended."""
+    return b.sext(b.load(pointer(b, p, I32), align=4), I64)
+
+
+@op(void, int64, int64)
+def store_i32(b, p, v):
+    """Write the low 32 bits of v at p."""
+    b.store(b.trunc(v, I32), pointer(b, p, I32), align=4)
+
+
+@op(float32, int64)
+def load_f32(b, p):
+    """The float32 at p (any alignment)."""
+    return b.load(pointer(b, p, FLOAT), align=1)
+
+
+@op(void, int64, float32)
+def store_f32(b, p, v):
+    """Write the float32 v at p (any alignment)."""
+    b.store(v, pointer(b, p, FLOAT), align=1)
+
+
+@op(int64, int64)
+def load_u8(b, p):
+    """The byte at p."""
+    return b.zext(b.load(pointer(b, p, I8), align=1), I64)
+
+
+@op(void, int64, int64)
+def store_u8(b, p, v):
+    """Write the low byte of v at p."""
+    b.store(b.trunc(v, I8), pointer(b, p, I8), align=1)
+
+
+@op(int64, int64)
+def load_i8(b, p):
+    """The int8 at p, sign-extended."""
+    return b.sext(b.load(pointer(b, p, I8), align=1), I64)
+
+
+@op(int64, int64)
+def load_u16(b, p):
+    """The uint16 at p (any alignment)."""
+    return b.zext(b.load(pointer(b, p, I16), align=1), I64)
+
+
+@op(void, int64, int64)
+def store_i16(b, p, v):
+    """Write the low 16 bits of v at p (any alignment)."""
+    b.store(b.trunc(v, I16), pointer(b, p, I16), align=1)
+
+
+@op(int64, int64)
+def load_u32(b, p):
+    """The uint32 at p (any alignment)."""
+    return b.zext(b.load(pointer(b, p, I32), align=1), I64)
+
+
+@op(float32, int64)
+def load_f16(b, p):
+    """The float16 at p as float32."""
+    return widened_half(b, b.load(pointer(b, p, I16), align=1))
+
+
+@op(void, int64, float32)
+def store_f16(b, p, v):
+    """Write v at p as float16, rounded to nearest even."""
+    b.store(narrowed_half(b, v), pointer(b, p, I16), align=1)
+
+
+@op(float32, int64)
+def bits_f32(b, v):
+    """The float32 whose bits are the low 32 bits of v."""
+    return b.bitcast(b.trunc(v, I32), FLOAT)
+
+
+@op(int64, float32)
+def f32_bits(b, v):
+    """The bits of a float32."""
+    return b.zext(b.bitcast(v, I32), I64)
+
+
+@op(float64, int64)
+def load_f64(b, p):
+    """The float64 at p."""
+    return b.load(pointer(b, p, DOUBLE), align=8)
+
+
+@op(void, int64, float64)
+def store_f64(b, p, v):
+    """Write the float64 v at p."""
+    b.store(v, pointer(b, p, DOUBLE), align=8)
+
+
+@op(int64, int64)
+def lowest_bit(b, x):
+    """The number of the lowest bit that is set in x, which is not 0."""
+    return call(b, "llvm.cttz.i64", I64, [x, ir.Constant(I1, 1)])
+
+
+# ---- other threads -------------------------------------------------------------------------------
+@op(int64, int64, int64)
+def atomic_add(b, p, v):
+    """Add v to the int64 at p; the value before."""
+    return b.atomic_rmw("add", pointer(b, p, I64), v, "seq_cst")
+
+
+@op(int64, int64)
+def atomic_load(b, p):
+    """The int64 at p, sequentially consistent."""
+    return b.load_atomic(pointer(b, p, I64), "seq_cst", 8)
+
+
+@op(void, int64, int64)
+def atomic_store(b, p, v):
+    """Write the int64 v at p, sequentially consistent."""
+    b.store_atomic(v, pointer(b, p, I64), "seq_cst", 8)
+
+
+@op(void)
+def pause(b):
+    """Tell the core that this is a spin loop."""
+    if "x86" in b.module.triple:
+        call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif "aarch64" in b.module.triple:
+        call(b, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
+
+
+SYS_FUTEX_X86_64, SYS_FUTEX_GENERIC = 202, 98  # the generic number serves aarch64 and riscv64
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+
+
+@op(int64, int64, int64, int64)
+def futex(b, p, operation, value):
+    """Call futex(2) on the low 32 bits at p: wait while equal to value, or wake value sleepers."""
+    number = SYS_FUTEX_X86_64 if "x86" in b.module.triple else SYS_FUTEX_GENERIC
+    signature = ir.FunctionType(I64, [I64], var_arg=True)
+    syscall = cgutils.get_or_insert_function(b.module, signature, "syscall")
+    zero = ir.Constant(I64, 0)
+    return b.call(syscall, [ir.Constant(I64, number), p, operation, value, zero, zero, zero])
+
+
+KERNEL = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
+
+
+@op(void, int64, int64, int64, int64)
+def call_kernel(b, fn, tid, n_thread, args):
+    """Call the kernel at address fn: void(tid, n_thread, address of its argument struct)."""
+    b.call(b.inttoptr(fn, KERNEL.as_pointer()), [tid, n_thread, args])
+
+
+def struct_reader(kinds: tuple[str, ...]) -> Any:
+    """An intrinsic that reads an argument struct: address -> tuple of its 8-byte fields.
+
+    kinds: "i" (int64) or "f" (float64 in the struct, float32 in the kernel), one a field.
+    """
+    record = types.Tuple([float32 if kind == "f" else int64 for kind in kinds])
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        fields = []
+        for i, kind in enumerate(kinds):
+            at = builder.add(values[0], ir.Constant(I64, 8 * i))
+            field = builder.load(pointer(builder, at, DOUBLE if kind == "f" else I64), align=8)
+            fields.append(builder.fptrunc(field, FLOAT) if kind == "f" else field)
+        return context.make_tuple(builder, sig.return_type, fields)
+
+    @intrinsic
+    def read_struct(_typing_context, address):
+        return record(int64), codegen
+
+    return read_struct

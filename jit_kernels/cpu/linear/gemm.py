@@ -1,0 +1,163 @@
+"""Matrix products for many rows of activations: tiles over weights decoded once a call.
+
+Activations are packed once, in blocks of MR rows. A thread decodes a group of weight rows, K_BLOCK
+elements at a time, into panels and multiplies them with all blocks (Goto and van de Geijn 2008, doi
+10.1145/1356052.1356053). An element's sum runs over k in order, whatever tile it falls in.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import (
+    PACKED_ROWS,
+    PANEL_SCRATCH,
+    STRIP,
+    STRIP_TYPES,
+    packed_form,
+    strip_block,
+)
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
+from tamis.jit_kernels.cpu.lang.simd import CPU
+from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i16
+from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
+from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, MR, NR, ROW, clear
+
+zero = np.float32(0)
+GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
+
+
+def tiles_of(form: str) -> ModuleType:
+    """The arithmetic that a form of packed rows is for.
+
+    Float weights keep all bits of the activations: words are for quantised ones.
+    """
+    return gemm_i16 if form == "quantised" and CPU.vnni else gemm_f32
+
+
+@njit(error_model="numpy")
+def copy_part(source, source_stride, to, to_stride, n_row, n_col):
+    """Copy n_row rows of n_col floats; strides in bytes."""
+    for i in range(n_row):
+        for j in range(n_col):
+            store_f32(to + to_stride * i + 4 * j, load_f32(source + source_stride * i + 4 * j))
+
+
+@njit(error_model="numpy")
+def start_rows(y, stride, n_tok, n, bias, add):
+    """Set n columns of y to the bias or zero; add: keep what is there, plus the bias."""
+    if add != 0 and bias == 0:
+        return
+    for t in range(n_tok):
+        row = y + stride * t
+        for j in range(n):
+            value = load_f32(row + 4 * j) if add != 0 else zero
+            if bias != 0:
+                value += load_f32(bias + 4 * j)
+            store_f32(row + 4 * j, value)
+
+
+def panels_of(type: str, tiles: ModuleType) -> Any:
+    """The function that decodes elements k .. k + n of n_row rows from r on into panels.
+
+    It returns how many panels they are.
+    """
+    decode, row_bytes, pack_panel = decode_of(type), row_bytes_of(type), tiles.pack_panel
+    size = tiles.PANEL
+
+    @njit(error_model="numpy")
+    def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
+        n_panel = (n + DEPTH - 1) // DEPTH
+        for i in range(NR):
+            row = rows + ROW * i
+            if i >= n_row or n < DEPTH * n_panel:
+                clear(row, 4 * DEPTH * n_panel)
+            if i < n_row:
+                decode(w + row_bytes(n_in) * (r + i) + row_bytes(k), n, row)
+        for i in range(n_panel):
+            pack_panel(rows + 4 * DEPTH * i, panels + size * i)
+        return n_panel
+
+    return decode_panels
+
+
+def panels_of_strips(type: str, tiles: ModuleType) -> Any:
+    """The same of a matrix in strips: r is a multiple of STRIP, n of 32, n_row of STRIP."""
+    write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
+    panel_size, n_strip = tiles.PANEL, NR // STRIP
+
+    @njit(error_model="numpy")
+    def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
+        strip_size = n_in // block * STRIP * size
+        for i in range(n // DEPTH):
+            panel = panels + panel_size * i
+            if n_row < NR:
+                clear(panel, panel_size)
+            for s in range(n_strip):
+                if STRIP * s < n_row:
+                    strip = w + strip_size * (r // STRIP + s)
+                    write(strip, k + DEPTH * i, panel, STRIP * s, rows)
+        return n // DEPTH
+
+    return decode_panels
+
+
+def gemm_of(type: str) -> Any:
+    """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
+
+    gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch): y's columns
+    first..last, its rows `rows_of_x`, a pair whose first is a multiple of MR; w, bias and y start
+    at row 0; y_stride in bytes; scratch: PANEL_SCRATCH bytes.
+    """
+    tiles = tiles_of(packed_form(type))
+    in_strips = STRIP_TYPES.get(type)
+    decode_panels = panels_of_strips(in_strips, tiles) if in_strips else panels_of(type, tiles)
+    add_tile = tiles.tile_of(in_strips is not None and OF_TYPE[in_strips].zero is None)
+    panel_size, block_size = tiles.PANEL, tiles.BLOCK
+    group_size = K_BLOCK // DEPTH * panel_size
+    assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH
+    assert block_size <= 4 * DEPTH * MR  # packed_bytes counts on it
+    assert MR <= PACKED_ROWS
+
+    @njit(error_model="numpy")
+    def add_panels(panels, block, n, y, stride, n_row, n_col, spare):
+        """Add the products of n panels and blocks to n_row x n_col sums at y."""
+        whole, row = n_row == MR and n_col == NR, 4 * NR
+        to, to_stride = (y, stride) if whole else (spare, row)
+        if not whole:
+            clear(spare, row * MR)
+            copy_part(y, stride, spare, row, n_row, n_col)
+        for i in range(n):
+            add_tile(panels + panel_size * i, block + block_size * i, to, to_stride)
+        if not whole:
+            copy_part(spare, row, y, stride, n_row, n_col)
+
+    @njit(error_model="numpy")
+    def gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch):
+        groups = (scratch + 63) // 64 * 64
+        rows = groups + GROUP * group_size
+        spare = rows + NR * ROW
+        n_block, (first_row, last_row) = (n_in + DEPTH - 1) // DEPTH, rows_of_x
+        for r in range(first, last, GROUP * NR):
+            n_col, bias_at = min(last - r, GROUP * NR), bias + 4 * r if bias != 0 else 0
+            start_at = y + y_stride * first_row + 4 * r
+            start_rows(start_at, y_stride, last_row - first_row, n_col, bias_at, add)
+            for k in range(0, n_in, K_BLOCK):
+                n, n_panel = min(K_BLOCK, n_in - k), 0
+                for c in range(0, n_col, NR):
+                    panels = groups + group_size * (c // NR)
+                    n_row = min(NR, n_col - c)
+                    n_panel = decode_panels(w, n_in, r + c, n_row, k, n, rows, panels)
+                for t in range(first_row, last_row, MR):
+                    block = packed + block_size * (n_block * (t // MR) + k // DEPTH)
+                    for c in range(0, n_col, NR):
+                        panels = groups + group_size * (c // NR)
+                        at, n_row = y + y_stride * t + 4 * (r + c), min(MR, last_row - t)
+                        add_panels(
+                            panels, block, n_panel, at, y_stride, n_row, min(NR, n_col - c), spare
+                        )
+
+    return gemm

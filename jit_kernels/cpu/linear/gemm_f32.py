@@ -1,0 +1,74 @@
+"""Tiles of float32, for CPUs that multiply pairs of int16 no faster.
+
+A block is f32 [MR, DEPTH], a panel f32 [DEPTH, NR].
+"""
+
+from typing import Any
+
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STRIP
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
+from tamis.jit_kernels.cpu.lang.register_tiles import (
+    add_outer,
+    load_grid,
+    load_row,
+    store_grid,
+)
+from tamis.jit_kernels.cpu.lang.simd import LANES, load_f, load_f32x16, store_f, store_f32x16
+from tamis.jit_kernels.cpu.linear.interleaved import decoder_of
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, MR, NV, WORD_ROW, clear, transpose_words
+
+X_ROW = 4 * DEPTH
+BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
+
+
+@njit(error_model="numpy")
+def pack_row(x, n, block, i):
+    """Row i of a block: n <= DEPTH floats, then zeros."""
+    row, whole = block + X_ROW * i, n // LANES * LANES
+    if whole < DEPTH:
+        clear(row, X_ROW)
+    for k in range(0, whole, LANES):
+        store_f(row + 4 * k, load_f(x + 4 * k))
+    for k in range(whole, n):
+        store_f32(row + 4 * k, load_f32(x + 4 * k))
+
+
+@njit(error_model="numpy")
+def pack_panel(rows, panel):
+    """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
+    for k in range(0, DEPTH, LANES):
+        transpose_words(rows + 4 * k, panel + WORD_ROW * k)
+
+
+def strip_writer(type: str) -> Any:
+    """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
+
+    They are elements k .. k + DEPTH of a strip; spare: 2560 bytes.
+    """
+    decode = decoder_of(type)
+
+    @njit(error_model="numpy")
+    def write(strip, k, panel, first, spare):
+        decode(strip, k, spare, spare + 4 * STRIP * DEPTH)
+        for i in range(DEPTH):
+            store_f32x16(panel + WORD_ROW * i + 4 * first, load_f32x16(spare + 4 * STRIP * i))
+
+    return write
+
+
+def tile_of(minima: bool) -> Any:
+    """The function add(panel, block, y, stride): MR rows of NR floats at y and their products.
+
+    minima are part of the panel's floats.
+    """
+
+    @njit(error_model="numpy")
+    def add_tile(panel, block, y, stride):
+        sums = load_grid(y, stride, MR, NV)
+        for k in range(DEPTH):
+            sums = add_outer(sums, block + 4 * k, X_ROW, load_row(panel + WORD_ROW * k, NV))
+        store_grid(y, stride, sums)
+
+    return add_tile

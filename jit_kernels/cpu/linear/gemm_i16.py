@@ -1,0 +1,194 @@
+"""Tiles of int16 for CPUs with VNNI, which multiply and add two pairs of them in a lane at once.
+
+DEPTH elements of a row share a scale: x = s * v with whole numbers of 14 bits, sign included, so
+that the int32 sum of DEPTH products cannot overflow. The error is at most a 16382nd of the largest
+of those elements, for activations as for weights.
+
+Weights in strips are whole numbers already, times a scale, plus a minimum where the type has them:
+these are exact, and a minimum is multiplied with the sum of a row's DEPTH elements.
+
+A block is int16 [MR, DEPTH], then scales f32 [16], then sums f32 [16]; a panel int16
+[DEPTH / 2, NR, 2], then scales f32 [NR], then minima f32 [NR].
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STRIP, strip_block
+from tamis.jit_kernels.cpu.lang.byte_tiles import shorts, signed_shorts, store_shorts, times_words
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32, store_i16
+from tamis.jit_kernels.cpu.lang.register_tiles import (
+    add_outer,
+    add_products,
+    add_scaled_words,
+    broadcast_column,
+    load_grid,
+    load_row,
+    load_word_row,
+    store_grid,
+    zero_word_grid,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    hmax,
+    hsum,
+    load_f,
+    load_f16x16,
+    load_f32x16,
+    round_i32,
+    shift_left,
+    splat_f,
+    splat_f32x16,
+    splat_i32x16,
+    store_f32x16,
+    store_i32x16,
+    store_low_words,
+    to_f32,
+    vabs,
+    vmax,
+    zero_f,
+)
+from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE, decoder_of, signed_bytes
+from tamis.jit_kernels.cpu.linear.panel import (
+    DEPTH,
+    MR,
+    NR,
+    NV,
+    ROW,
+    WORD_ROW,
+    clear,
+    transpose_words,
+)
+
+X_ROW, ROW_OF_STRIP = 2 * DEPTH, 4 * STRIP
+X_SCALES, X_SUMS = MR * X_ROW, MR * X_ROW + 64  # where a block's are
+SCALES, MINIMA = DEPTH // 2 * WORD_ROW, (DEPTH // 2 + 1) * WORD_ROW  # where a panel's are
+BLOCK, PANEL = X_SUMS + 64, MINIMA + WORD_ROW  # bytes
+LARGEST = np.float32(8191)
+assert DEPTH * 8191 * 8191 < 2**31
+ZERO, ONE, HALF, TINY = np.float32(0), np.float32(1), np.float32(0.5), np.float32(1e-30)
+
+
+@njit(error_model="numpy")
+def shorten(x, to):
+    """Write DEPTH floats as whole numbers up to LARGEST; their scale, their sum. to may be x."""
+    top = zero_f()
+    for k in range(0, DEPTH, LANES):
+        top = vmax(vabs(load_f(x + 4 * k)), top)
+    most = hmax(top)
+    factor, total = splat_f(LARGEST / most if most > ZERO else ZERO), zero_f()
+    for k in range(0, DEPTH, LANES):
+        whole = round_i32(load_f(x + 4 * k) * factor)
+        store_low_words(to + 2 * k, whole)
+        total += to_f32(whole)
+    scale = most / LARGEST
+    return scale, hsum(total) * scale
+
+
+@njit(error_model="numpy")
+def shorten_part(x, n, to):
+    """The same for n < DEPTH floats; zeros follow."""
+    clear(to, 2 * DEPTH)
+    most = ZERO
+    for k in range(n):
+        most = max(most, abs(load_f32(x + 4 * k)))
+    factor, total = LARGEST / most if most > ZERO else ZERO, np.int64(0)
+    for k in range(n):
+        whole = np.int64(np.floor(load_f32(x + 4 * k) * factor + HALF))
+        store_i16(to + 2 * k, whole)
+        total += whole
+    scale = most / LARGEST
+    return scale, np.float32(total) * scale
+
+
+@njit(error_model="numpy")
+def pack_row(x, n, block, i):
+    """Row i of a block: n <= DEPTH floats, then zeros."""
+    row = block + X_ROW * i
+    scale, total = shorten(x, row) if n == DEPTH else shorten_part(x, n, row)
+    store_f32(block + X_SCALES + 4 * i, scale)
+    store_f32(block + X_SUMS + 4 * i, total)
+
+
+@njit(error_model="numpy")
+def pack_panel(rows, panel):
+    """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
+    for i in range(NR):
+        row = rows + ROW * i
+        store_f32(panel + SCALES + 4 * i, shorten(row, row)[0])
+    for k in range(0, DEPTH // 2, LANES):
+        transpose_words(rows + 4 * k, panel + WORD_ROW * k)
+
+
+def strip_writer(type: str) -> Any:
+    """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
+
+    They are elements k .. k + DEPTH of a strip, which are whole numbers as they are; spare: 2560
+    bytes.
+    """
+    block, unit, values, scales, zero, signed = OF_TYPE[type]
+    strip_size, minima, middle = STRIP * strip_block(type), zero is None, zero or 0
+
+    @njit(error_model="numpy")
+    def write(strip, k, panel, first, spare):
+        at, i = strip + k // block * strip_size, k % block // unit
+        d, m = scales(at, i)
+        store_f32x16(panel + SCALES + 4 * first, d)
+        if minima:
+            store_f32x16(panel + MINIMA + 4 * first, m)
+        words = signed_shorts(values(at, i)) if signed else shorts(values(at, i), middle)
+        store_shorts(panel + 4 * first, WORD_ROW, words)
+
+    @njit(error_model="numpy")
+    def write_scaled(strip, k, panel, first, spare):
+        at, i = strip + k // block * strip_size, k % block // unit
+        store_f32x16(panel + SCALES + 4 * first, load_f16x16(at))
+        for half in range(2):
+            words = times_words(shorts(values(at, i + half), middle), signed_bytes(at, i + half))
+            store_shorts(panel + WORD_ROW * 8 * half + 4 * first, WORD_ROW, words)
+
+    decode = decoder_of(type)
+
+    @njit(error_model="numpy")
+    def write_rounded(strip, k, panel, first, spare):
+        """Two minima in DEPTH elements: floats, rounded as `shorten` does, a row a lane."""
+        decode(strip, k, spare, spare + DEPTH * ROW_OF_STRIP)
+        top = splat_f32x16(ZERO)
+        for j in range(DEPTH):
+            top = vmax(vabs(load_f32x16(spare + ROW_OF_STRIP * j)), top)
+        factor = splat_f32x16(LARGEST) / vmax(top, splat_f32x16(TINY))
+        store_f32x16(panel + SCALES + 4 * first, top * splat_f32x16(ONE / LARGEST))
+        store_f32x16(panel + MINIMA + 4 * first, splat_f32x16(ZERO))
+        for j in range(0, DEPTH, 2):
+            low = round_i32(load_f32x16(spare + ROW_OF_STRIP * j) * factor)
+            high = round_i32(load_f32x16(spare + ROW_OF_STRIP * (j + 1)) * factor)
+            words = (low & splat_i32x16(0xFFFF)) | shift_left(high, 16)
+            store_i32x16(panel + WORD_ROW * (j // 2) + 4 * first, words)
+
+    if unit == DEPTH:
+        return write
+    return write_rounded if minima else write_scaled
+
+
+def tile_of(minima: bool) -> Any:
+    """The function add(panel, block, y, stride): MR rows of NR floats at y and their products.
+
+    minima: whether the panel has some.
+    """
+
+    @njit(error_model="numpy")
+    def add_tile(panel, block, y, stride):
+        words = zero_word_grid(MR, NV)
+        for k in range(DEPTH // 2):
+            words = add_outer(words, block + 4 * k, X_ROW, load_word_row(panel + WORD_ROW * k, NV))
+        x_scales = broadcast_column(block + X_SCALES, 4, MR)
+        w_scales = load_row(panel + SCALES, NV)
+        sums = add_scaled_words(load_grid(y, stride, MR, NV), words, x_scales, w_scales)
+        if minima:
+            x_sums = broadcast_column(block + X_SUMS, 4, MR)
+            sums = add_products(sums, x_sums, load_row(panel + MINIMA, NV))
+        store_grid(y, stride, sums)
+
+    return add_tile

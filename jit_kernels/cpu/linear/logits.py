@@ -1,0 +1,140 @@
+"""The largest logits, and the sum that makes probabilities of them."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, store_f32, store_i32
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    bits_above,
+    fma,
+    hmax,
+    hsum,
+    load_f,
+    lowest_bit,
+    splat_f,
+    vexp,
+    vmax,
+    zero_f,
+)
+
+LOWEST, NOTHING = np.float32(-3e38), np.float32(-np.inf)
+
+
+@njit(error_model="numpy")
+def largest(x, n):
+    """The largest of n floats, at least LOWEST."""
+    tops, whole = splat_f(LOWEST), n // LANES * LANES
+    for i in range(0, whole, LANES):
+        tops = vmax(tops, load_f(x + 4 * i))
+    top = hmax(tops)
+    for i in range(whole, n):
+        top = max(top, load_f32(x + 4 * i))
+    return top
+
+
+@njit(error_model="numpy")
+def exp_sum(x, n, top):
+    """The sum of exp(x - top) of n floats; NaN where one of them is."""
+    sums, whole = zero_f(), n // LANES * LANES
+    for i in range(0, whole, LANES):
+        values = load_f(x + 4 * i)
+        # vexp gives a number for NaN; LOWEST, and not -inf, times 0 is 0.
+        sums = fma(vmax(splat_f(LOWEST), values), zero_f(), sums + vexp(values - splat_f(top)))
+    total = hsum(sums)
+    for i in range(whole, n):
+        total += np.exp(load_f32(x + 4 * i) - top)
+    return total
+
+
+@njit(error_model="numpy")
+def worst_of(ids, values, n):
+    """Which of n kept ones goes first: the smallest, of equal ones that with the highest id."""
+    at = 0
+    for i in range(1, n):
+        a, b = load_f32(values + 4 * i), load_f32(values + 4 * at)
+        if a < b or (a == b and load_i32(ids + 4 * i) > load_i32(ids + 4 * at)):
+            at = i
+    return at
+
+
+@njit(error_model="numpy")
+def keep(ids, values, n, j, x):
+    """Put entry j in the place of the worst; what the next one must be above."""
+    at = worst_of(ids, values, n)
+    store_i32(ids + 4 * at, j)
+    store_f32(values + 4 * at, x)
+    return load_f32(values + 4 * worst_of(ids, values, n))
+
+
+@njit(error_model="numpy")
+def best_of(x, low, high, ids, values, n):
+    """Keep the n best of entries low .. high - 1; the rest of n are id -1."""
+    for i in range(n):
+        store_i32(ids + 4 * i, -1)
+        store_f32(values + 4 * i, NOTHING)
+    bar, whole = NOTHING, low + (high - low) // LANES * LANES
+    for j in range(low, whole, LANES):
+        above = bits_above(load_f(x + 4 * j), splat_f(bar))
+        while above != 0:
+            i = j + lowest_bit(above)
+            if load_f32(x + 4 * i) > bar:
+                bar = keep(ids, values, n, i, load_f32(x + 4 * i))
+            above &= above - 1
+    for j in range(whole, high):
+        if load_f32(x + 4 * j) > bar:
+            bar = keep(ids, values, n, j, load_f32(x + 4 * j))
+
+
+def logit_parts() -> Any:
+    """Kernel of LOGIT_PARTS: threads take parts in turn."""
+
+    def kernel(tid, n_thread, logits, ids, values, sums, n_vocab, n_best, n_part):
+        size = (n_vocab + n_part - 1) // n_part
+        for p in range(tid, n_part, n_thread):
+            low = min(p * size, n_vocab)
+            high = min(low + size, n_vocab)
+            top = largest(logits + 4 * low, high - low)
+            store_f32(sums + 8 * p, top)
+            store_f32(sums + 8 * p + 4, exp_sum(logits + 4 * low, high - low, top))
+            best_of(logits, low, high, ids + 4 * n_best * p, values + 4 * n_best * p, n_best)
+
+    return kernel
+
+
+@njit(error_model="numpy")
+def next_best(ids, values, n, last_id, last):
+    """The best of n that comes after (last, last_id), by falling value and rising id; -1: none."""
+    at = -1
+    for i in range(n):
+        j, x = load_i32(ids + 4 * i), load_f32(values + 4 * i)
+        if j >= 0 and (x < last or (x == last and j > last_id)):
+            top = load_f32(values + 4 * at) if at >= 0 else NOTHING
+            if at < 0 or x > top or (x == top and j < load_i32(ids + 4 * at)):
+                at = i
+    return at
+
+
+def logit_best() -> Any:
+    """Kernel of LOGIT_BEST: one thread takes the best of the parts one by one."""
+
+    def kernel(tid, n_thread, ids, values, sums, best_ids, best_values, total, n_best, n_part):
+        if tid == 0:
+            last_id, last = -1, np.float32(np.inf)
+            for i in range(n_best):
+                at = next_best(ids, values, n_best * n_part, last_id, last)
+                last_id = load_i32(ids + 4 * at) if at >= 0 else -1
+                last = load_f32(values + 4 * at) if at >= 0 else NOTHING
+                store_i32(best_ids + 4 * i, last_id)
+                store_f32(best_values + 4 * i, last)
+            top, exps = LOWEST, np.float32(0)
+            for p in range(n_part):
+                top = max(top, load_f32(sums + 8 * p))
+            for p in range(n_part):
+                exps += load_f32(sums + 8 * p + 4) * np.exp(load_f32(sums + 8 * p) - top)
+            store_f32(total, top)
+            store_f32(total + 4, exps)
+
+    return kernel

@@ -1,0 +1,189 @@
+"""Matrix products with weights in their ggml encoding.
+
+Few rows of activations: each row of weights is read once and multiplied as it lies (gemv.py).
+Many: weights are decoded to panels and multiplied in tiles (gemm.py).
+"""
+
+from typing import Any
+
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import (
+    FEW_ROWS,
+    STEP,
+    STRIP,
+    STRIP_TYPES,
+    packed_form,
+    strip_block,
+)
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.work_sharing import take
+from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
+from tamis.jit_kernels.cpu.linear.gemm import gemm_of
+from tamis.jit_kernels.cpu.linear.gemv import CHUNK, pair_of_type
+from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE, WIDE, product_of
+from tamis.jit_kernels.cpu.linear.pack import pack_row, scratch_of
+from tamis.jit_kernels.cpu.linear.panel import MR, NR, share_of
+
+ROWS = 4  # of x that a strip is multiplied with at once
+
+
+@njit(error_model="numpy")
+def parts_of(n_unit, n_thread, n_tok):
+    """In how many parts of rows of x to cut a product, so that threads get even shares.
+
+    Weights are decoded for each part anew, a tenth of the work of a few hundred rows.
+    """
+    best, least = 1, n_unit * n_thread * 16
+    for n in (1, 2, 4):
+        cost = (n_unit * n + n_thread - 1) // n_thread * (10 + n) * (4 // n)
+        if cost < least and n_tok >= 64 * n:
+            best, least = n, cost
+    return best
+
+
+@njit(error_model="numpy")
+def store_sum(at, value, bias_at, bias, add):
+    """Write one sum, with its bias where there is one, over or onto what is there."""
+    if bias != 0:
+        value += load_f32(bias_at)
+    if add != 0:
+        value += load_f32(at)
+    store_f32(at, value)
+
+
+def rows_of(type: str) -> Any:
+    """The function pair(row, other, n, x, spare) of a ggml type: the products of two rows with x.
+
+    n is any that the type allows; x is a row as pack.pack_row writes it; spare: 128 bytes.
+    """
+    pair = pair_of_type(type)
+    if packed_form(type) == "float":
+
+        @njit(error_model="numpy")
+        def pair_of_floats(row, other, n, x, spare):
+            return pair(row, other, n, x)
+
+        return pair_of_floats
+    decode, row_bytes, floats = decode_of(type), row_bytes_of(type), pair_of_type("F32")
+
+    @njit(error_model="numpy")
+    def pair_of_quants(row, other, n, x, spare):
+        whole = n // CHUNK * CHUNK
+        a, b = pair(row, other, whole, x + 4 * n)
+        if whole < n:  # one block of 32 is left
+            for rest in (row, other):
+                decode(rest + row_bytes(whole), n - whole, spare)
+                sum, _ = floats(spare, spare, n - whole, x + 4 * whole)
+                a, b = b, a + sum
+        return a, b
+
+    return pair_of_quants
+
+
+def few_of_pairs(type: str) -> tuple[int, Any]:
+    """Rows of weights in a unit, and the function that multiplies units with few rows of x.
+
+    few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare); units: first and last;
+    y_stride in bytes.
+    """
+    pair, row_bytes = rows_of(type), row_bytes_of(type)
+
+    @njit(error_model="numpy")
+    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
+        size = row_bytes(n_in)
+        for r in range(2 * units[0], 2 * units[1], 2):
+            row, next = w + size * r, min(r + 1, n_out - 1)  # the last may have no other row
+            for t in range(n_tok):
+                to = y + y_stride * t
+                sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, spare)
+                store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
+                if next > r:
+                    store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+
+    return 2, few
+
+
+def few_of_strips(type: str) -> tuple[int, Any]:
+    """The same of a matrix in strips, WIDE of which are a unit."""
+    one, several = product_of(type, 1), product_of(type, ROWS)
+    block, size, wide = OF_TYPE[type].block, strip_block(type), WIDE
+
+    @njit(error_model="numpy")
+    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
+        length = n_in // block * STRIP * size
+        for s in range(wide * units[0], min(wide * units[1], n_out // STRIP), wide):
+            strip, to, t = w + length * s, y + 4 * STRIP * s, 0
+            apart = length if STRIP * (s + 1) < n_out else 0
+            of_bias = bias + 4 * STRIP * s if bias != 0 else 0
+            while t < n_tok:
+                n_row = min(ROWS, n_tok - t)
+                x, at = (packed + 8 * n_in * t, 8 * n_in, n_row), (to + y_stride * t, y_stride)
+                if n_row > 1:
+                    several(strip, apart, n_in, x, at, of_bias, add)
+                else:
+                    one(strip, apart, n_in, x, at, of_bias, add)
+                t += n_row
+
+    return wide * STRIP, few
+
+
+def matmul(type: str) -> Any:
+    """Kernel of MATMUL: threads take ranges of weight rows for all rows of x."""
+    in_strips, gemm = STRIP_TYPES.get(type), gemm_of(type)
+    unit, few = few_of_strips(in_strips) if in_strips else few_of_pairs(type)
+
+    @njit(error_model="numpy")
+    def many(shared, w, n_in, n_out, packed, n_tok, y, y_stride, bias, add, mine):
+        # Threads share (part of the rows of x, unit of NR weights), in this order.
+        tid, n_thread, turns = shared
+        n_unit = (n_out + NR - 1) // NR
+        n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
+        begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
+        while begin < n_unit * n_part:
+            for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
+                rows = share_of(part, n_part, n_tok, MR)
+                first = NR * max(0, begin - n_unit * part)
+                last = min(n_out, NR * (end - n_unit * part))
+                gemm(w, n_in, first, last, packed, rows, y, y_stride, bias, add, mine)
+            turn += 1
+            begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
+
+    def kernel(
+        tid, n_thread, turns, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
+    ):  # fmt: skip
+        n_tok, stride = load_i64(step + STEP.n_tok), 4 * y_stride
+        mine = scratch + tid * scratch_of(n_in)
+        if n_tok > FEW_ROWS:
+            shared = tid, n_thread, turns
+            many(shared, w, n_in, n_out, packed, n_tok, y, stride, bias, add, mine)
+            return
+        n_unit, turn = (n_out + unit - 1) // unit, 0
+        begin, end = take(turn, tid, n_thread, n_unit, turns)
+        while begin < n_unit:
+            few(w, n_in, (begin, end), n_out, packed, n_tok, y, stride, bias, add, mine)
+            turn += 1
+            begin, end = take(turn, tid, n_thread, n_unit, turns)
+
+    return kernel
+
+
+def moe_matmul(type: str) -> Any:
+    """Kernel of MOE_MATMUL: a token's row with the rows of each expert it was sent to."""
+    pair, row_bytes, pack = rows_of(type), row_bytes_of(type), pack_row(packed_form(type))
+
+    def kernel(
+        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
+    ):  # fmt: skip
+        size, mine = row_bytes(n_in), scratch + tid * scratch_of(n_in)
+        first, last = share_of(tid, n_thread, n_out, 1)
+        for slot in range(load_i64(step + STEP.n_tok) * n_used):
+            expert = w + size * n_out * load_i32(ids + 4 * slot)
+            pack(x + 4 * n_in * (slot if x_per_slot != 0 else slot // n_used), n_in, mine)
+            for r in range(first, last, 2):
+                row, next, to = expert + size * r, min(r + 1, last - 1), y + 4 * n_out * slot
+                sums = pair(row, expert + size * next, n_in, mine, mine + 8 * n_in)
+                store_f32(to + 4 * r, sums[0])
+                store_f32(to + 4 * next, sums[1])
+
+    return kernel

@@ -1,0 +1,47 @@
+"""Root mean square norm of rows."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.simd import LANES, fma, hsum, load_f, splat_f, store_f, zero_f
+
+
+@njit(error_model="numpy")
+def scale_of(row, n, eps):
+    """1 / sqrt(mean of the squares of n floats + eps)."""
+    sums, whole = zero_f(), n // LANES * LANES
+    for i in range(0, whole, LANES):
+        sums = fma(load_f(row + 4 * i), load_f(row + 4 * i), sums)
+    total = hsum(sums)
+    for i in range(whole, n):
+        total += load_f32(row + 4 * i) * load_f32(row + 4 * i)
+    return np.float32(1) / np.sqrt(total / np.float32(n) + eps)
+
+
+@njit(error_model="numpy")
+def normalise(row, w, out, n, eps, add):
+    """Write n floats of row / rms(row) * w over, or onto, what is at out; row may be out."""
+    scale, whole = scale_of(row, n, eps), n // LANES * LANES
+    scales = splat_f(scale)
+    for i in range(0, whole, LANES):
+        values = load_f(row + 4 * i) * scales * load_f(w + 4 * i)
+        store_f(out + 4 * i, values + load_f(out + 4 * i) if add else values)
+    for i in range(whole, n):
+        value = load_f32(row + 4 * i) * scale * load_f32(w + 4 * i)
+        store_f32(out + 4 * i, value + load_f32(out + 4 * i) if add else value)
+
+
+def rms_norm(add: int) -> Any:
+    """Kernel of RMS_NORM: each thread takes whole rows."""
+
+    def kernel(tid, n_thread, step, x, w, y, n, rows_per_tok, eps_f):
+        n_row = load_i64(step + STEP.n_tok) * rows_per_tok
+        source = x + 4 * n * rows_per_tok * load_i64(step + STEP.row)
+        for r in range(tid, n_row, n_thread):
+            normalise(source + 4 * n * r, w, y + 4 * n * r, n, eps_f, add)
+
+    return kernel

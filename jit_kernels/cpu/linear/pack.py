@@ -1,0 +1,134 @@
+"""Rows made ready for matrix products: normed or gated where asked, then in the products' form.
+
+Few rows become their floats and, for quantised weights, the planes of gemv.py after them; many
+become the blocks of the tiles in gemm.py.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import FEW_ROWS, STEP, matmul_scratch
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.simd import LANES, lane, load_f, splat_f, store_f
+from tamis.jit_kernels.cpu.linear.activation import gelu, silu
+from tamis.jit_kernels.cpu.linear.gemm import tiles_of
+from tamis.jit_kernels.cpu.linear.gemv import CHUNK, write_planes
+from tamis.jit_kernels.cpu.linear.norm import scale_of
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, MR, share_of
+
+scratch_of = njit(matmul_scratch)
+
+
+@njit
+def copied(x, other, scale):
+    """Elements as they are."""
+    return x
+
+
+@njit
+def normed(x, other, scale):
+    """Elements over their row's root mean square, times weights."""
+    return x * scale * other
+
+
+@njit
+def silu_gated(x, other, scale):
+    """SiLU of a gate's elements, times the other branch's."""
+    return silu(x) * other
+
+
+@njit
+def gelu_gated(x, other, scale):
+    """GELU of a gate's elements, times the other branch's."""
+    return gelu(x) * other
+
+
+SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
+
+
+def writer_of(source: str) -> Any:
+    """The function write(x, other, n, scale, to): n elements of a source, as floats."""
+    value, has_other = SOURCES[source], source != "rows"
+
+    @njit(error_model="numpy")
+    def write(x, other, n, scale, to):
+        scales, whole = splat_f(scale), n // LANES * LANES
+        for i in range(0, whole, LANES):
+            left = load_f(x + 4 * i)
+            right = load_f(other + 4 * i) if has_other else left
+            store_f(to + 4 * i, value(left, right, scales))
+        for i in range(whole, n):
+            left = splat_f(load_f32(x + 4 * i))
+            right = splat_f(load_f32(other + 4 * i)) if has_other else left
+            store_f32(to + 4 * i, lane(value(left, right, scales), 0))
+
+    return write
+
+
+def pack_row(form: str) -> Any:
+    """The function pack(x, n, to): one row as pack_rows leaves each of few."""
+    write, quantised = writer_of("rows"), form == "quantised"
+
+    @njit(error_model="numpy")
+    def pack(x, n, to):
+        write(x, x, n, np.float32(1), to)
+        if quantised:
+            whole = n // CHUNK * CHUNK
+            write_planes(to, whole, to + 4 * n, 0, whole)
+
+    return pack
+
+
+def pack_rows(form: str, source: str) -> Any:
+    """Kernel of PACK_ROWS: threads share the chunks of few rows, or take blocks of MR rows."""
+    pack_in_block, size = tiles_of(form).pack_row, tiles_of(form).BLOCK
+    write, quantised = writer_of(source), form == "quantised"
+    is_norm, as_is, other_rows = source == "norm", source == "rows", source in ("silu", "gelu")
+
+    @njit(error_model="numpy")
+    def row_scale(row, n, eps):
+        return scale_of(row, n, eps) if is_norm else np.float32(1)
+
+    @njit(error_model="numpy")
+    def pack_few(share, row, other, n, eps, to):
+        first, last = share
+        scale, skip = row_scale(row, n, eps), 4 * first
+        write(row + skip, other + skip, last - first, scale, to + skip)
+        if quantised:
+            whole = n // CHUNK * CHUNK
+            write_planes(to, whole, to + 4 * n, first, min(last, whole))
+
+    @njit(error_model="numpy")
+    def pack_block(x, other, n_row, n, eps, block, scratch):
+        """Pack rows of x; `other` has rows as far apart, or one for all."""
+        floats, apart = scratch + 64, 4 * n if other_rows else 0
+        for i in range(n_row):
+            store_f32(scratch + 4 * i, row_scale(x + 4 * n * i, n, eps))
+        for k in range(0, n, DEPTH):
+            rest = min(DEPTH, n - k)
+            for i in range(MR):
+                at = x + 4 * (n * i + k)
+                if not as_is and i < n_row:
+                    write(at, other + apart * i + 4 * k, rest, load_f32(scratch + 4 * i), floats)
+                    at = floats
+                pack_in_block(at, rest if i < n_row else 0, block, i)
+            block += size
+
+    def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
+        n_tok, mine = load_i64(step + STEP.n_tok), scratch + tid * scratch_of(n)
+        row, apart = 4 * n, 4 * n if other_rows else 0
+        x += row * load_i64(step + STEP.row)
+        other += apart * load_i64(step + STEP.row)
+        if n_tok <= FEW_ROWS:
+            share = share_of(tid, n_thread, n, CHUNK)
+            for t in range(n_tok):
+                pack_few(share, x + row * t, other + apart * t, n, eps_f, packed + 2 * row * t)
+            return
+        n_block = (n + DEPTH - 1) // DEPTH
+        for t in range(MR * tid, n_tok, MR * n_thread):
+            block, n_row = packed + size * n_block * (t // MR), min(MR, n_tok - t)
+            pack_block(x + row * t, other + apart * t, n_row, n, eps_f, block, mine)
+
+    return kernel

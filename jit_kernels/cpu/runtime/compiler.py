@@ -1,0 +1,153 @@
+"""Compile kernels to object code: Numba down to LLVM IR, one C entry, everything else private.
+
+Run as a module, with a folder and a level of CPU features, it is a worker of the kernel library:
+see jit_kernels/compile/workers.py.
+"""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba import njit, types
+from numba._dynfunc import make_function
+from numba.core import codegen, config, cpu
+
+from tamis.jit_kernels.compile.workers import serve
+from tamis.jit_kernels.contract.layout import TURNS
+from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.jit_kernels.cpu.lang import features
+from tamis.jit_kernels.cpu.lang.intrinsic import struct_reader
+
+ENTRY = types.void(types.int64, types.int64, types.int64)
+# Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "nogil": True,
+    "boundscheck": False,
+    "fastmath": FASTMATH,
+}
+
+
+def _entry(op: Op, constants: dict[str, int | str]) -> Any:
+    """The entry void(int64, int64, int64) of a kernel; checks the kernel against the contract."""
+    module = importlib.import_module(f"tamis.jit_kernels.cpu.{op.file}")
+    function = getattr(module, op.name)(**constants)
+    if not op.fields:
+        return function
+    expected = ["tid", "n_thread", *op.fields]
+    found = list(inspect.signature(function).parameters)
+    shares = found[2:3] == ["turns"]  # see cpu/lang/work_sharing.py
+    if found[:2] + found[2 + shares :] != expected:
+        raise TypeError(f"kernel {op.name} takes {found}, the contract says {expected}")
+    kernel = njit(**OPTIONS)(function)
+    fields = struct_reader(tuple("f" if name.endswith("_f") else "i" for name in op.fields))
+
+    def entry(tid, n_thread, args):
+        kernel(tid, n_thread, *fields(args + TURNS))
+
+    def entry_with_turns(tid, n_thread, args):
+        kernel(tid, n_thread, args, *fields(args + TURNS))
+
+    return entry_with_turns if shares else entry
+
+
+def _private(module: Any, symbol: str, native: str) -> None:
+    """Give the module one public function, `symbol`, that calls the native one."""
+    wrapper = llvm.parse_assembly(f"""
+        declare i32 @"{native}"(ptr, ptr, i64, i64, i64)
+        define void @{symbol}(i64 %a, i64 %b, i64 %c) {{
+          %result = alloca ptr
+          %exception = alloca ptr
+          %status = call i32 @"{native}"(ptr %result, ptr %exception, i64 %a, i64 %b, i64 %c)
+          ret void
+        }}""")
+    module.link_in(wrapper)
+    for function in module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+
+
+def compile_kernel(spec: KernelSpec) -> bytes:
+    """Object code of one kernel at `features.current()`; `spec.symbol` is its only public name."""
+    machine = target_machine()
+    return machine.emit_object(optimised(spec, machine))
+
+
+def optimised(spec: KernelSpec, machine: Any) -> Any:
+    """The LLVM module of one kernel, ready to be emitted for `machine`.
+
+    Numba must run at optimisation level 0 (NUMBA_OPT). Above it, Numba emits each called function
+    before it links it to its caller, and LLVM's code generator leaves addresses in that function
+    that are `getelementptr null, integer`; the caller's passes then delete every load and store
+    through them as undefined. All optimisation happens here, once, on the whole kernel.
+    Raises TypeError where the kernel does not have the fields of its op.
+    """
+    level = vars(config)["OPT"]
+    assert level == 0, f"NUMBA_OPT is {level}, must be 0"
+    constants = dict(zip(spec.op.constants, spec.constants, strict=True))
+    dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
+    compiled: Any = dispatcher.overloads[ENTRY.args]
+    module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
+    _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def target_machine() -> Any:
+    """The machine that object code of this process's level is made for: see features.target."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, instructions = features.target(features.current())
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=instructions, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def take_only_ir() -> None:
+    """Keep Numba from making machine code in this process: it can then compile, but not run.
+
+    Kernels are optimised and emitted here, from the IR. Numba's own code for each of their
+    functions, and the wrappers by which Python would call it, are a third of the time.
+    """
+
+    def finalize(library: Any) -> None:
+        vars(library)["_finalized"] = True
+
+    def executable(_context: Any, library: Any, fndesc: Any, env: Any) -> Any:
+        library._ensure_finalized()  # links the functions that this one calls
+        # Numba tells functions apart by this object; its address is never called.
+        return make_function(fndesc.lookup_module(), fndesc.qualname, "", 1, env, (library,))
+
+    def options(self: Any, flags: Any, given: Any) -> None:
+        set_options(self, flags, given)
+        flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+
+    set_options = cpu.CPUTargetOptions.finalize
+    replaced = [
+        (codegen.JITCodeLibrary, "_finalize_final_module", finalize),
+        (cpu.CPUContext, "get_executable", executable),
+        (cpu.CPUTargetOptions, "finalize", options),
+    ]
+    for owner, name, function in replaced:
+        assert hasattr(owner, name), f"this Numba has no {owner.__name__}.{name}"
+        setattr(owner, name, function)
+
+
+def main(folder: str, level: str) -> None:
+    """Serve as a worker whose kernels are of a level of CPU features."""
+    features.use(level)
+    take_only_ir()
+    serve(Path(folder), compile_kernel)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

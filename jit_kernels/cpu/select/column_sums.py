@@ -1,0 +1,118 @@
+"""Column sums of attention weights: what queries looked at, summed by position."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.attention.gathered_scores import key_row
+from tamis.jit_kernels.cpu.attention.streamed_dot import picking, sweeping
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
+from tamis.jit_kernels.cpu.lang.simd import (
+    hmax,
+    hsum,
+    load_f32x16,
+    splat_f32x16,
+    store_f32x16,
+    vexp,
+    vmax,
+    zero_f32x16,
+)
+from tamis.jit_kernels.cpu.select.common import LOWEST, key_at
+
+ONE = np.float32(1)
+
+
+@njit(error_model="numpy")
+def exponentials(row, n, end, scale):
+    """Entries up to n become exp((x - the largest) * scale), those to end, a whole vector, 0.
+
+    Their sum.
+    """
+    for i in range(n, end):
+        store_f32(row + 4 * i, LOWEST)
+    top, total, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
+    for i in range(0, end, 16):
+        top = vmax(top, load_f32x16(row + 4 * i))
+    top = splat_f32x16(hmax(top))
+    for i in range(0, end, 16):
+        weight = vexp((load_f32x16(row + 4 * i) - top) * factor)
+        store_f32x16(row + 4 * i, weight)
+        total += weight
+    return hsum(total)
+
+
+@njit(error_model="numpy")
+def n_kept(past_pos, n_past, pos):
+    """How many queries before `pos`, one after the other, are held."""
+    n = 0
+    while n < n_past and n < pos:
+        p = pos - 1 - n
+        if load_i64(past_pos + 8 * (p % n_past)) != p:
+            break
+        n += 1
+    return n
+
+
+def column_sums(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of COLUMN_SUMS: threads take KV heads in turn."""
+    sweep, size, rows_per_kv = sweeping(head_dim, heads, PAGE), 4 * head_dim, heads // group
+
+    def kernel(
+        tid, n_thread, step, q, past, past_pos, k_pages, k_table, sums, scores, n_head_kv,
+        capacity, n_past, scale_f,
+    ):  # fmt: skip
+        pos, stride = load_i64(step + STEP.pos), 4 * capacity
+        n_query = n_kept(past_pos, n_past, pos)
+        for h in range(tid, n_head_kv, n_thread):
+            first, row = sums + stride * rows_per_kv * h, scores + stride * heads * h
+            for r in range(rows_per_kv):
+                for i in range(0, stride, 64):
+                    store_f32x16(first + stride * r + i, zero_f32x16())
+            for t in range(max(1, n_query)):
+                p, queries = pos, q + size * heads * h
+                if n_query > 0:
+                    p = pos - 1 - t
+                    queries = past + size * heads * (n_head_kv * (p % n_past) + h)
+                end = (p // PAGE + 1) * PAGE
+                for j in range(0, end, PAGE):
+                    keys = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    following = min(j + PAGE, end - PAGE)
+                    ahead = key_at(k_pages, k_table, n_head_kv, h, following, head_dim)
+                    sweep(queries, keys, ahead, row + 4 * j, stride)
+                for g in range(heads):
+                    own, to = row + stride * g, first + stride * (g // group)
+                    share = splat_f32x16(ONE / exponentials(own, p + 1, end, scale_f))
+                    for i in range(0, 4 * end, 64):
+                        x = load_f32x16(to + i) + load_f32x16(own + i) * share
+                        store_f32x16(to + i, x)
+
+    return kernel
+
+
+def column_add(head_dim: int, group: int) -> Any:
+    """Kernel of COLUMN_ADD: threads take rows in turn."""
+    pick, size = picking(head_dim, group), 4 * head_dim
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, indptr, indices, sums, lines, scores, n_row,
+        heads_per_kv, n_head_kv, capacity, most, scale_f,
+    ):  # fmt: skip
+        for r in range(tid, n_row, n_thread):
+            begin = load_i32(indptr + 4 * r)
+            n, kept, h = load_i32(indptr + 4 * r + 4) - begin, indices + 4 * begin, r * group
+            own, rows = scores + 4 * most * group * r, lines + 4 * most * r
+            for i in range(n):
+                j = load_i32(kept + 4 * i)
+                store_i32(rows + 4 * i, key_row(k_table, n_head_kv, h // heads_per_kv, j))
+            pick(q + size * h, k_pages, rows, n, own, 4 * most)
+            for g in range(group):
+                weights, end = own + 4 * most * g, (n + 15) // 16 * 16
+                share = ONE / exponentials(weights, n, end, scale_f)
+                for i in range(n):
+                    at = sums + 4 * (capacity * r + load_i32(kept + 4 * i))
+                    store_f32(at, load_f32(at) + load_f32(weights + 4 * i) * share)
+
+    return kernel

@@ -1,0 +1,424 @@
+"""Ops that make Selections: windows, scores of keys, the best k."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.types import PAGE, kv_row
+from tamis.jit_kernels.cpu.attention.streamed_dot import sweeping_up_to
+from tamis.jit_kernels.cpu.kv.kv_rows import row_at
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    f32_bits,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    as_i32,
+    bits_at_least,
+    count_at_least,
+    count_bits,
+    count_i32x16,
+    hmax,
+    load_f32x16,
+    load_i32x16,
+    lowest_bit,
+    shift_right_signed,
+    splat_i32x16,
+    store_chosen,
+    store_f32x16,
+    store_i32x16,
+    vmax,
+    vmin,
+)
+
+
+@njit(error_model="numpy")
+def key_at(k_pages, k_table, n_head_kv, h, j, head_dim):
+    """Address of KV head h's f16 key of position j."""
+    row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
+    return k_pages + 2 * head_dim * row
+
+
+@njit
+def write_ends(indices, count, sinks, low, high):
+    """Write 0 .. sinks - 1 and low .. high - 1 from entry `count` on; the count after them."""
+    for i in range(sinks):
+        store_i32(indices + 4 * (count + i), i)
+    for i in range(low, high):
+        store_i32(indices + 4 * (count + sinks + i - low), i)
+    return count + sinks + max(0, high - low)
+
+
+@njit
+def copy_row(source, to, n):
+    """Copy n 32-bit entries."""
+    whole = n - n % 16
+    for i in range(0, whole, 16):
+        store_i32x16(to + 4 * i, load_i32x16(source + 4 * i))
+    for i in range(whole, n):
+        store_i32(to + 4 * i, load_i32(source + 4 * i))
+
+
+def select_window() -> Any:
+    """Kernel of SELECT_WINDOW. A few thousand integers at most: one thread writes them."""
+
+    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent):
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        count = 0
+        store_i32(indptr, 0)
+        for qb in range((n_tok + q_block - 1) // q_block):
+            oldest = pos + qb * q_block
+            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
+            low = max(0, oldest - n_recent + 1) // block if n_recent != 0 else 0
+            sinks = min(low, (n_sink + block - 1) // block)
+            for r in range(n_row):
+                count = write_ends(indices, count, sinks, low, newest // block + 1)
+                store_i32(indptr + 4 * (qb * n_row + r + 1), count)
+
+    return kernel
+
+
+LOWEST = np.float32(-3e38)  # the score of positions that are not chosen from
+SPAN = 4 * PAGE  # positions that 16 maxima stand for
+
+
+@njit(error_model="numpy")
+def window_start(pos, n_local, drop):
+    """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
+    return max(0, min(drop * pos >> 32, pos + 1 - n_local))
+
+
+@njit(error_model="numpy")
+def middle(pos, n_sink, n_local, drop):
+    """The range of positions between sinks and local window that a method chooses from."""
+    low = max(n_sink, window_start(pos, n_local, drop))
+    return low, max(n_sink, pos + 1 - n_local)
+
+
+def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
+    """Kernel of SCORE_KEYS: threads share the positions of each KV head, in whole spans."""
+    sweep, size = sweeping_up_to(head_dim, heads, PAGE, type_k), kv_row(type_k, head_dim).itemsize
+
+    @njit(error_model="numpy")
+    def join(scores, stride, n):
+        """The maximum of each row's heads becomes its first head's score."""
+        for r in range(0, n, group):
+            for i in range(0, 4 * PAGE, 64):
+                at = scores + stride * r + i
+                best = load_f32x16(at)
+                for g in range(1, group):
+                    best = vmax(best, load_f32x16(at + stride * g))
+                store_f32x16(at, best)
+
+    @njit(error_model="numpy")
+    def leave_out(scores, stride, n, page, low, high):
+        """Positions of the page outside low .. high - 1 get LOWEST."""
+        for r in range(0, n, group):
+            for i in range(PAGE):
+                if page * PAGE + i < low or page * PAGE + i >= high:
+                    store_f32(scores + stride * r + 4 * i, LOWEST)
+
+    def kernel(
+        tid, n_thread, step, q, counts, k_pages, k_table, scores, maxima, n_head_kv, capacity,
+        n_sink, n_local, drop,
+    ):  # fmt: skip
+        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, drop)
+        first, last = low // PAGE, (high + PAGE - 1) // PAGE
+        span = first // 4
+        n_span = (last + 3) // 4 - span
+        begin = max(first, 4 * (span + n_span * tid // n_thread))
+        end = min(last, 4 * (span + n_span * (tid + 1) // n_thread))
+        stride = 4 * capacity
+        for h in range(n_head_kv):
+            n = load_i32(counts + 4 * h) if counts != 0 else heads
+            if n == 0 or high <= low:
+                continue
+            queries, row, tops = (
+                q + 4 * head_dim * heads * h, scores + stride * heads * h,
+                maxima + stride // 16 * heads * h,
+            )  # fmt: skip
+            for page in range(begin, end):
+                keys = k_pages + size * row_at(k_table, n_head_kv, h, page * PAGE)
+                following = min(page + 1, end - 1) * PAGE
+                ahead = k_pages + size * row_at(k_table, n_head_kv, h, following)
+                at = row + 4 * PAGE * page
+                sweep(n, queries, keys, ahead, at, stride)
+                if group > 1:
+                    join(at, stride, n)
+                if page * PAGE < low or (page + 1) * PAGE > high:
+                    leave_out(at, stride, n, page, low, high)
+                fresh = page % 4 == 0 or page == first
+                for r in range(0, n, group):
+                    top = load_f32x16(at + stride * r)
+                    for i in range(64, 4 * PAGE, 64):
+                        top = vmax(top, load_f32x16(at + stride * r + i))
+                    to = tops + stride // 16 * r + 64 * (page // 4)
+                    store_f32x16(to, top if fresh else vmax(top, load_f32x16(to)))
+
+    return kernel
+
+
+LEAST = -0x80000000  # below what `ordered` gives for any score
+
+
+@njit
+def ordered(score):
+    """An int32 that orders as the float does; both zeros give the same."""
+    bits = f32_bits(score)
+    sign = bits >> 31  # without a branch: signs come in no order that a CPU could guess
+    return ((bits & 0x7FFFFFFF) ^ -sign) + sign
+
+
+@njit
+def _in_order(x):
+    """As `ordered`, of a vector."""
+    bits = as_i32(x)
+    sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
+    return ((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign
+
+
+@njit
+def _range_of(scores, low, high):
+    """The smallest and the largest ordered score of entries low .. high - 1."""
+    whole = high - (high - low) % 16
+    least, most = splat_i32x16(0x7FFFFFFF), splat_i32x16(LEAST)
+    for j in range(low, whole, 16):
+        x = _in_order(load_f32x16(scores + 4 * j))
+        least, most = vmin(x, least), vmax(x, most)
+    bottom, top = -hmax(splat_i32x16(-1) - least) - 1, int(hmax(most))
+    for j in range(whole, high):
+        x = ordered(load_f32(scores + 4 * j))
+        bottom, top = min(bottom, x), max(top, x)
+    return bottom, top
+
+
+@njit
+def threshold(scores, low, high, k):
+    """An ordered score that k of entries low .. high - 1 reach, by bisection on its bits.
+
+    The largest one, the k-th best score; or a smaller one that the same k reach.
+    """
+    return bound_of(scores, low, high, k, k)
+
+
+@njit
+def bound_of(scores, low, high, k, most):
+    """An ordered score that k to `most` of entries low .. high - 1 reach; more only where tied."""
+    whole = high - (high - low) % 16
+    found, above = _range_of(scores, low, high)
+    while found < above:  # k entries reach found, fewer reach above + 1
+        candidate = (found + above + 1) >> 1
+        bar = splat_i32x16(candidate)
+        count = 0
+        for j in range(low, whole, 16):
+            count += count_at_least(_in_order(load_f32x16(scores + 4 * j)), bar)
+        for j in range(whole, high):
+            count += ordered(load_f32(scores + 4 * j)) >= candidate
+        if count >= k:
+            found = candidate
+            if count <= most:
+                break
+        else:
+            above = candidate - 1
+    return found
+
+
+@njit(error_model="numpy")
+def keep_best(scores, items, n, k, out):
+    """Copy the k < n items with the best scores, in order; ties go to earlier ones."""
+    bar = threshold(scores, 0, n, k)
+    ties = k
+    for i in range(n):
+        ties -= ordered(load_f32(scores + 4 * i)) > bar
+    count = 0
+    for i in range(n):
+        # Written always, counted where kept: no branch that a CPU would guess wrong.
+        store_i32(out + 4 * count, load_i32(items + 4 * i))
+        order = ordered(load_f32(scores + 4 * i))
+        tie = order == bar and ties > 0
+        ties -= tie
+        count += order > bar or tie
+        if count == k:
+            break
+
+
+@njit(error_model="numpy")
+def survivors(scores, maxima, low, high, k, order):
+    """Move the scores that may be among the best k to the front of their row; count them.
+
+    scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; positions, ascending,
+    go to `order`. At least k scores reach the k-th best of the maxima, so it is a bound.
+    """
+    first, last = low // PAGE * PAGE, (high + PAGE - 1) // PAGE * PAGE
+    least, most = first // SPAN * 16, (last + SPAN - 1) // SPAN * 16
+    bound = ordered(LOWEST) + 1
+    if most - least > k:
+        bound = max(bound, bound_of(maxima, least, most, k, k + k // 8))
+    bar, count = splat_i32x16(bound), 0
+    for j in range(first, last, 16):
+        x = load_f32x16(scores + 4 * j)
+        bits = bits_at_least(_in_order(x), bar)
+        if bits != 0:
+            store_chosen(scores + 4 * count, x, bits)
+            store_chosen(order + 4 * count, count_i32x16() + splat_i32x16(j), bits)
+            count += count_bits(bits)
+    return count
+
+
+@njit(error_model="numpy")
+def keep_top(scores, items, n, k):
+    """Move the k <= n best scores and their items to the front, in order; ties go to earlier ones.
+
+    Both are rows of whole vectors, of which the last may hold more than n.
+    """
+    bar, above = threshold(scores, 0, n, k), 0
+    for i in range(0, n, 16):
+        live = (1 << min(16, n - i)) - 1
+        x = _in_order(load_f32x16(scores + 4 * i))
+        above += count_bits(bits_at_least(x, splat_i32x16(bar + 1)) & live)
+    count, ties = 0, k - above
+    for i in range(0, n, 16):
+        live = (1 << min(16, n - i)) - 1
+        score, item = load_f32x16(scores + 4 * i), load_i32x16(items + 4 * i)
+        x = _in_order(score)
+        bits = bits_at_least(x, splat_i32x16(bar + 1)) & live
+        tied = (bits_at_least(x, splat_i32x16(bar)) & live) ^ bits
+        while tied != 0 and ties > 0:
+            bits |= tied & -tied
+            tied &= tied - 1
+            ties -= 1
+        store_chosen(scores + 4 * count, score, bits)
+        store_chosen(items + 4 * count, item, bits)
+        count += count_bits(bits)
+
+
+@njit(error_model="numpy")
+def write_best(scores, low, high, k, out):
+    """Write the k < high - low entries of low .. high - 1 with the best scores, in order."""
+    bar, ties = threshold(scores, low, high, k), k
+    whole = high - (high - low) % 16
+    for j in range(low, whole, 16):
+        x = _in_order(load_f32x16(scores + 4 * j))
+        ties -= count_at_least(x, splat_i32x16(bar + 1))
+    for j in range(whole, high):
+        ties -= ordered(load_f32(scores + 4 * j)) > bar
+    for j in range(low, whole, 16):
+        bits = bits_at_least(_in_order(load_f32x16(scores + 4 * j)), splat_i32x16(bar))
+        while bits != 0:
+            i = j + lowest_bit(bits)
+            bits &= bits - 1
+            tie = ordered(load_f32(scores + 4 * i)) == bar
+            if not tie or ties > 0:
+                store_i32(out, i)
+                out += 4
+            ties -= tie
+    for j in range(whole, high):
+        order = ordered(load_f32(scores + 4 * j))
+        if order > bar or (order == bar and ties > 0):
+            store_i32(out, j)
+            out += 4
+        ties -= order == bar
+
+
+def select_best() -> Any:
+    """Kernel of SELECT_BEST: threads take rows in turn."""
+
+    def kernel(
+        tid, n_thread, step, scores, maxima, order, sets, counts, n_row, group, capacity,
+        set_capacity, n_sink, n_local, n_top,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        low, high = middle(pos, n_sink, n_local, 0)
+        for r in range(tid, n_row, n_thread):
+            out, row = sets + 4 * set_capacity * r, scores + 4 * capacity * group * r
+            tops, found = maxima + capacity // 4 * group * r, order + 4 * capacity * r
+            n = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
+            if high - low <= n_top:
+                n = write_ends(out, n, 0, low, high)
+            elif n_top > 0:
+                count = survivors(row, tops, low, high, n_top, found)
+                keep_top(row, found, count, n_top)
+                copy_row(found, out + 4 * n, n_top)
+                n += n_top
+            store_i32(counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
+
+    return kernel
+
+
+def select_top_k() -> Any:
+    """Kernel of SELECT_TOP_K: threads take rows in turn; all rows have the same size."""
+
+    def kernel(
+        tid, n_thread, step, scores, indptr, indices, n_row, capacity, block, n_sink, n_recent,
+        n_top,
+    ):  # fmt: skip
+        n_block = load_i64(step + STEP.pos) // block + 1
+        size = min(n_block, n_sink + n_recent + n_top)
+        everything = size == n_block
+        for r in range(tid, n_row, n_thread):
+            store_i32(indptr, 0)
+            store_i32(indptr + 4 * (r + 1), (r + 1) * size)
+            row, low, high = scores + 4 * capacity * r, n_sink, n_block - n_recent
+            at = indices + 4 * size * r
+            if everything:
+                write_ends(at, 0, n_block, 0, 0)
+                continue
+            write_ends(at, 0, n_sink, 0, 0)
+            if n_top > 0:
+                write_best(row, low, high, n_top, at + 4 * n_sink)
+            write_ends(at, n_sink + n_top, 0, high, n_block)
+
+    return kernel
+
+
+def select_union() -> Any:
+    """Kernel of SELECT_UNION: threads take KV heads in turn."""
+
+    def kernel(
+        tid, n_thread, step, sets, counts, bits, joined, n_joined, rows_per_kv, n_head_kv, capacity,
+        joined_capacity, n_word,
+    ):  # fmt: skip
+        n = load_i64(step + STEP.pos) // 64 + 1
+        for h in range(tid, n_head_kv, n_thread):
+            words, out, count = bits + 8 * n_word * h, joined + 4 * joined_capacity * h, 0
+            for w in range(n):
+                store_i64(words + 8 * w, 0)
+            for r in range(h * rows_per_kv, (h + 1) * rows_per_kv):
+                row = sets + 4 * capacity * r
+                for i in range(load_i32(counts + 4 * r)):
+                    j = load_i32(row + 4 * i)
+                    at = words + 8 * (j >> 6)
+                    store_i64(at, load_i64(at) | (1 << (j & 63)))
+            for w in range(n):
+                word = load_i64(words + 8 * w)
+                while word != 0:
+                    store_i32(out + 4 * count, 64 * w + lowest_bit(word))
+                    word &= word - 1
+                    count += 1
+            store_i32(n_joined + 4 * h, count)
+
+    return kernel
+
+
+def select_pack() -> Any:
+    """Kernel of SELECT_PACK: threads take rows in turn; each adds up the sizes before its own."""
+
+    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
+        begin = 0
+        for r in range(n_row):
+            count = load_i32(counts + 4 * r)
+            if r % n_thread == tid:
+                store_i32(indptr, 0)
+                store_i32(indptr + 4 * (r + 1), begin + count)
+                copy_row(sets + 4 * capacity * r, indices + 4 * begin, count)
+            begin += count
+
+    return kernel

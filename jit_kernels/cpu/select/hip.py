@@ -1,0 +1,152 @@
+"""HiP's ops: the paper's tree search for the best blocks, and the Selection round them."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cpu.lang.blocks16 import dot_half
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    prefetch,
+)
+from tamis.jit_kernels.cpu.select.common import key_at, ordered, threshold
+
+AHEAD = 8  # branches whose keys are on their way while one is scored
+LOWEST = np.float32(-3e38)
+
+
+@njit(error_model="numpy")
+def halve(chunks, branches, n_chunk):
+    """Split every chunk (first, end) in the middle; how many branches that gives."""
+    count = 0
+    for j in range(n_chunk):
+        first, end = load_i32(chunks + 8 * j), load_i32(chunks + 8 * j + 4)
+        middle = (first + end) // 2
+        if middle > first:  # else the chunk is one block, and its own only branch
+            store_i32(branches + 8 * count, first)
+            store_i32(branches + 8 * count + 4, middle)
+            count += 1
+        store_i32(branches + 8 * count, middle)
+        store_i32(branches + 8 * count + 4, end)
+        count += 1
+    return count
+
+
+@njit(error_model="numpy")
+def centre_of(branches, b):
+    """The centre block of a branch, which stands for it."""
+    return (load_i32(branches + 8 * b) + load_i32(branches + 8 * b + 4) - 1) // 2
+
+
+@njit(error_model="numpy")
+def keep_branches(branches, scores, n_branch, chunks, n_chunk):
+    """Copy the n_chunk branches with the best scores, in order; the length of the longest."""
+    bar = threshold(scores, 0, n_branch, n_chunk)
+    ties = n_chunk
+    for b in range(n_branch):
+        ties -= ordered(load_f32(scores + 4 * b)) > bar
+    count, longest = 0, 0
+    for b in range(n_branch):
+        order = ordered(load_f32(scores + 4 * b))
+        if order > bar or (order == bar and ties > 0):
+            ties -= order == bar
+            first, end = load_i32(branches + 8 * b), load_i32(branches + 8 * b + 4)
+            store_i32(chunks + 8 * count, first)
+            store_i32(chunks + 8 * count + 4, end)
+            longest = max(longest, end - first)
+            count += 1
+    return longest
+
+
+def hip_estimate(head_dim: int, group: int) -> Any:
+    """Kernel of HIP_ESTIMATE: threads take rows in turn."""
+
+    @njit(error_model="numpy")
+    def score(heads, k_pages, k_table, n_head_kv, h, first, end, stride):
+        """The best q . k over every stride-th key of positions first .. end - 1."""
+        best, j = LOWEST, first
+        while j < end:  # a range would divide by its step
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+            for g in range(group):
+                best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
+            j += stride
+        return best
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, mask, tree, n_row, heads_per_kv, n_head_kv,
+        n_chunk, block, stride, n_sink, n_local,
+    ):  # fmt: skip
+        high = max(n_sink, (load_i64(step + STEP.pos) + 1 - n_local) // block)
+        n = high - n_sink
+        for r in range(tid, n_row, n_thread):
+            h, heads = r * group // heads_per_kv, q + 4 * head_dim * group * r
+            chosen = mask + 4 * (1 + n_chunk) * r
+            chunks = tree + 32 * n_chunk * r
+            branches, scores = chunks + 8 * n_chunk, chunks + 24 * n_chunk
+            count = min(n, n_chunk)
+            for j in range(count):
+                # Ends of equal parts, rounded to the nearest block (the paper's footnote 1).
+                store_i32(chunks + 8 * j, n_sink + (2 * j * n + count) // (2 * count))
+                store_i32(chunks + 8 * j + 4, n_sink + (2 * (j + 1) * n + count) // (2 * count))
+            longest = (n + count - 1) // count if count > 0 else 0
+            while longest > 1:
+                n_branch = halve(chunks, branches, n_chunk)
+                for b in range(n_branch):
+                    # Centres lie far apart: without this a branch costs the way to memory.
+                    later = centre_of(branches, min(b + AHEAD, n_branch - 1)) * block
+                    key = key_at(k_pages, k_table, n_head_kv, h, later, head_dim)
+                    for at in range(key, key + 2 * head_dim * min(block, 4), 64):
+                        prefetch(at)
+                    j = centre_of(branches, b) * block
+                    best = score(heads, k_pages, k_table, n_head_kv, h, j, j + block, stride)
+                    store_f32(scores + 4 * b, best)
+                longest = keep_branches(branches, scores, n_branch, chunks, n_chunk)
+            store_i32(chosen, count)
+            for j in range(count):
+                store_i32(chosen + 4 * (1 + j), load_i32(chunks + 8 * j))
+
+    return kernel
+
+
+def hip_select() -> Any:
+    """Kernel of HIP_SELECT. Some ten thousand integers at most: one thread writes them."""
+
+    def kernel(
+        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
+        mask_block, q_block,
+    ):  # fmt: skip
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        count, row = 0, 0
+        store_i32(indptr, 0)
+        for first in range(0, n_tok, q_block):
+            oldest = first // mask_block * mask_block  # the query that the mask was made for
+            high = max(0, pos + oldest + 1 - n_local) // block
+            end = (pos + min(n_tok, first + q_block) + block - 1) // block
+            for r in range(n_row):
+                chosen = mask + 4 * (1 + n_chunk) * (first // mask_block * n_row + r)
+                following = min(n_sink, high)  # blocks before it are taken or passed over
+                for i in range(following):
+                    store_i32(indices + 4 * (count + i), i)
+                count += following
+                for j in range(load_i32(chosen)):
+                    b = load_i32(chosen + 4 * (1 + j))
+                    for i in range(max(following, b - n_near), min(high, b + n_near + 1)):
+                        store_i32(indices + 4 * count, i)
+                        count, following = count + 1, i + 1
+                for i in range(high, end):
+                    store_i32(indices + 4 * count, i)
+                    count += 1
+                row += 1
+                store_i32(indptr + 4 * row, count)
+
+    return kernel

@@ -1,0 +1,139 @@
+"""Sets that outlive a step: what H2O and SnapKV keep of the past, and Selections of kept sets."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cpu.select.common import (
+    LOWEST,
+    copy_row,
+    middle,
+    ordered,
+    threshold,
+    write_best,
+    write_ends,
+)
+
+
+@njit(error_model="numpy")
+def keep(row, low, high, k, kept):
+    """Write how many of positions low .. high - 1 are kept, and these: the k best by row."""
+    n = max(0, min(k, high - low))
+    store_i32(kept, n)
+    if n == high - low:
+        write_ends(kept + 4, 0, 0, low, high)
+    elif n > 0:
+        write_best(row, low, high, n, kept + 4)
+
+
+def kept_sets() -> Any:
+    """Kernel of KEPT_SETS: threads take rows in turn."""
+
+    def kernel(
+        tid, n_thread, step, kept, begin, owners, sets, counts, n_row, n_keep, set_capacity, n_sink,
+    ):  # fmt: skip
+        pos, first = load_i64(step + STEP.pos), load_i64(begin)
+        for r in range(tid, n_row, n_thread):
+            owner = load_i32(owners + 4 * r) if owners != 0 else r
+            own, out = kept + 4 * (1 + n_keep) * owner, sets + 4 * set_capacity * r
+            n, count = write_ends(out, 0, min(n_sink, pos + 1), 0, 0), load_i32(own)
+            copy_row(own + 4, out + 4 * n, count)
+            store_i32(counts + 4 * r, write_ends(out, n + count, 0, first, pos + 1))
+
+    return kernel
+
+
+@njit(error_model="numpy")
+def replace(row, kept, n_keep, newcomer):
+    """The newcomer joins the kept positions; beyond n_keep the one with the smallest sum goes."""
+    n = load_i32(kept)
+    if n < n_keep:
+        store_i32(kept, n + 1)
+        store_i32(kept + 4 * (1 + n), newcomer)
+        return
+    worst, least = n, load_f32(row + 4 * newcomer)
+    for i in range(n):
+        x = load_f32(row + 4 * load_i32(kept + 4 * (1 + i)))
+        if x < least:
+            worst, least = i, x
+    if worst < n:
+        for i in range(worst, n - 1):
+            store_i32(kept + 4 * (1 + i), load_i32(kept + 4 * (2 + i)))
+        store_i32(kept + 4 * n, newcomer)
+
+
+def h2o_keep() -> Any:
+    """Kernel of H2O_KEEP: threads take rows in turn."""
+
+    def kernel(
+        tid, n_thread, step, sums, kept, begin, n_row, capacity, n_keep, n_sink, n_local, fresh,
+    ):  # fmt: skip
+        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+        if tid == 0:
+            store_i64(begin, high)
+        for r in range(tid, n_row, n_thread):
+            row, own = sums + 4 * capacity * r, kept + 4 * (1 + n_keep) * r
+            if fresh != 0:
+                keep(row, low, high, n_keep, own)
+            elif high > low:
+                replace(row, own, n_keep, high - 1)
+
+    return kernel
+
+
+@njit(error_model="numpy")
+def pool_row(row, low, high, radius, average, out):
+    """The sum or the largest of the neighbours within `radius`, of entries low .. high - 1."""
+    for j in range(low, high):
+        first, last = max(low, j - radius), min(high - 1, j + radius)
+        total = best = load_f32(row + 4 * first)
+        for i in range(first + 1, last + 1):
+            x = load_f32(row + 4 * i)
+            total += x
+            best = max(best, x)
+        store_f32(out + 4 * j, total if average != 0 else best)
+
+
+def snapkv_keep() -> Any:
+    """Kernel of SNAPKV_KEEP: one thread, once a prompt."""
+
+    def kernel(
+        tid, n_thread, step, sums, pooled, kept, begin, n_row, capacity, n_keep, n_sink, n_local,
+        n_top, pool, average, ada_f,
+    ):  # fmt: skip
+        if tid != 0:
+            return
+        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+        store_i64(begin, high)
+        for i in range(n_row * capacity):
+            store_f32(pooled + 4 * i, LOWEST)
+        for r in range(n_row):
+            at = 4 * capacity * r
+            pool_row(sums + at, low, high, pool // 2, average, pooled + at)
+        total, bar, above = n_top * n_row, ordered(LOWEST), 0
+        if 0 < n_top < high - low:
+            bar = threshold(pooled, 0, n_row * capacity, total)
+            for i in range(n_row * capacity):
+                above += ordered(load_f32(pooled + 4 * i)) > bar
+        ties = total - above
+        for r in range(n_row):
+            row, best = pooled + 4 * capacity * r, 0
+            for j in range(low, high):
+                order = ordered(load_f32(row + 4 * j))
+                tie = order == bar and ties > 0
+                ties -= tie
+                best += order > bar or tie
+            share = n_top + np.float64(ada_f) * (best - n_top)
+            keep(row, low, high, min(n_keep, int(share + 1e-6)), kept + 4 * (1 + n_keep) * r)
+
+    return kernel

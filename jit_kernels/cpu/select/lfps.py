@@ -1,0 +1,551 @@
+"""Ops of the method `lfps`: score tables over positions and distances, and what they predict.
+
+A score is entry * scale. The power sums of the entries are kept as entries change, so that mean and
+kurtosis cost nothing; bitmaps tell which entries exceed the threshold and which the mean, so that
+candidates are found 64 positions at a time.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import LFPS_META, LFPS_STATS, LFPS_STATS_SIZE, STEP
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.attention.streamed_dot import picking, sweeping
+from tamis.jit_kernels.cpu.lang.blocks16 import add_scaled_half, dot_float, dot_half
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_f64,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_f64,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    bits_above,
+    bits_from,
+    hmax,
+    hsum,
+    load_f32x16,
+    lowest_bit,
+    prefetch,
+    splat_f32x16,
+    store_f32x16,
+    vexp,
+    vmax,
+    zero_f32x16,
+)
+from tamis.jit_kernels.cpu.select.common import LOWEST, copy_row, keep_top, key_at, write_ends
+
+META, STATS = 8 * len(LFPS_META), 8 * LFPS_STATS_SIZE
+N_NEAR = 6  # keys of w_local (Eq. 5)
+NEVER = np.float32(3e38)  # a threshold that no entry exceeds
+ZERO = np.float32(0)
+SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 700 steps
+AHEAD = 8  # entries of a table asked for before they change
+
+
+# ---- tables --------------------------------------------------------------------------------------
+@njit
+def slash_shift(capacity, pos):
+    """What is added to a position for its entry of the slash table: distances run backwards."""
+    return capacity - PAGE - 1 - pos
+
+
+@njit(error_model="numpy")
+def _mean_and_bar(sums, n, a):
+    """Mean of the n entries of a table, and the threshold a * mean / kurtosis (Eq. 8)."""
+    s1, s2, s3, s4 = (
+        load_f64(sums), load_f64(sums + 8), load_f64(sums + 16), load_f64(sums + 24),
+    )  # fmt: skip
+    mean = s1 / n
+    second = s2 - n * mean * mean
+    fourth = s4 - 4 * mean * s3 + 6 * mean * mean * s2 - 3 * n * mean * mean * mean * mean
+    # All entries alike (or too alike to tell): there is no pattern to follow.
+    if not second > 1e-12 * s2 or not fourth > 0.0:
+        return np.float32(mean), NEVER
+    return np.float32(mean), np.float32(a * mean * second * second / fourth)
+
+
+@njit(error_model="numpy")
+def _rescale(table, sums, first, last, factor):
+    """Multiply entries first .. last - 1 by `factor` and make the power sums anew."""
+    s1 = s2 = s3 = s4 = np.float64(0)
+    for i in range(first, last):
+        x = load_f32(table + 4 * i) * factor
+        store_f32(table + 4 * i, x)
+        y = np.float64(x)
+        s1, s2, s3, s4 = s1 + y, s2 + y * y, s3 + y * y * y, s4 + y * y * y * y
+    store_f64(sums, s1)
+    store_f64(sums + 8, s2)
+    store_f64(sums + 16, s3)
+    store_f64(sums + 24, s4)
+
+
+@njit(error_model="numpy")
+def _renew(table, bits, n_word, levels, first, last):
+    """Make words first .. last - 1 of both bitmaps: above the threshold, above the mean."""
+    mean, bar = levels
+    for word in range(first, last):
+        hot, warm = 0, 0
+        for i in range(0, 64, 16):
+            x = load_f32x16(table + 4 * (64 * word + i))
+            hot |= bits_above(x, splat_f32x16(bar)) << i
+            warm |= bits_above(x, splat_f32x16(mean)) << i
+        store_i64(bits + 8 * word, hot)
+        store_i64(bits + 8 * (n_word + word), warm)
+
+
+@njit(error_model="numpy")
+def _learn(table, bits, n_word, levels, sums, scale, shift, order, weights, n):
+    """Add (w - 1 / (2 n)) / scale to the entries of n positions (Eq. 10); renew their bits."""
+    mean, bar = levels
+    s1 = s2 = s3 = s4 = np.float64(0)
+    for i in range(n):
+        prefetch(table + 4 * (load_i32(order + 4 * min(i + AHEAD, n - 1)) + shift))
+        at = load_i32(order + 4 * i) + shift
+        old = load_f32(table + 4 * at)
+        new = old + np.float32((np.float64(load_f32(weights + 4 * i)) - 0.5 / n) / scale)
+        store_f32(table + 4 * at, new)
+        x, y = np.float64(old), np.float64(new)
+        s1, s2 = s1 + (y - x), s2 + (y * y - x * x)
+        s3, s4 = s3 + (y * y * y - x * x * x), s4 + (y * y * y * y - x * x * x * x)
+        word, bit = bits + 8 * (at >> 6), 1 << (at & 63)
+        store_i64(word, load_i64(word) & ~bit | bit * (new > bar))
+        word += 8 * n_word
+        store_i64(word, load_i64(word) & ~bit | bit * (new > mean))
+    store_f64(sums, load_f64(sums) + s1)
+    store_f64(sums + 8, load_f64(sums + 8) + s2)
+    store_f64(sums + 16, load_f64(sums + 16) + s3)
+    store_f64(sums + 24, load_f64(sums + 24) + s4)
+
+
+# ---- rows of scores: whole vectors ---------------------------------------------------------------
+@njit(error_model="numpy")
+def _pad(row, n):
+    """LOWEST from entry n to the end of its vector; how many entries that makes."""
+    whole = (n + 15) // 16 * 16
+    for i in range(n, whole):
+        store_f32(row + 4 * i, LOWEST)
+    return whole
+
+
+@njit(error_model="numpy")
+def _exponentials(row, first, last, scale):
+    """Entries first .. last - 1, whole vectors, become exp((x - the largest) * scale); the sum."""
+    top, total, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
+    for i in range(first, last, 16):
+        top = vmax(top, load_f32x16(row + 4 * i))
+    top = splat_f32x16(hmax(top))
+    for i in range(first, last, 16):
+        weight = vexp((load_f32x16(row + 4 * i) - top) * factor)
+        store_f32x16(row + 4 * i, weight)
+        total += weight
+    return hsum(total)
+
+
+@njit(error_model="numpy")
+def _add_scaled(to, row, first, last, factor):
+    """Add factor * row to `to`, entries first .. last - 1: whole vectors."""
+    scale = splat_f32x16(factor)
+    for i in range(first, last, 16):
+        x = load_f32x16(to + 4 * i) + load_f32x16(row + 4 * i) * scale
+        store_f32x16(to + 4 * i, x)
+
+
+@njit(error_model="numpy")
+def _scale(row, n, factor):
+    """Multiply n entries, and those after them in the last vector."""
+    for i in range(0, n, 16):
+        store_f32x16(row + 4 * i, load_f32x16(row + 4 * i) * splat_f32x16(factor))
+
+
+@njit
+def _norm(x, n):
+    """Squared length of f32 x [n]."""
+    return np.float64(dot_float(x, x, n))
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+def lfps_keep(head_dim: int) -> Any:
+    """Kernel of LFPS_KEEP: threads share the tokens."""
+
+    def kernel(tid, n_thread, step, q, past, past_pos, n_head, n_past):
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n = n_head * head_dim
+        for t in range(max(0, n_tok - n_past) + tid, n_tok, n_thread):
+            slot = (pos + t) % n_past
+            copy_row(q + 4 * n * t, past + 4 * n * slot, n)
+            store_i64(past_pos + 8 * slot, pos + t)
+
+    return kernel
+
+
+def _average(head_dim: int) -> Any:
+    @njit(error_model="numpy")
+    def average(pages, table, n_head_kv, h, low, high, out):
+        """Mean of the rows low .. high - 1."""
+        for i in range(head_dim):
+            store_f32(out + 4 * i, ZERO)
+        share = np.float32(1.0 / (high - low))
+        for j in range(low, high):
+            row = key_at(pages, table, n_head_kv, h, j, head_dim)
+            add_scaled_half(out, share, row, head_dim)
+
+    return average
+
+
+def lfps_start(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of LFPS_START: threads take KV heads in turn."""
+    size, sweep, average = 4 * head_dim, sweeping(head_dim, heads, PAGE), _average(head_dim)
+
+    @njit(error_model="numpy")
+    def spread_of(row, low, high, scale, norm):
+        """Variance of the logits of a query over its squared length."""
+        mean, square = np.float64(0), np.float64(0)
+        for j in range(low, high):
+            mean += np.float64(load_f32(row + 4 * j) * scale) / (high - low)
+        for j in range(low, high):
+            square += (np.float64(load_f32(row + 4 * j) * scale) - mean) ** 2
+        return square / (high - low) / norm if norm > 0.0 else 0.0
+
+    @njit(error_model="numpy")
+    def n_kept(past_pos, n_past, low, pos, n_local):
+        """How many queries before `pos`, one after the other, are kept and see the middle."""
+        n = 0
+        while n < n_past and pos - n - n_local > low:
+            p = pos - 1 - n
+            if load_i64(past_pos + 8 * (p % n_past)) != p:
+                break
+            n += 1
+        return n
+
+    @njit(error_model="numpy")
+    def weigh(queries, k_pages, k_table, n_head_kv, h, low, last, scores, stride):
+        """Products of the heads with keys low .. last - 1; the range of entries, whole pages."""
+        first, end = low // PAGE * PAGE, (last + PAGE - 1) // PAGE * PAGE
+        for j in range(first, end, PAGE):
+            keys = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+            following = min(j + PAGE, end - PAGE)
+            ahead = key_at(k_pages, k_table, n_head_kv, h, following, head_dim)
+            sweep(queries, keys, ahead, scores + 4 * j, stride)
+        for g in range(heads):
+            for j in range(first, low):
+                store_f32(scores + stride * g + 4 * j, LOWEST)
+            for j in range(last, end):
+                store_f32(scores + stride * g + 4 * j, LOWEST)
+        return first, end
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, past, past_pos, ver, sla, bits,
+        stats, spread, meta, means, scores, n_head_kv, capacity, n_past, n_sink, n_local, a_f,
+        decay_f, scale_f,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        low, high, stride = n_sink, pos + 1 - n_local, 4 * capacity
+        rows_per_kv, n_word = heads // group, capacity // 64 + 1
+        for h in range(tid, n_head_kv, n_thread):
+            rows = rows_per_kv * h
+            if high <= low or load_i64(meta + META * rows + LFPS_META.next) == pos:
+                continue
+            for i in range(0, stride * rows_per_kv, 64):
+                store_f32x16(ver + stride * rows + i, zero_f32x16())
+                store_f32x16(sla + stride * rows + i, zero_f32x16())
+            n_query = n_kept(past_pos, n_past, low, pos, n_local)
+            share = np.float32(1.0 / (2.0 * max(1, n_query) * (1.0 - decay_f) * group))
+            own = scores + stride * heads * h
+            for i in range(max(1, n_query)):
+                # Where no query is kept (a loaded session), this one is better than none.
+                p = pos - 1 - i if n_query > 0 else pos
+                queries = q + size * heads * h
+                if n_query > 0:
+                    queries = past + size * heads * (n_head_kv * (p % n_past) + h)
+                last = p + 1 - n_local
+                first, end = weigh(queries, k_pages, k_table, n_head_kv, h, low, last, own, stride)
+                for g in range(heads):
+                    row, r = own + stride * g, rows + g // group
+                    if i == 0:
+                        norm = _norm(queries + size * g, head_dim)
+                        ratio = spread_of(row, low, last, scale_f, norm)
+                        store_f64(spread + 8 * (heads * h + g), ratio)
+                    factor = share / _exponentials(row, first, end, scale_f)
+                    by_dist = sla + stride * r + 4 * slash_shift(capacity, p)
+                    _add_scaled(ver + stride * r, row, first, end, factor)
+                    _add_scaled(by_dist, row, first, end, factor)
+            for r in range(rows, rows + rows_per_kv):
+                at, shift = stats + STATS * r, slash_shift(capacity, pos)
+                store_f64(at + LFPS_STATS.scale, 1.0)
+                _rescale(ver + stride * r, at + LFPS_STATS.ver, low, high, np.float32(1))
+                _rescale(
+                    sla + stride * r, at + LFPS_STATS.sla, low + shift, high + shift, np.float32(1)
+                )
+                words = bits + 32 * n_word * r
+                levels = _mean_and_bar(at + LFPS_STATS.ver, high - low, np.float64(a_f))
+                _renew(ver + stride * r, words, n_word, levels, 0, capacity // 64)
+                levels = _mean_and_bar(at + LFPS_STATS.sla, high - low, np.float64(a_f))
+                _renew(sla + stride * r, words + 16 * n_word, n_word, levels, 0, capacity // 64)
+            mean = means + 2 * size * h
+            average(k_pages, k_table, n_head_kv, h, low, high, mean)
+            average(v_pages, v_table, n_head_kv, h, low, high, mean + size)
+
+    return kernel
+
+
+def _global_logit(head_dim: int) -> Any:
+    """log(w_global) of Eq. 5: what all keys weigh if their logits are normally distributed."""
+
+    @njit(error_model="numpy")
+    def global_logit(query, mean_key, spread, n_kv, scale):
+        norm = _norm(query, head_dim)
+        centre = np.float64(dot_float(query, mean_key, head_dim)) * scale
+        return centre + norm * spread / 2 + math.log(np.float64(n_kv))
+
+    return global_logit
+
+
+def _is_sparse(head_dim: int) -> Any:
+    """Whether the sinks weigh more than epsilon of sinks, nearest keys and all others (Eq. 6)."""
+
+    @njit(error_model="numpy")
+    def is_sparse(query, k_pages, k_table, n_head_kv, h, n_kv, n_sink, w_global, epsilon, scale):
+        # All weights are relative to exp(w_global): only the two sums can overflow, to infinity.
+        sinks, near = np.float64(0), np.float64(0)
+        for j in range(n_sink):
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+            sinks += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
+        for j in range(max(n_sink, n_kv - N_NEAR), n_kv):
+            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+            near += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
+        return sinks > epsilon * (sinks + 1.0 + near)
+
+    return is_sparse
+
+
+@njit(error_model="numpy")
+def _either(ver, sla, word, shift):
+    """64 positions' bits, from those of their entries in the two tables."""
+    at = 64 * word + shift
+    by_dist = sla + 8 * (at >> 6)
+    return load_i64(ver + 8 * word) | bits_from(load_i64(by_dist), load_i64(by_dist + 8), at & 63)
+
+
+@njit(error_model="numpy")
+def _inside(word, low, high):
+    """The bits of a word's positions low .. high - 1."""
+    bits = -1
+    if 64 * word < low:
+        bits = -1 << (low - 64 * word)
+    if 64 * word + 64 > high:
+        bits &= (1 << (high - 64 * word)) - 1
+    return bits
+
+
+@njit(error_model="numpy")
+def _propose(bits, n_word, shift, middle, page_rows, order, lines):
+    """List the candidates in the middle (Eq. 7) and what they bring in (Eq. 9); how many.
+
+    Positions go to `order`, ascending, rows of the key pages to `lines`.
+    """
+    low, high = middle
+    k_table, n_head_kv, h = page_rows
+    hot_ver, hot_sla = bits, bits + 16 * n_word
+    warm_ver, warm_sla = hot_ver + 8 * n_word, hot_sla + 8 * n_word
+    first, last = low // 64, (high + 63) // 64
+    before, count = 0, 0
+    here = _either(hot_ver, hot_sla, first, shift) & _inside(first, low, high)
+    for word in range(first, last):
+        after = 0
+        if word + 1 < last:
+            after = _either(hot_ver, hot_sla, word + 1, shift) & _inside(word + 1, low, high)
+        near = here | bits_from(before, here, 63) | bits_from(before, here, 62)
+        near |= bits_from(here, after, 1)
+        if near != 0:
+            near &= _either(warm_ver, warm_sla, word, shift) & _inside(word, low, high)
+            row = (load_i32(k_table + 4 * word) * n_head_kv + h) * PAGE
+            while near != 0:
+                i = lowest_bit(near)
+                near &= near - 1
+                store_i32(order + 4 * count, 64 * word + i)
+                store_i32(lines + 4 * count, row + i)
+                count += 1
+        before, here = here, after
+    return count
+
+
+def _choosing(head_dim: int, group: int) -> Any:
+    """The function choose(queries, k_pages, lines, order, n, limit, scores, stride, scale).
+
+    Scores the n candidates; moves the best `limit` and their positions to the front, and their
+    weights (sum 1) to `scores`: the mean of the heads' softmax. Returns how many are left.
+    """
+    pick = picking(head_dim, group)
+
+    @njit(error_model="numpy")
+    def choose(queries, k_pages, lines, order, n, limit, scores, stride, scale):
+        if n == 0:
+            return 0
+        pick(queries, k_pages, lines, n, scores, stride)
+        whole = _pad(scores, n)
+        if group > 1:
+            factor = np.float32(1.0 / group)
+            total = _exponentials(scores, 0, whole, scale)
+            _scale(scores, n, factor / total)
+            for g in range(1, group):
+                row = scores + stride * g
+                _pad(row, n)
+                total = _exponentials(row, 0, whole, scale)
+                _add_scaled(scores, row, 0, whole, factor / total)
+        if n > limit:
+            keep_top(scores, order, n, limit)
+            n = limit
+        if group > 1:
+            for i in range(n, (n + 15) // 16 * 16):
+                store_f32(scores + 4 * i, ZERO)
+            total = ZERO
+            for i in range(0, n, 16):
+                total += hsum(load_f32x16(scores + 4 * i))
+        else:
+            total = _exponentials(scores, 0, _pad(scores, n), scale)
+        _scale(scores, n, np.float32(1) / total)
+        return n
+
+    return choose
+
+
+def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of LFPS_SETS: threads take rows in turn."""
+    global_logit, is_sparse = _global_logit(head_dim), _is_sparse(head_dim)
+    choose, size = _choosing(head_dim, group), 4 * head_dim
+
+    @njit
+    def add(at, n):
+        store_i64(at, load_i64(at) + n)
+
+    @njit(error_model="numpy")
+    def all_sparse(queries, spread, mean_key, k_pages, page_rows, n_kv, n_sink, epsilon, scale):
+        """Whether every head of the row is bypassed."""
+        k_table, n_head_kv, h = page_rows
+        for g in range(group):
+            query = queries + size * g
+            w_global = global_logit(query, mean_key, load_f64(spread + 8 * g), n_kv, scale)
+            if not is_sparse(
+                query, k_pages, k_table, n_head_kv, h, n_kv, n_sink, w_global, epsilon, scale
+            ):
+                return False
+        return True
+
+    @njit(error_model="numpy")
+    def slice_of(n, turn, period):
+        return n * turn // period, n * (turn + 1) // period
+
+    @njit(error_model="numpy")
+    def renew(ver, sla, bits, n_word, levels, middle, shift, turn):
+        """Make a part of all bitmaps anew: which one, and one of how many."""
+        low, high = middle
+        at, period = turn
+        first, last = low // 64, (high + 63) // 64
+        begin, end = slice_of(last - first, at, period)
+        _renew(ver, bits, n_word, levels[0], first + begin, first + end)
+        first, last = (low + shift) // 64, (high + shift + 63) // 64
+        begin, end = slice_of(last - first, at, period)
+        _renew(sla, bits + 16 * n_word, n_word, levels[1], first + begin, first + end)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, ver, sla, bits, stats, spread, meta, means,
+        scores, order, sets, counts, n_head_kv, capacity, set_capacity, n_sink, n_local, bypass,
+        period, a_f, budget_f, epsilon_f, decay_f, scale_f,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        n_kv, low, stride = pos + 1, n_sink, 4 * capacity
+        high, n_word = max(low, n_kv - n_local), capacity // 64 + 1
+        limit, shift = max(1, int(np.float64(budget_f) * n_kv)), slash_shift(capacity, pos)
+        for r in range(tid, heads // group * n_head_kv, n_thread):
+            h, queries = r * group // heads, q + size * group * r
+            page_rows = k_table, n_head_kv, h
+            own, out, state = meta + META * r, sets + 4 * set_capacity * r, stats + STATS * r
+            add(own + LFPS_META.n_step, 1)
+            add(own + LFPS_META.n_seen, n_kv)
+            n, sparse = write_ends(out, 0, min(n_sink, n_kv), 0, 0), False
+            if high > low:
+                store_i64(own + LFPS_META.next, n_kv)
+                if bypass != 0:
+                    sparse = all_sparse(
+                        queries, spread + 8 * group * r, means + 2 * size * h, k_pages, page_rows,
+                        n_kv, n_sink, np.float64(epsilon_f), scale_f,
+                    )  # fmt: skip
+                    add(own + LFPS_META.n_bypass, sparse)
+                    add(own + LFPS_META.n_scanned, n_sink + N_NEAR)
+                if not sparse:
+                    by_pos, by_dist = ver + stride * r, sla + stride * r
+                    words, row = bits + 32 * n_word * r, scores + stride * group * r
+                    found, n_mid = order + 2 * stride * r, high - low
+                    for_ver = _mean_and_bar(state + LFPS_STATS.ver, n_mid, np.float64(a_f))
+                    for_sla = _mean_and_bar(state + LFPS_STATS.sla, n_mid, np.float64(a_f))
+                    turn = pos % period, period
+                    renew(
+                        by_pos, by_dist, words, n_word, (for_ver, for_sla), (low, high), shift,
+                        turn,
+                    )  # fmt: skip
+                    lines = found + stride
+                    count = _propose(words, n_word, shift, (low, high), page_rows, found, lines)
+                    add(own + LFPS_META.n_scanned, count)
+                    count = choose(
+                        queries, k_pages, lines, found, count, limit, row, stride, scale_f
+                    )
+                    copy_row(found, out + 4 * n, count)
+                    n += count
+                    scale = load_f64(state + LFPS_STATS.scale) * decay_f
+                    store_f64(state + LFPS_STATS.scale, scale)
+                    _learn(
+                        by_pos, words, n_word, for_ver, state + LFPS_STATS.ver, scale, 0, found,
+                        row, count,
+                    )  # fmt: skip
+                    _learn(
+                        by_dist, words + 16 * n_word, n_word, for_sla, state + LFPS_STATS.sla,
+                        scale, shift, found, row, count,
+                    )  # fmt: skip
+                    if scale < SMALLEST_SCALE:
+                        factor = np.float32(scale)
+                        _rescale(by_pos, state + LFPS_STATS.ver, low, high, factor)
+                        _rescale(by_dist, state + LFPS_STATS.sla, low + shift, high + shift, factor)
+                        store_f64(state + LFPS_STATS.scale, 1.0)
+            store_i64(own + LFPS_META.bypassed, sparse)
+            store_i32(counts + 4 * r, write_ends(out, n, 0, high, n_kv))
+
+    return kernel
+
+
+def lfps_bypass(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of LFPS_BYPASS: threads take heads in turn."""
+    global_logit = _global_logit(head_dim)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, spread, meta, means, sets, counts, out,
+        n_head_kv, set_capacity, bypass, scale_f,
+    ):  # fmt: skip
+        n_kv = load_i64(step + STEP.pos) + 1
+        for head in range(tid, heads * n_head_kv, n_thread):
+            r, h = head // group, head // heads
+            if load_i64(meta + META * r + LFPS_META.bypassed) == 0:
+                continue
+            query, at = q + 4 * head_dim * head, out + 4 * head_dim * head
+            mean_key = means + 8 * head_dim * h
+            mean_value = mean_key + 4 * head_dim
+            share = np.float32(1)  # of the mean value
+            if bypass != 2:
+                w_global = global_logit(query, mean_key, load_f64(spread + 8 * head), n_kv, scale_f)
+                total = np.float64(0)
+                for i in range(load_i32(counts + 4 * r)):
+                    j = load_i32(sets + 4 * (set_capacity * r + i))
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    total += np.exp(np.float64(dot_half(query, key, head_dim) * scale_f) - w_global)
+                share = np.float32(1.0 / (1.0 + total))
+            for i in range(head_dim):
+                kept = load_f32(at + 4 * i)
+                store_f32(at + 4 * i, kept + share * (load_f32(mean_value + 4 * i) - kept))
+
+    return kernel

@@ -1,0 +1,241 @@
+"""MagicPIG's ops: hash tables of keys, and samples of what collides with a query."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import LSH_ROWS, LSH_WORKERS, STEP
+from tamis.jit_kernels.cpu.attention.attend_batch import widest
+from tamis.jit_kernels.cpu.lang.blocks16 import dot_float, dot_half
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_i32,
+    load_i64,
+    load_u16,
+    store_f32,
+    store_i16,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cpu.lang.register_tiles import (
+    add_products,
+    broadcast_column,
+    load_half_row,
+    store_grid,
+    zero_grid,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    bits_above,
+    hsum,
+    load_f16x16,
+    load_f32x16,
+    lowest_bit,
+    prefetch,
+    splat_f32x16,
+    store_f32x16,
+    zero_f32x16,
+)
+from tamis.jit_kernels.cpu.select.common import key_at, middle, write_ends
+
+ZERO, ONE = np.float32(0), np.float32(1)
+AHEAD = 8  # keys between one that is asked for and one that is read
+
+
+def lsh_centre(head_dim: int) -> Any:
+    """Kernel of LSH_CENTRE: threads take KV heads in turn."""
+
+    def kernel(
+        tid, n_thread, step, k_pages, k_table, centre, norms, begin, n_head_kv, capacity, n_sink,
+        n_local,
+    ):  # fmt: skip
+        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+        if tid == 0:
+            store_i64(begin, high)
+        for h in range(tid, n_head_kv, n_thread):
+            mean = centre + 4 * head_dim * h
+            share = splat_f32x16(ONE / np.float32(max(1, high - low)))
+            for d in range(0, head_dim, 16):
+                total = zero_f32x16()
+                for j in range(low, high):
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    total += load_f16x16(key + 2 * d)
+                store_f32x16(mean + 4 * d, total * share)
+            for j in range(low, high):
+                key, total = key_at(k_pages, k_table, n_head_kv, h, j, head_dim), zero_f32x16()
+                for d in range(0, head_dim, 16):
+                    x = load_f16x16(key + 2 * d) - load_f32x16(mean + 4 * d)
+                    total += x * x
+                store_f32(norms + 4 * (capacity * h + j), math.sqrt(hsum(total)))
+
+    return kernel
+
+
+def _hashing(head_dim: int, n_row: int, n_plane: int, n_bit: int) -> tuple[Any, Any]:
+    """Functions project(rows, planes, out) of n_row rows, and code(out, row, table)."""
+    n_col = widest(n_row, lambda n: n <= 2)
+    width, row_size, out_size = n_col * LANES, 4 * head_dim, 4 * n_plane
+
+    @njit(error_model="numpy")
+    def project(rows, planes, out):
+        for p in range(0, n_plane, width):
+            sums = zero_grid(n_row, n_col)
+            for d in range(head_dim):
+                column = broadcast_column(rows + 4 * d, row_size, n_row)
+                sums = add_products(sums, column, load_half_row(planes + 2 * p, n_col))
+                planes += 2 * n_plane
+            planes -= 2 * n_plane * head_dim
+            store_grid(out + 4 * p, out_size, sums)
+
+    @njit(error_model="numpy")
+    def code(out, row, table):
+        x = load_f32x16(out + out_size * row + 4 * n_bit * table)
+        return bits_above(x, zero_f32x16()) & ((1 << n_bit) - 1)
+
+    return project, code
+
+
+def lsh_codes(head_dim: int, n_plane: int, n_bit: int, n_table: int) -> Any:
+    """Kernel of LSH_CODES: threads take LSH_ROWS keys in turn."""
+    project, code = _hashing(head_dim, LSH_ROWS, n_plane, n_bit)
+
+    def kernel(
+        tid, n_thread, k_pages, k_table, centre, planes, begin, codes, work, n_head_kv, capacity,
+        n_sink, work_size,
+    ):  # fmt: skip
+        end, n_worker = load_i64(begin), min(n_thread, LSH_WORKERS)
+        rows = work + 4 * work_size * tid
+        out = rows + 4 * head_dim * LSH_ROWS
+        for h in range(n_head_kv if tid < n_worker else 0):
+            mean = centre + 4 * head_dim * h
+            for first in range(n_sink + LSH_ROWS * tid, end, LSH_ROWS * n_worker):
+                for i in range(LSH_ROWS):
+                    j = min(first + i, end - 1)
+                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    for d in range(0, head_dim, 16):
+                        x = load_f16x16(key + 2 * d) - load_f32x16(mean + 4 * d)
+                        store_f32x16(rows + 4 * (head_dim * i + d), x)
+                project(rows, planes, out)
+                for t in range(n_table):
+                    to = codes + 2 * (capacity * (n_table * h + t) + first)
+                    for i in range(min(LSH_ROWS, end - first)):
+                        store_i16(to + 2 * i, code(out, i, t))
+
+    return kernel
+
+
+def lsh_query(head_dim: int, heads: int, n_plane: int, n_bit: int, n_table: int) -> Any:
+    """Kernel of LSH_QUERY: threads take KV heads in turn."""
+    project, code = _hashing(head_dim, heads, n_plane, n_bit)
+
+    def kernel(tid, n_thread, q, planes, codes, work, n_head_kv, work_size):
+        out, n_worker = work + 4 * work_size * tid, min(n_thread, LSH_WORKERS)
+        for h in range(tid, n_head_kv if tid < n_worker else 0, n_worker):
+            project(q + 4 * head_dim * heads * h, planes, out)
+            for g in range(heads):
+                for t in range(n_table):
+                    store_i16(codes + 2 * (n_table * (heads * h + g) + t), code(out, g, t))
+
+    return kernel
+
+
+def lsh_tables(n_bit: int, n_table: int) -> Any:
+    """Kernel of LSH_TABLES: threads take tables of KV heads in turn."""
+    n_code = 1 << n_bit
+
+    def kernel(tid, n_thread, codes, begin, starts, order, n_head_kv, capacity, n_sink):
+        end = load_i64(begin)
+        for item in range(tid, n_head_kv * n_table, n_thread):
+            own, out = codes + 2 * capacity * item, order + 4 * capacity * item
+            at = starts + 4 * (n_code + 1) * item
+            for c in range(n_code + 1):
+                store_i32(at + 4 * c, 0)
+            for j in range(n_sink, end):
+                c = at + 4 * load_u16(own + 2 * j)
+                store_i32(c, load_i32(c) + 1)
+            total = 0
+            for c in range(n_code + 1):
+                total += load_i32(at + 4 * c)
+                store_i32(at + 4 * c, total)
+            # From the ends of the codes' lists to their starts: ascending within each.
+            for j in range(end - 1, n_sink - 1, -1):
+                c = at + 4 * load_u16(own + 2 * j)
+                store_i32(c, load_i32(c) - 1)
+                store_i32(out + 4 * load_i32(c), j)
+
+    return kernel
+
+
+def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
+    """Kernel of LSH_SAMPLE: threads take heads in turn."""
+    n_start = (1 << n_bit) + 1
+
+    @njit(error_model="numpy")
+    def collide(codes, starts, order, capacity, once, twice):
+        """Mark the positions that are in one and in two of the query's lists."""
+        for t in range(n_table):
+            at = starts + 4 * (n_start * t + load_u16(codes + 2 * t))
+            for i in range(load_i32(at), load_i32(at + 4)):
+                j = load_i32(order + 4 * (capacity * t + i))
+                word, bit = 8 * (j >> 6), 1 << (j & 63)
+                seen = load_i64(once + word)
+                store_i64(twice + word, load_i64(twice + word) | (seen & bit))
+                store_i64(once + word, seen | bit)
+
+    @njit(error_model="numpy")
+    def bias_of(bias, n_bias, cosine):
+        """The table's value, linear between its entries."""
+        x = (min(ONE, max(-ONE, cosine)) + ONE) * np.float32(0.5 * (n_bias - 1))
+        i = min(int(x), n_bias - 2)
+        low, high = load_f32(bias + 4 * i), load_f32(bias + 4 * i + 4)
+        return low + (high - low) * (x - np.float32(i))
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, centre, norms, begin, codes, starts, order, bias,
+        sets, log_weight, counts, bits, n_head, heads_per_kv, n_head_kv, capacity, set_capacity,
+        n_bias, n_sink,
+    ):  # fmt: skip
+        pos, end = load_i64(step + STEP.pos), load_i64(begin)
+        n_word = capacity // 64 + 1
+        for head in range(tid, n_head, n_thread):
+            h, query = head // heads_per_kv, q + 4 * head_dim * head
+            once = bits + 16 * n_word * head
+            twice, table = once + 8 * n_word, n_table * h
+            for i in range(0, 16 * n_word, 8):
+                store_i64(once + i, 0)
+            collide(
+                codes + 2 * n_table * head, starts + 4 * n_start * table,
+                order + 4 * capacity * table, capacity, once, twice,
+            )  # fmt: skip
+            out, weights = sets + 4 * set_capacity * head, log_weight + 4 * set_capacity * head
+            first = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
+            n = first
+            for w in range(end // 64 + 1):
+                word = load_i64(twice + 8 * w)
+                while word != 0:
+                    store_i32(out + 4 * n, 64 * w + lowest_bit(word))
+                    word &= word - 1
+                    n += 1
+            length = math.sqrt(dot_float(query, query, head_dim))
+            offset = dot_float(query, centre + 4 * head_dim * h, head_dim)
+            for i in range(first, n):
+                later = load_i32(out + 4 * min(i + AHEAD, n - 1))
+                key = key_at(k_pages, k_table, n_head_kv, h, later, head_dim)
+                for line in range(key, key + 2 * head_dim, 64):
+                    prefetch(line)
+                j = load_i32(out + 4 * i)
+                key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                sizes = length * load_f32(norms + 4 * (capacity * h + j))
+                inner = dot_half(query, key, head_dim) - offset
+                cosine = inner / sizes if sizes > ZERO else ZERO
+                store_f32(weights + 4 * i, bias_of(bias, n_bias, cosine))
+            last = write_ends(out, n, 0, end, pos + 1)
+            for i in range(first):
+                store_f32(weights + 4 * i, ZERO)
+            for i in range(n, last):
+                store_f32(weights + 4 * i, ZERO)
+            store_i32(counts + 4 * head, last)
+
+    return kernel

@@ -1,0 +1,130 @@
+"""Quest's ops: bounds of the keys of each page, and the scores of pages by them."""
+
+from typing import Any
+
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.types import LINE, kv_row
+from tamis.jit_kernels.cpu.attention.attend_batch import widest
+from tamis.jit_kernels.cpu.kv.kv_rows import loading_one, row_at
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32, store_i64
+from tamis.jit_kernels.cpu.lang.register_tiles import (
+    add_products,
+    load_column,
+    load_half_spaced,
+    store_sums,
+    zero_grid,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    load_f,
+    load_f32x16,
+    prefetch,
+    store_f,
+    store_f32x16,
+    store_half,
+    vmax,
+    vmin,
+    zero_f32x16,
+)
+
+AHEAD = 16  # pages between one whose bounds are asked for and one whose bounds are read
+
+
+def quest_bounds(head_dim: int, type_k: str) -> Any:
+    """Kernel of QUEST_BOUNDS: threads take pages in turn."""
+    load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
+
+    @njit(error_model="numpy")
+    def split(q, parts, n_head):
+        for d in range(0, head_dim * n_head, 16):
+            x, to = load_f32x16(q + 4 * d), parts + 4 * (d + d // head_dim * head_dim)
+            store_f32x16(to, vmax(x, zero_f32x16()))
+            store_f32x16(to + 4 * head_dim, vmin(x, zero_f32x16()))
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
+        page,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        if tid == n_thread - 1:
+            split(q, parts, n_head)
+        # The page that was last is made anew: it may have grown, or lost positions to others.
+        first = min(load_i64(filled), pos) // page
+        n_new = pos // page + 1 - first
+        for item in range(tid, n_new * n_head_kv, n_thread):
+            h, p = item % n_head_kv, first + item // n_head_kv
+            at = bounds + 4 * head_dim * (n_page * h + p)
+            low, high = p * page, min(pos + 1, (p + 1) * page)
+            for d in range(0, head_dim, LANES):
+                top = load(k_pages + size * row_at(k_table, n_head_kv, h, low), d)
+                bottom = top
+                for j in range(low + 1, high):
+                    x = load(k_pages + size * row_at(k_table, n_head_kv, h, j), d)
+                    top, bottom = vmax(top, x), vmin(bottom, x)
+                store_half(at + 2 * d, top)
+                store_half(at + 2 * head_dim + 2 * d, bottom)
+
+    return kernel
+
+
+def quest_score(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of QUEST_SCORE: threads share the pages of each KV head, read once for its heads.
+
+    The larger of q M and q m is max(q, 0) M + min(q, 0) m, as m <= M.
+    """
+    several = widest(heads, lambda n: 4 % n == 0)
+    row, part, page_size = 8 * head_dim, 4 * head_dim, 4 * head_dim
+
+    def scoring(n_page: int) -> Any:
+        @njit(error_model="numpy")
+        def score(parts, bounds, scores, stride):
+            sums = zero_grid(heads, n_page)
+            for d in range(0, head_dim, LANES):
+                at = bounds + 2 * d
+                column = load_column(parts + 4 * d, row, heads)
+                sums = add_products(sums, column, load_half_spaced(at, page_size, n_page))
+                column = load_column(parts + part + 4 * d, row, heads)
+                at += 2 * head_dim
+                sums = add_products(sums, column, load_half_spaced(at, page_size, n_page))
+            store_sums(scores, stride, sums)
+
+        return score
+
+    score, score_one = scoring(several), scoring(1)
+
+    @njit(error_model="numpy")
+    def join(scores, stride, n):
+        """The maximum over each group's heads becomes its first head's score."""
+        whole = n // LANES * LANES
+        for r in range(0, heads, group):
+            first = scores + stride * r
+            for g in range(1, group):
+                for i in range(0, whole, LANES):
+                    more = load_f(first + stride * g + 4 * i)
+                    store_f(first + 4 * i, vmax(load_f(first + 4 * i), more))
+                for i in range(whole, n):
+                    more = load_f32(first + stride * g + 4 * i)
+                    store_f32(first + 4 * i, max(load_f32(first + 4 * i), more))
+
+    def kernel(tid, n_thread, step, parts, bounds, filled, scores, n_head_kv, n_page, page):
+        pos = load_i64(step + STEP.pos)
+        n, stride = pos // page + 1, 4 * n_page
+        first, end = n * tid // n_thread, n * (tid + 1) // n_thread
+        whole = first + (end - first) // several * several
+        for h in range(n_head_kv):
+            queries, own = parts + row * heads * h, bounds + page_size * n_page * h
+            rows = scores + stride * heads * h
+            for p in range(first, whole, several):
+                for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
+                    prefetch(own + page_size * p + line)
+                score(queries, own + page_size * p, rows + 4 * p, stride)
+            for p in range(whole, end):
+                score_one(queries, own + page_size * p, rows + 4 * p, stride)
+            if group > 1:
+                join(rows + 4 * first, stride, end - first)
+        if tid == 0:
+            store_i64(filled, pos + 1)
+
+    return kernel

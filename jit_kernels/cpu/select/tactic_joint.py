@@ -1,0 +1,238 @@
+"""Tactic's budget for the heads of a KV head together: one order of the clusters, one set."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP, TACTIC_SAMPLES
+from tamis.jit_kernels.cpu.attention.attend import first_at_least
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    f32_bits,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    hsum,
+    load_f,
+    splat_f,
+    store_f,
+    vmax,
+    zero_f,
+)
+from tamis.jit_kernels.cpu.select.tactic import (
+    draw,
+    exponentiate,
+    follow,
+    highest,
+    list_ranked,
+    list_span,
+    sort_by_keys,
+    weighing,
+    weight_sum,
+)
+
+TINY = np.float32(1e-30)
+OCTAVE = 14  # bits of a float32 that do not count in an order: 512 steps an octave are left
+
+
+@njit(error_model="numpy")
+def estimate_all(scores, sizes, n_cluster, scale, top):
+    """Scores become weights relative to `top`; the sum over clusters of size times weight."""
+    for i in range(0, n_cluster, LANES):
+        store_f(scores + 4 * i, load_f(scores + 4 * i) * splat_f(scale))
+    exponentiate(scores, n_cluster, top)
+    return product_sum(scores, sizes, n_cluster)
+
+
+@njit(error_model="numpy")
+def product_sum(x, y, n):
+    """The sum of the products of n floats, up to the next multiple of LANES."""
+    total = zero_f()
+    for i in range(0, n, LANES):
+        total += load_f(x + 4 * i) * load_f(y + 4 * i)
+    return float(hsum(total))
+
+
+@njit(error_model="numpy")
+def add_share(density, weights, n_cluster, factor):
+    """Add weights times factor to the densities."""
+    for i in range(0, n_cluster, LANES):
+        x = load_f(density + 4 * i) + load_f(weights + 4 * i) * splat_f(factor)
+        store_f(density + 4 * i, x)
+
+
+@njit(error_model="numpy")
+def order_by(density, keys, n_cluster):
+    """int32 keys that ascend where densities fall: 512 steps an octave, 2^127 below is the end."""
+    top = f32_bits(np.float32(highest(density, n_cluster))) >> OCTAVE
+    for i in range(n_cluster):
+        bits = f32_bits(load_f32(density + 4 * i)) >> OCTAVE
+        store_i32(keys + 4 * i, min(65535, top - bits))
+
+
+@njit(error_model="numpy")
+def nth_smallest(counts, n, k):
+    """The smallest count that k of n counts do not exceed."""
+    for i in range(n):
+        this, below = load_i32(counts + 4 * i), 0
+        for j in range(n):
+            other = load_i32(counts + 4 * j)
+            below += other < this or (other == this and j <= i)
+        if below == k:
+            return this
+    return 0
+
+
+@njit(error_model="numpy")
+def make_order(scores, score_row, sizes, density, facts, group, n_cluster, scale):
+    """The clusters' density: the sum over heads of a member's estimated share of all weight."""
+    for i in range(0, n_cluster, LANES):
+        store_f(density + 4 * i, zero_f())
+    for g in range(group):
+        own, top = scores + score_row * g, load_f32(facts + 4 * g)
+        inside = estimate_all(own, sizes, n_cluster, scale, top)
+        factor = np.float32(1 / (inside + load_f32(facts + 4 * (group + g))))
+        add_share(density, own, n_cluster, factor)
+
+
+@njit(error_model="numpy")
+def least(scores, sizes, logits, first, ends, rank, n_cluster, need, factor):
+    """How many positions in order have the weight `need`, from cluster `first` on estimated."""
+    reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
+    for k in range(n_first):
+        if reached >= need:
+            return k
+        reached += load_f32(logits + 4 * k)
+    for i in range(first, n_cluster):
+        if reached >= need:
+            return load_i32(ends + 4 * (i - 1))
+        weight = load_f32(scores + 4 * load_i32(rank + 4 * i))
+        reached += factor * weight * load_f32(sizes + 4 * i)
+    return load_i32(ends + 4 * (n_cluster - 1))
+
+
+@njit(error_model="numpy")
+def sampled(logits, densities, n_sample, tail):
+    """The weight of the clusters that were sampled by density; weights are used up."""
+    for i in range(0, n_sample, LANES):
+        density = vmax(load_f(densities + 4 * i), splat_f(TINY))
+        store_f(logits + 4 * i, load_f(logits + 4 * i) / density)
+    return weight_sum(logits, n_sample) / n_sample * tail
+
+
+def tactic_joint(head_dim: int, group: int) -> Any:
+    """Kernel of TACTIC_JOINT: threads take KV heads in turn."""
+    weigh, row = weighing(head_dim, group), 4 * head_dim
+
+    @njit(error_model="numpy")
+    def weigh_outside(heads, pages, lists, stride, span, facts):
+        """Of each head: the highest logit outside of the clusters, the sum of weights below it."""
+        rows, logits = lists
+        n_sink, end, n_kv, scale = span
+        at = list_span(list_span(rows, pages, 0, n_sink), pages, end, n_kv)
+        n = (at - rows) // 4
+        weigh(heads, pages[0], rows, at, logits, stride, scale)
+        for g in range(group):
+            top = highest(logits + stride * g, n)
+            exponentiate(logits + stride * g, n, top)
+            store_f32(facts + 4 * g, top)
+            store_f32(facts + 4 * (group + g), weight_sum(logits + stride * g, n))
+
+    @njit(error_model="numpy")
+    def choose(
+        heads, pages, clusters, lists, stride, scores, score_row, estimates, facts, first_count,
+        n_sample, n_reach, share, margin, scale,
+    ):  # fmt: skip
+        """The number of positions with which n_reach heads reach their share."""
+        rows, logits = lists
+        _, _, rank, ends, n_cluster = clusters
+        densities, sizes, own_sizes, weights, at_samples = estimates
+        first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
+        n_first, tail = load_i32(ends + 4 * (first - 1)), 0.0
+        for i in range(n_cluster):
+            x = load_f32(densities + 4 * i) * load_f32(sizes + 4 * i)
+            store_f32(weights + 4 * i, x)
+            tail += x if i >= first else 0.0
+        for i in range(first):  # what is left are the sizes of clusters that are estimated
+            store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
+        at = list_ranked(rows, pages, clusters, 0, n_first)
+        n_drawn = n_sample if tail > 0.0 else 0
+        if n_drawn > 0:
+            at = draw(at, pages, clusters, weights, densities, first, tail, n_sample, at_samples)
+        weigh(heads, pages[0], rows, at, logits, stride, scale)
+        counts = facts + 8 * group
+        for g in range(group):
+            own, at_scores = logits + stride * g, scores + score_row * g
+            exponentiate(own, n_first + n_drawn, load_f32(facts + 4 * g))
+            outside, rest, factor = load_f32(facts + 4 * (group + g)), 0.0, 0.0
+            if n_drawn > 0:
+                rest = sampled(own + 4 * n_first, at_samples, n_drawn, tail) * (1.0 + margin)
+                guess = product_sum(at_scores, own_sizes, n_cluster)
+                factor = rest / guess if guess > 0.0 else 0.0
+            need = share * (outside + weight_sum(own, n_first) + rest) - outside
+            n = least(at_scores, sizes, own, first, ends, rank, n_cluster, need, factor)
+            store_i32(counts + 4 * g, n)
+        return nth_smallest(counts, group, n_reach)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, sizes, density,
+        rank, keep, work, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, n_reach, share_f,
+        first_share_f, margin_f, scale_f,
+    ):  # fmt: skip
+        n_kv = load_i64(step + STEP.pos) + 1
+        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
+        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
+        work_size = 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
+        room, part, stride = work + 4 * work_size * tid, 4 * (n_slot + 16), 4 * n_list
+        ends, densities, by_rank, weights = room, room + part, room + 2 * part, room + 3 * part
+        counts = room + 4 * part
+        at_samples = counts + 4 * 512
+        facts = at_samples + 4 * TACTIC_SAMPLES
+        rows = facts + 16 * group
+        logits = rows + stride
+        for h in range(tid, n_head_kv, n_thread):
+            store_i32(keep + 4 * h, 0)
+            if n_cluster == 0:
+                continue
+            heads, ranked = q + row * group * h, rank + 4 * n_slot * h
+            own, head_starts = scores + 4 * n_slot * group * h, starts + 4 * (n_slot + 1) * h
+            own_sizes, own_density = sizes + 4 * n_slot * h, density + 4 * n_slot * h
+            for i in range(n_slot):
+                n = load_i32(head_starts + 4 * i + 4) - load_i32(head_starts + 4 * i)
+                store_f32(own_sizes + 4 * i, np.float32(n if i < n_cluster else 0))
+            pages = k_pages, k_table, n_head_kv, h, 2 * head_dim
+            lists, n_outside = (rows, logits), n_kv if counted != 0 else end
+            span = n_sink if counted != 0 else 0, end, n_outside, scale_f
+            weigh_outside(heads, pages, lists, stride, span, facts)
+            for g in range(group):
+                top = highest(own + 4 * n_slot * g, n_cluster) * scale_f
+                outside = load_f32(facts + 4 * g)
+                if top > outside:
+                    lower = np.exp(outside - top) * load_f32(facts + 4 * (group + g))
+                    store_f32(facts + 4 * (group + g), lower)
+                    store_f32(facts + 4 * g, top)
+            make_order(own, 4 * n_slot, own_sizes, own_density, facts, group, n_cluster, scale_f)
+            order_by(own_density, densities, n_cluster)
+            sort_by_keys(densities, by_rank, counts, ranked, n_cluster)
+            if share_f >= 1:
+                store_i32(keep + 4 * h, end - n_sink)
+                continue
+            follow(
+                own_density, head_starts, ranked, ends, densities, by_rank, n_cluster,
+                np.float32(1),
+            )  # fmt: skip
+            clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
+            n_kept = choose(
+                heads, pages, clusters, lists, stride, own, 4 * n_slot,
+                (densities, by_rank, own_sizes, weights, at_samples), facts,
+                max(20, int(first_share_f * (end - n_sink))), n_sample, n_reach, share_f, margin_f,
+                scale_f,
+            )  # fmt: skip
+            store_i32(keep + 4 * h, n_kept)
+
+    return kernel

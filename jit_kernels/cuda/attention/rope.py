@@ -1,0 +1,96 @@
+"""Rotary positions: the table of a chunk's angles; new heads turned by it and kept in the pages."""
+
+import math
+
+from numba import cuda, float32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.kv.kv_rows import keeping, key_row, row_bytes
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    look_ahead,
+    step_of,
+    thread,
+    warp,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_f64,
+    load_i64,
+    quotient,
+    remainder,
+    store_f32,
+)
+
+
+def rope_table() -> list[Launch]:
+    """Kernel of ROPE_TABLE; angles in float64, so that long contexts keep their precision."""
+
+    def kernel(tid, n_thread, step, inv_freq, cos, sin, n_half, scale_f):
+        pos, n = load_i64(step + STEP.pos), load_i64(step + STEP.n_tok) * n_half
+        for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
+            angle = (pos + i // n_half) * load_f64(inv_freq + 8 * (i % n_half))
+            store_f32(cos + 4 * i, float32(math.cos(angle)) * scale_f)
+            store_f32(sin + 4 * i, float32(math.sin(angle)) * scale_f)
+
+    return [Launch(kernel)]
+
+
+@device
+def norm_head(head, norm, head_dim, eps):
+    """Norm a head in place; a warp's work."""
+    squares = float32(0)
+    for i in range(lane(), head_dim, WARP):
+        squares += load_f32(head + 4 * i) * load_f32(head + 4 * i)
+    scale = float32(1) / math.sqrt(warp_sum(squares) / float32(head_dim) + eps)
+    for i in range(lane(), head_dim, WARP):
+        store_f32(head + 4 * i, load_f32(head + 4 * i) * scale * load_f32(norm + 4 * i))
+
+
+def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Launch]:
+    """Kernel of ROPE_APPEND: warps take heads in turn, those of q, k and v alike."""
+    k_bytes, v_bytes = row_bytes(type_k, head_dim), row_bytes(type_v, head_dim)
+    keep_k, keep_v = keeping(type_k, head_dim), keeping(type_v, head_dim)
+
+    @device
+    def turn(head, cos, sin, n_half):
+        for i in range(lane(), n_half, WARP):
+            a = head + 4 * i if neox else head + 8 * i
+            b = a + 4 * n_half if neox else a + 4
+            x, y = load_f32(a), load_f32(b)
+            c, s = load_f32(cos + 4 * i), load_f32(sin + 4 * i)
+            store_f32(a, x * c - y * s)
+            store_f32(b, x * s + y * c)
+
+    def kernel(
+        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
+        n_head, n_head_kv, n_half, eps_f,
+    ):  # fmt: skip
+        n_tok, pos, _ = step_of(step)
+        n_item, n_row = n_head + 2 * n_head_kv, 4 * head_dim
+        for item in range(tid * WARPS + warp(), n_tok * n_item, n_thread * WARPS):
+            t, h = quotient(item, n_item), remainder(item, n_item)
+            kv = h - n_head if h < n_head + n_head_kv else h - n_head - n_head_kv
+            head, norm = q + n_row * (n_head * t + h), q_norm
+            if h >= n_head + n_head_kv:
+                head = v + n_row * (n_head_kv * t + kv)
+            elif h >= n_head:
+                head, norm = k + n_row * (n_head_kv * t + kv), k_norm
+            if h < n_head + n_head_kv:
+                if norm != 0:
+                    norm_head(head, norm, head_dim, eps_f)
+                    cuda.syncwarp()
+                turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
+                cuda.syncwarp()
+            if h >= n_head + n_head_kv:
+                keep_v(head, v_pages + v_bytes * key_row(v_table, n_head_kv, kv, pos + t))
+            elif h >= n_head:
+                keep_k(head, k_pages + k_bytes * key_row(k_table, n_head_kv, kv, pos + t))
+
+    return [Launch(kernel, start=look_ahead)]

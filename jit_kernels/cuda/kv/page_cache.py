@@ -1,0 +1,381 @@
+"""Ops of frames for keys and values whose home is elsewhere: claim, keep, want, take, bring.
+
+The home is memory of the host that the GPU reads and writes over its link: 16 bytes a thread, many
+on their way. Within a graph it is written and read, so never as a constant.
+"""
+
+from typing import Any
+
+from numba import cuda, int32, uint32
+
+from tamis.jit_kernels.contract.ops import KV_OLD, KV_RANKS, KV_STATE, LFPS_META, STEP
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    int64,
+    load_i32,
+    load_i64,
+    load_u128,
+    quotient,
+    remainder,
+    store_i32,
+    store_i64,
+    store_u128,
+)
+from tamis.jit_kernels.cuda.lang.ptx import count_bits, equal_lanes
+
+META_SIZE = 8 * len(LFPS_META)  # bytes of a row of LFPS
+PIECE = 4 * 16 * THREADS  # bytes that a block brings at once
+TAKERS = KV_RANKS  # threads of KV_TAKE, one a rank
+
+
+@device
+def lines_of(size, first, end):
+    """First byte and number of 16 bytes of a head's lines first .. end - 1 of `size` bytes."""
+    begin = size * first // 16
+    return 16 * begin, (size * end + 15) // 16 - begin
+
+
+@device
+def claim(maps, sizes, layer, page):
+    """Give a page the frame that it is written in."""
+    (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
+    slot = layer * n_ring + remainder(page, n_ring)
+    entries = table + 4 * n_page * layer
+    before, was = load_i32(ring + 4 * slot), load_i32(entries + 4 * page)
+    if was != slot:
+        if before >= 0 and load_i32(entries + 4 * before) == slot:
+            store_i32(entries + 4 * before, -1)
+        if was >= 0:
+            at = 4 * (was - n_layer * n_ring)
+            store_i32(owner + at, -1)
+            store_i32(used + at, -KV_OLD)
+        store_i32(ring + 4 * slot, page)
+        store_i32(entries + 4 * page, slot)
+
+
+@device
+def copy_lines(source, to, n_head_kv, size, end):
+    """Copy lines 0 .. end - 1 of all heads of a page; a block's work."""
+    _, n = lines_of(size, 0, end)
+    for i in range(thread(), n_head_kv * n, THREADS):
+        at = PAGE * size * quotient(i, n) + 16 * remainder(i, n)
+        store_u128(to + at, load_u128(source + at))
+
+
+def kv_claim() -> list[Launch]:
+    """Kernel of KV_CLAIM: blocks take layers in turn, their threads pages."""
+
+    def kernel(
+        tid, n_thread, step, state, table, ring, owner, used, k_home, v_home, k_frames, v_frames,
+        n_layer, n_page, n_ring, n_head_kv, k_bytes, v_bytes,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        first, lines = pos // PAGE, pos % PAGE
+        maps, sizes = (table, ring, owner, used), (n_layer, n_page, n_ring)
+        for layer in range(tid, n_layer, n_thread):
+            slot, home = layer * n_ring + remainder(first, n_ring), layer * n_page + first
+            new = load_i32(table + 4 * home) != slot
+            sync_block()  # all have read that
+            for page in range(first + thread(), (pos + n_tok - 1) // PAGE + 1, THREADS):
+                claim(maps, sizes, layer, page)
+            if new and lines > 0:
+                k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
+                k_from, k_to = k_home + k_size * home, k_frames + k_size * slot
+                copy_lines(k_from, k_to, n_head_kv, k_bytes, lines)
+                v_from, v_to = v_home + v_size * home, v_frames + v_size * slot
+                copy_lines(v_from, v_to, n_head_kv, v_bytes, lines)
+        if tid == 0 and thread() == 0:
+            store_i64(state + KV_STATE.n_pass, load_i64(state + KV_STATE.n_pass) + 1)
+
+    return [Launch(kernel)]
+
+
+def kv_keep() -> list[Launch]:
+    """Kernel of KV_KEEP: warps take heads of keys and of values of pages in turn."""
+
+    @device
+    def keep(frames, home, size, slot, to, first, end):
+        begin, n = lines_of(size, first, end)
+        source, to = frames + PAGE * size * slot + begin, home + PAGE * size * to + begin
+        for i in range(lane(), n, WARP):
+            store_u128(to + 16 * i, load_u128(source + 16 * i))
+
+    def kernel(
+        tid, n_thread, step, k_home, v_home, k_frames, v_frames, n_layer, n_page, n_ring, n_head_kv,
+        k_bytes, v_bytes,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        low = pos // PAGE
+        n_new = (pos + n_tok - 1) // PAGE + 1 - low
+        item, n_item = int64(tid * WARPS + warp()), n_layer * n_new * n_head_kv * 2
+        while item < n_item:  # a range divides by its step
+            at, h = quotient(item // 2, n_head_kv), remainder(item // 2, n_head_kv)
+            layer, page = quotient(at, n_new), low + remainder(at, n_new)
+            first, end = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
+            slot = n_head_kv * (layer * n_ring + remainder(page, n_ring)) + h
+            to = n_head_kv * (layer * n_page + page) + h
+            if item % 2 == 0:
+                keep(k_frames, k_home, k_bytes, slot, to, first, end)
+            else:
+                keep(v_frames, v_home, v_bytes, slot, to, first, end)
+            item += n_thread * WARPS
+
+    return [Launch(kernel)]
+
+
+def kv_want() -> list[Launch]:
+    """Kernel of KV_WANT: threads take entries of the Selection in turn."""
+
+    def kernel(
+        tid, n_thread, step, state, indptr, indices, wanted, n_row, q_block, block, window, stride
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        last = pos + stride * (n_tok - 1)
+        low = max(0, pos - window + 1) if window != 0 else 0
+        serial = load_i64(state + KV_STATE.serial)
+        n_rows = quotient(n_tok + q_block - 1, q_block) * n_row
+        i, n = load_i32(indptr), load_i32(indptr + 4 * n_rows) if n_tok > 0 else 0
+        i += tid * THREADS + thread()
+        while i < n:  # a range divides by its step
+            first = block * load_i32(indices + 4 * i)
+            first, end = max(first, low), min(last, first + block - 1)
+            page = first // PAGE
+            while first <= end and page <= end // PAGE:
+                store_i32(wanted + 4 * page, serial)
+                page += 1
+            i += n_thread * THREADS
+
+    return [Launch(kernel, blocks=2)]
+
+
+@device
+def least(found, n_found):
+    """The least of n_found int64s."""
+    x = load_i64(found)
+    for i in range(1, n_found):
+        x = min(x, load_i64(found + 8 * i))
+    return x
+
+
+@device
+def all_follow(meta, n_row, pos):
+    """Whether the tables of all of LFPS's rows go on at pos."""
+    follow = True
+    for r in range(n_row):
+        follow = follow and load_i64(meta + META_SIZE * r + LFPS_META.next) == pos
+    return follow
+
+
+def spans_of(reader: str) -> Any:
+    """The function (found, n_found, block, x, y, n_tok, pos): two ranges of positions, each read.
+
+    They are kv/access_spans.py's.
+    """
+
+    @device
+    def everything(found, n_found, block, x, y, n_tok, pos):
+        return int64(0), pos + n_tok, int64(0), int64(0)
+
+    @device
+    def of_quest_bounds(found, n_found, block, x, y, n_tok, pos):
+        first = quotient(min(load_i64(found), pos), block) * block
+        return first, pos + 1, int64(0), int64(0)
+
+    @device
+    def of_hip_means(found, n_found, block, x, y, n_tok, pos):
+        end = pos + n_tok
+        first = min(least(found, n_found), quotient(pos, block))
+        high = int64(0) if first == quotient(end, block) else end
+        return (first >> 2 * x) * (block << 2 * x), high, int64(0), int64(0)
+
+    @device
+    def of_hip_search(found, n_found, block, x, y, n_tok, pos):
+        end = pos + n_tok
+        return int64(0), min(x * block, end), quotient(max(0, pos + 1 - y), block) * block, end
+
+    @device
+    def of_lfps_start(found, n_found, block, x, y, n_tok, pos):
+        high = int64(0) if all_follow(found, n_found, pos) else pos + n_tok
+        return int64(0), high, int64(0), int64(0)
+
+    return {
+        "all": everything,
+        "quest_bounds": of_quest_bounds,
+        "hip_means": of_hip_means,
+        "hip_search": of_hip_search,
+        "lfps_start": of_lfps_start,
+    }[reader]
+
+
+@device
+def rank_of(used, now, n_layer):
+    """Which frames are taken first: those of the largest rank; none of rank 0."""
+    age = (now - int64(used)) & 0xFFFFFFFF
+    rank = min(age if age >= n_layer else n_layer - age, KV_RANKS - 1)
+    return rank if age != 0 else 0
+
+
+@device
+def count_ranks(used, now, n_layer, n_cache, ranks):
+    """Make ranks[r] the number of frames of rank r or more; a block's work."""
+    ranks[thread()] = 0
+    sync_block()
+    n_quad, q, before = n_cache // 4, int64(thread()), (uint32(1) << lane()) - uint32(1)
+    for _ in range((n_quad + TAKERS - 1) // TAKERS):
+        for x in load_u128(used + 16 * min(q, n_quad - 1)):
+            rank = rank_of(x, now, n_layer) if q < n_quad else 0
+            # Neighbours are often alike: one of them counts for all.
+            alike = equal_lanes(uint32(rank))
+            if rank > 0 and alike & before == 0:
+                cuda.atomic.add(ranks, rank, int32(count_bits(alike)))  # type: ignore[call-arg]
+        q += TAKERS
+    sync_block()
+    total = ranks[thread()]
+    for i in range(10):
+        other = thread() + (1 << i)
+        more = ranks[other] if other < TAKERS else 0
+        sync_block()
+        total += more
+        ranks[thread()] = total
+        sync_block()
+
+
+@device
+def take_frames(maps, sizes, n, now, ranks, counts):
+    """Give frames to the n missing pages of a layer; a block's work.
+
+    ranks, counts: shared arrays of TAKERS and of 4 int32.
+    """
+    table, owner, used, missing = maps
+    layer, n_layer, n_page, n_first, n_cache = sizes
+    count_ranks(used, now, n_layer, n_cache, ranks)
+    above = ranks[thread() + 1] if thread() + 1 < TAKERS else 0
+    if thread() == 0:
+        counts[0], counts[1] = 0, 0
+    if thread() > 0 and above < n and n <= ranks[thread()]:
+        counts[2], counts[3] = thread(), above
+    sync_block()
+    bar, above, left = counts[2], counts[3], n - counts[3]
+    for q in range(thread(), n_cache // 4, TAKERS):
+        i = 4 * q
+        for x in load_u128(used + 16 * q):
+            rank, to = rank_of(x, now, n_layer), n
+            if rank > bar:
+                to = cuda.atomic.add(counts, 0, 1)  # type: ignore[call-arg]
+            elif rank == bar and counts[1] < left:
+                to = above + cuda.atomic.add(counts, 1, 1)  # type: ignore[call-arg]
+            if to < n:
+                before, page = load_i32(owner + 4 * i), load_i32(missing + 4 * to)
+                if before >= 0:
+                    store_i32(table + 4 * before, -1)
+                store_i32(owner + 4 * i, n_page * layer + page)
+                store_i32(used + 4 * i, now)
+                store_i32(table + 4 * (n_page * layer + page), n_first + i)
+            i += 1
+
+
+def kv_take(reader: str) -> list[Launch]:
+    """Kernel of KV_TAKE: one block's work; which frame a page gets is left to chance."""
+    marked = reader == "chosen"
+    spans = spans_of("all" if marked else reader)
+
+    @device
+    def want(wanted, serial, ranges, page):
+        if marked:
+            return load_i32(wanted + 4 * page) == int32(serial)
+        low, high, other, end = ranges
+        first, last = PAGE * page, PAGE * page + PAGE
+        return (low < last and first < high) or (other < last and first < end)
+
+    def kernel(
+        tid, n_thread, step, state, table, owner, used, wanted, missing, counts, found, n_found,
+        block, x, y, layer, n_layer, n_page, n_first, n_cache,
+    ):  # fmt: skip
+        ranks, seen = cuda.shared.array(TAKERS, int32), cuda.shared.array(4, int32)
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        serial = load_i64(state + KV_STATE.serial)
+        now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
+        ranges, hits = spans(found, n_found, block, x, y, n_tok, pos), int32(0)
+        if thread() < 2:
+            seen[thread()] = 0
+        sync_block()
+        for page in range(thread(), (pos + n_tok - 1) // PAGE + 1, TAKERS):
+            frame = load_i32(table + 4 * (n_page * layer + page))
+            if not want(wanted, serial, ranges, page):
+                continue
+            if frame < 0:
+                to: Any = cuda.atomic.add(seen, 0, 1)  # type: ignore[call-arg]
+                store_i32(missing + 4 * to, page)
+            else:
+                hits += int32(1)
+                if frame >= n_first:
+                    store_i32(used + 4 * (frame - n_first), now)
+        if hits > 0:
+            cuda.atomic.add(seen, 1, hits)  # type: ignore[call-arg]
+        sync_block()
+        n, n_hit = int64(seen[0]), int64(seen[1])
+        if n > 0:
+            sync_block()  # all have read these
+            sizes = layer, n_layer, n_page, n_first, n_cache
+            take_frames((table, owner, used, missing), sizes, n, now, ranks, seen)
+        if thread() == 0:
+            store_i64(state + KV_STATE.serial, serial + 1)
+            store_i64(state + KV_STATE.n_missing, n)
+            store_i64(state + KV_STATE.n_hit, load_i64(state + KV_STATE.n_hit) + n_hit)
+            store_i64(state + KV_STATE.n_miss, load_i64(state + KV_STATE.n_miss) + n)
+
+    return [Launch(kernel, threads=TAKERS)]
+
+
+def kv_bring() -> list[Launch]:
+    """Kernel of KV_BRING: blocks take pieces of pages in turn."""
+
+    @device
+    def bring(source, to, first, size):
+        a = first + 16 * thread()
+        b, c, d = a + 16 * THREADS, a + 32 * THREADS, a + 48 * THREADS
+        last = size - 16
+        w, x = load_u128(source + min(a, last)), load_u128(source + min(b, last))
+        y, z = load_u128(source + min(c, last)), load_u128(source + min(d, last))
+        if a <= last:
+            store_u128(to + a, w)
+        if b <= last:
+            store_u128(to + b, x)
+        if c <= last:
+            store_u128(to + c, y)
+        if d <= last:
+            store_u128(to + d, z)
+
+    def kernel(
+        tid, n_thread, state, table, missing, k_home, v_home, k_frames, v_frames, layer, n_page,
+        n_head_kv, k_bytes, v_bytes,
+    ):  # fmt: skip
+        k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
+        n_k = (k_size + PIECE - 1) // PIECE
+        n_piece = n_k + (v_size + PIECE - 1) // PIECE
+        item, n_item = int64(tid), load_i64(state + KV_STATE.n_missing) * n_piece
+        while item < n_item:  # a range divides by its step
+            piece = remainder(item, n_piece)
+            home = n_page * layer + load_i32(missing + 4 * quotient(item, n_piece))
+            frame = load_i32(table + 4 * home)
+            if piece < n_k:
+                bring(k_home + k_size * home, k_frames + k_size * frame, PIECE * piece, k_size)
+            else:
+                first = PIECE * (piece - n_k)
+                bring(v_home + v_size * home, v_frames + v_size * frame, first, v_size)
+            item += n_thread
+
+    return [Launch(kernel)]

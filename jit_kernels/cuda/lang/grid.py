@@ -1,0 +1,176 @@
+"""Where a thread stands, what warps and blocks compute together, and how a kernel is launched.
+
+A kernel's tid and n_thread are its block and the number of blocks; a block has THREADS threads
+unless its Launch says otherwise.
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, float64
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.lang.intrinsic import const_i64, device, load_f32
+from tamis.jit_kernels.cuda.lang.ptx import keep, shuffle_i32, shuffle_xor
+
+THREADS, WARP = 256, 32
+WARPS = THREADS // WARP
+
+
+sync_block: Any = cuda.syncthreads
+
+
+class Launch(NamedTuple):
+    """One kernel of an op. An op is a list of them, launched in order.
+
+    blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
+    (at most FEW_ROWS), "many", or "any". start: what the kernel does first, where it can while the
+    kernel before it still runs, reading nothing that other kernels write. hands_on: what start
+    returns is the kernel's last argument.
+    """
+
+    kernel: Any
+    blocks: int = 1
+    shared: int = 0  # bytes of dynamic shared memory
+    threads: int = THREADS
+    rows: str = "any"
+    start: Any = None
+    hands_on: bool = False
+
+
+@device
+def step_of(step):
+    """Rows, position and first row of a step record that no kernel writes, read once."""
+    return const_i64(step + STEP.n_tok), const_i64(step + STEP.pos), const_i64(step + STEP.row)
+
+
+def look_ahead(tid, n_thread, step, *others):
+    """Read the record while the kernel before still runs: the start of a kernel of few rows."""
+    for value in step_of(step):
+        keep(value)
+
+
+@device
+def thread():
+    """Number of the thread in its block."""
+    return cuda.threadIdx.x
+
+
+@device
+def lane():
+    """Number of the thread in its warp."""
+    return thread() % WARP
+
+
+@device
+def warp():
+    """Number of the warp in its block."""
+    return thread() // WARP
+
+
+@device
+def warp_sum(x):
+    """The sum over a warp, in every lane."""
+    for i in range(5):
+        x += shuffle_xor(x, 16 >> i)
+    return x
+
+
+@device
+def warp_max(x):
+    """The maximum over a warp, in every lane."""
+    for i in range(5):
+        x = max(x, shuffle_xor(x, 16 >> i))
+    return x
+
+
+@device
+def block_sum(x):
+    """The sum over a block, in every thread; all threads must call it."""
+    parts = cuda.shared.array(WARPS, float32)
+    x = warp_sum(x)
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    total = parts[0]
+    for i in range(1, WARPS):
+        total += parts[i]
+    return total
+
+
+@device
+def block_max(x):
+    """The maximum over a block, in every thread; all threads must call it."""
+    parts = cuda.shared.array(WARPS, float32)
+    x = warp_max(x)
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    top = parts[0]
+    for i in range(1, WARPS):
+        top = max(top, parts[i])
+    return top
+
+
+@device
+def block_before(x, parts):
+    """The sum of x, an int32, over the threads before this one, and over all; all must call it.
+
+    parts: a shared array of WARPS int32. It is not made here: what makes one can be called from one
+    function only, as each caller brings a copy of its name.
+    """
+    own = x
+    for i in range(5):
+        other = shuffle_i32(x, (lane() - (1 << i)) % WARP)
+        x += other if lane() >= 1 << i else 0
+    sync_block()  # what an earlier call left may still be read
+    if lane() == WARP - 1:
+        parts[warp()] = x
+    sync_block()
+    before, total = x - own, 0
+    for i in range(WARPS):
+        before += parts[i] if i < warp() else 0
+        total += parts[i]
+    return before, total
+
+
+# ---- of float64, by a shared array of THREADS float64, `sums`, of the kernel -------------------
+@device
+def sums_before(x, sums):
+    """The sum of x, a float64, over the threads before this one, and over all; all must call it."""
+    total = x
+    sums[thread()] = total
+    sync_block()
+    for i in range(8):
+        other = sums[thread() - (1 << i)] if thread() >= 1 << i else 0.0
+        sync_block()
+        total += other
+        sums[thread()] = total
+        sync_block()
+    whole = sums[THREADS - 1]
+    sync_block()  # before the next sum overwrites what is read here
+    return total - x, whole
+
+
+@device
+def sum_of(floats, first, end, sums):
+    """The sum of float32s first .. end - 1."""
+    mine = 0.0
+    for i in range(first + thread(), end, THREADS):
+        mine += float64(load_f32(floats + 4 * i))
+    return sums_before(mine, sums)[1]
+
+
+@device
+def largest(x, sums):
+    """The largest of the threads' float64s; all must call it."""
+    sums[thread()] = x
+    sync_block()
+    for i in range(8):
+        if thread() < 128 >> i:
+            sums[thread()] = max(sums[thread()], sums[thread() + (128 >> i)])
+        sync_block()
+    found = sums[0]
+    sync_block()
+    return found

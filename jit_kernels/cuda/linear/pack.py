@@ -1,0 +1,155 @@
+"""Rows made ready for products: normed or gated where asked, many of them as float16.
+
+Few are float32 or, for quantised weights, numbers of 15 bits: two signed bytes (see scratch.py).
+"""
+
+import math
+
+from numba import float32
+
+from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, block_sum, look_ahead, step_of, thread
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_f32x8,
+    rounded,
+    store_f16,
+    store_f32,
+    store_i8,
+)
+from tamis.jit_kernels.cuda.lang.ptx import reciprocal, shuffle_xor
+from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW, FEW_ROWS
+from tamis.jit_kernels.cuda.linear.activation import gelu, silu
+from tamis.jit_kernels.cuda.linear.gemm import padding
+
+
+@device
+def copied(x, other, scale):
+    """An element as it is."""
+    return x
+
+
+@device
+def normed(x, other, scale):
+    """An element over its row's root mean square, times a weight."""
+    return x * scale * other
+
+
+@device
+def silu_gated(x, other, scale):
+    """SiLU of a gate's element, times the other branch's."""
+    return silu(x) * other
+
+
+@device
+def gelu_gated(x, other, scale):
+    """GELU of a gate's element, times the other branch's."""
+    return gelu(x) * other
+
+
+@device
+def squares_of(x):
+    """The sum of eight squares."""
+    return (
+        (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3])
+        + (x[4] * x[4] + x[5] * x[5]) + (x[6] * x[6] + x[7] * x[7])
+    )  # fmt: skip
+
+
+@device
+def put_float(packed, n, i, value, live):
+    """Write element i of a row of n as it is."""
+    store_f32(packed + 4 * i, value)
+
+
+@device
+def put_15_bits(packed, n, i, value, live):
+    """Write element i of a row of n as 15 bits, where it is live; all lanes have neighbours."""
+    top = max(value, -value)
+    total = value
+    for lanes in range(4):  # sixteen neighbours share a scale
+        top = max(top, shuffle_xor(top, 8 >> lanes))
+        total += shuffle_xor(total, 8 >> lanes)
+    factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
+    whole = rounded(value * factor)
+    high = (whole + 64) >> 7
+    if live:
+        store_i8(packed + i, high)
+        store_i8(packed + FEW_ROW.low * n // 4 + i, whole - (high << 7))
+    if live and i % 16 == 0:
+        scale = top * float32(1 / (127 * 128))
+        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+
+
+@device
+def put_two_15_bits(packed, n, i, one, other):
+    """The same of elements i and i + 1, i being even; the lanes of a warp have 64 neighbours."""
+    top, total = max(max(one, -one), max(other, -other)), one + other
+    for lanes in range(3):
+        top = max(top, shuffle_xor(top, 4 >> lanes))
+        total += shuffle_xor(total, 4 >> lanes)
+    factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
+    first, second = rounded(one * factor), rounded(other * factor)
+    high, next_high = (first + 64) >> 7, (second + 64) >> 7
+    store_i8(packed + i, high)
+    store_i8(packed + i + 1, next_high)
+    low = packed + FEW_ROW.low * n // 4 + i
+    store_i8(low, first - (high << 7))
+    store_i8(low + 1, second - (next_high << 7))
+    if i % 16 == 0:
+        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, top * float32(1 / (127 * 128)))
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+
+
+SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
+
+
+def pack_rows(form: str, source: str) -> list[Launch]:
+    """Kernel of PACK_ROWS: all blocks share few rows, or each takes some of many."""
+    value, is_norm, has_other = SOURCES[source], source == "norm", source != "rows"
+
+    @device
+    def pair(row, other, i):
+        return load_f32(row + 4 * i), load_f32(other + 4 * i) if has_other else float32(0)
+
+    @device
+    def scale_of(row, n, eps):
+        if not is_norm:
+            return float32(1)
+        squares = float32(0)
+        if form == "float":  # rows of any length
+            for i in range(thread(), n, THREADS):
+                squares += load_f32(row + 4 * i) * load_f32(row + 4 * i)
+        else:
+            for i in range(16 * thread(), n, 16 * THREADS):
+                one, other = load_f32x8(row + 4 * i), load_f32x8(row + 4 * i + 32)
+                squares += squares_of(one) + squares_of(other)
+        return float32(1) / math.sqrt(block_sum(squares) / float32(n) + eps)
+
+    put = put_float if form == "float" else put_15_bits
+    n_quarter = 16 if form == "float" else FEW_ROW.size  # of a row's bytes
+
+    def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
+        n_tok, _, skip = step_of(step)
+        many, width, apart = n_tok > FEW_ROWS, padding(n), 0 if is_norm else 4 * n
+        t, turn = tid if many else 0, n_thread if many else 1
+        while t < n_tok:  # a range divides by its step
+            row, right = x + 4 * n * (skip + t), other + apart * (skip + t)
+            if many:
+                scale = scale_of(row, n, eps_f)
+                for i in range(thread(), width, THREADS):
+                    left, gate = pair(row, right, i) if i < n else (float32(0), float32(0))
+                    store_f16(packed + 2 * (width * t + i), value(left, gate, scale))
+            elif tid * THREADS < n:
+                i = tid * THREADS + thread()
+                left, gate = pair(row, right, min(i, n - 1))  # on its way while squares are added
+                scale = scale_of(row, n, eps_f)
+                # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
+                while i < n:
+                    put(packed + n_quarter * n // 4 * t, n, i, value(left, gate, scale), True)
+                    i += n_thread * THREADS
+                    left, gate = pair(row, right, min(i, n - 1))
+            t += turn
+
+    return [Launch(kernel, blocks=2, start=look_ahead)]

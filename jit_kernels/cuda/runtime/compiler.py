@@ -1,0 +1,117 @@
+"""Compile kernels to PTX with Numba-CUDA; no GPU and no driver is needed.
+
+Run as a module, with a folder and a target, it is a worker of the kernel library: see
+jit_kernels/compile/workers.py.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from numba import cuda, types
+from numba.cuda import dispatcher
+
+from tamis.jit_kernels.compile.workers import serve
+from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.jit_kernels.cuda.lang.grid import Launch
+from tamis.jit_kernels.cuda.lang.intrinsic import device
+from tamis.jit_kernels.cuda.lang.ptx import let_next_start, wait_for_kernel
+from tamis.jit_kernels.cuda.lang.target import TARGETS, Target, use
+
+
+def launches(spec: KernelSpec) -> list[Launch]:
+    """The kernels of an op. Raises TypeError where one does not have the fields of its op."""
+    module = importlib.import_module(f"tamis.jit_kernels.cuda.{spec.op.file}")
+    constants = dict(zip(spec.op.constants, spec.constants, strict=True))
+    found = getattr(module, spec.op.name)(**constants)
+    expected = ["tid", "n_thread", *spec.op.fields]
+    for launch in found:
+        names = list(inspect.signature(launch.kernel).parameters)
+        names = names[:-1] if launch.hands_on else names
+        if names != expected:
+            raise TypeError(f"kernel {spec.op.name} takes {names}, the contract says {expected}")
+    return found
+
+
+def field_types(op: Op) -> list[Any]:
+    """Numba's type of each field."""
+    return [types.float32 if name.endswith("_f") else types.int64 for name in op.fields]
+
+
+def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
+    """PTX of one kernel, whose entry is `name`.
+
+    Its parameters are the fields of its op, then whether it may run beside the kernel before it.
+    """
+    body, overlaps = device(launch.kernel), target.overlaps
+    starts, hands_on = launch.start is not None, launch.hands_on
+    start: Any = device(launch.start) if starts else None
+
+    def entry(fields, beside):
+        handed = None
+        if starts:
+            handed = start(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+        if overlaps:
+            # Where this kernel starts, all blocks of the one before it have waited for what comes
+            # before that one: beside it, nothing is missing.
+            if beside == 0:
+                wait_for_kernel()
+            let_next_start()
+        if hands_on:
+            body(cuda.blockIdx.x, cuda.gridDim.x, *fields, handed)
+        else:
+            body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+        if overlaps and beside != 0:
+            wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
+
+    # Numba asks the current GPU what to compile the functions for that an entry calls.
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
+    ptx, _ = cuda.compile(
+        entry, (types.Tuple(field_types(spec.op)), types.int64), cc=target.capability, output="ptx",
+        device=False, abi="numba", launch_bounds=(launch.threads, launch.blocks),
+    )  # fmt: skip
+    return _retargeted(ptx if isinstance(ptx, str) else ptx.decode(), name, target)
+
+
+def _retargeted(ptx: str, name: str, target: Target) -> str:
+    """The text with our own entry name, target and version, without Numba's unused variables."""
+    (mangled,) = re.findall(r"\.visible \.entry (\w+)\(", ptx)
+    ptx = ptx[ptx.index(".version") :].replace(mangled, name)
+    ptx = re.sub(r"\.version \S+", f".version {target.ptx}", ptx, count=1)
+    ptx = re.sub(r"\.target \S+", f".target {target.name}", ptx, count=1)
+    return re.sub(r"^(?:\.common )?\.global [^\n]*NumbaEnv[^\n]*\n", "", ptx, flags=re.MULTILINE)
+
+
+def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
+    """The launches of an op as the kernel library keeps them: ptx_library.py reads them."""
+    use(target)
+    found = []
+    for i, launch in enumerate(launches(spec)):
+        name = f"{spec.symbol}_{i}"
+        found.append(
+            {
+                "name": name,
+                "ptx": kernel_ptx(spec, launch, name, target),
+                "threads": launch.threads,
+                "blocks": launch.blocks,
+                "shared": launch.shared,
+                "rows": launch.rows,
+            }
+        )
+    return json.dumps(found).encode()
+
+
+def main(folder: str, name: str) -> None:
+    """Serve as a worker whose kernels are for a target."""
+    target = TARGETS[name]
+    serve(Path(folder), lambda spec: compile_kernel(spec, target))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,226 @@
+"""Ops that make Selections: windows, scores of keys, the best k, unions."""
+
+from numba import cuda, float32, int32, uint8, uint32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, joined, staging
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row, row_bytes
+from tamis.jit_kernels.cuda.lang.grid import THREADS, WARPS, Launch, sync_block, thread
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    int64,
+    load_i32,
+    load_i64,
+    quotient,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cuda.lang.ptx import (
+    load_shared,
+    shared_address,
+    store_shared_f32,
+)
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    SUBSPAN,
+    clear_bits,
+    set_bit,
+    write_best,
+    write_best_by_maxima,
+    write_bits,
+    write_range,
+)
+
+LOWEST, NOTHING = -3e38, -3.4e38  # the score of positions that are not chosen from; below it
+
+
+def select_window() -> list[Launch]:
+    """Kernel of SELECT_WINDOW: each block writes whole rows, after the sum of those before."""
+
+    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent):
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_q_block, most = (
+            quotient(n_tok + q_block - 1, q_block),
+            quotient(n_sink + block - 1, block),
+        )
+        count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
+        for qb in range(n_q_block):
+            oldest = pos + qb * q_block
+            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
+            low = quotient(max(0, oldest - n_recent + 1), block) if n_recent != 0 else 0
+            sinks = min(low, most)
+            size = sinks + quotient(newest, block) + 1 - low
+            while row < (qb + 1) * n_row:
+                begin = count * n_row + (row - qb * n_row) * size
+                for i in range(thread(), size, THREADS):
+                    store_i32(indices + 4 * (begin + i), i if i < sinks else low + i - sinks)
+                if thread() == 0:
+                    store_i32(indptr + 4 * (row + 1), begin + size)
+                    if row == 0:
+                        store_i32(indptr, 0)
+                row += n_thread
+            count += size
+
+    return [Launch(kernel)]
+
+
+@device
+def window_start(pos, n_local, drop):
+    """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
+    return max(0, min(drop * pos >> 32, pos + 1 - n_local))
+
+
+@device
+def middle(pos, n_sink, n_local, drop):
+    """The range of positions between sinks and local window that a method chooses from."""
+    low = max(n_sink, window_start(pos, n_local, drop))
+    return low, max(n_sink, pos + 1 - n_local)
+
+
+def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launch]:
+    """Kernel of SCORE_KEYS: blocks take spans of a KV head's positions in turn."""
+    size = row_bytes(type_k, head_dim)
+
+    @device
+    def key_at(keys, j):
+        k_pages, k_table, n_head_kv, h, first, last = keys
+        page = j // PAGE
+        if page < first or page >= last:
+            return 0
+        return k_pages + size * key_row(k_table, n_head_kv, h, j)
+
+    stage, best_of = staging(head_dim, heads, key_at, type_k), joined(group)
+
+    @device
+    def put_maxima(shared, n, tops, stride):
+        for i in range(thread(), n // group * SUBSPAN, THREADS):
+            r, at = i // SUBSPAN * group, i % SUBSPAN
+            top = float32(NOTHING)
+            for m in range(SPAN // SUBSPAN):
+                top = max(top, load_shared(uint32(shared + ROW * r + 4 * (at + SUBSPAN * m))))
+            store_f32(tops + stride * r + 4 * at, top)
+
+    def kernel(
+        tid, n_thread, step, q, counts, k_pages, k_table, scores, maxima, n_head_kv, capacity,
+        n_sink, n_local, drop,
+    ):  # fmt: skip
+        shared = shared_address(cuda.shared.array(0, uint8))
+        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, drop)
+        first, last = low // PAGE, (high + PAGE - 1) // PAGE
+        begin = low // SPAN
+        n_span = (PAGE * last + SPAN - 1) // SPAN - begin if high > low else 0
+        for item in range(tid, n_head_kv * n_span, n_thread):
+            h, span = item % n_head_kv, begin + item // n_head_kv
+            n = load_i32(counts + 4 * h) if counts != 0 else heads
+            if n == 0:
+                continue
+            keys = k_pages, k_table, n_head_kv, h, first, last
+            stage(shared, q + 4 * head_dim * heads * h, n, keys, SPAN * span)
+            j = SPAN * span + thread()
+            there, inside = first <= j // PAGE and j // PAGE < last, low <= j and j < high
+            for r in range(0, n, group):
+                best = best_of(shared, r) if inside else float32(LOWEST)
+                if there:
+                    store_f32(scores + 4 * (capacity * (heads * h + r) + j), best)
+                at = uint32(shared + ROW * r + 4 * thread())
+                store_shared_f32(at, best if there else float32(NOTHING))
+            sync_block()
+            tops = maxima + capacity // 4 * heads * h + 4 * SUBSPAN * span
+            put_maxima(shared, n, tops, capacity // 4)
+            sync_block()  # before the next span's products overwrite what is read here
+
+    return [Launch(kernel, blocks=1, shared=ROW * heads)]
+
+
+def select_best() -> list[Launch]:
+    """Kernel of SELECT_BEST: blocks take rows in turn."""
+
+    def kernel(
+        tid, n_thread, step, scores, maxima, order, sets, counts, n_row, group, capacity,
+        set_capacity, n_sink, n_local, n_top,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        low, high = middle(pos, n_sink, n_local, 0)
+        n_middle, sinks = min(high - low, n_top), min(n_sink, pos + 1)
+        for r in range(tid, n_row, n_thread):
+            out = sets + 4 * set_capacity * r
+            write_range(out, 0, sinks)
+            if high - low <= n_top:
+                write_range(out + 4 * sinks, low, high)
+            elif n_top > 0:
+                first = capacity * group * r
+                rows = scores + 4 * first, maxima + first // 4, capacity
+                to = out + 4 * sinks
+                write_best_by_maxima(rows, low, high, n_top, order + 4 * capacity * r, to)
+            write_range(out + 4 * (sinks + n_middle), high, pos + 1)
+            if thread() == 0:
+                store_i32(counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))
+
+    return [Launch(kernel)]
+
+
+def select_top_k() -> list[Launch]:
+    """Kernel of SELECT_TOP_K: blocks take rows in turn; all rows have the same size."""
+
+    def kernel(
+        tid, n_thread, step, scores, indptr, indices, n_row, capacity, block, n_sink, n_recent,
+        n_top,
+    ):  # fmt: skip
+        n_block = load_i64(step + STEP.pos) // block + 1
+        size = min(n_block, n_sink + n_recent + n_top)
+        high = n_block - n_recent
+        for r in range(tid, n_row, n_thread):
+            out = indices + 4 * size * r
+            if thread() == 0:
+                store_i32(indptr, 0)
+                store_i32(indptr + 4 * (r + 1), (r + 1) * size)
+            if size == n_block:
+                write_range(out, 0, n_block)
+                continue
+            write_range(out, 0, n_sink)
+            if n_top > 0:
+                write_best(scores + 4 * capacity * r, n_sink, high, n_top, out + 4 * n_sink)
+            write_range(out + 4 * (n_sink + n_top), high, n_block)
+
+    return [Launch(kernel)]
+
+
+def select_union() -> list[Launch]:
+    """Kernel of SELECT_UNION: blocks take KV heads in turn."""
+
+    def kernel(
+        tid, n_thread, step, sets, counts, bits, joined, n_joined, rows_per_kv, n_head_kv, capacity,
+        joined_capacity, n_word,
+    ):  # fmt: skip
+        n, parts = load_i64(step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
+        for h in range(tid, n_head_kv, n_thread):
+            words = bits + 8 * n_word * h
+            clear_bits(words, 0, n)
+            sync_block()
+            for r in range(h * rows_per_kv, (h + 1) * rows_per_kv):
+                for i in range(thread(), load_i32(counts + 4 * r), THREADS):
+                    set_bit(words, load_i32(sets + 4 * (capacity * r + i)))
+            sync_block()
+            count = write_bits(words, 0, n, joined + 4 * joined_capacity * h, parts)
+            if thread() == 0:
+                store_i32(n_joined + 4 * h, count)
+
+    return [Launch(kernel)]
+
+
+def select_pack() -> list[Launch]:
+    """Kernel of SELECT_PACK: blocks take rows in turn, after the sum of those before."""
+
+    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
+        for r in range(tid, n_row, n_thread):
+            begin, n = 0, load_i32(counts + 4 * r)
+            for before in range(r):
+                begin += load_i32(counts + 4 * before)
+            for i in range(thread(), n, THREADS):
+                store_i32(indices + 4 * (begin + i), load_i32(sets + 4 * (capacity * r + i)))
+            if thread() == 0:
+                store_i32(indptr + 4 * (r + 1), begin + n)
+                if r == 0:
+                    store_i32(indptr, 0)
+
+    return [Launch(kernel)]

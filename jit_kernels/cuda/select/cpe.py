@@ -1,0 +1,304 @@
+"""Ops of the method `cpe`: the gate, retrieval and sharing of CIS, the window of PSAW."""
+
+import math
+from typing import Any
+
+from numba import cuda, float32, int32, uint32
+
+from tamis.jit_kernels.contract.ops import CIS_META, STEP
+from tamis.jit_kernels.cuda.attention.attend_epilogue import first_at_least
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    int64,
+    load_f32,
+    load_i32,
+    load_i64,
+    ordered,
+    quotient,
+    store_f32,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    add_first_bits,
+    clear_bits,
+    set_bit,
+    thresholding,
+    write_best_by_maxima,
+    write_bits,
+    write_range,
+)
+from tamis.jit_kernels.cuda.select.common import middle, window_start
+
+RETRIEVE, EVERYTHING = -1, -2  # other decisions: the reference whose set is shared
+META = 8 * len(CIS_META)
+
+
+def select_psaw() -> list[Launch]:
+    """Kernel of SELECT_PSAW: each block writes whole rows, after the sum of those before."""
+
+    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_local, drop):
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        most = quotient(n_sink + block - 1, block)
+        count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
+        for qb in range(quotient(n_tok + q_block - 1, q_block)):
+            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
+            # P grows with the position: the oldest query of the block sees furthest.
+            low = quotient(window_start(pos + qb * q_block, n_local, drop), block)
+            sinks, end = min(low, most), quotient(newest, block) + 1
+            size = sinks + end - low
+            while row < (qb + 1) * n_row:
+                begin = count * n_row + (row - qb * n_row) * size
+                write_range(indices + 4 * begin, 0, sinks)
+                write_range(indices + 4 * (begin + sinks), low, end)
+                if thread() == 0:
+                    store_i32(indptr + 4 * (row + 1), begin + size)
+                    if row == 0:
+                        store_i32(indptr, 0)
+                row += n_thread
+            count += size
+
+    return [Launch(kernel)]
+
+
+def _resembling(head_dim: int, group: int) -> Any:
+    """The function that finds the most recent like reference; a warp's work."""
+    size = 4 * head_dim
+
+    @device
+    def alike(heads, reference, cosine):
+        """Whether every head of the row is closer to its reference than the cosine (Eq. 12)."""
+        close = True
+        for g in range(group):
+            xx, yy, xy = float32(0), float32(0), float32(0)
+            for d in range(lane(), head_dim, WARP):
+                x = load_f32(heads + size * g + 4 * d)
+                y = load_f32(reference + size * g + 4 * d)
+                xx, yy, xy = xx + x * x, yy + y * y, xy + x * y
+            norms = math.sqrt(warp_sum(xx) * warp_sum(yy))
+            if not warp_sum(xy) > cosine * norms:
+                close = False
+        return close
+
+    @device
+    def latest(queries, own, n_ref, cosine):
+        """The most recent reference that is closer than the cosine, or RETRIEVE."""
+        j = n_ref - 1
+        while j >= 0 and not alike(queries, own + size * group * j, cosine):
+            j -= 1
+        return j if j >= 0 else RETRIEVE
+
+    return latest
+
+
+@device
+def references(at, pos, n_block):
+    """Begin a block where the last one ends; how many references this one has. A warp's work."""
+    following, begin = load_i64(at + CIS_META.next), load_i64(at + CIS_META.begin)
+    n_ref = load_i64(at + CIS_META.n_ref)
+    cuda.syncwarp()
+    if following != pos or pos - begin >= n_block:
+        n_ref = 0
+        if lane() == 0:
+            store_i64(at + CIS_META.begin, pos)
+            store_i64(at + CIS_META.n_ref, 0)
+    return n_ref
+
+
+def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
+    """Kernel of CIS_GATE: blocks take KV heads in turn, their warps rows."""
+    size, rows_per_kv = 4 * head_dim, heads // group
+    latest = _resembling(head_dim, group)
+
+    @device
+    def row_of(q, refs, meta, n_block, r):
+        """A row's memory, its queries and its references."""
+        return meta + META * r, q + size * group * r, refs + size * group * n_block * r
+
+    @device
+    def decide(at, queries, own, limits, n_middle, tau):
+        """Count the step; what a row does if it is alone."""
+        pos, n_block, n_top = limits
+        decision = EVERYTHING
+        if n_middle > n_top:
+            decision = latest(queries, own, references(at, pos, n_block), tau)
+        if lane() == 0:
+            store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
+            store_i64(at + CIS_META.next, -1 if decision == EVERYTHING else pos + 1)
+        return decision
+
+    @device
+    def retrieve(at, queries, own, asking):
+        """Hand the row's queries to SCORE_KEYS; they are a reference from now on."""
+        n_ref = load_i64(at + CIS_META.n_ref)
+        for d in range(lane(), head_dim * group, WARP):
+            x = load_f32(queries + 4 * d)
+            store_f32(own + size * group * n_ref + 4 * d, x)
+            store_f32(asking + 4 * d, x)
+        cuda.syncwarp()
+        if lane() == 0:
+            store_i64(at + CIS_META.n_ref, n_ref + 1)
+            n = load_i64(at + CIS_META.n_retrieval)
+            store_i64(at + CIS_META.n_retrieval, n + 1)
+
+    def kernel(
+        tid, n_thread, step, q, refs, meta, chosen, asking, n_asking, n_head_kv, n_block, n_sink,
+        n_local, n_top, drop, tau_f, join_f,
+    ):  # fmt: skip
+        decisions, pos = cuda.shared.array(rows_per_kv, int32), load_i64(step + STEP.pos)
+        low, high = middle(pos, n_sink, n_local, drop)
+        limits = pos, n_block, n_top
+        for h in range(tid, n_head_kv, n_thread):
+            for i in range(warp(), rows_per_kv, WARPS):
+                r = rows_per_kv * h + i
+                at, queries, own = row_of(q, refs, meta, n_block, r)
+                decision = decide(at, queries, own, limits, high - low, tau_f)
+                if lane() == 0:
+                    decisions[i] = decision
+            sync_block()
+            reading = False
+            for i in range(rows_per_kv):
+                reading = reading or decisions[i] == RETRIEVE
+            sync_block()
+            for i in range(warp(), rows_per_kv if reading else 0, WARPS):
+                r = rows_per_kv * h + i
+                at, queries, own = row_of(q, refs, meta, n_block, r)
+                # The keys are read anyway: rows whose best reference is not so near ask as well.
+                n_ref, cosine = load_i64(at + CIS_META.n_ref), max(tau_f, join_f)
+                if latest(queries, own, n_ref, cosine) == RETRIEVE and lane() == 0:
+                    decisions[i] = RETRIEVE
+            sync_block()
+            for i in range(warp(), rows_per_kv, WARPS):
+                r, before = rows_per_kv * h + i, 0
+                for other in range(i):
+                    before += 1 if decisions[other] == RETRIEVE else 0
+                if decisions[i] == RETRIEVE:
+                    at, queries, own = row_of(q, refs, meta, n_block, r)
+                    retrieve(at, queries, own, asking + size * (heads * h + group * before))
+                if lane() == 0:
+                    store_i32(chosen + 4 * r, decisions[i])
+                    if i == rows_per_kv - 1:
+                        n = before + 1 if decisions[i] == RETRIEVE else before
+                        store_i32(n_asking + 4 * h, group * n)
+            sync_block()  # before the next head's decisions overwrite what is read here
+
+    return [Launch(kernel)]
+
+
+# ---- sets ----------------------------------------------------------------------------------------
+@device
+def of_list(source, i):
+    """The ordered score of entry i of a list of positions."""
+    scores, order = source
+    return ordered(load_f32(scores + 4 * load_i32(order + 4 * i)))
+
+
+@device
+def some_of_list(source, i, apart, end):
+    """As best.some_of, of the scores of listed positions."""
+    b, c, d = i + apart, i + 2 * apart, i + 3 * apart
+    return (
+        of_list(source, i) if i < end else uint32(0), of_list(source, b) if b < end else uint32(0),
+        of_list(source, c) if c < end else uint32(0), of_list(source, d) if d < end else uint32(0),
+    )  # fmt: skip
+
+
+threshold_of_list = thresholding(some_of_list)
+
+
+@device
+def dilate(source, n, best, span, scratch, out):
+    """Write n listed positions and the neighbours of the best (Eq. 13), clipped; how many.
+
+    scratch: room for a bit a position, and twice a bit an entry of the list.
+    """
+    parts, (n_best, radius), (low, last) = cuda.shared.array(WARPS, int32), best, span
+    words, ones, tied = scratch
+    clear_bits(words, low // 64, last // 64 + 1)
+    clear_bits(ones, 0, (n + 63) // 64)
+    clear_bits(tied, 0, (n + 63) // 64)
+    sync_block()
+    if n_best > 0:
+        bar, n_tie = threshold_of_list(source, 0, n, n_best, parts)
+        for i in range(thread(), n, THREADS):
+            x = of_list(source, i)
+            if x > bar:
+                set_bit(ones, i)
+            elif x == bar:
+                set_bit(tied, i)
+        sync_block()
+        add_first_bits(ones, tied, n_tie, 0, (n + 63) // 64, parts)
+        sync_block()
+    for i in range(thread(), n, THREADS):
+        p, is_best = load_i32(source[1] + 4 * i), load_i64(ones + 8 * (i >> 6)) >> (i & 63) & 1
+        reach = radius if is_best != 0 else 0
+        for j in range(max(p - reach, low), min(p + reach, last) + 1):
+            set_bit(words, j)
+    sync_block()
+    return write_bits(words, low // 64, last // 64 + 1, out, parts)
+
+
+@device
+def copy_within(entries, n, low, high, out):
+    """Write those of n ascending entries that are in low .. high - 1; how many."""
+    begin = first_at_least(entries, 0, n, low)
+    end = first_at_least(entries, begin, n, high)
+    for i in range(begin + thread(), end, THREADS):
+        store_i32(out + 4 * (i - begin), load_i32(entries + 4 * i))
+    return end - begin
+
+
+def cis_sets() -> list[Launch]:
+    """Kernel of CIS_SETS: blocks take rows in turn."""
+
+    def kernel(
+        tid, n_thread, step, chosen, meta, scores, maxima, order, ref_sets, ref_counts, sets,
+        counts, n_row, rows_per_kv, group, n_block, capacity, set_capacity, n_sink, n_local, n_top,
+        n_best, radius, drop,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        low, high = middle(pos, n_sink, n_local, drop)
+        last = min(capacity - 1, pos + radius)  # of neighbours: there once the set is shared
+        for r in range(tid, n_row, n_thread):
+            decision, n = load_i32(chosen + 4 * r), min(n_sink, pos + 1)
+            out, room = sets + 4 * set_capacity * r, order + 4 * capacity * r
+            write_range(out, 0, n)
+            to = out + 4 * n
+            if decision == EVERYTHING:
+                write_range(to, low, high)
+                n += max(0, high - low)
+            elif decision == RETRIEVE:
+                scored = r // rows_per_kv * rows_per_kv  # rows that retrieve are scored in order
+                for other in range(scored, r):
+                    scored += 1 if load_i32(chosen + 4 * other) == RETRIEVE else 0
+                first = capacity * group * scored
+                row = scores + 4 * first, maxima + first // 4, capacity
+                write_best_by_maxima(row, low, high, n_top, room, to)
+                sync_block()
+                slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
+                scratch = room, room + capacity // 8, room + capacity // 4
+                kept, span = ref_sets + 4 * set_capacity * slot, (low, last)
+                size = dilate((row[0], to), n_top, (n_best, radius), span, scratch, kept)
+                if thread() == 0:
+                    store_i32(ref_counts + 4 * slot, size)
+                n += n_top
+            else:
+                slot = n_block * r + decision
+                size = load_i32(ref_counts + 4 * slot)
+                n += copy_within(ref_sets + 4 * set_capacity * slot, size, low, high, to)
+            write_range(out + 4 * n, high, pos + 1)
+            if thread() == 0:
+                store_i32(counts + 4 * r, n + max(0, pos + 1 - high))
+
+    return [Launch(kernel)]

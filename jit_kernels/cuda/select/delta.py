@@ -1,0 +1,80 @@
+"""Ops of Delta attention: which rows are also attended densely, and what others get from them."""
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    load_f32,
+    load_i64,
+    quotient,
+    remainder,
+    store_f32,
+    store_i64,
+)
+
+
+def delta_rows() -> list[Launch]:
+    """Kernel of DELTA_ROWS: one thread writes a few numbers."""
+
+    def kernel(tid, n_thread, step, apart, last, gamma):
+        if tid != 0 or thread() != 0:
+            return
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        begin, end = load_i64(step + STEP.begin), load_i64(step + STEP.end)
+        last_pos = max(begin, end - gamma)
+        first = begin + (pos - begin + gamma - 1) // gamma * gamma
+        stop = min(pos + n_tok, last_pos)
+        store_i64(apart + STEP.n_tok, max(0, (stop - first + gamma - 1) // gamma))
+        store_i64(apart + STEP.pos, first)
+        store_i64(apart + STEP.row, first - pos)
+        first = max(pos, last_pos)
+        store_i64(last + STEP.n_tok, max(0, pos + n_tok - first))
+        store_i64(last + STEP.pos, first)
+        store_i64(last + STEP.row, first - pos)
+
+    return [Launch(kernel)]
+
+
+def delta_add(head_dim: int) -> list[Launch]:
+    """Kernels of DELTA_ADD: rows between exact ones, then these, as the former read the latter."""
+
+    def between(
+        tid, n_thread, step, apart, last, apart_out, last_out, delta, delta_pos, out, n_head,
+        gamma, recompute,
+    ):  # fmt: skip
+        pos, begin = load_i64(step + STEP.pos), load_i64(step + STEP.begin)
+        sparse = load_i64(step + STEP.n_tok) - load_i64(last + STEP.n_tok)
+        first, size = load_i64(apart + STEP.row), n_head * head_dim
+        n = sparse * size if recompute == 0 else 0
+        for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
+            t, e = quotient(i, size), remainder(i, size)
+            after = remainder(pos + t - begin, gamma)  # rows since the last exact one
+            if after == 0:
+                continue
+            g, to = t - after, out + 4 * i
+            if g >= 0:
+                exact = load_f32(apart_out + 4 * (size * quotient(g - first, gamma) + e))
+                store_f32(to, load_f32(to) + (exact - load_f32(out + 4 * (size * g + e))))
+            elif load_i64(delta_pos + 8 * (e // head_dim)) == pos + g:
+                store_f32(to, load_f32(to) + load_f32(delta + 4 * e))
+
+    def exact(
+        tid, n_thread, step, apart, last, apart_out, last_out, delta, delta_pos, out, n_head,
+        gamma, recompute,
+    ):  # fmt: skip
+        n_apart, n_last = load_i64(apart + STEP.n_tok), load_i64(last + STEP.n_tok)
+        first, tail, size = load_i64(apart + STEP.row), load_i64(last + STEP.row), n_head * head_dim
+        for i in range(tid * THREADS + thread(), (n_apart + n_last) * size, n_thread * THREADS):
+            r, e = quotient(i, size), remainder(i, size)
+            if r >= n_apart:
+                to = out + 4 * (size * (tail + r - n_apart) + e)
+                store_f32(to, load_f32(last_out + 4 * (size * (r - n_apart) + e)))
+                continue
+            to, dense = out + 4 * (size * (first + gamma * r) + e), load_f32(apart_out + 4 * i)
+            if r == n_apart - 1:
+                store_f32(delta + 4 * e, dense - load_f32(to))
+                if e % head_dim == 0:
+                    at = load_i64(step + STEP.pos) + first + gamma * r
+                    store_i64(delta_pos + 8 * (e // head_dim), at)
+            store_f32(to, dense)
+
+    return [Launch(between, blocks=4), Launch(exact)]

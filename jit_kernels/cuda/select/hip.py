@@ -1,0 +1,242 @@
+"""HiP's ops: the paper's tree search for the best blocks, and the Selection round them."""
+
+from typing import Any
+
+from numba import cuda, float32, int32, uint8, uint32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARPS,
+    Launch,
+    block_before,
+    sync_block,
+    thread,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_i32,
+    load_i64,
+    quotient,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cuda.lang.ptx import load_shared, shared_address
+from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
+from tamis.jit_kernels.cuda.select.common import LOWEST, key_row
+
+
+@device
+def start_chunks(chunks, n_sink, n, count):
+    """Write `count` equal parts of n blocks after the sinks: first and end of each.
+
+    Ends are rounded to the nearest block (the paper's footnote 1).
+    """
+    for j in range(thread(), count, THREADS):
+        store_i32(chunks + 8 * j, n_sink + (2 * j * n + count) // (2 * count))
+        store_i32(chunks + 8 * j + 4, n_sink + (2 * (j + 1) * n + count) // (2 * count))
+
+
+@device
+def halve(chunks, branches, n_chunk, parts):
+    """Split every chunk (first, end) in the middle; how many branches that gives."""
+    count = int32(0)
+    for start in range(0, n_chunk, THREADS):
+        j = start + thread()
+        at = chunks + 8 * min(j, n_chunk - 1)
+        first, end = load_i32(at), load_i32(at + 4)
+        middle, n = (first + end) // 2, int32(0)
+        if j < n_chunk:
+            n = int32(2 if middle > first else 1)  # a chunk of one block is its only branch
+        before, total = block_before(n, parts)
+        to = branches + 8 * (count + before)
+        if n > 0:
+            store_i32(to, first)
+            store_i32(to + 8 * n - 4, end)
+        if n == 2:
+            store_i32(to + 4, middle)
+            store_i32(to + 8, middle)
+        count += total
+    return count
+
+
+@device
+def copy_chunks(branches, picked, chunks, n_chunk):
+    """Copy the branches whose numbers are picked."""
+    for j in range(thread(), n_chunk, THREADS):
+        at = branches + 8 * load_i32(picked + 4 * j)
+        store_i32(chunks + 8 * j, load_i32(at))
+        store_i32(chunks + 8 * j + 4, load_i32(at + 4))
+
+
+def _rating(head_dim: int, group: int) -> Any:
+    """The function (shared, heads, rows, scores) that scores branches; a block's work.
+
+    A branch's score is the best q . k of its centre block. rows: the pages of a KV head; the
+    branches, how many there are, keys of each, positions of a block, positions between keys.
+    """
+
+    @device
+    def key_of(rows, i):
+        (k_pages, k_table, n_head_kv, h), (branches, n_branch, n_key, block, stride) = rows
+        b = quotient(i, n_key)
+        at = branches + 8 * min(b, n_branch - 1)
+        centre = (load_i32(at) + load_i32(at + 4) - 1) // 2
+        j = centre * block + stride * (i - n_key * b)
+        row = key_row(k_table, n_head_kv, h, j if b < n_branch else 0)
+        return k_pages + 2 * head_dim * row if b < n_branch else 0
+
+    stage = staging(head_dim, group, key_of)
+
+    @device
+    def rate(shared, heads, rows, scores):
+        _, n_branch, n_key, _, _ = rows[1]
+        for start in range(0, n_branch * n_key, SPAN):
+            stage(shared, heads, group, rows, start)
+            end = min(start + SPAN, n_branch * n_key)
+            last = quotient(end - 1, n_key)
+            for b in range(quotient(start, n_key) + thread(), last + 1, THREADS):
+                best = load_f32(scores + 4 * b) if b * n_key < start else float32(LOWEST)
+                for i in range(max(start, b * n_key), min(end, (b + 1) * n_key)):
+                    for g in range(group):
+                        product = load_shared(uint32(shared + ROW * g + 4 * (i - start)))
+                        best = max(best, product)
+                store_f32(scores + 4 * b, best)
+            sync_block()  # before the next span's products overwrite what is read here
+
+    return rate
+
+
+def hip_estimate(head_dim: int, group: int) -> list[Launch]:
+    """Kernel of HIP_ESTIMATE: blocks take rows in turn."""
+    rate = _rating(head_dim, group)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, mask, tree, n_row, heads_per_kv, n_head_kv,
+        n_chunk, block, stride, n_sink, n_local,
+    ):  # fmt: skip
+        parts = cuda.shared.array(WARPS, int32)
+        shared = shared_address(cuda.shared.array(0, uint8))
+        n = max(0, (load_i64(step + STEP.pos) + 1 - n_local) // block - n_sink)
+        count, n_key = min(n, n_chunk), (block + stride - 1) // stride
+        for r in range(tid, n_row, n_thread):
+            pages = k_pages, k_table, n_head_kv, r * group // heads_per_kv
+            heads, chosen = q + 4 * head_dim * group * r, mask + 4 * (1 + n_chunk) * r
+            chunks = tree + 32 * n_chunk * r
+            branches, scores = chunks + 8 * n_chunk, chunks + 24 * n_chunk
+            start_chunks(chunks, n_sink, n, count)
+            sync_block()
+            longest = (n + count - 1) // count if count > 0 else 0
+            while longest > 1:  # then there are n_chunk chunks, and at least as many branches
+                n_branch = halve(chunks, branches, n_chunk, parts)
+                sync_block()
+                if n_branch > n_chunk:
+                    rows = pages, (branches, n_branch, n_key, block, stride)
+                    rate(shared, heads, rows, scores)
+                    write_best(scores, 0, n_branch, n_chunk, chosen + 4)
+                else:
+                    write_range(chosen + 4, 0, n_chunk)
+                sync_block()
+                copy_chunks(branches, chosen + 4, chunks, n_chunk)
+                sync_block()
+                longest = (longest + 1) // 2
+            for j in range(thread(), count, THREADS):
+                store_i32(chosen + 4 * (1 + j), load_i32(chunks + 8 * j))
+            if thread() == 0:
+                store_i32(chosen, count)
+
+    return [Launch(kernel, shared=ROW * group)]
+
+
+@device
+def row_at(step, mask, row, sizes):
+    """A row's entries: sinks, then of its blocks from there to `high`, then up to `end`."""
+    n_row, n_chunk, block, n_sink, n_local, mask_block, q_block = sizes
+    n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    first = row // n_row * q_block
+    made = first // mask_block  # the mask, which was made for its first query
+    high = max(0, pos + made * mask_block + 1 - n_local) // block
+    end = (pos + min(n_tok, first + q_block) + block - 1) // block
+    chosen = mask + 4 * (1 + n_chunk) * (made * n_row + row % n_row)
+    return chosen, min(n_sink, high), high, end
+
+
+@device
+def around(chosen, j, sinks, high, n_near):
+    """The entries that the j-th chosen block brings: first and end; they may be none."""
+    b = load_i32(chosen + 4 * (1 + j))
+    first = max(sinks, b - n_near)
+    if j > 0:
+        first = max(first, load_i32(chosen + 4 * j) + n_near + 1)
+    return first, min(high, b + n_near + 1)
+
+
+@device
+def part(row, first_j, n_near):
+    """A thread's entries of the chosen blocks from first_j on, one a thread."""
+    chosen, sinks, high, _ = row
+    j = first_j + thread()
+    if j >= load_i32(chosen):
+        return 0, 0
+    first, end = around(chosen, j, sinks, high, n_near)
+    return first, max(0, end - first)
+
+
+def hip_select() -> list[Launch]:
+    """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks take rows in turn."""
+
+    def count(
+        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
+        mask_block, q_block,
+    ):  # fmt: skip
+        parts = cuda.shared.array(WARPS, int32)
+        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
+        sizes = n_row, n_chunk, block, n_sink, n_local, mask_block, q_block
+        for r in range(tid, n_rows, n_thread):
+            row, mine = row_at(step, mask, r, sizes), 0
+            for first_j in range(0, load_i32(row[0]), THREADS):
+                mine += part(row, first_j, n_near)[1]
+            _, total = block_before(int32(mine), parts)
+            if thread() == 0:
+                store_i32(indptr + 4 * (r + 1), row[1] + total + row[3] - row[2])
+
+    def add_up(
+        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
+        mask_block, q_block,
+    ):  # fmt: skip
+        if tid != 0:
+            return
+        parts, begin = cuda.shared.array(WARPS, int32), 0
+        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
+        for first in range(0, n_rows, THREADS):
+            r = first + thread()
+            mine = load_i32(indptr + 4 * (r + 1)) if r < n_rows else 0
+            before, total = block_before(int32(mine), parts)
+            if r < n_rows:
+                store_i32(indptr + 4 * (r + 1), begin + before + mine)
+            begin += total
+        if thread() == 0:
+            store_i32(indptr, 0)
+
+    def write(
+        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
+        mask_block, q_block,
+    ):  # fmt: skip
+        parts = cuda.shared.array(WARPS, int32)
+        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
+        sizes = n_row, n_chunk, block, n_sink, n_local, mask_block, q_block
+        for r in range(tid, n_rows, n_thread):
+            row, out = row_at(step, mask, r, sizes), indices + 4 * load_i32(indptr + 4 * r)
+            write_range(out, 0, row[1])
+            out += 4 * row[1]
+            for first_j in range(0, load_i32(row[0]), THREADS):
+                first, n = part(row, first_j, n_near)
+                before, total = block_before(int32(n), parts)
+                for i in range(n):
+                    store_i32(out + 4 * (before + i), first + i)
+                out += 4 * total
+            write_range(out, row[2], row[3])
+
+    return [Launch(count), Launch(add_up), Launch(write)]

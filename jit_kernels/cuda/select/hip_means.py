@@ -1,0 +1,410 @@
+"""HiP's search over means: bytes that stand for a block's keys, or four blocks', or 16 blocks'.
+
+Numbers of lanes and threads are kept (`keep`) within loops: what each loop makes of them would else
+be computed ahead of all of them, in more registers than two blocks of threads have.
+"""
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, float32, int32, int64, types, uint8, uint32
+
+from tamis.jit_kernels.contract.ops import SIBLINGS, STEP, hip_work
+from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E, LOWEST
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row, reading_one, row_bytes
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp,
+    warp_max,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    I32,
+    I64,
+    bits_f32,
+    device,
+    load_constant,
+    load_device,
+    load_f32,
+    load_i32,
+    load_i64,
+    op,
+    rounded,
+    store_f32,
+    store_i8,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cuda.lang.ptx import (
+    MMA_S8,
+    emit,
+    exp2,
+    keep,
+    load_shared,
+    shared_address,
+    shuffle_xor,
+    store_shared_f32,
+)
+from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
+
+SIZE = 127.0  # steps of a byte
+QUAD = 4  # heads whose bytes lie together and are multiplied together
+row_work = device(hip_work)
+
+
+@device
+def level_start(room, level):
+    """The first row of a level's means: level 0 has `room` of them, each level a fourth."""
+    return (room - (room >> 2 * level)) // 3 * 4
+
+
+def hip_means(head_dim: int, type_k: str) -> list[Launch]:
+    """Kernels of HIP_MEANS: warps take means in turn; then it is noted that they are there."""
+    size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
+
+    @device
+    def add_up(mine, keys, first, n):
+        """The sum of n keys to the warp's floats in shared memory; its least and largest part."""
+        k_pages, k_table, n_head_kv, h = keys
+        part, least, most = float32(1.0 / n), float32(-LOWEST), float32(LOWEST)
+        for d in range(lane(), head_dim, WARP):
+            total = float32(0)
+            for j in range(first, first + n):
+                total += read(k_pages + size * key_row(k_table, n_head_kv, h, j), d)
+            total *= part
+            store_shared_f32(uint32(mine + 4 * d), total)
+            least, most = min(least, total), max(most, total)
+        return -warp_max(-least), warp_max(most)
+
+    def kernel(
+        tid, n_thread, step, k_pages, k_table, means, extents, filled, sums, n_head_kv, room, top,
+        block,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_row, end = level_start(room, top + 1), (pos + n_tok) // block
+        mine = shared_address(cuda.shared.array(0, uint8)) + 4 * head_dim * warp()
+        item, n_warp = tid + n_thread * warp(), n_thread * WARPS
+        for h in range(n_head_kv):
+            # Keys from pos on are new, whatever was there before.
+            first, keys = (
+                min(load_i64(filled + 8 * h), pos // block),
+                (k_pages, k_table, n_head_kv, h),
+            )
+            for level in range(top + 1):
+                n, begin = block << 2 * level, first >> 2 * level
+                n_mean = (end >> 2 * level) - begin
+                while item < n_mean:
+                    row = n_row * h + level_start(room, level) + begin + item
+                    place = (begin + item) % SIBLINGS
+                    low, high = add_up(mine, keys, (begin + item) * n, n)
+                    width = high - low
+                    per = float32(SIZE) / width if width > float32(0) else float32(0)
+                    to = means + head_dim * (row - place) + 4 * place
+                    for d in range(lane(), head_dim, WARP):
+                        x = (load_shared(uint32(mine + 4 * d)) - low) * per
+                        store_i8(to + 16 * (d // 4) + d % 4, rounded(x))
+                    if lane() == 0:
+                        at = extents + 8 * (row - place) + 4 * place
+                        store_f32(at, width / float32(SIZE))
+                        store_f32(at + 4 * SIBLINGS, low)
+                    item += n_warp
+                item -= n_mean  # which warp is next, whatever level or head it comes to
+
+    def note(
+        tid, n_thread, step, k_pages, k_table, means, extents, filled, sums, n_head_kv, room, top,
+        block,
+    ):  # fmt: skip
+        if tid == 0 and thread() < n_head_kv:
+            end = (load_i64(step + STEP.pos) + load_i64(step + STEP.n_tok)) // block
+            store_i64(filled + 8 * thread(), end)
+
+    return [Launch(kernel, shared=4 * head_dim * WARPS), Launch(note)]
+
+
+@device
+def power_of_two(x):
+    """About 2^x: exact where x is whole, straight lines between; x is taken within +-120."""
+    x = max(min(x, float32(120)), float32(-120))
+    # Floats of this size are whole.
+    return bits_f32(uint32(int32(x * float32(8388608) + float32(1065353216))))
+
+
+@device
+def with_weights(totals, sums, extents, head):
+    """Totals and the weights of four means for a head, whose three numbers are at `head`."""
+    factor, of_low, offset = load_f32(head), load_f32(head + 4), load_f32(head + 8)
+    x = (
+        float32(sums[0]) * extents[0], float32(sums[1]) * extents[1],
+        float32(sums[2]) * extents[2], float32(sums[3]) * extents[3],
+    )  # fmt: skip
+    return (
+        totals[0] + power_of_two(x[0] * factor + (extents[4] * of_low + offset)),
+        totals[1] + power_of_two(x[1] * factor + (extents[5] * of_low + offset)),
+        totals[2] + power_of_two(x[2] * factor + (extents[6] * of_low + offset)),
+        totals[3] + power_of_two(x[3] * factor + (extents[7] * of_low + offset)),
+    )  # fmt: skip
+
+
+def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
+    """Functions normalise and shorten, of the heads of several queries; a block's work.
+
+    A head's three numbers, at numbers + 12 * head: the factor of its products, that of its bytes'
+    sum, and minus the logarithm to base 2 of the sum that its weights are divided by.
+    """
+    n_word, size = head_dim // 4, row_bytes(type_k, head_dim)
+
+    @device
+    def near_key(near, i):
+        (k_pages, k_table, n_head_kv, h), (sinks, low, n) = near
+        j = i if i < sinks else low + i - sinks
+        row = key_row(k_table, n_head_kv, h, j) if i < n else 0
+        return k_pages + size * row if i < n else 0
+
+    stage = staging(head_dim, group, near_key, type_k)
+
+    @device
+    def add_span(shared, head, g, n, factor):
+        """Take n products of head g into its maximum and sum."""
+        top, total, mine = load_f32(head), float32(0), float32(LOWEST)
+        at = keep(lane())
+        for i in range(at, n, WARP):
+            mine = max(mine, load_shared(uint32(shared + ROW * g + 4 * i)) * factor)
+        new = max(top, warp_max(mine))
+        for i in range(at, n, WARP):
+            total += exp2(load_shared(uint32(shared + ROW * g + 4 * i)) * factor - new)
+        total = warp_sum(total) + load_f32(head + 4) * exp2(top - new)
+        cuda.syncwarp()
+        if lane() == 0:
+            store_f32(head, new)
+            store_f32(head + 4, total)
+
+    @device
+    def normalise(shared, numbers, queries, near, factor):
+        first, n_query, apart = queries
+        n = near[1][2]
+        for i in range(keep(thread()), n_query * group, THREADS):
+            store_f32(numbers + 12 * i, float32(LOWEST))
+            store_f32(numbers + 12 * i + 4, float32(0))
+        sync_block()
+        for t in range(n_query):
+            for start in range(0, n, SPAN):
+                stage(keep(shared), first + apart * t, group, near, start)
+                for g in range(warp(), group, WARPS):
+                    head = numbers + 12 * (group * t + g)
+                    add_span(shared, head, g, min(SPAN, n - start), factor)
+                sync_block()  # before the next span's products overwrite what is read here
+        for i in range(keep(thread()), n_query * group, THREADS):
+            top, total = load_f32(numbers + 12 * i), load_f32(numbers + 12 * i + 4)
+            store_f32(numbers + 12 * i + 8, -(top + math.log(total) * float32(LOG2_E)))
+        sync_block()
+
+    @device
+    def shorten(numbers, words, queries, factor):
+        """Write heads as signed bytes: words [quad, word, head of the quad]."""
+        first, n_query, apart = queries
+        for t in range(warp(), n_query * group, WARPS):
+            mine = keep(lane())
+            head, most, total = (
+                first + t // group * apart + 4 * head_dim * (t % group),
+                float32(0),
+                0,
+            )
+            for d in range(mine, head_dim, WARP):
+                most = max(most, abs(load_f32(head + 4 * d)))
+            most = warp_max(most)
+            per = float32(SIZE) / most if most > float32(0) else float32(0)
+            for w in range(mine, n_word, WARP):
+                word = 0
+                for i in range(4):
+                    x = rounded(load_f32(head + 16 * w + 4 * i) * per)
+                    word |= (x & 255) << 8 * i
+                    total += x
+                store_i32(words + 16 * (t // QUAD * n_word + w) + 4 * (t % QUAD), word)
+            scale = most / float32(SIZE) * factor
+            of_low = warp_sum(float32(total)) * scale
+            if lane() == 0:
+                store_f32(numbers + 12 * t, scale)
+                store_f32(numbers + 12 * t + 4, of_low)
+        sync_block()
+
+    return normalise, shorten
+
+
+def _multiplying(head_dim: int) -> tuple[Any, Any, Any]:
+    """A warp's products of bytes: 16 means and 8 heads, of which a lane has every fourth word.
+
+    Functions that read a lane's words of a mean and of a head, 64 bytes apart, and that multiply
+    the words of two means (rows g and g + 8 of MMA_S8) and of a head (its column g).
+    """
+    n = head_dim // 16
+    kind = types.UniTuple(uint32, n)
+
+    def reading(load: Any) -> Any:
+        @op(kind, int64)
+        def read(b: Any, p: Any) -> list[Any]:
+            return [load(b, b.add(p, ir.Constant(I64, 64 * i)), I32, 4) for i in range(n)]
+
+        return read
+
+    @op(types.UniTuple(int32, 4), kind, kind, kind)
+    def multiply(b: Any, one: Any, other: Any, head: Any) -> list[Any]:
+        none, sums = ir.Constant(I32, 0), [ir.Constant(I32, 0)] * 4
+        one, other, head = ([*words, none] for words in (one, other, head))
+        for i in range(0, n, 2):
+            pairs = one[i], other[i], one[i + 1], other[i + 1], head[i], head[i + 1]
+            sums = emit(b, MMA_S8, [*pairs, *sums])
+        return sums
+
+    return reading(load_constant), reading(load_device), multiply
+
+
+def _rating(head_dim: int) -> Any:
+    """The function that scores the children of listed parents; a block's work.
+
+    A warp takes eight parents: of every other one a lane has the g-th of SIBLINGS children, and of
+    eight heads two.
+    """
+    read_mean, read_head, multiply = _multiplying(head_dim)
+    size = SIBLINGS * head_dim
+
+    @device
+    def over_quad(x):
+        x += shuffle_xor(x, uint32(1))
+        return x + shuffle_xor(x, uint32(2))
+
+    @device
+    def rate(scores, heads, level, parents, n_parent):
+        (numbers, words, n_head), (means, extents) = heads, level
+        last = n_parent - 1
+        for first in range(8 * warp(), n_parent, 8 * WARPS):
+            here = keep(lane())
+            g, t = here // 4, here % 4
+            sibling, p = g % SIBLINGS, first + g // SIBLINGS
+            a, b, c, d = (
+                load_i32(parents + 4 * min(p, last)), load_i32(parents + 4 * min(p + 2, last)),
+                load_i32(parents + 4 * min(p + 4, last)), load_i32(parents + 4 * min(p + 6, last)),
+            )  # fmt: skip
+            mine, at = means + 16 * t + 4 * sibling, extents + 4 * sibling
+            early = read_mean(mine + size * a), read_mean(mine + size * b)
+            late = read_mean(mine + size * c), read_mean(mine + size * d)
+            extent = (
+                load_f32(at + 32 * a), load_f32(at + 32 * b), load_f32(at + 32 * c),
+                load_f32(at + 32 * d), load_f32(at + 32 * a + 16), load_f32(at + 32 * b + 16),
+                load_f32(at + 32 * c + 16), load_f32(at + 32 * d + 16),
+            )  # fmt: skip
+            totals = float32(0), float32(0), float32(0), float32(0)
+            for h in range(0, n_head, 2 * QUAD):
+                quad = min(h + g, n_head - 1) // QUAD  # there is a whole one
+                head = read_head(words + 4 * head_dim * quad + 16 * t + 4 * (g % QUAD))
+                x, y = multiply(early[0], early[1], head), multiply(late[0], late[1], head)
+                own = numbers + 12 * (h + 2 * t)
+                if h + 2 * t < n_head:
+                    totals = with_weights(totals, (x[0], x[2], y[0], y[2]), extent, own)
+                if h + 2 * t + 1 < n_head:
+                    totals = with_weights(totals, (x[1], x[3], y[1], y[3]), extent, own + 12)
+            one, two = over_quad(totals[0]), over_quad(totals[1])
+            three, four = over_quad(totals[2]), over_quad(totals[3])
+            total = (one if t == 0 else two) if t < 2 else (three if t == 2 else four)
+            if p + 2 * t <= last:
+                store_f32(scores + 16 * (p + 2 * t) + 4 * sibling, total)
+        sync_block()
+
+    return rate
+
+
+@device
+def child(parents, i):
+    """The i-th child of listed parents."""
+    return SIBLINGS * load_i32(parents + 4 * (i // SIBLINGS)) + i % SIBLINGS
+
+
+def _searching(head_dim: int) -> Any:
+    """The function that writes the n_chunk best of the searched blocks; a block's work."""
+    rate = _rating(head_dim)
+
+    @device
+    def search(lists, heads, own, sizes, mask):
+        searched, n_chunk, n_sink, room = sizes
+        parents, other = lists, lists + 4 * (n_chunk + 1)
+        picked = other + 4 * (n_chunk + 1)
+        scores, level, count = picked + 4 * n_chunk, 0, 0
+        while searched >> 2 * level > SIBLINGS * n_chunk:
+            level += 1
+        n = searched >> 2 * level
+        write_range(parents, 0, (n + SIBLINGS - 1) // SIBLINGS)
+        while n > 0:
+            sync_block()
+            start, low = level_start(room, level), 0
+            means = own[0] + head_dim * start, own[1] + 8 * start
+            rate(scores, heads, means, parents, (n + SIBLINGS - 1) // SIBLINGS)
+            while level == 0 and low < n and child(parents, low) < n_sink:
+                low += 1  # sinks are read anyway
+            count = min(n - low, n_chunk)
+            if n - low > n_chunk:
+                write_best(scores, low, n, n_chunk, picked)
+            else:
+                write_range(picked, low, n)
+            sync_block()
+            to = mask + 4 if level == 0 else other
+            for i in range(keep(thread()), count, THREADS):
+                store_i32(to + 4 * i, child(parents, load_i32(picked + 4 * i)))
+            if level == 0:
+                break
+            above, level = searched >> 2 * level, level - 1
+            # What is whole below but has no whole parent joins as children of the next one.
+            if thread() == 0:
+                store_i32(other + 4 * count, above)
+            n = SIBLINGS * count + (searched >> 2 * level) - SIBLINGS * above
+            parents, other = other, parents
+        if thread() == 0:
+            store_i32(mask, count)
+
+    return search
+
+
+def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
+    """Kernel of HIP_SEARCH: blocks take rows of masks in turn."""
+    assert head_dim % 16 == 0
+    normalise, shorten = _preparing(head_dim, group, type_k)
+    search = _searching(head_dim)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, means, extents, mask, work, n_row, heads_per_kv,
+        n_head_kv, room, top, n_chunk, block, n_sink, n_local, mask_block, q_stride, n_near,
+        scale_f,
+    ):  # fmt: skip
+        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        shared = shared_address(cuda.shared.array(0, uint8))
+        n_sample = (mask_block + q_stride - 1) // q_stride
+        work_size = 4 * row_work(head_dim, group, n_sample, n_chunk, n_near)
+        apart, n_mean = 4 * head_dim * n_row * group, level_start(room, top + 1)
+        for item in range(tid, (n_tok + mask_block - 1) // mask_block * n_row, n_thread):
+            r, first = item % n_row, item // n_row * mask_block
+            h, n_query = r * group // heads_per_kv, min(n_tok - first, mask_block)
+            n_query = (n_query + q_stride - 1) // q_stride
+            queries = q + apart * first + 4 * head_dim * group * r, n_query, apart * q_stride
+            words = (work + work_size * item + 15) // 16 * 16
+            numbers = words + head_dim * ((n_query * group + QUAD - 1) // QUAD * QUAD)
+            lists = numbers + 12 * n_query * group
+            searched = max(0, pos + first + 1 - n_local) // block
+            sinks = min(n_sink, searched) * block
+            ends = sinks, searched * block, sinks + pos + first + 1 - searched * block
+            near = (k_pages, k_table, n_head_kv, h), ends
+            factor = scale_f * float32(LOG2_E)
+            normalise(shared, numbers, queries, near, factor)
+            shorten(numbers, words, queries, factor)
+            own = means + head_dim * n_mean * h, extents + 8 * n_mean * h
+            heads = numbers, words, n_query * group
+            sizes = searched, n_chunk, n_sink, room
+            search(lists, heads, own, sizes, mask + 4 * (1 + n_chunk) * item)
+            sync_block()  # before the next row's lists overwrite what is read here
+
+    return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * group)]

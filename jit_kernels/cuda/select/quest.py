@@ -1,0 +1,95 @@
+"""Quest's ops: bounds of the keys of each page, and the scores of pages by them."""
+
+from numba import cuda, float32, uint8
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, joined, staging
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row, reading_one, row_bytes
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    warp,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_i64,
+    store_f16,
+    store_f32,
+    store_i64,
+)
+from tamis.jit_kernels.cuda.lang.ptx import shared_address
+
+
+def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
+    """Kernel of QUEST_BOUNDS: warps take pages in turn."""
+    size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
+
+    @device
+    def key_at(keys, j):
+        k_pages, k_table, n_head_kv, h = keys
+        return k_pages + size * key_row(k_table, n_head_kv, h, j)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
+        page,
+    ):  # fmt: skip
+        pos = load_i64(step + STEP.pos)
+        for i in range(tid * THREADS + thread(), n_head * head_dim, n_thread * THREADS):
+            x, to = load_f32(q + 4 * i), parts + 4 * (i + i // head_dim * head_dim)
+            store_f32(to, max(x, float32(0)))
+            store_f32(to + 4 * head_dim, min(x, float32(0)))
+        # The page that was last is made anew: it may have grown, or lost positions to others.
+        first = min(load_i64(filled), pos) // page
+        n_new = pos // page + 1 - first
+        for item in range(tid * WARPS + warp(), n_new * n_head_kv, n_thread * WARPS):
+            h, p = item % n_head_kv, first + item // n_head_kv
+            keys, to = (k_pages, k_table, n_head_kv, h), bounds + 4 * head_dim * (n_page * h + p)
+            low, high = p * page, min(pos + 1, (p + 1) * page)
+            for d in range(lane(), head_dim, WARP):
+                top = read(key_at(keys, low), d)
+                bottom = top
+                for j in range(low + 1, high):
+                    x = read(key_at(keys, j), d)
+                    top, bottom = max(top, x), min(bottom, x)
+                store_f16(to + 2 * d, top)
+                store_f16(to + 2 * (head_dim + d), bottom)
+
+    return [Launch(kernel, blocks=4)]
+
+
+def quest_score(head_dim: int, heads: int, group: int) -> list[Launch]:
+    """Kernel of QUEST_SCORE: blocks take spans of a KV head's pages in turn.
+
+    The larger of q M and q m is max(q, 0) M + min(q, 0) m, as m <= M: a product of rows of twice
+    the length.
+    """
+
+    @device
+    def bounds_at(own, p):
+        at, n = own
+        return at + 4 * head_dim * p if p < n else 0
+
+    stage, best_of = staging(2 * head_dim, heads, bounds_at), joined(group)
+
+    def kernel(tid, n_thread, step, parts, bounds, filled, scores, n_head_kv, n_page, page):
+        pos, shared = load_i64(step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
+        n = pos // page + 1
+        for item in range(tid, (n + SPAN - 1) // SPAN * n_head_kv, n_thread):
+            h, start = item % n_head_kv, item // n_head_kv * SPAN
+            own = bounds + 4 * head_dim * n_page * h, n
+            stage(shared, parts + 8 * head_dim * heads * h, heads, own, start)
+            if start + thread() < n:
+                for r in range(0, heads, group):
+                    to = scores + 4 * (n_page * (heads * h + r) + start + thread())
+                    store_f32(to, best_of(shared, r))
+            sync_block()  # before the next span's products overwrite what is read here
+        if tid == 0 and thread() == 0:
+            store_i64(filled, pos + 1)
+
+    return [Launch(kernel, shared=ROW * heads)]

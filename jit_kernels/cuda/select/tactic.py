@@ -1,0 +1,350 @@
+"""Tactic's ops: K-means over keys, ranks of clusters, marks, the Selection."""
+
+from numba import cuda, float32, int32, uint8, uint32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    block_before,
+    lane,
+    sync_block,
+    thread,
+    warp,
+    warp_sum,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f16,
+    store_f32,
+    store_i32,
+    store_i64,
+)
+from tamis.jit_kernels.cuda.lang.ptx import (
+    ballot,
+    count_bits,
+    load_shared,
+    shared_address,
+    shuffle_i32,
+)
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    clear_bits,
+    set_bit,
+    size_of,
+    write_bits,
+    write_range,
+)
+from tamis.jit_kernels.cuda.lang.readers import const_f16
+from tamis.jit_kernels.cuda.select.common import LOWEST
+from tamis.jit_kernels.cuda.select.tactic_budget import tactic_budget
+
+__all__ = [
+    "tactic_assign", "tactic_budget", "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed",
+    "tactic_select",
+]  # fmt: skip
+CENTROIDS = 32  # that are compared with a span of keys at a time
+
+
+@device
+def segment_at(extent, s, segment, per_cluster, n_sink):
+    """First position, end, first cluster and number of clusters of segment s; 0 clusters: none."""
+    first = n_sink + s * segment
+    n = max(0, min(load_i64(extent + 8), first + segment) - first)
+    return first, first + n, s * (segment // per_cluster), n // per_cluster
+
+
+@device
+def first_segment(extent, segment, n_sink):
+    """The first segment that is to be made."""
+    return (load_i64(extent) - n_sink) // segment
+
+
+def tactic_seed(head_dim: int) -> list[Launch]:
+    """Kernel of TACTIC_SEED: warps take segments of KV heads in turn."""
+
+    @device
+    def place(centroid, mean, norm, key):
+        """Make a key the centroid; a warp's work."""
+        total = float32(0)
+        for d in range(lane(), head_dim, WARP):
+            x = const_f16(key + 2 * d)
+            store_f32(centroid + 4 * d, x)
+            store_f16(mean + 2 * d, x)
+            total += x * x
+        total = warp_sum(total)
+        if lane() == 0:
+            store_f32(norm, -total / float32(2))
+
+    def kernel(
+        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, n_head_kv, n_slot,
+        n_segment, segment, per_cluster, n_sink, seed,
+    ):  # fmt: skip
+        begin = first_segment(extent, segment, n_sink)
+        first_item = begin * n_head_kv + tid + n_thread * warp()
+        for item in range(first_item, n_segment * n_head_kv, n_thread * WARPS):
+            h, s = item % n_head_kv, item // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            if lane() == 0:
+                store_i64(moving + 8 * (n_segment * h + s), 1)
+            # Knuth's Algorithm S: each set of n_cluster positions is equally likely.
+            state, taken = (seed * n_head_kv + h) * 1000003 + s, 0
+            for j in range(first, end):
+                state = state * 6364136223846793005 + 1442695040888963407
+                if ((state >> 33) & 0x7FFFFFFF) * (end - j) >> 31 < n_cluster - taken:
+                    at = n_slot * h + cluster + taken
+                    key = k_pages + 2 * head_dim * key_row(k_table, n_head_kv, h, j)
+                    mean = means + 2 * head_dim * at
+                    place(centroids + 4 * head_dim * at, mean, norms + 4 * at, key)
+                    taken += 1
+
+    return [Launch(kernel)]
+
+
+def tactic_assign(head_dim: int) -> list[Launch]:
+    """Kernel of TACTIC_ASSIGN: blocks take spans of a segment's keys in turn.
+
+    The nearest centroid is the one with the largest k . c - |c|^2 / 2.
+    """
+
+    @device
+    def key_at(keys, j):
+        k_pages, k_table, n_head_kv, h, end = keys
+        row = key_row(k_table, n_head_kv, h, j) if j < end else 0
+        return k_pages + 2 * head_dim * row if j < end else 0
+
+    stage = staging(head_dim, CENTROIDS, key_at)
+
+    def kernel(
+        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, panels,
+        n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
+    ):  # fmt: skip
+        shared = shared_address(cuda.shared.array(0, uint8))
+        begin, n_span = first_segment(extent, segment, n_sink), (segment + SPAN - 1) // SPAN
+        for item in range(tid, (n_segment - begin) * n_head_kv * n_span, n_thread):
+            h, s = item // n_span % n_head_kv, begin + item // n_span // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            start = first + item % n_span * SPAN
+            if start >= end or load_i64(moving + 8 * (n_segment * h + s)) == 0:
+                continue
+            best, label = float32(LOWEST), 0
+            for c in range(0, n_cluster, CENTROIDS):
+                n, at = min(CENTROIDS, n_cluster - c), n_slot * h + cluster + c
+                keys = k_pages, k_table, n_head_kv, h, end
+                stage(shared, centroids + 4 * head_dim * at, n, keys, start)
+                for i in range(n):
+                    x = load_shared(uint32(shared + ROW * i + 4 * thread()))
+                    x += load_f32(norms + 4 * (at + i))
+                    if x > best:
+                        best, label = x, cluster + c + i
+                sync_block()  # before the next products overwrite what is read here
+            if start + thread() < end and n_cluster > 0:
+                store_i32(labels + 4 * (capacity * h + start + thread()), label)
+
+    return [Launch(kernel, shared=ROW * CENTROIDS)]
+
+
+@device
+def count_label(labels, c, first, end):
+    """How many of positions first .. end - 1 have label c; a warp's work."""
+    n = 0
+    for start in range(first, end, WARP):
+        j = start + lane()
+        own = load_i32(labels + 4 * j) == c if j < end else False
+        n += int32(count_bits(ballot(uint32(1 if own else 0))))
+    return n
+
+
+@device
+def list_label(labels, c, first, end, out):
+    """Write the positions that have label c, ascending; a warp's work."""
+    below = (uint32(1) << lane()) - uint32(1)
+    for start in range(first, end, WARP):
+        j = start + lane()
+        own = load_i32(labels + 4 * j) == c if j < end else False
+        found = ballot(uint32(1 if own else 0))
+        if own:
+            store_i32(out + 4 * int32(count_bits(uint32(found & below))), j)
+        out += 4 * int32(count_bits(found))
+
+
+def tactic_mean(head_dim: int) -> list[Launch]:
+    """Kernel of TACTIC_MEAN: blocks take segments of KV heads in turn, their warps clusters."""
+
+    @device
+    def replace(centroid, mean, norm, members, pages):
+        """Make the mean of the members (list, how many) the centroid; whether it moved."""
+        (listed, n), (k_pages, k_table, n_head_kv, h) = members, pages
+        total, moved = float32(0), 0
+        for d in range(lane(), head_dim, WARP):
+            x = float32(0)
+            for i in range(n):
+                row = key_row(k_table, n_head_kv, h, load_i32(listed + 4 * i))
+                x += const_f16(k_pages + 2 * (head_dim * row + d))
+            x /= float32(n)
+            if x != load_f32(centroid + 4 * d):
+                moved = 1
+            store_f32(centroid + 4 * d, x)
+            store_f16(mean + 2 * d, x)
+            total += x * x
+        total = warp_sum(total)
+        if lane() == 0:
+            store_f32(norm, -total / float32(2))
+        return ballot(uint32(moved)) != 0
+
+    @device
+    def place_clusters(starts, cursor, span, parts):
+        """Turn the counts of clusters low .. high - 1 into where their positions start."""
+        low, high, before = span
+        for first in range(low, high, THREADS):
+            c = first + thread()
+            n = load_i32(cursor + 4 * c) if c < high else 0
+            ahead, total = block_before(int32(n), parts)
+            if c < high:
+                store_i32(starts + 4 * c, before + ahead)
+            before += total
+
+    def kernel(
+        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, labels, starts,
+        order, cursor, n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
+    ):  # fmt: skip
+        parts, changed = cuda.shared.array(WARPS, int32), cuda.shared.array(1, int32)
+        begin = first_segment(extent, segment, n_sink)
+        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
+            h, s = item % n_head_kv, item // n_head_kv
+            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            moves, last = moving + 8 * (n_segment * h + s), cluster + n_cluster
+            if n_cluster == 0 or load_i64(moves) == 0:
+                continue
+            own, pages = labels + 4 * capacity * h, (k_pages, k_table, n_head_kv, h)
+            counts, head_starts = cursor + 4 * n_slot * h, starts + 4 * (n_slot + 1) * h
+            for c in range(cluster + warp(), last, WARPS):
+                n = count_label(own, c, first, end)
+                if lane() == 0:
+                    store_i32(counts + 4 * c, n)
+            if thread() == 0:
+                changed[0] = 0
+                if last == load_i64(extent + 16):
+                    store_i32(head_starts + 4 * last, end - n_sink)
+            sync_block()
+            place_clusters(head_starts, counts, (cluster, last, first - n_sink), parts)
+            sync_block()
+            for c in range(cluster + warp(), last, WARPS):
+                n, at = load_i32(counts + 4 * c), n_slot * h + c
+                out = order + 4 * (capacity * h + load_i32(head_starts + 4 * c))
+                list_label(own, c, first, end, out)
+                cuda.syncwarp()
+                centroid, mean = centroids + 4 * head_dim * at, means + 2 * head_dim * at
+                if n > 0 and replace(centroid, mean, norms + 4 * at, (out, n), pages):
+                    changed[0] = 1
+            sync_block()
+            if thread() == 0:
+                store_i64(moves, changed[0])
+            sync_block()  # before it is cleared for the next segment
+
+    return [Launch(kernel)]
+
+
+def tactic_score(head_dim: int, group: int) -> list[Launch]:
+    """Kernel of TACTIC_SCORE: blocks take spans of a KV head's clusters in turn."""
+
+    @device
+    def mean_at(means, c):
+        at, n = means
+        return at + 2 * head_dim * c if c < n else 0
+
+    stage = staging(head_dim, group, mean_at)
+
+    def kernel(tid, n_thread, q, extent, means, scores, n_head_kv, n_slot):
+        n, shared = load_i64(extent + 16), shared_address(cuda.shared.array(0, uint8))
+        for item in range(tid, (n + SPAN - 1) // SPAN * n_head_kv, n_thread):
+            h, start = item % n_head_kv, item // n_head_kv * SPAN
+            own, c = (means + 2 * head_dim * n_slot * h, n), start + thread()
+            stage(shared, q + 4 * head_dim * group * h, group, own, start)
+            for g in range(group if c < n else 0):
+                x = load_shared(uint32(shared + ROW * g + 4 * thread()))
+                store_f32(scores + 4 * (n_slot * (group * h + g) + c), x)
+            sync_block()  # before the next span's products overwrite what is read here
+
+    return [Launch(kernel, shared=ROW * group)]
+
+
+# ---- the selection -------------------------------------------------------------------------------
+
+
+def tactic_mark(group: int) -> list[Launch]:
+    """Kernel of TACTIC_MARK: blocks take rows in turn, their warps clusters."""
+
+    @device
+    def mark(row, own, ranked, left, n_cluster, parts):
+        """Set the bits of the first `left` positions in the order of ranked clusters."""
+        starts, order = own
+        for first in range(0, n_cluster, THREADS):
+            if left <= 0:
+                break
+            i, start, n = first + thread(), 0, 0
+            if i < n_cluster:
+                at = starts + 4 * load_i32(ranked + 4 * i)
+                start = load_i32(at)
+                n = load_i32(at + 4) - start
+            before, total = block_before(int32(n), parts)
+            n = max(0, min(n, left - before))
+            for other in range(WARP):  # the lanes' clusters in turn: their lists are read whole
+                begin = shuffle_i32(int32(start), other)
+                end = begin + shuffle_i32(int32(n), other)
+                for s in range(begin + lane(), end, WARP):
+                    set_bit(row, load_i32(order + 4 * s))
+            left -= total
+
+    def kernel(
+        tid, n_thread, extent, starts, order, rank, keep, marks, count, n_row, heads_per_kv, n_slot,
+        capacity,
+    ):  # fmt: skip
+        parts, n_word = cuda.shared.array(WARPS, int32), (load_i64(extent + 8) + 63) // 64
+        n_cluster = load_i64(extent + 16)
+        for r in range(tid, n_row, n_thread):
+            row, h, found = marks + capacity // 8 * r, r * group // heads_per_kv, 0
+            own = starts + 4 * (n_slot + 1) * h, order + 4 * capacity * h
+            clear_bits(row, 0, n_word)
+            sync_block()
+            for head in range(r * group, (r + 1) * group):
+                left, ranked = load_i32(keep + 4 * head), rank + 4 * n_slot * head
+                mark(row, own, ranked, left, n_cluster, parts)
+            sync_block()
+            for word in range(thread(), n_word, THREADS):
+                found += size_of(load_i64(row + 8 * word))
+            _, total = block_before(int32(found), parts)
+            if thread() == 0:
+                store_i32(count + 4 * r, total)
+
+    return [Launch(kernel)]
+
+
+def tactic_select() -> list[Launch]:
+    """Kernel of TACTIC_SELECT: blocks take rows in turn, after the sum of those before."""
+
+    def kernel(tid, n_thread, step, extent, marks, count, indptr, indices, n_row, capacity, n_sink):
+        parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(step + STEP.pos) + 1
+        first, n_word = min(n_sink, n_kv), (load_i64(extent + 8) + 63) // 64
+        end = min(n_kv, max(first, load_i64(extent + 8)))
+        n_outside = first + n_kv - end
+        for r in range(tid, n_row, n_thread):
+            begin = n_outside * r
+            for i in range(r):
+                begin += load_i32(count + 4 * i)
+            at = indices + 4 * begin
+            write_range(at, 0, first)
+            n = write_bits(marks + capacity // 8 * r, 0, n_word, at + 4 * first, parts)
+            write_range(at + 4 * (first + n), end, n_kv)
+            if thread() == 0:
+                store_i32(indptr + 4 * (r + 1), begin + n_outside + n)
+                if r == 0:
+                    store_i32(indptr, 0)
+
+    return [Launch(kernel)]

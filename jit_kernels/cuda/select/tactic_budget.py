@@ -1,0 +1,460 @@
+"""Tactic's budget, by a block a query head: clusters by falling score, how many positions to keep.
+
+Sums are float64, of float32 weights.
+"""
+
+import math
+from typing import Any
+
+from numba import cuda, float32, float64, int32, uint8, uint32
+
+from tamis.jit_kernels.contract.ops import STEP, TACTIC_SAMPLES, tactic_half_window, tactic_list
+from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E, first_at_least
+from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    block_before,
+    lane,
+    largest,
+    sum_of,
+    sums_before,
+    sync_block,
+    thread,
+    warp,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    device,
+    load_f32,
+    load_i32,
+    load_i64,
+    rounded,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, exp2, load_shared, shared_address
+from tamis.jit_kernels.cuda.select.common import LOWEST
+
+FINEST = 65535.0  # steps between the lowest and the highest score that are told apart
+LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
+DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
+COUNTS = WARPS * DIGITS
+list_size = device(tactic_list)
+half_window = device(tactic_half_window)
+
+
+# ---- over a block --------------------------------------------------------------------------------
+@device
+def largest_of(floats, n, sums):
+    """The largest of n float32s; LOWEST where there are none."""
+    mine = LOWEST
+    for i in range(thread(), n, THREADS):
+        mine = max(mine, float64(load_f32(floats + 4 * i)))
+    return largest(mine, sums)
+
+
+@device
+def least_count(weights, n, need, sums, found):
+    """How many of the first weights sum to `need`, n where all do not, and their sum.
+
+    found: a shared array of two int32.
+    """
+    if thread() == 0:
+        found[0] = n
+    sync_block()
+    reached = 0.0
+    for first in range(0, n if need > 0 else 0, THREADS):
+        i = first + thread()
+        x = float64(load_f32(weights + 4 * i)) if i < n else 0.0
+        before, total = sums_before(x, sums)
+        if i < n and reached + before < need and need <= reached + before + x:
+            found[0] = i + 1
+        sync_block()
+        reached += total
+        if found[0] < n:
+            break
+    k = found[0] if need > 0 else 0
+    sync_block()
+    return k, reached
+
+
+# ---- the order -----------------------------------------------------------------------------------
+@device
+def peers_of(digit, live):
+    """A bit a lane: set where it is live and has this lane's digit."""
+    peers = ballot(uint32(1 if live else 0))
+    for b in range(DIGIT):
+        mine = digit >> b & 1
+        ones = ballot(uint32(mine))
+        peers = uint32(peers & (ones if mine != 0 else uint32(ones ^ uint32(0xFFFFFFFF))))
+    return peers
+
+
+@device
+def sort_pass(keys, source, target, n, shift, counts, parts):
+    """Numbers 0 .. n - 1, or n listed ones, by a digit of their keys, which keeps their order.
+
+    counts: a shared array of COUNTS int32, a row of DIGITS a warp.
+    """
+    share = (n + THREADS - 1) // THREADS * WARP  # of a warp
+    begin, below = share * warp(), (uint32(1) << lane()) - uint32(1)
+    for w in range(WARPS):
+        counts[DIGITS * w + thread()] = 0
+    sync_block()
+    for turn in range(2):
+        for start in range(begin, min(begin + share, n), WARP):
+            i = start + lane()
+            live, item = i < n, min(i, n - 1)
+            if source != 0:
+                item = load_i32(source + 4 * item)
+            digit = load_i32(keys + 4 * item) >> shift & (DIGITS - 1)
+            peers = peers_of(digit, live)
+            ahead = int32(count_bits(uint32(peers & below)))
+            at = counts[DIGITS * warp() + digit]
+            if turn == 1 and live:
+                store_i32(target + 4 * (at + ahead), item)
+            cuda.syncwarp()
+            if live and ahead == 0:
+                counts[DIGITS * warp() + digit] = at + int32(count_bits(peers))
+            cuda.syncwarp()
+        sync_block()
+        if turn == 0:
+            mine = int32(0)
+            for w in range(WARPS):
+                mine += counts[DIGITS * w + thread()]
+            before, _ = block_before(int32(mine), parts)
+            for w in range(WARPS):
+                size = counts[DIGITS * w + thread()]
+                counts[DIGITS * w + thread()] = before
+                before += size
+            sync_block()
+
+
+@device
+def sort_clusters(scores, keys, other, rank, n, counts, parts, sums):
+    """Cluster numbers by falling score in FINEST steps, ties by number, to rank."""
+    high = float32(largest_of(scores, n, sums))
+    for i in range(thread(), n, THREADS):
+        store_f32(keys + 4 * i, -load_f32(scores + 4 * i))
+    sync_block()
+    low = -float32(largest_of(keys, n, sums))
+    factor = float32(FINEST) / (high - low) if high > low else float32(0)
+    for i in range(thread(), n, THREADS):
+        store_i32(keys + 4 * i, rounded((high - load_f32(scores + 4 * i)) * factor))
+    sync_block()
+    sort_pass(keys, 0, other, n, 0, counts, parts)
+    sync_block()
+    sort_pass(keys, other, rank, n, DIGIT, counts, parts)
+    sync_block()
+
+
+@device
+def follow(scores, starts, rank, tables, n_cluster, scale, parts):
+    """In the order of rank: positions up to a cluster's end, its scaled score and size."""
+    (ends, guesses, sizes), total = tables, 0
+    for first in range(0, n_cluster, THREADS):
+        i, c, n = first + thread(), 0, 0
+        if i < n_cluster:
+            c = load_i32(rank + 4 * i)
+            n = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
+            store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
+            store_f32(sizes + 4 * i, float32(n))
+        before, whole = block_before(int32(n), parts)
+        if i < n_cluster:
+            store_i32(ends + 4 * i, total + before + n)
+        total += whole
+    sync_block()
+
+
+# ---- listed keys ---------------------------------------------------------------------------------
+@device
+def list_ranked(rows, pages, clusters, low, high):
+    """List the positions number low .. high - 1 in the order of clusters; where the list ends."""
+    order, starts, rank, ends, n_cluster = clusters
+    _, k_table, n_head_kv, h = pages
+    for p in range(low + thread(), high, THREADS):
+        i = first_at_least(ends, 0, n_cluster, p + 1)
+        after = load_i32(starts + 4 * load_i32(rank + 4 * i) + 4)
+        j = load_i32(order + 4 * (after - (load_i32(ends + 4 * i) - p)))
+        store_i32(rows + 4 * (p - low), key_row(k_table, n_head_kv, h, j))
+    return rows + 4 * max(0, high - low)
+
+
+@device
+def list_span(rows, pages, low, high):
+    """List positions low .. high - 1; where the list ends."""
+    _, k_table, n_head_kv, h = pages
+    for j in range(low + thread(), high, THREADS):
+        store_i32(rows + 4 * (j - low), key_row(k_table, n_head_kv, h, j))
+    return rows + 4 * max(0, high - low)
+
+
+@device
+def exponentiate(logits, n, top):
+    """Logits to weights relative to `top`, at most e^80."""
+    for i in range(thread(), n, THREADS):
+        above = min(load_f32(logits + 4 * i) - top, float32(LARGEST_RATIO))
+        store_f32(logits + 4 * i, exp2(above * float32(LOG2_E)))
+    sync_block()
+
+
+def summing(weight: Any) -> Any:
+    """The function that sums weight(of, i), float32, of i = first .. n - 1 up in `weights`."""
+
+    @device
+    def running_sums(of, weights, first, n, sums):
+        reached = 0.0
+        for start in range(first, n, THREADS):
+            i, x = start + thread(), 0.0
+            if i < n:
+                x = float64(weight(of, i))
+            before, total = sums_before(x, sums)
+            if i < n:
+                store_f32(weights + 4 * i, float32(reached + before + x))
+            reached += total
+        sync_block()
+        return reached
+
+    return running_sums
+
+
+@device
+def first_above(weights, low, high, value):
+    """The first of the running sums low .. high - 1 that is above the value, or high - 1."""
+    high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        if float64(load_f32(weights + 4 * middle)) > value:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@device
+def draw(rows, pages, clusters, tables, first, tail, n_sample, at_guesses):
+    """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+    order, starts, rank, _, n_cluster = clusters
+    (guesses, _, weights), n = tables, thread()
+    if n < n_sample:
+        point = (n + 0.5) / n_sample * tail
+        i = first_above(weights, first, n_cluster, point)
+        before = float64(load_f32(weights + 4 * (i - 1))) if i > first else 0.0
+        weight = float64(load_f32(weights + 4 * i)) - before
+        cluster = load_i32(rank + 4 * i)
+        low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
+        within = int((point - before) / weight * (high - low)) if weight > 0.0 else 0
+        j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
+        store_i32(rows + 4 * n, key_row(pages[1], pages[2], pages[3], j))
+        store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
+    sync_block()
+
+
+def weighing(head_dim: int, group: int) -> Any:
+    """The function that writes the scaled products of queries with n listed keys to logits.
+
+    Queries lie one after the other, their logits `stride` bytes apart.
+    """
+
+    @device
+    def listed(keys, i):
+        k_pages, rows, n = keys
+        row = load_i32(rows + 4 * i) if i < n else 0
+        return k_pages + 2 * head_dim * row if i < n else 0
+
+    stage = staging(head_dim, group, listed)
+
+    @device
+    def weigh(shared, heads, k_pages, rows, n, logits, stride, scale):
+        sync_block()
+        for start in range(0, n, SPAN):
+            stage(shared, heads, group, (k_pages, rows, n), start)
+            if start + thread() < n:
+                for g in range(group):
+                    x = load_shared(uint32(shared + ROW * g + 4 * thread())) * scale
+                    store_f32(logits + stride * g + 4 * (start + thread()), x)
+            sync_block()  # before the next span's products overwrite what is read here
+
+    return weigh
+
+
+# ---- Alg. 1 --------------------------------------------------------------------------------------
+@device
+def curve_sum(a, b, first, last):
+    """Sum over i = first + 1 .. last of max(a / i + b, 0), by the midpoint rule."""
+    low, high = float64(first), float64(last)
+    if a >= 0.0 and b < 0.0:
+        high = min(high, -a / b)  # from there on the curve is below zero
+    elif a < 0.0:
+        low = max(low, -a / b) if b > 0.0 else high
+    if high <= low:
+        return 0.0
+    return a * math.log((high + 0.5) / (low + 0.5)) + b * (high - low)
+
+
+@device
+def windows_of(n):
+    """Middles and half of the width of the two windows that the curve goes through."""
+    return n // 10, n * 6 // 10, half_window(n)
+
+
+@device
+def curve_budget(logits, sizes, n, share, sums, found):
+    """Least k whose first k weights reach the share (Alg. 1, line 11), by a curve (4.4).
+
+    sizes: how many of the weights are the first ones, of each window, and outside of the clusters.
+    """
+    n_first, n_1, n_2, n_outside = sizes
+    x_1, x_2, _ = windows_of(n)
+    at_2, at_3 = n_first + n_1, n_first + n_1 + n_2
+    mu_1 = sum_of(logits, n_first, at_2, sums) / n_1
+    mu_2 = sum_of(logits, at_2, at_3, sums) / n_2
+    x_1, x_2 = max(1, x_1), max(2, x_2)
+    a = (mu_1 - mu_2) / (1.0 / x_1 - 1.0 / x_2)
+    b = mu_2 - a / x_2
+    outside = sum_of(logits, at_3, at_3 + n_outside, sums)
+    first = sum_of(logits, 0, n_first, sums)
+    need = share * (outside + first + curve_sum(a, b, n_first, n)) - outside
+    k, reached = least_count(logits, n_first, need, sums, found)
+    if reached >= need:
+        return k
+    low, high = n_first, n  # the curve's sum never falls: bisect
+    while high - low > 1:
+        middle = (low + high) // 2
+        if reached + curve_sum(a, b, n_first, middle) >= need:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _budgets(head_dim: int) -> tuple[Any, Any]:
+    """The functions that keep positions by a curve and by samples."""
+    weigh = weighing(head_dim, 1)
+
+    @device
+    def by_curve(shared, head, pages, clusters, lists, span, share, scale, sums, found):
+        (rows, logits), (n_sink, end, n_kv, n_first) = lists, span
+        n = end - n_sink
+        n_first, (x_1, x_2, half) = min(n, n_first), windows_of(n)
+        low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
+        low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
+        at = list_ranked(rows, pages, clusters, 0, n_first)
+        at = list_ranked(at, pages, clusters, low_1, high_1)
+        outside = list_ranked(at, pages, clusters, low_2, high_2)
+        at = outside
+        if n_kv > 0:
+            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+        n_all = (at - rows) // 4
+        weigh(shared, head, pages[0], rows, n_all, logits, 0, scale)
+        exponentiate(logits, n_all, float32(largest_of(logits, n_all, sums)))
+        sizes = n_first, high_1 - low_1, high_2 - low_2, (at - outside) // 4
+        return curve_budget(logits, sizes, n, share, sums, found)
+
+    @device
+    def guessed(of, i):
+        """The weight of a cluster whose members all weigh what its centroid does."""
+        guesses, sizes, top = of
+        away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
+        return exp2(away) * load_f32(sizes + 4 * i)
+
+    running_sums = summing(guessed)
+
+    @device
+    def mean_ratio(logits, guesses, n, sums):
+        """How much samples weigh beside their guesses."""
+        x = 0.0
+        if thread() < n:
+            ratio = load_f32(logits + 4 * thread()) - load_f32(guesses + 4 * thread())
+            x = float64(exp2(min(ratio, float32(LARGEST_RATIO)) * float32(LOG2_E)))
+        return sums_before(x, sums)[1] / n
+
+    @device
+    def by_samples(
+        shared, head, pages, clusters, lists, span, share, scale, sums, found, tables, sampling
+    ):
+        """Whole clusters whose weight reaches the share, the rest estimated from samples."""
+        (rows, logits), (n_sink, end, n_kv, n_first) = lists, span
+        (n_sample, margin, at_samples), (ends, n_cluster) = sampling, clusters[3:]
+        last = first_at_least(ends, 0, n_cluster - 1, n_first)
+        n_first = load_i32(ends + 4 * last)
+        at = list_ranked(rows, pages, clusters, 0, n_first)
+        if n_kv > 0:
+            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+        n_exact = (at - rows) // 4
+        weigh(shared, head, pages[0], rows, n_exact, logits, 0, scale)
+        top = max(float32(largest_of(logits, n_exact, sums)), load_f32(tables[0]))
+        exponentiate(logits, n_exact, top)
+        outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
+        of, factor = (tables[0], tables[1], top), 0.0
+        tail = running_sums(of, tables[2], last + 1, n_cluster, sums)
+        if tail > 0.0:
+            to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
+            draw(drawn, pages, clusters, tables, last + 1, tail, n_sample, at_samples)
+            weigh(shared, head, pages[0], drawn, n_sample, to, 0, scale)
+            factor = mean_ratio(to, at_samples, n_sample, sums) * (1.0 + float64(margin))
+        need = share * (outside + exact + factor * tail) - outside
+        k, reached = least_count(logits, n_first, need, sums, found)
+        if k == 0:
+            return 0
+        i = first_at_least(ends, 0, n_cluster - 1, k)
+        if reached < need and last < n_cluster - 1:
+            more = (need - reached) / factor if factor > 0.0 else tail
+            i = first_above(tables[2], last + 1, n_cluster, more)
+        return load_i32(ends + 4 * i)
+
+    return by_curve, by_samples
+
+
+def tactic_budget(head_dim: int) -> list[Launch]:
+    """Kernel of TACTIC_BUDGET: blocks take query heads in turn."""
+    by_curve, by_samples = _budgets(head_dim)
+
+    def kernel(
+        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,
+        n_head, heads_per_kv, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, share_f,
+        first_share_f, margin_f, scale_f,
+    ):  # fmt: skip
+        shared = shared_address(cuda.shared.array(0, uint8))
+        parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
+        sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
+        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
+        n_kv = load_i64(step + STEP.pos) + 1 if counted != 0 else 0
+        for r in range(tid, n_head, n_thread):
+            h, head = r // heads_per_kv, q + 4 * head_dim * r
+            n_list, row = list_size(capacity), 4 * (n_slot + 16)
+            work_size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)  # as ops.tactic_work
+            room = work + work_size * r
+            ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
+            at_samples = room + 4 * row + 4 * 512
+            rows = at_samples + 4 * TACTIC_SAMPLES
+            lists = rows, rows + 4 * n_list
+            own, ranked, n_kept = scores + 4 * n_slot * r, rank + 4 * n_slot * r, 0
+            if n_cluster > 0:
+                sort_clusters(own, guesses, sizes, ranked, n_cluster, counts, parts, sums)
+                n_kept = end - n_sink
+            if n_cluster > 0 and share_f < 1:
+                head_starts = starts + 4 * (n_slot + 1) * h
+                tables = ends, guesses, sizes
+                follow(own, head_starts, ranked, tables, n_cluster, scale_f, parts)
+                pages = k_pages, k_table, n_head_kv, h
+                clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
+                span = n_sink, end, n_kv, max(20, int(first_share_f * (end - n_sink)))
+                share = float64(share_f)
+                if n_sample == 0:
+                    n_kept = by_curve(
+                        shared, head, pages, clusters, lists, span, share, scale_f, sums, found
+                    )
+                else:
+                    n_kept = by_samples(
+                        shared, head, pages, clusters, lists, span, share, scale_f, sums, found,
+                        (guesses, sizes, weights), (n_sample, margin_f, at_samples),
+                    )  # fmt: skip
+            if thread() == 0:
+                store_i32(keep + 4 * r, n_kept)
+            sync_block()  # before the next head's lists overwrite what is read here
+
+    return [Launch(kernel, shared=ROW)]

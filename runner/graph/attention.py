@@ -1,0 +1,130 @@
+"""Attention of one layer: select, attend, correct, observe, and where asked for, audit."""
+
+import math
+
+import numpy as np
+
+from tamis.graph.audit import Audit
+from tamis.graph.workspace import Workspace
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
+from tamis.jit_kernels.contract.types import KVView
+from tamis.model.model import Model
+from tamis.select.base import Recording, Rows, SelectorState
+
+PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
+
+
+def record_attention(
+    rec: Recording,
+    model: Model,
+    ws: Workspace,
+    state: SelectorState,
+    layer: int,
+    kv: KVView,
+    audit: Audit | None = None,
+) -> None:
+    """Record the ops from ws.q and the pages to ws.att; audit, at decode, checks these."""
+    program = rec.program
+    program.part = SELECT
+    choose = state.decode if rec.n_tok == 1 else state.prefill
+    selection = choose(rec, layer, ws.q, kv)
+    chosen = Rows(rec.step, 1, selection, ws.att)
+    for rows in (chosen, *state.also_dense(rec, layer, selection)):
+        program.part = ATTEND
+        _record_attend(rec, model, ws, layer, kv, rows)
+        program.part = SELECT
+    state.correct(rec, layer, ws.q, kv, selection, ws.att)
+    state.observe(rec, layer, ws.q, kv, selection)
+    if audit is not None:
+        program.part = AUDIT
+        audit.record(rec, ws, layer, kv, selection)
+    program.part = ""
+
+
+def n_split(n_row: int, n_part: int) -> int:
+    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part.
+
+    Or, of many, up to a 32nd fewer than n_part: each part has a start and an end of its own.
+    """
+    few = n_part // n_row
+    return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
+
+
+def _record_attend(
+    rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, rows: Rows
+) -> None:
+    hp, sel = model.hp, rows.sel
+    partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
+    if rec.n_tok == 1:
+        split = n_split(sel.n_row, ws.partial.shape[1])
+    elif rows.partial is not None:
+        partial, split = rows.partial, rows.partial.shape[2]
+    rec.program.add(
+        ops.ATTEND,
+        (hp.head_dim, group, sel.q_block, *kv.types),
+        cost=attend_cost(rows, group, hp.head_dim, kv.row_bytes),
+        step=rows.step,
+        q=ws.q,
+        k_pages=kv.k,
+        v_pages=kv.v,
+        k_table=kv.k_table,
+        v_table=kv.v_table,
+        indptr=sel.indptr,
+        indices=sel.indices,
+        log_weight=sel.log_weight,
+        block=sel.block,
+        n_row=sel.n_row,
+        heads_per_kv=hp.group,
+        n_head_kv=hp.n_head_kv,
+        window=model.window(layer),
+        n_split=split,
+        stride=rows.stride,
+        partial=partial,
+        out=rows.out,
+        lse=rows.lse,
+        scratch=ws.scratch,
+        scale_f=hp.head_dim**-0.5,
+    )
+    if split > 1:
+        _record_merge(rec, rows, partial, split)
+
+
+def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
+    """What ATTEND reads, from the Selection as its call has left it.
+
+    Each row reads the keys and values of its blocks, row_bytes for both, once for all of its
+    queries; the part of the last block that no query may see is left out.
+    """
+    sel, step = rows.sel, rows.step
+
+    def cost(_n_tok: int, _pos: int) -> tuple[int, int]:
+        n_tok, pos = int(step[0]), int(step[1])
+        first = np.arange(0, n_tok, sel.q_block)
+        n_query = np.minimum(n_tok - first, sel.q_block)
+        n_block = np.diff(sel.indptr[: len(first) * sel.n_row + 1]).reshape(len(first), sel.n_row)
+        seen = (pos + rows.stride * (first + n_query - 1) + 1)[:, None]
+        keys = np.minimum(n_block * sel.block, seen)
+        n_product = int((keys * n_query[:, None]).sum()) * group
+        return row_bytes * int(keys.sum()), 2 * 2 * head_dim * n_product
+
+    return cost
+
+
+def _record_merge(rec: Recording, rows: Rows, partial: np.ndarray, split: int) -> None:
+    _, n_head, head_dim = rows.out.shape
+    rec.program.add(
+        ops.ATTEND_MERGE,
+        (head_dim, rows.sel.q_block),
+        step=rows.step,
+        partial=partial,
+        out=rows.out,
+        lse=rows.lse,
+        n_head=n_head,
+        n_split=split,
+    )
+
+
+def new_recording(program, step: np.ndarray, n_tok: int) -> Recording:
+    """A Recording for chunks of up to n_tok tokens; one query a row at decode."""
+    return Recording(program, step, n_tok, 1 if n_tok == 1 else PREFILL_Q_BLOCK)

@@ -1,0 +1,210 @@
+"""The audit: on every N-th decode step, dense attention beside the method's, and what that shows.
+
+An audited step replays a Program of its own: the decode Program with one more op a layer. Costs a
+few times what dense attention does on those steps, nothing on the others.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.graph.workspace import Workspace
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.ops import AUDIT
+from tamis.jit_kernels.contract.program import ATTEND, SELECT, KernelSpec, Program
+from tamis.jit_kernels.contract.types import KVView, Selection
+from tamis.kv.types import KVTypes
+from tamis.model.hparams import HParams
+from tamis.select.base import Recording, SelectorState
+
+
+class AuditError(RuntimeError):
+    """A bound that must hold did not: the message says which, where, and both numbers."""
+
+
+class Findings(NamedTuple):
+    """Means over audited steps and heads. Weights are dense attention's, which sum to 1."""
+
+    layer: int | None  # None: all layers
+    head_kv: int | None  # the query heads that share this KV head; None: all
+    n_step: int
+    n_seen: float  # tokens that dense attention reads
+    n_kept: float  # tokens that a query head attends to
+    mass: float  # weight that they hold
+    mass_p5: float  # what all but 5 % of the cases exceed
+    best_mass: float  # weight that as many of the best hold
+    recall: float  # share of those best that are kept
+    error: float  # |out - dense| / |dense|
+
+
+class BoundFindings(NamedTuple):
+    """How a paper's bound did over all audited steps, layers and heads."""
+
+    name: str
+    measured: float  # mean
+    allowed: float  # mean
+    tightest: float  # largest measured / (allowed + rounding); 1 would touch the bound
+    holds_always: bool  # checked; otherwise shown only
+
+
+class Audit:
+    """The samples of one session's audited steps."""
+
+    def __init__(
+        self,
+        every: int,
+        hp: HParams,
+        window: Sequence[int],
+        n_ctx: int,
+        kv_types: KVTypes,
+        n_thread: int,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"audit is {every}, expected at least 1: every how manyth step")
+        self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
+        self._n_thread = n_thread
+        self._kv_types, self._row_bytes = kv_types, kv_types.row_bytes(hp.head_dim)
+        self._report = np.zeros((hp.n_layer, hp.n_head, len(AUDIT)), np.float64)
+        self._work: np.ndarray | None = None  # made when there is a team to know the size of
+        self._n_decoded = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the samples, not how many steps there were."""
+        self._samples: list[np.ndarray] = []
+        self._bytes: list[tuple[int, int, int]] = []
+        self._bounds: dict[tuple[str, bool], list[np.ndarray]] = {}
+
+    @property
+    def n_step(self) -> int:
+        """How many steps were audited."""
+        return len(self._samples)
+
+    @property
+    def samples(self) -> np.ndarray:
+        """f64 [n_step, n_layer, n_head, len(ops.AUDIT)]: everything that was measured."""
+        shape = (-1, *self._report.shape)
+        return np.array(self._samples, np.float64).reshape(shape)
+
+    @property
+    def specs(self) -> set[KernelSpec]:
+        """The kernels it needs."""
+        return {KernelSpec(ops.AUDIT_HEADS, (self._hp.head_dim, *self._kv_types))}
+
+    def due(self) -> bool:
+        """Whether the decode step that now begins is one of the N-th."""
+        self._n_decoded += 1
+        return self._n_decoded % self._every == 0
+
+    def record(self, rec: Recording, ws: Workspace, layer: int, kv: KVView, sel: Selection) -> None:
+        """Record the check of what is in ws.att."""
+        hp = self._hp
+        if self._work is None:
+            n_work = ops.audit_work(self._n_ctx, hp.head_dim)
+            self._work = np.zeros((min(self._n_thread, hp.n_head), n_work), np.float64)
+        rec.program.add(
+            ops.AUDIT_HEADS,
+            (hp.head_dim, *kv.types),
+            step=rec.step,
+            q=ws.q,
+            k_pages=kv.k,
+            v_pages=kv.v,
+            k_table=kv.k_table,
+            v_table=kv.v_table,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            log_weight=sel.log_weight,
+            block=sel.block,
+            n_row=sel.n_row,
+            heads_per_kv=hp.group,
+            n_head=hp.n_head,
+            window=self._window[layer],
+            capacity=self._n_ctx,
+            given=ws.att,
+            report=self._report[layer],
+            work=self._work,
+            scale_f=hp.head_dim**-0.5,
+        )
+
+    def take(self, program: Program, state: SelectorState, step: int, pos: int) -> None:
+        """Keep what the audited step just made. Raises AuditError where a bound does not hold."""
+        report, group = self._report.copy(), self._hp.group
+        for field in (AUDIT.max_k, AUDIT.max_v):
+            report[:, :, field] = np.repeat(report[:, ::group, field], group, axis=1)
+        self._samples.append(report)
+        moved = {SELECT: 0, ATTEND: 0}
+        for call in program.calls:
+            if call.part in moved:
+                moved[call.part] += call.cost(1, pos)[0]
+        dense = self._row_bytes * self._hp.n_head_kv * int(report[:, 0, AUDIT.n_seen].sum())
+        self._bytes.append((moved[ATTEND], moved[SELECT], dense))
+        for layer, heads in enumerate(report):
+            self._check(layer, heads, state, step)
+
+    def _check(self, layer: int, heads: np.ndarray, state: SelectorState, step: int) -> None:
+        for bound in state.bounds(layer, heads):
+            limit = bound.allowed + bound.rounding
+            numbers = np.stack([bound.measured, bound.allowed, limit], axis=-1)
+            self._bounds.setdefault((bound.name, bound.holds_always), []).append(numbers)
+            broken = np.flatnonzero(~(bound.measured <= limit))
+            if bound.holds_always and len(broken):
+                head = broken[0]
+                raise AuditError(
+                    f"{bound.name} does not hold at layer {layer}, head {head}, step {step}: "
+                    f"measured {bound.measured[head]:.6g}, allowed {bound.allowed[head]:.6g}"
+                )
+
+    def groups(self) -> list[Findings]:
+        """Of each layer and KV head, over its query heads."""
+        hp = self._hp
+        return [
+            self._found(layer, h)
+            for layer in range(hp.n_layer)
+            for h in range(hp.n_head_kv)
+            if self._samples
+        ]
+
+    def total(self) -> Findings:
+        """Over all layers and heads. Raises ValueError where no step was audited."""
+        if not self._samples:
+            raise ValueError(
+                f"no step was audited: {self._n_decoded} were decoded, every {self._every}th counts"
+            )
+        return self._found(None, None)
+
+    def n_bytes(self) -> tuple[float, float, float]:
+        """Bytes a step: keys and values attended to, selection, and dense attention's."""
+        attend, select, dense = np.mean(self._bytes, axis=0)
+        return float(attend), float(select), float(dense)
+
+    def bounds(self) -> list[BoundFindings]:
+        """Of each bound that the method has."""
+        found = []
+        for (name, always), numbers in self._bounds.items():
+            measured, allowed, limit = np.concatenate(numbers).T
+            ratio = measured[limit > 0] / limit[limit > 0]
+            tightest = float(ratio.max(initial=0.0))
+            found.append(
+                BoundFindings(name, float(measured.mean()), float(allowed.mean()), tightest, always)
+            )
+        return found
+
+    def _found(self, layer: int | None, head_kv: int | None) -> Findings:
+        at, group = self.samples, self._hp.group
+        if layer is not None and head_kv is not None:
+            at = at[:, layer : layer + 1, head_kv * group : (head_kv + 1) * group]
+        mass = at[..., AUDIT.mass]
+        norm = np.maximum(at[..., AUDIT.norm], np.finfo(np.float32).tiny)
+        return Findings(
+            layer=layer,
+            head_kv=head_kv,
+            n_step=len(at),
+            n_seen=float(at[..., AUDIT.n_seen].mean()),
+            n_kept=float(at[..., AUDIT.n_kept].mean()),
+            mass=float(mass.mean()),
+            mass_p5=float(np.percentile(mass, 5)),
+            best_mass=float(at[..., AUDIT.best_mass].mean()),
+            recall=float(at[..., AUDIT.recall].mean()),
+            error=float((at[..., AUDIT.error] / norm).mean()),
+        )

@@ -1,0 +1,211 @@
+"""The forward pass of a session: its stages, one a device, in turn, and the output head."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tamis.graph.audit import Audit
+from tamis.graph.device_graph import OwnOps, Stage, record_head
+from tamis.graph.topk_logits import SPECS, Best, BestLogits
+from tamis.graph.workspace import HEAD_ROWS
+from tamis.jit_kernels.backends.cpu import LinkedProgram
+from tamis.jit_kernels.compile.workers import Progress
+from tamis.jit_kernels.contract.program import OpCost, Program, Runner
+from tamis.kv.page_store import huge_zeros
+from tamis.model.model import Model
+from tamis.select.base import Recording
+
+AUDITED = "report", "indptr", "chosen", "meta"  # what an audit finds, what costs are told from
+
+
+class Forward:
+    """Chunks and single tokens through the stages; between two of them ws.x changes its device."""
+
+    def __init__(
+        self,
+        model: Model,
+        stages: Sequence[Stage],
+        audit: Audit | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._model, self._stages, self._audit = model, stages, audit
+        self._ws, self._last = stages[0].ws, stages[-1]
+        self._ending = next(stage for stage in stages if stage.place.output)
+        head, ws = Program(), self._ending.ws
+        record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), model, ws, ws.head_rows, ws.logits)
+        for stage in stages:
+            rows, own = stage.specs
+            rows |= head.specs | SPECS if stage is self._ending else set()
+            own |= set() if audit is None else audit.specs
+            stage.backend.load(rows, own, progress)
+        for stage in stages:
+            stage.open()
+        self._head = self._ending.backend.link(head)
+        self._answers = _answers(self._ending.backend, model.hp.n_vocab)
+        self._answer: _Answer | None = None  # which of them the last step's logits are in
+        self._counting = False
+        self._best: dict[int, BestLogits] = {}  # by how many
+
+    @property
+    def n_ubatch(self) -> int:
+        """Most tokens of a chunk."""
+        return len(self._ws.ids)
+
+    def prefill(self, ids: np.ndarray, pos: int, prompt: range) -> None:
+        """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
+
+        prompt: the positions of all its chunks. Between layers the interpreter looks for signals,
+        so Ctrl-C stops a long chunk.
+        """
+        self._set(ids, pos, prompt)
+        for before, stage in zip([None, *self._stages], self._stages, strict=False):
+            self._pass_on(before, stage, len(ids))
+            stage.prefill(pos, len(ids), prompt, self._counting)
+        self._pass_on(self._last, self._ending, len(ids))
+
+    def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:
+        """Run one token. `logits_of_step` tells what comes of it; `best` too, if not `whole`.
+
+        whole: all logits are wanted, where Python reads them.
+        Raises AuditError, where a step is audited and a bound does not hold.
+        """
+        audit = self._audit if self._audit is not None and self._audit.due() else None
+        free = (answer for answer in self._answers if answer.free)
+        self._answer = next(free, None) if whole and self._last.ends else None
+        logits = None if self._answer is None else self._answer.logits
+        phases = [
+            stage.phase(step, audit, logits if stage is self._last else None)
+            for stage in self._stages
+        ]
+        self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))
+        before = None
+        for stage, phase in zip(self._stages, phases, strict=True):
+            self._pass_on(before, stage, 1)
+            stage.decode(pos, phase)
+            self._count(stage, phase.linked, 1, pos)
+            before = stage
+        if audit is not None:
+            program = phases[-1].linked.program
+            self._last.backend.fetch(*program.named(*AUDITED))
+            audit.take(program, self._last.state, step, pos)
+        if not self._last.ends:
+            self._pass_on(self._last, self._ending, 1)
+            self._run_head(0, 1)
+
+    def logits_of_step(self) -> np.ndarray:
+        """The logits of the token that was decoded last, f32 [n_vocab], the caller's to keep."""
+        if self._answer is None:
+            return self._fetched(self._ws.logits[0])
+        self._ending.backend.fetch(self._answer.logits)
+        return self._answer.given()
+
+    def best(self, n: int) -> Best:
+        """The n best of the logits of a token that was not decoded as `whole`."""
+        if n not in self._best:
+            self._best[n] = BestLogits(self._ending.backend, self._ws.logits[0], n)
+        return self._best[n].find()
+
+    def own_step(self, pos: int) -> OwnOps:
+        """The ops that a Batch runs of the decode step at pos, whose step record is now set."""
+        return self._stages[0].own_step(pos)
+
+    def logits(self, row: int, n_row: int) -> np.ndarray:
+        """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
+        self._run_head(row, n_row)
+        return self._fetched(self._ws.logits[:n_row])
+
+    def hidden(self, n_row: int) -> np.ndarray:
+        """The first n_row rows of the last chunk after the output norm, f32 [n_row, n_embd]."""
+        self._last.backend.fetch(self._ws.x)
+        x = self._ws.x[:n_row].astype(np.float64)
+        x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + self._model.hp.rms_eps)
+        return (x * self._model.weights.output_norm).astype(np.float32)
+
+    def _run_head(self, row: int, n_row: int) -> None:
+        self._ws.head_rows[:3] = n_row, 0, row
+        self._ws.head_step[:3] = n_row, 0, 0
+        self._ending.backend.send(self._ws.head_rows, self._ws.head_step)
+        self._ending.backend.run(self._head)
+        self._count(self._ending, self._head, n_row, 0)
+
+    def _fetched(self, logits: np.ndarray) -> np.ndarray:
+        """A copy of logits, once they are there."""
+        self._ending.backend.fetch(logits)
+        return logits.copy()
+
+    def _pass_on(self, before: Stage | None, stage: Stage, n_row: int) -> None:
+        """Show a stage the rows of the chunk that the one before it has made."""
+        if before is not None and before is not stage:
+            rows = self._ws.x[:n_row]
+            before.backend.fetch(rows)
+            stage.backend.send(rows)
+
+    def start_costs(self) -> None:
+        """Count from now on what each op costs; every call then takes a little longer."""
+        self._set_counting(True)
+        for linked in self._programs():
+            linked.reset_costs()
+
+    def take_costs(self) -> list[OpCost]:
+        """What the ops of all Programs have cost since `start_costs`; the counting ends."""
+        self._set_counting(False)
+        return [cost for linked in self._programs() for cost in linked.costs() if cost.n_call]
+
+    def _programs(self) -> list[LinkedProgram]:
+        return [self._head, *(program for stage in self._stages for program in stage.programs)]
+
+    def _count(self, stage: Stage, linked: LinkedProgram, n_tok: int, pos: int) -> None:
+        if self._counting:
+            stage.backend.fetch(*linked.program.named(*AUDITED))
+            linked.count(n_tok, pos)
+
+    def _set_counting(self, counting: bool) -> None:
+        self._counting = counting
+        for stage in self._stages:
+            stage.backend.timed = counting
+
+    def _set(self, ids: np.ndarray, pos: int, prompt: range) -> None:
+        self._ws.ids[: len(ids)] = ids
+        self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop
+        record = self._ws.record[: self._ws.step.nbytes + ids.nbytes]
+        for stage in self._stages:
+            stage.backend.send(record, *stage.news())
+
+
+class _Answer:
+    """Host memory that kernels of another device write a step's logits to.
+
+    They are there as soon as a step ends, and nobody copies them: who asked for them has this
+    memory until the last view of it is gone.
+    """
+
+    def __init__(self, logits: np.ndarray, held: Any) -> None:
+        self.logits, self._held = logits, held
+        self._given: Callable[[], np.ndarray | None] = lambda: None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody has it."""
+        return self._given() is None
+
+    def given(self) -> np.ndarray:
+        """The logits, an array that its slices keep, as they do where its own base is no array."""
+        found = np.frombuffer(self.logits.data, self.logits.dtype)
+        self._given = weakref.ref(found)
+        return found
+
+
+def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
+    """Two, as a step is often decoded while the logits of the one before are still held.
+
+    No one where kernels write to host memory anyway, nor where the system does not allow it: logits
+    are then copied, as they are where both are held.
+    """
+    _, rows = huge_zeros((2, n_vocab), np.dtype(np.float32))
+    try:
+        held = backend.mapped(rows)
+    except MemoryError:
+        return []
+    return [] if held is rows else [_Answer(row, held) for row in rows]

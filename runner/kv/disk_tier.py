@@ -1,0 +1,393 @@
+"""Keys and values of one sequence in a fixed amount of memory, the rest in a file.
+
+What an op reads is brought into memory just before it runs: the Program stops there. Pages that are
+whole are written behind, on a thread; while a layer runs, what the next one chose the last time is
+read ahead.
+"""
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import PAGE, KVView
+from tamis.kv import access_spans as reads
+from tamis.kv.convert import as_type
+from tamis.kv.frame_pool import Frames, Load, OutOfFramesError
+from tamis.kv.types import KVTypes, Tier
+from tamis.kv.unit_file import KVFile
+from tamis.model.hparams import HParams
+
+T = TypeVar("T")
+UNITS = (1, 16, 64)  # tokens of a KV head that are read at once
+UNIT = 16
+N_READER = 4  # threads: a disk answers several requests in the time of one
+MARGIN = 8  # frames beyond what a layer and the pages being written take
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What was asked of the tier since it was made. Units are of keys or values of a KV head.
+
+    Of a GPU's frames (kv/gpu_page_cache.py) units are pages, and what is not read from there is 0.
+    """
+
+    n_hit: int = 0  # units that were in memory when they were asked for
+    n_miss: int = 0  # units that had to be waited for
+    n_ahead: int = 0  # units read ahead
+    n_read: int = 0  # bytes read, ahead or not
+    n_written: int = 0  # bytes written
+    n_chosen: int = 0  # bytes of the keys and values that were asked for
+    n_covered: int = 0  # bytes of the units that hold them
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of units that were in memory, and not only because they were read ahead."""
+        return max(0, self.n_hit - self.n_ahead) / max(1, self.n_hit + self.n_miss)
+
+    @property
+    def amplification(self) -> float:
+        """How many times more the units hold than was asked for."""
+        return self.n_covered / max(1, self.n_chosen)
+
+
+class TieredKV:
+    """As KVCache, with frames for so much memory, and a file.
+
+    Raises ValueError where kv_ram is too little, OSError where there can be no file.
+    """
+
+    def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, tier: Tier, n_ubatch: int) -> None:
+        kv_ram, folder, self._unit = tier
+        if self._unit not in UNITS:
+            raise ValueError(f"kv_unit is {self._unit}, expected one of {UNITS}")
+        self.types, self.counts, self._hp = types, TierCounts(), hp
+        self.kv_ram, self._n_page = kv_ram, -(-n_ctx // PAGE)
+        self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
+        self._n_frame = kv_ram // self._page_bytes
+        self._n_claimed = hp.n_layer * (-(-n_ubatch // PAGE) + 1)
+        self._check(MARGIN, "this model")
+        self._file = KVFile(folder)
+        sides, at = [], 0
+        for type in types:
+            side = Frames(hp, type, self._n_frame, self._n_page, self._unit, (self._file, at))
+            sides.append(side)
+            at += side.page_bytes * hp.n_layer * self._n_page
+        self._sides: list[Frames] = sides
+        self._end = np.zeros(hp.n_layer, np.int64)  # positions that each layer has
+        # Of a layer and side, the step that last asked for units, and these.
+        self._wanted: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+        self._pool = ThreadPoolExecutor(N_READER, "tamis-kv")
+        self._writer = ThreadPoolExecutor(1, "tamis-kv-write")
+        self._writing: list[tuple[Future[None], int, int, np.ndarray]] = []
+        self._failed = False  # something could not be written; it is still in memory
+        self._ahead: list[tuple[int, list[Future[None]], Load]] = []
+        self._step = 0
+        weakref.finalize(self, _close, self._pool, self._writer, self._file)
+
+    # ---- what KVCache has too --------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return self._n_page * PAGE
+
+    @property
+    def table(self) -> np.ndarray:
+        """The page table of the keys."""
+        return self._sides[0].table
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Nothing: kernels and Python see the same memory."""
+        return ()
+
+    def view(self, layer: int) -> KVView:
+        """What kernels see of a layer: pages that are not in memory are -1."""
+        k, v = self._sides
+        return KVView(k.frames, v.frames, k.table[layer], v.table[layer])
+
+    def reserve(self, _first: int, n_tokens: int) -> None:
+        """Nothing: pages get their frames as chunks come."""
+        assert n_tokens <= self.capacity
+
+    def share(self, _other: object, _n_tokens: int) -> bool:
+        """False: pages are in no store that others could share."""
+        return False
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget the pages that hold no position below n_tokens."""
+        if (self._end <= n_tokens).all():
+            return
+        self._settle(wait=True, check=False)
+        self._join()
+        first = -(-n_tokens // PAGE)
+        for layer in range(self._hp.n_layer):
+            for side in self._sides:
+                side.drop(layer, first)
+        np.minimum(self._end, n_tokens, out=self._end)
+        self._wanted.clear()
+
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv].
+
+        Raises KVFileError.
+        """
+        self._settle(wait=True, check=False)
+        self._join()
+        n_page, found = -(-n_tokens // PAGE) - page, []
+        for side in self._sides:
+            pages = np.zeros((n_page, *side.frames.shape[1:]), side.frames.dtype)
+            units = pages.view(np.uint8).reshape(n_page, -1, side.unit_bytes)
+            for i in range(n_page):
+                side.read_page(layer, page + i, units[i])
+            rows = pages.swapaxes(1, 2)
+            found.append(rows.reshape(n_page * PAGE, *rows.shape[2:])[: n_tokens - page * PAGE])
+        return found[0], found[1]
+
+    def pages_from(self, first: int) -> list[Any]:
+        """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
+        n = int(self._end.max())
+        return [self.read(layer, n, first // PAGE) for layer in range(self._hp.n_layer)]
+
+    def put_back(self, first: int, pages: list[Any]) -> None:
+        """Undo what was written since `pages_from(first)`."""
+        for layer, (k, v) in enumerate(pages):
+            self.write(layer, k, v, first // PAGE)
+
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on; what was after them is gone.
+
+        A page that is not whole gets a frame. Raises KVFileError.
+        """
+        self._settle(wait=True, check=False)
+        self._join()
+        end = page * PAGE + len(k)
+        for side, rows, type in zip(self._sides, (k, v), self.types, strict=True):
+            own = as_type(rows, type)
+            side.drop(layer, page)
+            for start in range(0, len(own), PAGE):
+                at = page + start // PAGE
+                part = own[start : start + PAGE].swapaxes(0, 1)
+                if part.shape[1] == PAGE:
+                    units = np.ascontiguousarray(part).view(np.uint8).reshape(-1, side.unit_bytes)
+                    side.write_page(layer, at, units)
+                    self.counts.n_written += units.nbytes
+                else:
+                    side.claim(layer, np.array([at]))
+                    side.frames[side.table[layer, at], :, : part.shape[1]] = part
+        self._end[layer] = end
+        self._wanted.clear()  # there may be fewer pages now than were asked for
+
+    def forget_cached(self) -> None:
+        """Let the system drop its copies of what is in the file: for measurements."""
+        self._settle(wait=True)
+        self._join()
+        self._file.forget_cached()
+
+    # ---- what a Program needs --------------------------------------------------------------------
+    def program(self, _step: np.ndarray) -> Program:
+        """An empty Program."""
+        return Program()
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: `begin` has made a chunk's positions writable."""
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: keys and values stay where they are."""
+
+    def stops(self, program: Program) -> list[int]:
+        """The calls before which `bring` must be called. Raises ValueError: cannot be."""
+        calls = program.calls
+        if any(reads.reads_all(call, program) for call in calls):
+            self._check(self._n_page + MARGIN, "a method that reads every key")
+        return [i for i, call in enumerate(calls) if reads.reads_keys(call.spec.op)]
+
+    def begin(self, pos: int, n_tok: int) -> None:
+        """Make positions pos .. pos + n_tok - 1 writable in all layers. Raises KVFileError."""
+        self._step += 1
+        self._join()  # no frame that is still being filled may be taken for new pages
+        self._unpin()
+        self._settle()
+        if self._failed:
+            self._failed = False
+            self._write_behind(pos // PAGE)
+            self._settle(wait=True)
+        first, last = pos // PAGE, (pos + n_tok - 1) // PAGE
+        pages = np.arange(first, last + 1)
+        for layer in range(self._hp.n_layer):
+            self._end[layer] = max(self._end[layer], pos + n_tok)
+            if first == last and all(side.is_dirty(layer, first) for side in self._sides):
+                continue
+            if pos % PAGE:
+                self._fill(layer, first, pos % PAGE)
+            for side in self._sides:
+                self._with_frames(partial(side.claim, layer, pages), layer)
+
+    def finish(self, pos: int, n_tok: int) -> None:
+        """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file."""
+        if pos // PAGE < (pos + n_tok) // PAGE:
+            self._write_behind((pos + n_tok) // PAGE)
+
+    def bring(self, program: Program, at: int) -> None:
+        """Bring what a call reads into memory, and start reading for the next layer.
+
+        Raises KVFileError, ValueError.
+        """
+        call = program.calls[at]
+        layer = (reads.fields_of(call, program)["k_table"] - self.table.ctypes.data) // (
+            self.table.strides[0]
+        )
+        n_page = -(-int(self._end[layer]) // PAGE)
+        if call.spec.op is ops.ATTEND:
+            need, n_key = reads.chosen(call, program, n_page, self._unit)
+        else:
+            need, n_key = self._spanned(reads.spans(call, program), n_page)
+        flat = need.reshape(n_page, -1)
+        n_side = 2 if "v_pages" in call.spec.op.fields else 1
+        for side in self._sides[:n_side]:
+            self.counts.n_chosen += n_key * side.unit_bytes // self._unit
+            self.counts.n_covered += int(flat.sum()) * side.unit_bytes
+        self.bring_units(layer, [flat] * n_side)
+        if call.spec.op is ops.ATTEND:
+            self._read_ahead((layer + 1) % self._hp.n_layer)
+
+    def _fill(self, layer: int, page: int, n_line: int) -> None:
+        """Bring the first lines of a page into memory, which is then written to."""
+        need = np.zeros((page + 1, self._hp.n_head_kv, PAGE // self._unit), bool)
+        need[page, :, : -(-n_line // self._unit)] = True
+        self._join()
+        for i, side in enumerate(self._sides):
+            if not side.is_dirty(layer, page):
+                lookup = partial(side.lookup, layer, need.reshape(page + 1, -1), self._step)
+                load = self._with_frames(lookup, layer)
+                self._wait([(i, self._start(i, load), load)])
+
+    def _spanned(self, spans: reads.Spans, n_page: int) -> tuple[np.ndarray, int]:
+        per_page, n_head_kv = PAGE // self._unit, self._hp.n_head_kv
+        spans = [(first, min(last, n_page * PAGE)) for first, last in spans]
+        line = np.zeros(n_page * per_page, bool)
+        for first, last in spans:
+            line[first // self._unit : -(-last // self._unit)] = True
+        shape = (n_page, n_head_kv, per_page)
+        need = np.broadcast_to(line.reshape(n_page, 1, per_page), shape)
+        return need, n_head_kv * sum(last - first for first, last in spans)
+
+    def bring_units(self, layer: int, needs: list[np.ndarray]) -> None:
+        """Wait until units of keys, or of keys and of values, are in memory.
+
+        needs: bool [n_page, units of a page], those of a KV head after another's. They stay until
+        the next call. Raises KVFileError, ValueError.
+        """
+        self._join()
+        self._unpin()
+        loads = []
+        for i, need in enumerate(needs):
+            side = self._sides[i]
+            load = self._with_frames(partial(side.lookup, layer, need, self._step), layer)
+            step, before = self._wanted.get((layer, i), (0, need))
+            # An op that chooses may have read more keys of this step than what was chosen.
+            self._wanted[layer, i] = self._step, need | before if step == self._step else need
+            loads.append(load)
+            self.counts.n_hit += int(need.sum()) - len(load.numbers)
+            self.counts.n_miss += len(load.numbers)
+        self._wait([(i, self._start(i, load), load) for i, load in enumerate(loads)])
+
+    def _read_ahead(self, layer: int) -> None:
+        for i, side in enumerate(self._sides):
+            if (layer, i) in self._wanted:
+                _, need = self._wanted[layer, i]
+                load = side.lookup(layer, need, self._step, ahead=True)
+                self.counts.n_ahead += len(load.numbers)
+                self._ahead.append((i, self._start(i, load), load))
+
+    def _start(self, side: int, load: Load) -> list["Future[None]"]:
+        n = len(load.numbers)
+        self.counts.n_read += n * self._sides[side].unit_bytes
+        n_part = min(N_READER, -(-n // 8))
+        return [self._pool.submit(load.run, i, n_part) for i in range(n_part)]
+
+    def _join(self) -> None:
+        """Wait for what is read ahead."""
+        ahead, self._ahead = self._ahead, []
+        self._wait(ahead)
+
+    def _wait(self, started: list[tuple[int, list["Future[None]"], Load]]) -> None:
+        """Wait for all Loads, then raise what one of them raised."""
+        errors = []
+        for i, futures, load in started:
+            found = [future.exception() for future in futures]
+            errors += [error for error in found if error is not None]
+            if not any(found):
+                self._sides[i].loaded(load)
+        if errors:
+            raise errors[0]
+
+    def _unpin(self) -> None:
+        for side in self._sides:
+            side.unpin()
+
+    def _with_frames(self, take: Callable[[], T], layer: int) -> T:
+        """What `take` gives, once there are frames for it. Raises KVFileError, ValueError."""
+        try:
+            return take()
+        except OutOfFramesError:
+            self._settle(wait=True)
+        try:
+            return take()
+        except OutOfFramesError as error:
+            least = (self._n_frame + error.n) * self._page_bytes
+            raise ValueError(
+                f"layer {layer} needs {error.n} pages more at once than kv_ram of {self.kv_ram} "
+                f"bytes has room for: raise --kv-ram to {-(-least >> 20)} MiB, lower --ctx, or "
+                "choose a method that reads less"
+            ) from None
+
+    # ---- writing behind --------------------------------------------------------------------------
+    def _write_behind(self, end: int) -> None:
+        """Start writing the pages below `end` that the file lacks."""
+        busy = {(layer, i, int(p)) for _, layer, i, pages in self._writing for p in pages}
+        for layer in range(self._hp.n_layer):
+            for i, side in enumerate(self._sides):
+                found = side.dirty_pages(layer, end)
+                pages = np.array([p for p in found if (layer, i, int(p)) not in busy], np.int64)
+                if len(pages):
+                    job = self._writer.submit(side.write, layer, pages)
+                    self._writing.append((job, layer, i, pages))
+
+    def _settle(self, *, wait: bool = False, check: bool = True) -> None:
+        """Take note of what was written. check: raise what went wrong; it is tried again later."""
+        errors, left = [], []
+        for item in self._writing:
+            job, layer, i, pages = item
+            if not wait and not job.done():
+                left.append(item)
+                continue
+            error = job.exception()
+            if error is None:
+                self.counts.n_written += len(pages) * self._sides[i].page_bytes
+                self._sides[i].clean(layer, pages)
+            else:
+                errors.append(error)
+        self._writing, self._failed = left, self._failed or bool(errors)
+        if errors and check:
+            raise errors[0]
+
+    def _check(self, n_frame: int, who: str) -> None:
+        least = (n_frame + self._n_claimed) * self._page_bytes
+        if self.kv_ram < least:
+            raise ValueError(
+                f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "
+                f"{-(-least >> 20)} MiB at this context: raise --kv-ram, or lower --ctx"
+            )
+
+
+def _close(pool: ThreadPoolExecutor, writer: ThreadPoolExecutor, file: KVFile) -> None:
+    for threads in (pool, writer):
+        threads.shutdown()
+    file.close()

@@ -1,0 +1,273 @@
+"""Keys and values of one sequence in the host's memory, and some of their pages on a GPU.
+
+All of them have a home in memory that kernels reach. The device has frames, each for a page of one
+layer: those of the positions that are being written, and those that ops have read of late. A
+Program brings what each op reads by itself, just before it: nothing stops for it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
+from tamis.kv.access_spans import FOUND, reader_of, reads_keys
+from tamis.kv.convert import as_type
+from tamis.kv.disk_tier import TierCounts
+from tamis.kv.page_store import huge_zeros
+from tamis.kv.types import KVTypes
+from tamis.model.hparams import HParams
+
+AT_ONCE = 16  # frames beside those being written are a multiple of it: see ops.KV_TAKE
+
+
+class HostKV:
+    """As KVCache, with frames for kv_vram bytes where kernels run, and the rest in host memory.
+
+    mapped: makes kernels see an array of the host itself, not a copy, as long as what it gives is
+    held. Raises ValueError where kv_vram is too little.
+    """
+
+    def __init__(
+        self,
+        hp: HParams,
+        n_ctx: int,
+        types: KVTypes,
+        kv_vram: int,
+        n_ubatch: int,
+        mapped: Callable[[np.ndarray], Any],
+    ) -> None:
+        self.types, self.kv_vram, self._hp = types, kv_vram, hp
+        self._n_page, n_layer = -(-n_ctx // PAGE), hp.n_layer
+        self._n_ring = -(-n_ubatch // PAGE) + 1  # pages that a chunk may touch
+        self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
+        # The frame before the first one is nobody's: what a kernel reads of a page that has no
+        # frame, and does not use, is there.
+        self._n_first, n_frame = n_layer * self._n_ring, kv_vram // self._page_bytes - 1
+        self._n_cache = (n_frame - self._n_first) // AT_ONCE * AT_ONCE
+        self._check()
+        page, rows = (hp.n_head_kv, PAGE), [kv_row(type, hp.head_dim) for type in types]
+        n_home, n_frame = n_layer * self._n_page, 1 + self._n_first + self._n_cache
+        self._home = [huge_zeros((n_home, *page), row)[1] for row in rows]
+        self._held = [mapped(home) for home in self._home]
+        self._frames = [huge_zeros((n_frame, *page), row)[1][1:] for row in rows]
+        # What kernels know of frames: see ops.KV_CLAIM.
+        self._table = np.zeros((n_layer, self._n_page), np.int32)
+        self._ring = np.zeros((n_layer, self._n_ring), np.int32)
+        self._owner, self._used = zeros((2, self._n_cache), np.int32)
+        self._nothing = np.zeros(0, np.int32)
+        self.state = np.zeros(ops.KV_STATE_SIZE, np.int64)
+        self.state[ops.KV_STATE.serial // 8] = 1
+        self._wanted, self._missing = np.zeros((2, self._n_page), np.int32)
+        self._counts = np.zeros(ops.KV_RANKS, np.int32)
+        self._forget()
+        self._end = 0  # positions that were made writable
+
+    # ---- what KVCache has too --------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return self._n_page * PAGE
+
+    @property
+    def table(self) -> np.ndarray:
+        """Nothing: kernels change the page table, Python does not."""
+        return self._nothing
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What `read` and `write` see: to be fetched before, and sent after."""
+        return (*self._home, self._table, self._ring, self._owner, self._used)
+
+    def view(self, layer: int) -> KVView:
+        """What kernels see of a layer: pages that are in no frame are -1."""
+        k, v = self._frames
+        return KVView(k, v, self._table[layer], self._table[layer])
+
+    def reserve(self, _first: int, n_tokens: int) -> None:
+        """Note how many positions there will be: their pages get frames as chunks come."""
+        assert n_tokens <= self.capacity
+        self._end = max(self._end, n_tokens)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Forget positions from n_tokens on, which are written again before they are read."""
+        self._end = min(self._end, n_tokens)
+
+    def share(self, _other: object, _n_tokens: int) -> bool:
+        """False: pages are in no store that others could share."""
+        return False
+
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        first, n_page = self._n_page * layer + page, -(-n_tokens // PAGE) - page
+        k, v = (home[first : first + n_page].swapaxes(1, 2) for home in self._home)
+        n = n_tokens - page * PAGE
+        return (
+            k.reshape(-1, *k.shape[2:])[:n].copy(),
+            v.reshape(-1, *v.shape[2:])[:n].copy(),
+        )
+
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on, as `read` gives them.
+
+        Rows of another type are converted. All frames are empty then.
+        """
+        assert k.shape[:2] == v.shape[:2]
+        self.reserve(page * PAGE, page * PAGE + len(k))
+        for home, rows, type in zip(self._home, (k, v), self.types, strict=True):
+            own, first = as_type(rows, type), self._n_page * layer + page
+            for start in range(0, len(own), PAGE):
+                part = own[start : start + PAGE].swapaxes(0, 1)
+                home[first + start // PAGE, :, : part.shape[1]] = part
+        self._forget()
+
+    def pages_from(self, first: int) -> list[Any]:
+        """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
+        layers = range(self._hp.n_layer)
+        return [self.read(layer, self._end, first // PAGE) for layer in layers]
+
+    def put_back(self, first: int, pages: list[Any]) -> None:
+        """Undo what was written since `pages_from(first)`."""
+        for layer, (k, v) in enumerate(pages):
+            self.write(layer, k, v, first // PAGE)
+
+    def stops(self, _program: Program) -> list[int]:
+        """The calls of a Program before which `bring` must be called: none."""
+        return []
+
+    def bring(self, program: Program, at: int) -> None:
+        """Nothing: the Program does it."""
+
+    def begin(self, pos: int, n_tok: int) -> None:
+        """Nothing: the Program does it."""
+
+    def finish(self, pos: int, n_tok: int) -> None:
+        """Nothing: the Program does it."""
+
+    # ---- what a Program needs --------------------------------------------------------------------
+    def program(self, step: np.ndarray) -> Program:
+        """An empty Program that will bring what its ops read, of passes that `step` tells of."""
+        return _Bringing(self, step)
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Record that a chunk's positions get frames, before anything is written to them."""
+        program.add(
+            ops.KV_CLAIM,
+            step=step,
+            state=self.state,
+            table=self._table,
+            ring=self._ring,
+            owner=self._owner,
+            used=self._used,
+            n_layer=self._hp.n_layer,
+            n_ring=self._n_ring,
+            **self._copies(),
+        )
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Record that the home gets a chunk's positions, of all layers."""
+        fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
+        program.add(ops.KV_KEEP, step=step, **fields)
+
+    def record_bring(
+        self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
+    ) -> None:
+        """Record that what an op is about to read comes to frames.
+
+        fields: of the op; q_block: of ATTEND's constants.
+        """
+        reader = reader_of(op)
+        if reader == "chosen":
+            names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
+            chosen = {name: fields[name] for name in names}
+            chosen |= {"state": self.state, "wanted": self._wanted, "q_block": q_block}
+            program.add(ops.KV_WANT, **chosen)
+        at = fields["k_table"].ctypes.data - self._table.ctypes.data
+        layer = at // self._table.strides[0]
+        found, block, x, y = (fields.get(name) for name in FOUND[reader])
+        program.add(
+            ops.KV_TAKE,
+            (reader,),
+            step=step,
+            state=self.state,
+            table=self._table,
+            owner=self._owner,
+            used=self._used,
+            wanted=self._wanted,
+            missing=self._missing,
+            counts=self._counts,
+            found=found,
+            n_found=0 if found is None else _n_found(reader, found),
+            block=block,
+            x=x,
+            y=y,
+            layer=layer,
+            n_layer=self._hp.n_layer,
+            n_page=self._n_page,
+            n_first=self._n_first,
+            n_cache=self._n_cache,
+        )
+        program.add(
+            ops.KV_BRING,
+            state=self.state,
+            table=self._table,
+            missing=self._missing,
+            layer=layer,
+            **self._copies(),
+        )
+
+    @property
+    def counts(self) -> TierCounts:
+        """What was asked of the frames, in pages, as of when `state` was fetched."""
+        n_hit, n_miss = (
+            int(self.state[at // 8]) for at in (ops.KV_STATE.n_hit, ops.KV_STATE.n_miss)
+        )
+        return TierCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_miss * self._page_bytes)
+
+    def _copies(self) -> dict[str, Any]:
+        (k_home, v_home), (k_frames, v_frames) = self._home, self._frames
+        return {
+            "k_home": k_home,
+            "v_home": v_home,
+            "k_frames": k_frames,
+            "v_frames": v_frames,
+            "n_page": self._n_page,
+            "n_head_kv": self._hp.n_head_kv,
+            "k_bytes": k_home[0, 0, 0].nbytes,
+            "v_bytes": v_home[0, 0, 0].nbytes,
+        }
+
+    def _forget(self) -> None:
+        """All frames are empty."""
+        self._table[...], self._ring[...], self._owner[...] = -1, -1, -1
+        self._used[...] = -ops.KV_OLD
+
+    def _check(self) -> None:
+        n_least = -(-self._n_page // AT_ONCE) * AT_ONCE
+        least = (1 + self._n_first + n_least) * self._page_bytes
+        if self._n_cache < n_least:
+            raise ValueError(
+                f"kv_vram is {self.kv_vram / (1 << 20):.1f} MiB, this context needs "
+                f"{-(-least >> 20)} MiB of the GPU: the pages of a layer and those of a chunk in "
+                "all layers; raise --kv-vram, or lower --ctx"
+            )
+
+
+def _n_found(reader: str, found: np.ndarray) -> int:
+    return found.size // (len(ops.LFPS_META) if reader == "lfps_start" else 1)
+
+
+class _Bringing(Program):
+    """A Program that records, before each op that reads keys, that what it reads is brought."""
+
+    def __init__(self, kv: HostKV, step: np.ndarray) -> None:
+        super().__init__()
+        self._kv, self._step = kv, step
+
+    def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
+        if reads_keys(op):
+            named = dict(zip(op.constants, constants, strict=True))
+            self._kv.record_bring(self, self._step, op, how, named.get("q_block", 0))
+        super().add(op, constants, **how)

@@ -1,0 +1,139 @@
+"""The keys and values of one sequence: the table that says which page of the store is where."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import PAGE, KVView
+from tamis.kv.convert import as_type
+from tamis.kv.page_store import PageStore
+from tamis.kv.types import KVTypes
+from tamis.model.hparams import HParams
+
+
+class KVCache:
+    """Paged keys and values of one sequence of up to n_ctx tokens.
+
+    A page that another sequence holds too is copied before this one writes to it.
+    """
+
+    def __init__(self, hp: HParams, n_ctx: int, store: PageStore) -> None:
+        self._store, self._n_layer = store, hp.n_layer
+        # Indices of layer 0's pages; -1: no page.
+        self._table = np.full(-(-n_ctx // PAGE), -1, np.int32)
+        self._held: list[int] = []  # the slots of its pages
+        weakref.finalize(self, store.give_back, self._held).atexit = False
+
+    @property
+    def types(self) -> KVTypes:
+        """The types that keys and values are kept in."""
+        return self._store.types
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return len(self._table) * PAGE
+
+    @property
+    def table(self) -> np.ndarray:
+        """The page table of all views: what `reserve` and `truncate` change."""
+        return self._table
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What `read` and `write` see: to be fetched before, and sent after."""
+        return self._store.k, self._store.v
+
+    def view(self, layer: int) -> KVView:
+        """What kernels see of a layer. The arrays stay the same for the cache's life."""
+        return KVView(self._store.k[layer:], self._store.v[layer:], self._table, self._table)
+
+    def reserve(self, first: int, n_tokens: int) -> None:
+        """Make positions first .. n_tokens - 1 writable. Raises OutOfPagesError."""
+        pool = self._store.pool
+        for page in range(first // PAGE, -(-n_tokens // PAGE)):
+            if page == len(self._held):
+                self._held.append(pool.take())
+            elif pool.n_holder(self._held[page]) > 1:
+                shared = self._held[page]
+                self._held[page] = self._store.copied(shared)
+                pool.release(shared)
+            self._table[page] = self._held[page] * self._n_layer
+
+    def truncate(self, n_tokens: int) -> None:
+        """Give back the pages that hold no position below n_tokens."""
+        while len(self._held) > -(-n_tokens // PAGE):
+            self._store.pool.release(self._held.pop())
+            self._table[len(self._held)] = -1
+
+    def share(self, other: object, n_tokens: int) -> bool:
+        """Hold what another sequence holds of its first n_tokens positions, without copying.
+
+        False, and no change, where its pages lie elsewhere.
+        """
+        if not isinstance(other, KVCache) or other._store is not self._store:
+            return False
+        held = other._held[: -(-n_tokens // PAGE)]
+        for slot in held:
+            self._store.pool.share(slot)
+        self.truncate(0)
+        self._held += held
+        self._table[: len(held)] = np.array(held, np.int32) * self._n_layer
+        return True
+
+    def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        view = self.view(layer)
+        return self._gather(view.k, n_tokens, page), self._gather(view.v, n_tokens, page)
+
+    def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
+        """Set keys and values from the first position of a page on, as `read` gives them.
+
+        Rows of another type are converted.
+        """
+        assert k.shape[:2] == v.shape[:2]
+        self.reserve(page * PAGE, page * PAGE + len(k))
+        view = self.view(layer)
+        for pages, rows, type in zip((view.k, view.v), (k, v), self.types, strict=True):
+            own = as_type(rows, type)
+            for start in range(0, len(rows), PAGE):
+                part = own[start : start + PAGE]
+                pages[self._table[page + start // PAGE], :, : len(part)] = part.swapaxes(0, 1)
+
+    def program(self, _step: np.ndarray) -> Program:
+        """An empty Program."""
+        return Program()
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: `reserve` has made a chunk's positions writable."""
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Nothing: keys and values stay where they are."""
+
+    def stops(self, _program: Program) -> list[int]:
+        """The calls of a Program before which `bring` must be called: none."""
+        return []
+
+    def bring(self, program: Program, at: int) -> None:
+        """Nothing: all that a call may read is there."""
+
+    def begin(self, pos: int, n_tok: int) -> None:
+        """Nothing: `reserve` has made a chunk's positions writable."""
+
+    def finish(self, pos: int, n_tok: int) -> None:
+        """Nothing: a chunk's keys and values stay where they are."""
+
+    def pages_from(self, first: int) -> list[Any]:
+        """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""
+        return [pages[self._held[first // PAGE :]] for pages in self._store.slots]
+
+    def put_back(self, first: int, pages: list[Any]) -> None:
+        """Undo what was written since `pages_from(first)`; the same pages must be held."""
+        for slots, kept in zip(self._store.slots, pages, strict=True):
+            slots[self._held[first // PAGE :]] = kept
+
+    def _gather(self, pages: np.ndarray, n_tokens: int, page: int) -> np.ndarray:
+        rows = pages[self._table[page : -(-n_tokens // PAGE)]].swapaxes(1, 2)
+        return rows.reshape(-1, *rows.shape[2:])[: n_tokens - page * PAGE].copy()

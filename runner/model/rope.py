@@ -1,0 +1,50 @@
+"""Rotary frequencies of a model: plain, linear, YaRN and Llama-3 factors, in float64."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.model.hparams import HParams, RopeScaling
+
+
+class RopeFrequencies(NamedTuple):
+    """inv_freq float64 [n_rot / 2] in radians a token; scale multiplies cos and sin."""
+
+    inv_freq: np.ndarray
+    scale: float
+
+
+def rope_frequencies(
+    hp: HParams, *, base: float, scaling: RopeScaling, factors: np.ndarray | None = None
+) -> RopeFrequencies:
+    """Frequencies for one kind of layer.
+
+    factors: float32 [n_rot / 2] of the file's rope_freqs.weight (Llama 3), which divide the
+    frequencies; None for models without.
+    """
+    half = hp.n_rot // 2
+    plain = base ** (-2.0 * np.arange(half) / hp.n_rot)
+    if factors is not None:
+        plain = plain / factors.astype(np.float64)
+    if scaling.kind == "none":
+        return RopeFrequencies(plain, 1.0)
+    stretched = plain / scaling.factor
+    if scaling.kind == "linear":
+        return RopeFrequencies(stretched, scaling.attn_factor)
+    keep = _yarn_ramp(hp.n_rot, base, scaling) * scaling.ext_factor
+    scale = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
+    return RopeFrequencies(stretched * (1.0 - keep) + plain * keep, scale)
+
+
+def _yarn_ramp(n_rot: int, base: float, scaling: RopeScaling) -> np.ndarray:
+    """YaRN Eq. 18: 1 for dimensions that turn often in the training context, 0 for slow ones."""
+
+    def dimension(n_turn: float) -> float:
+        turns = scaling.n_ctx_orig / (n_turn * 2.0 * math.pi)
+        return n_rot * math.log(turns) / (2.0 * math.log(base))
+
+    low = max(0.0, math.floor(dimension(scaling.beta_fast)))
+    high = min(n_rot - 1.0, math.ceil(dimension(scaling.beta_slow)))
+    ramp = (np.arange(n_rot // 2) - low) / max(0.001, high - low)
+    return 1.0 - np.clip(ramp, 0.0, 1.0)

@@ -1,1 +1,0 @@
-"""What chat templates run in: a metered sandbox, and user texts that stay recognisable in it."""

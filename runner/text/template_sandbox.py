@@ -1,0 +1,410 @@
+"""A jinja2 environment for templates that nobody trusts: no way out, and little time and memory.
+
+The templates' syntax tree is changed so that whatever can repeat or grow reports to a meter:
+loops, macros, calls, operators, filters, lists. Python cannot stop a single long operation of C,
+so those are refused before they start if their operands say that they would be long.
+"""
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Undefined, nodes
+from jinja2.defaults import DEFAULT_FILTERS
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.utils import Namespace, pass_context
+from jinja2.visitor import NodeTransformer
+
+from tamis.text.tagged_text import UserText, has_veiled, unveil
+
+# Those of jinja2 that chat templates have a use for; not those that make much of little.
+_FILTERS = """abs attr capitalize count d default dictsort e escape first float format groupby
+indent int items last length list lower map max min reject rejectattr reverse round safe select
+selectattr sort string title trim truncate unique upper urlencode wordcount"""
+_BINARY = frozenset(["+", "-", "*", "/", "//", "%", "**"])
+_NODE_CHARS = 16  # what an item of a list counts, beside its characters
+_MAX_BITS = 4096  # of an integer that is calculated with
+_MAX_WIDTH = 100  # of indents and padding
+# Padding to a width makes gigabytes of ten characters; of numbers in a format, so many digits.
+_WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "truncate"])
+_REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
+
+
+@dataclass(slots=True)
+class Meter:
+    """What one rendering may still take; SecurityError where it takes more.
+
+    ``max_chars`` bounds every value and the output, ``n_left`` all characters ever made,
+    ``deadline`` is in seconds of this thread's own time, so that a busy machine stops nobody.
+    """
+
+    max_chars: int
+    n_left: int
+    deadline: float
+    n_out: int = 0
+
+    @classmethod
+    def for_input(cls, n_chars: int) -> "Meter":
+        """The meter of a rendering whose messages have ``n_chars`` characters."""
+        max_chars = 2_000_000 + 4 * n_chars
+        seconds = 1.0 + n_chars / 2_000_000
+        return cls(max_chars, 16 * max_chars, time.thread_time() + seconds)
+
+    def tick(self) -> None:
+        """Stop the template if its time is over."""
+        if time.thread_time() > self.deadline:
+            raise SecurityError("takes too long: endless loop?")
+
+    def grow(self, n_chars: int) -> None:
+        """Account for a string of ``n_chars`` characters, best before it is made."""
+        self.n_left -= n_chars
+        if n_chars > self.max_chars or self.n_left < 0:
+            raise SecurityError(f"makes texts of over {self.max_chars} characters")
+
+    def write(self, n_chars: int) -> None:
+        """Account for output."""
+        self.n_out += n_chars
+        if self.n_out > self.max_chars:
+            raise SecurityError(f"writes over {self.max_chars} characters")
+
+
+_METER: ContextVar[Meter] = ContextVar("meter")
+
+
+def size(value: Any, limit: int) -> int:
+    """How much ``value`` would be if written out: shared parts count each time, in characters.
+
+    SecurityError if that is over ``limit``. Lists of lists of one list can be exponential.
+    """
+    total, todo = 0, [value]
+    while todo:
+        item = todo.pop()
+        total += len(item) if isinstance(item, str) else _NODE_CHARS
+        if isinstance(item, Mapping):
+            todo += item.keys()
+            todo += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo += item
+        if total + len(todo) > limit:
+            raise SecurityError(f"makes values of over {limit} characters")
+    return total
+
+
+class _Namespace(Namespace):
+    """jinja2's, but printed without what is in it, which would be a second way to nest values."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it says nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Metered(NodeTransformer):
+    """Puts calls of the meter into a syntax tree."""
+
+    def _call(self, name: str, args: list[nodes.Expr], lineno: int) -> nodes.Call:
+        target = nodes.EnvironmentAttribute(name, lineno=lineno)
+        return nodes.Call(target, args, [], None, None, lineno=lineno)
+
+    def _with_tick(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        tick = self._call("_tick", [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        if isinstance(node, nodes.For) and node.test is not None:
+            ticked = self._call("_tick", [], node.lineno)
+            node.test = nodes.And(ticked, node.test, lineno=node.lineno)
+        return node
+
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = _with_tick
+
+    def _wrapped(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return self._call("_metered", [node], node.lineno)
+
+    visit_List = visit_Dict = _wrapped
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._wrapped(node) if node.ctx == "load" else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            return self._wrapped(node)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = self._call("_ticked", [node.expr], node.lineno)
+        for operand in node.ops:
+            if operand.op in ("in", "notin"):
+                operand.expr = self._call("_searched", [operand.expr], node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._call("_joined", node.nodes, node.lineno)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Chat templates' environment: the tags and filters they use, under a meter."""
+
+    intercepted_binops = _BINARY
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # what is calculated while compiling is calculated without a meter
+            finalize=_finalize,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        self.concat = _concat  # type: ignore[method-assign]
+        self.filters = {name: _filter(name, DEFAULT_FILTERS[name]) for name in _FILTERS.split()}
+        own: dict[str, Callable[..., Any]] = {"join": _join, "replace": _replace, "tojson": _tojson}
+        self.filters |= {name: _filter(name, function) for name, function in own.items()}
+        self.globals = {"range": self.globals["range"], "dict": dict, "namespace": _Namespace}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _Metered().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
+
+    def _tick(self) -> bool:
+        _METER.get().tick()
+        return True
+
+    def _ticked(self, value: Any) -> Any:
+        _METER.get().tick()
+        return value
+
+    def _searched(self, value: Any) -> Any:
+        # a plain string would look for the veiled characters of what it is searched for
+        return UserText(value) if type(value) is str else value
+
+    def _metered(self, value: Any) -> Any:
+        return _metered(value)
+
+    def _joined(self, *values: Any) -> str:
+        return _concat([_text(value) for value in values])
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once: jinja2's would print as an empty string."""
+        raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__} is not for templates")
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """As jinja2's, without formats that pad or make much of little."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return checked
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``obj`` for a template, if what it is and gets is harmless."""
+        _METER.get().tick()
+        _check_call(obj, args, kwargs)
+        owner = getattr(obj, "__self__", None)
+        if type(owner) is str and any(isinstance(arg, UserText) for arg in args):
+            obj = getattr(UserText(owner), obj.__name__)
+        return _metered(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Calculate for a template, if the result cannot be large."""
+        _METER.get().tick()
+        _check_binop(operator, left, right)
+        return _metered(super().call_binop(context, operator, left, right))
+
+    def write(self, root: Iterable[str], meter: Meter) -> str:
+        """Return all that a template's root function yields."""
+        token = _METER.set(meter)
+        try:
+            out = []
+            for piece in root:
+                meter.tick()
+                meter.write(len(piece))
+                out.append(str(piece))
+            return "".join(out)
+        finally:
+            _METER.reset(token)
+
+
+def _metered(value: Any) -> Any:
+    """Return ``value``, its size checked; strings with a user's characters as UserText."""
+    meter = _METER.get()
+    if isinstance(value, str):
+        meter.grow(len(value))
+        return UserText(value) if type(value) is str and has_veiled(value) else value
+    if isinstance(value, list | tuple | Mapping | set | frozenset):
+        size(value, meter.max_chars)
+        meter.grow(_NODE_CHARS * len(value))
+    return value
+
+
+def _text(value: Any) -> str:
+    """``str(value)``, if that is not long."""
+    if not isinstance(value, str):
+        size(value, _METER.get().max_chars)
+    return str(value)
+
+
+@pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """Check what is printed. It needs the context, so jinja2 does not use it while compiling."""
+    _METER.get().tick()
+    text = _text(value)
+    _METER.get().grow(len(text))
+    return text
+
+
+def _concat(pieces: Iterable[str]) -> str:
+    """Join what a macro or a block has written."""
+    pieces = list(pieces)
+    _METER.get().grow(sum(map(len, pieces)))
+    text = "".join(pieces)
+    return UserText(text) if has_veiled(text) else text
+
+
+def _check_format(text: str, values: Any) -> None:
+    if _WIDE_FORMAT.search(text):
+        raise SecurityError("formats with a width: write the text out")
+    meter = _METER.get()
+    n_fields = text.count("{") + text.count("%")  # each may name the same value
+    meter.grow(len(text) + n_fields * size(values, meter.max_chars))
+
+
+def _check_width(name: str, args: Iterable[Any]) -> None:
+    if any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in args):
+        raise SecurityError(f"{name} with a number over {_MAX_WIDTH}")
+
+
+def _check_call(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+    if isinstance(owner, int | float | bytes):
+        raise SecurityError(f"method {name} of {type(owner).__name__} is not for templates")
+    if not isinstance(owner, str):
+        return
+    if name in _REFUSED_METHODS:
+        raise SecurityError(f"method {name} of str is not for templates")
+    if name in _PADDING:
+        _check_width(name, (*args, *kwargs.values()))
+        _METER.get().grow(len(owner) * (_MAX_WIDTH if name == "expandtabs" else 1))
+    elif name == "replace":
+        _check_replace(owner, *args[:2])
+    elif name == "join" and args:
+        if not isinstance(args[0], list | tuple | Mapping | str):
+            raise SecurityError("str.join of what is not a list: use the filter")
+        _METER.get().grow(len(owner) * len(args[0]) + size(args[0], _METER.get().max_chars))
+
+
+def _check_replace(text: str, old: Any = "", new: Any = "") -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        _METER.get().grow(len(text) + text.count(old) * len(new))
+
+
+def _check_binop(operator: str, left: Any, right: Any) -> None:
+    grow = _METER.get().grow
+    if isinstance(left, int) and isinstance(right, int):
+        if max(left.bit_length(), right.bit_length()) > _MAX_BITS:
+            raise SecurityError("calculates with numbers of over a thousand digits")
+        if operator == "**" and left.bit_length() * abs(right) > _MAX_BITS:
+            raise SecurityError("calculates a power of over a thousand digits")
+    elif operator == "*":
+        for items, n in ((left, right), (right, left)):
+            if isinstance(items, str | list | tuple) and isinstance(n, int):
+                grow(max(n, 0) * size(items, _METER.get().max_chars))
+    elif operator == "+" and isinstance(left, str | list | tuple):
+        grow(len(left) + (len(right) if isinstance(right, str | list | tuple) else 0))
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left, right)
+
+
+def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter ``function``, metered; where it takes a context or the like, so does this."""
+
+    @functools.wraps(function)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        _METER.get().tick()
+        values = (*args, *kwargs.values())
+        if name in ("indent", "round", "truncate"):
+            _check_width(name, values)
+        if name == "indent":
+            width = max([4] + [len(v) if isinstance(v, str) else 0 for v in args[1:]])
+            width = max(width, _MAX_WIDTH)
+            _METER.get().grow(len(args[0]) + (args[0].count("\n") + 1) * width)
+        if name == "format":
+            _check_format(_text(args[0]), values[1:])
+        if name in ("string", "format", "escape", "e", "urlencode", "wordcount", "truncate"):
+            size(values, _METER.get().max_chars)
+        return _metered(function(*args, **kwargs))
+
+    return metered
+
+
+@pass_context
+def _join(context: Context, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    items: list[str] = []
+    for item in value:
+        if attribute is not None:
+            item = context.environment.getitem(item, attribute)
+        _METER.get().tick()
+        items.append(_text(item))
+        _METER.get().grow(len(items[-1]) + len(d))
+    return d.join(items)
+
+
+def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = (v if isinstance(v, str) else _text(v) for v in (value, old, new))
+    _check_replace(text, old, new)
+    return text.replace(old, new, -1 if count is None else count)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, as templates are written for."""
+    meter = _METER.get()
+    size(value, meter.max_chars)
+    _check_width("tojson", (indent,))
+    encoder = json.JSONEncoder(
+        ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    text = "".join(_counted(encoder.iterencode(value), meter))
+    return _NOT_ASCII.sub(_escaped, text) if ensure_ascii else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """A character as JSON's ASCII; a user's ASCII, which only looks like another, stays."""
+    plain = unveil(match[0])
+    return match[0] if plain.isascii() else json.dumps(plain)[1:-1]
+
+
+def _counted(pieces: Iterable[str], meter: Meter) -> Iterator[str]:
+    for piece in pieces:
+        meter.tick()
+        meter.grow(len(piece))
+        yield piece

@@ -1,0 +1,459 @@
+"""The server's parts on a tiny model: limits, keys, queue, cancelling, prefixes, mixed requests."""
+
+import json
+import queue
+import threading
+
+import pytest
+from starlette.testclient import TestClient
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.bindings.compat import Llama
+from tamis.bindings.drop_in.completion import Piece, Request
+from tamis.bindings.serve.app import Server, Settings
+from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.guard import Access
+from tamis.bindings.serve.worker import Completion, Progress, Worker
+from tamis.cli import main
+from tamis.engine.engine import Engine
+from tamis.sampling.chain import Sampler, SamplerParams
+
+N_CTX, N_UBATCH = 512, 32
+HELLO = {"messages": [{"role": "user", "content": "the hand over there"}], "max_tokens": 8}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinySpec())
+
+
+@pytest.fixture(scope="module")
+def engine(path):
+    engine = Engine.load(path, n_threads=2)
+    yield engine
+    engine.close()
+
+
+def sessions(engine, n):
+    return [engine.session(n_ctx=N_CTX, n_ubatch=N_UBATCH) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def lines():
+    return []
+
+
+@pytest.fixture(scope="module")
+def client(engine, lines):
+    settings = Settings("tiny", max_body=1 << 16, metrics=True)
+    server = Server(engine, sessions(engine, 2), settings, lines.append)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        yield client
+    server.stop()
+    server.close()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def refused(response, status, param=None):
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert param is None or error["param"] == param
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}, "messages"),
+        ({"n": 9}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -(1 << 70)}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["y" * 1000]}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 10**400}}, "logit_bias"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, None),
+        ({"response_format": {"type": "verse"}}, "response_format"),
+        ({"grammar": "root ::= ("}, None),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": {"function": {"name": "none of them"}}}, "tool_choice"),
+    ],
+)
+def test_a_wrong_argument_is_named(client, change, param):
+    refused(client.post(CHAT, json=HELLO | change), 400, param)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"prompt": NaN}', b'{"prompt": ' + b"[" * 50_000]
+)
+def test_a_body_that_is_no_json_object_is_refused(client, body):
+    headers = {"Content-Type": "application/json"}
+    refused(client.post(TEXT, content=body, headers=headers), 400)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(client):
+    error = refused(client.post(TEXT, json={"prompt": [5] * 600}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "600" in error["message"]
+    assert str(N_CTX) in error["message"]
+    refused(client.post("/v1/embeddings", json={"input": [5] * 600}), 400)
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], [[]], [-1], [10**30], [1.5], {"a": 1}, [True]])
+def test_a_prompt_that_is_none_is_refused(client, prompt):
+    response = client.post(TEXT, json={"prompt": prompt, "max_tokens": 1})
+    if prompt == "":  # the beginning of any text
+        assert response.status_code == 200
+    else:
+        refused(response, 400, "prompt")
+
+
+def test_large_bodies_other_types_and_other_paths_are_refused(client):
+    refused(client.post(CHAT, json=HELLO | {"user": "x" * (1 << 17)}), 413)
+    refused(client.post(CHAT, content=json.dumps(HELLO)), 415)
+    refused(client.get("/v1/nothing"), 404)
+    refused(client.get(CHAT), 405)
+    refused(client.get("/v1/models/other"), 404)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("127.0.0.1:8080", True),
+        ("[::1]:8080", True),
+        ("LOCALHOST:1", True),
+        ("evil.example", False),
+        ("localhost.evil.example:8080", False),
+        ("", False),
+    ],
+)
+def test_only_known_hosts_are_answered(client, host, allowed):
+    response = client.get("/v1/models", headers={"Host": host})
+    assert response.status_code == (200 if allowed else 403)
+
+
+def test_no_other_site_may_read_answers(client):
+    response = client.post(CHAT, json=HELLO, headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in response.headers
+    asked = client.options(CHAT, headers={"Access-Control-Request-Method": "POST"})
+    assert "access-control-allow-origin" not in asked.headers
+
+
+def test_a_key_opens_everything_but_health_and_the_page(engine):
+    access = Access(key="sésame")
+    server = Server(engine, sessions(engine, 1), Settings("tiny", access=access), lambda line: None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/").status_code == 200
+        for given in ("", "Bearer", "Bearer wrong", "Basic sésame", "sésame"):
+            found = client.get("/v1/models", headers={"Authorization": given.encode()})
+            refused(found, 401)
+            assert found.headers["www-authenticate"] == "Bearer"
+        key = "Bearer sésame".encode()
+        assert client.get("/v1/models", headers={"Authorization": key}).status_code == 200
+        assert client.get("/metrics", headers={"Authorization": key}).status_code == 404
+    server.stop()
+    server.close()
+
+
+def test_other_machines_are_let_in_with_a_key_only(capsys):
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
+
+
+def test_the_log_has_no_text_of_prompts(client, lines):
+    lines.clear()
+    client.post(TEXT, json={"prompt": "the secret of others", "max_tokens": 2})
+    client.post(CHAT, json={"messages": [{"role": "user", "content": "secret"}], "n": "secret"})
+    assert len(lines) == 2
+    assert all("POST '/v1/" in line and "secret" not in line for line in lines)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_class_llama(client, path):
+    llama = Llama(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, verbose=False)
+    how = {"temperature": 0, "max_tokens": 12}
+    chat = llama.create_chat_completion(HELLO["messages"], logprobs=True, top_logprobs=2, **how)
+    prompt = "<|im_start|>the hand over"  # with a template of the client's own
+    text = llama.create_completion(prompt, logprobs=2, echo=False, **how)
+    llama.close()
+    found = client.post(CHAT, json=HELLO | how | {"logprobs": True, "top_logprobs": 2}).json()
+    assert found["choices"][0]["message"] == chat["choices"][0]["message"]
+    tokens = [
+        [token["token"] for token in each["choices"][0]["logprobs"]["content"]]
+        for each in (found, chat)
+    ]
+    assert tokens[0] == tokens[1]
+    found = client.post(TEXT, json={"prompt": prompt, "logprobs": 2} | how).json()
+    assert found["choices"][0]["text"] == text["choices"][0]["text"]
+    assert found["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"]
+    offsets = [each["choices"][0]["logprobs"]["text_offset"] for each in (found, text)]
+    assert offsets[0] == offsets[1]
+
+
+def test_a_text_completion_keeps_to_a_response_format(client):
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "hand"}}}
+    body = {"prompt": "the hand", "max_tokens": 40, "response_format": form}
+    assert client.post(TEXT, json=body).json()["choices"][0]["text"].strip() == '"hand"'
+
+
+def test_logprobs_without_likeliest_tokens_are_of_the_answer_alone(client):
+    how = {"temperature": 0, "max_tokens": 3, "logit_bias": {"2": -100}, "logprobs": True}
+    found = client.post(CHAT, json=HELLO | how).json()
+    assert [len(token["top_logprobs"]) for token in logprobs_of(found)["content"]] == [1, 1, 1]
+    found = client.post(TEXT, json={"prompt": "the hand"} | how | {"logprobs": 0}).json()
+    assert [len(top) for top in logprobs_of(found)["top_logprobs"]] == [1, 1, 1]
+
+
+def logprobs_of(completion):
+    return completion["choices"][0]["logprobs"]
+
+
+def stream(client, path, body):
+    with client.stream("POST", path, json=body | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert data.pop() == "[DONE]"
+    return [json.loads(item) for item in data]
+
+
+def test_a_stream_is_the_whole_answer_in_parts(client):
+    body = HELLO | {"temperature": 0, "max_tokens": 12, "n": 2}
+    whole = client.post(CHAT, json=body).json()
+    options = {"stream_options": {"include_usage": True}, "return_progress": True}
+    chunks = stream(client, CHAT, body | options)
+    texts, finished = ["", ""], []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content", "")
+            finished += [choice["index"]] if choice["finish_reason"] else []
+    assert texts == [choice["message"]["content"] for choice in whole["choices"]]
+    assert sorted(finished) == [0, 1]
+    total = whole["usage"]["prompt_tokens"]
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert progress[-1]["processed"] == progress[-1]["total"] == total
+    usage = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    assert len(usage) == 1
+    assert usage[0] | {"prompt_tokens_details": None} == whole["usage"] | {
+        "prompt_tokens_details": None
+    }
+
+
+def test_a_seed_gives_the_same_text_again_and_choices_differ(client):
+    body = {"prompt": "the hand", "max_tokens": 16, "temperature": 1.5, "top_k": 0, "seed": 7}
+    texts = [
+        [choice["text"] for choice in client.post(TEXT, json=body | {"n": 2}).json()["choices"]]
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_prompts_as_tokens_lists_and_echo(client):
+    ids = client.post("/tokenize", json={"content": "the hand over"}).json()["tokens"]
+    body = {"prompt": [ids, "the hand over"], "max_tokens": 6, "temperature": 0, "echo": True}
+    choices = client.post(TEXT, json=body).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert all(choice["text"].lstrip().startswith("the hand over") for choice in choices)
+    body = r'{"prompt": "\ud83d over", "max_tokens": 1, "echo": true}'
+    found = client.post(TEXT, content=body, headers={"Content-Type": "application/json"}).json()
+    assert found["choices"][0]["text"].startswith("\ufffd"), "half an emoji"
+
+
+def test_embeddings_have_length_one_as_numbers_and_packed(client):
+    body = {"input": ["the hand", "over there is another"]}
+    data = client.post("/v1/embeddings", json=body).json()["data"]
+    assert [len(item["embedding"]) for item in data] == [64, 64]
+    for item in data:
+        assert sum(x * x for x in item["embedding"]) == pytest.approx(1)
+    packed = client.post("/v1/embeddings", json=body | {"encoding_format": "base64"}).json()
+    assert isinstance(packed["data"][0]["embedding"], str)
+
+
+def test_metrics_count_what_was_done(client):
+    def counts():
+        lines = client.get("/metrics").text.splitlines()
+        return dict(line.split() for line in lines if not line.startswith("#"))
+
+    before = counts()
+    usage = client.post(TEXT, json={"prompt": "over there", "max_tokens": 5}).json()["usage"]
+    after = counts()
+    for name, n in (("jobs", 1), ("answer_tokens", usage["completion_tokens"])):
+        assert int(after[f"tamis_{name}_total"]) - int(before[f"tamis_{name}_total"]) == n
+
+
+def test_the_page_may_load_nothing_from_elsewhere(client):
+    response = client.get("/")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "http://" not in response.text
+    assert "https://" not in response.text
+
+
+# --- the worker -----------------------------------------------------------------------------------
+
+
+def job(engine, prompt, n=8):
+    events, prompt = queue.SimpleQueue(), [i % engine.hp.n_vocab for i in prompt]
+    sampler = Sampler(SamplerParams(temp=0), engine.hp.n_vocab)
+    request = Request(prompt, n, "tiny")
+    return Completion(prompt, events.put, request=request, sampler=sampler), events
+
+
+def answer(events):
+    """The text of an answer, or the error that ended it; and how many chunks its prompt took."""
+    text, n_chunk = "", 0
+    while True:
+        event = events.get(timeout=60)
+        if isinstance(event, ApiError):
+            return event, n_chunk
+        n_chunk += isinstance(event, Progress)
+        if isinstance(event, Piece):
+            text += event.text
+            if event.finish:
+                return text, n_chunk
+
+
+@pytest.fixture
+def worker(engine):
+    worker = Worker(engine, sessions(engine, 2), n_queue=3)
+    yield worker
+    worker.stop()
+    worker.join()
+
+
+def test_jobs_at_once_get_the_answers_they_get_alone(engine, worker):
+    prompts = [list(range(10 + i, 30 + 7 * i)) for i in range(5)]
+    alone = []
+    for prompt in prompts:
+        each, events = job(engine, prompt, 24)
+        worker.submit([each])
+        alone.append(answer(events)[0])
+    several = [job(engine, prompt, 24) for prompt in prompts]
+    worker.submit([each for each, _ in several])
+    assert [answer(events)[0] for _, events in several] == alone
+    assert worker.counts.steps < worker.counts.answer_tokens  # some steps were of two answers
+
+
+def test_a_full_queue_refuses_all_of_a_request(engine, worker):
+    jobs = [job(engine, range(5, 400), 64) for _ in range(8)]
+    worker.submit([each for each, _ in jobs[:5]])
+    with pytest.raises(ApiError) as refusal:
+        worker.submit([each for each, _ in jobs[5:]])
+    assert refusal.value.status == 429
+    assert refusal.value.headers["Retry-After"]
+    assert jobs[5][1].empty()
+    for each, _ in jobs[:5]:
+        each.cancelled = True
+    again, events = job(engine, range(5, 20))
+    worker.submit([again])  # those nobody waits for take no room
+    assert isinstance(answer(events)[0], str)
+
+
+def test_a_cancelled_job_frees_its_slot_and_leaves_no_trace(engine, worker):
+    expected, begun, go_on = [], threading.Event(), threading.Event()
+    for cancel in (False, True):
+        if cancel:
+            long, _ = job(engine, range(5, 450), 40)
+            long.emit = lambda event: (begun.set(), go_on.wait(60))
+            worker.submit([long])
+            assert begun.wait(60)  # its prompt is being read
+            long.cancelled = True
+            go_on.set()
+        each, found = job(engine, range(7, 80), 16)
+        worker.submit([each])
+        expected.append(answer(found)[0])
+    assert expected[0] == expected[1]
+    assert worker.counts.cancelled == 1
+
+
+def test_what_another_slot_holds_is_not_read_again(engine, worker):
+    shared = list(range(5, 5 + 2 * N_UBATCH + 70))
+    first, events = job(engine, [*shared, 300], 200)
+    worker.submit([first])
+    while not isinstance(events.get(timeout=60), Piece):
+        pass
+    second, other = job(engine, [*shared, 301], 8)  # while the first is being answered
+    worker.submit([second])
+    text, n_chunk = answer(other)
+    assert second.n_cached == len(shared)
+    assert n_chunk == 1
+    alone, events = job(engine, [*shared, 301], 8)
+    fresh = Worker(engine, sessions(engine, 1), n_queue=1)
+    fresh.submit([alone])
+    assert answer(events)[0] == text
+    fresh.stop()
+    fresh.join()
+
+
+def test_jobs_that_come_at_once_read_the_beginning_that_they_share_once(engine, worker):
+    shared = list(range(5, 45))
+    jobs = [job(engine, [*shared, 300 + i]) for i in range(3)]
+    worker.submit([each for each, _ in jobs])
+    found = [answer(events)[0] for _, events in jobs]
+    assert [each.n_cached for each, _ in jobs] == [0, len(shared), len(shared)]
+    fresh = Worker(engine, sessions(engine, 1), n_queue=1)
+    alone, events = job(engine, [*shared, 301])
+    fresh.submit([alone])
+    assert answer(events)[0] == found[1]
+    fresh.stop()
+    fresh.join()
+
+
+def test_one_that_fails_fails_alone(engine, worker):
+    class Failing(Sampler):
+        def sample(self, logits):
+            raise ZeroDivisionError("within")
+
+    wrong, events = job(engine, range(5, 40))
+    wrong.sampler = Failing(SamplerParams(temp=0), engine.hp.n_vocab)
+    right, others = job(engine, range(6, 40))
+    worker.submit([wrong, right])
+    error, _ = answer(events)
+    assert error.status == 500
+    assert "within" not in error.message  # a client is not shown the inside
+    assert isinstance(answer(others)[0], str)
+
+
+def test_stopping_ends_what_runs_and_what_waits(engine):
+    worker = Worker(engine, sessions(engine, 1), n_queue=3)
+    jobs = [job(engine, range(5, 400), 100) for _ in range(3)]
+    worker.submit([each for each, _ in jobs])
+    worker.stop()
+    worker.join()
+    assert [answer(events)[0].status for _, events in jobs] == [503] * 3
+    assert worker.stopped
+    with pytest.raises(ApiError):
+        worker.submit([jobs[0][0]])
+
+
+def test_a_bug_that_ends_the_thread_leaves_nobody_waiting(engine, monkeypatch):
+    worker = Worker(engine, sessions(engine, 1), n_queue=3)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(worker, "_step", lambda: 1 // 0)
+    jobs = [job(engine, range(5, 400), 100) for _ in range(2)]
+    worker.submit([each for each, _ in jobs])
+    assert [answer(events)[0].status for _, events in jobs] == [503] * 2
+    assert worker.stopped

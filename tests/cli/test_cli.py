@@ -1,0 +1,642 @@
+"""The command line on a stand-in engine: exit codes, what goes where, the chat's commands."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_in_engine import N_VOCAB, FakeEngine, FakeTokenizer
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.cli import bench, common, main, perplexity, profile
+from tamis.fetch import registry as models
+from tamis.formats.gguf import GGUFFile
+from tamis.jit_kernels.backends.roofline import Ceiling
+from tamis.jit_kernels.contract.program import OpCost
+from tamis.kv.types import KVTypes
+from tamis.sampling.chain import SamplerParams
+from tamis.tools.record_chat import Screen
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setattr("tamis.engine.engine.Engine.load", lambda *_args, **_options: fake)
+    monkeypatch.setattr(common, "model_file", lambda *_args: Path("fake.gguf"))
+    return fake
+
+
+def spawn(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "tamis", *arguments]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120, **options)
+
+
+def tiny_file(folder: Path) -> Path:
+    return write_tiny_model(folder / "tiny.gguf", TinySpec())
+
+
+# Exit codes and error messages
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "run --no-such-flag",
+        "run -p x -n 0",
+        "run -p x\udcff",
+        "tokenize \udcff",
+        "run -p x -t none",
+        "run -p x --top-p 7",
+        "run -p x --attn nonsense",
+        "run -p x --prefill quest",
+        "run -p x --raw --system y",
+        "run -p x -f y",
+        "bench -p 0 -n 0",
+        "bench -t 1,x",
+        "bench -p 64 -c 8",
+        "bench --json --csv",
+        "bench --profile --csv",
+        "perplexity",
+        "perplexity -f x -c 2",
+        "pull",
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2_and_one_line(engine, capsys, line):
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tamis: error: ")
+    assert err.count("\n") == 1
+
+
+def test_an_empty_prompt_and_an_empty_stop_string_are_usage_errors(engine, capsys):
+    assert main(["run", "-p", ""]) == 2
+    assert main(["run", "-p", "x", "--stop", ""]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("two\nlines"), "two lines"),
+        (FileNotFoundError(2, "No such file or directory", "x.gguf"), "x.gguf: No such file"),
+        (MemoryError(), "out of memory"),
+        (TypeError("odd"), "TypeError: odd (a bug of tamis"),
+    ],
+)
+def test_a_failure_is_exit_code_1_and_one_line(engine, monkeypatch, capsys, error, message):
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("tamis.engine.engine.Engine.load", fail)
+    assert main(["run", "-p", "x"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"tamis: error: {message}")
+    assert err.count("\n") == 1
+    with pytest.raises(type(error)):
+        main(["--traceback", "run", "-p", "x"])
+
+
+def test_traceback_may_stand_before_and_after_the_command(tmp_path):
+    command = ["inspect", "-m", str(tmp_path / "nowhere.gguf")]
+    for words in (["--traceback", *command], [*command, "--traceback"]):
+        with pytest.raises(models.ModelError):
+            main(words)
+
+
+def test_ctrl_c_is_exit_code_130(engine, capsys):
+    engine.script[:] = ["one", KeyboardInterrupt()]
+    assert main(["run", "-p", "x"]) == 130
+    assert capsys.readouterr() == ("one\n", "tamis: interrupted\n")
+
+
+def test_ctrl_c_during_an_import_waits_for_its_end(tmp_path):
+    # As NumPy does, the import makes an ImportError of it; while it lasts, Ctrl-C comes twice.
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(0.05)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('bad install')\n"
+        "print('imported')\n"
+    )
+    code = (
+        "import sys, time; from tamis import cli; from tamis.cli import warmup\n"
+        "def run(_):\n"
+        "    import slow\n"
+        "    time.sleep(10)\n"
+        "warmup.run = run\n"
+        f"sys.path.append({str(tmp_path)!r}); sys.argv = ['tamis', 'warmup']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (130, b"imported\n")
+    assert done.stderr == b"tamis: interrupted\n"
+
+
+def test_a_command_that_cannot_be_imported_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tamis.cli.inspect", None)
+    assert main(["inspect"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_streams_that_the_caller_closed_are_no_error(tmp_path):
+    command = f"{sys.executable} -m tamis inspect -m {tiny_file(tmp_path)}"
+    for closed in ("<&-", ">&-", "2>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), closed
+
+
+def test_without_standard_input_run_asks_for_a_prompt_and_chat_ends(engine, monkeypatch, capsys):
+    for line, code in (("run", 2), ("chat", 0)):
+        monkeypatch.setattr(sys, "stdin", None)
+        assert main([line]) == code
+    assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_version_and_help_are_exit_code_0_and_import_nothing_heavy():
+    heavy = "numpy numba llvmlite tamis.fetch.registry tamis.engine.engine"
+    code = (
+        "import sys; from tamis.cli import main; code = main(['--version']); "
+        f"sys.exit(code or [m for m in {heavy.split()} if m in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"tamis ")
+    assert main(["run", "--help"]) == 0
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        command = [sys.executable, "-m", "tamis", "inspect", "-m", str(tiny_file(tmp_path))]
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, check=False, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_the_locale_cannot_write_is_escaped(tmp_path):
+    """The tokens of this vocabulary begin with U+0100, which Latin-1 has not: it was an error."""
+    command = ["inspect", "-m", str(tiny_file(tmp_path))]
+    done = spawn(*command, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"['\u0100', '\u0101'" in done.stdout
+
+
+# run
+
+
+def test_run_writes_the_answer_alone_to_standard_output(engine, capsys):
+    assert main(["run", "-p", "hi", "--system", "be brief", "-n", "2"]) == 0
+    assert capsys.readouterr() == ("one two\n", "")
+    assert [m["role"] for m in engine.chats[0]] == ["system", "user"]
+
+
+def test_run_raw_uses_no_template_and_hands_the_settings_on(engine, capsys):
+    flags = [
+        "--temp",
+        "0",
+        "--top-k",
+        "5",
+        "--seed",
+        "7",
+        "--stop",
+        "END",
+        "--stop",
+        "STOP",
+        "-c",
+        "50",
+    ]
+    assert main(["run", "--raw", "-p", "hi", *flags]) == 0
+    ids, params, options = engine.sessions[0].calls[0]
+    assert ids == list(b"hi")
+    assert engine.chats == []
+    assert (params.temp, params.top_k, params.seed) == (0.0, 5, 7)
+    assert params.top_p == SamplerParams().top_p
+    assert options["stop"] == ["END", "STOP"]
+    assert engine.sessions[0].n_ctx == 50
+
+
+@pytest.mark.parametrize("flags", [[], ["-f", "-"], ["-p", "-"]])
+def test_run_reads_a_pipe(engine, monkeypatch, flags):
+    piped = SimpleNamespace(
+        buffer=SimpleNamespace(read=lambda: "grüß".encode()), isatty=lambda: False
+    )
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert main(["run", *flags]) == 0
+    assert engine.chats[0][0]["content"] == "grüß"
+
+
+def test_run_says_where_a_file_is_not_utf8(engine, tmp_path, capsys):
+    (tmp_path / "bad.txt").write_bytes(b"abc\xff")
+    assert main(["run", "-f", str(tmp_path / "bad.txt")]) == 1
+    assert "bad.txt is not UTF-8: byte 0xff at 3" in capsys.readouterr().err
+
+
+def test_run_json_is_one_object_with_tokens(engine, capsys):
+    assert main(["run", "-p", "hi", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["text"] == "one two three"
+    assert report["finish"] == "stop"
+    assert report["tokens"] == [{"id": 2, "logprob": -0.5}] * 3
+
+
+def test_run_says_that_an_answer_ended_with_the_context_and_not_that_n_was_reached(
+    tmp_path, capsys
+):
+    command = ["run", "-m", str(tiny_file(tmp_path)), "--raw", "-p", "hi", "--temp", "0"]
+    for flags, said in (
+        (["-c", "8"], "[cut short: the context is used up; raise --ctx]\n"),
+        (["-c", "8", "-n", "2"], ""),
+    ):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["chat"]])
+def test_a_context_longer_than_the_training_is_said(engine, monkeypatch, capsys, command):
+    """The stand-in was trained on 512 tokens."""
+    monkeypatch.setattr(sys, "stdin", None)
+    yarn = ["--rope-scaling", "yarn", "--rope-scale", "2"]
+    for flags, said in (([], 0), (["-c", "513"], 1), (["-c", "1024", *yarn], 0)):
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().err.count("the model was trained on 512 tokens") == said
+
+
+# the default model
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "x"], ["chat"]])
+def test_with_no_model_at_all_smollm2_is_fetched_after_saying_so(
+    monkeypatch, capsys, tmp_path, command
+):
+    said = []
+
+    def fetch(model: models.KnownModel, _partial: Path, target: Path, _say: Any) -> bool:
+        said.append(capsys.readouterr().err)
+        target.write_bytes(model.name.encode())
+        return True
+
+    loaded: list[Path] = []
+
+    def load(path: Path, **_options: Any) -> FakeEngine:
+        loaded.append(path)
+        return FakeEngine()
+
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    monkeypatch.setattr(models, "_from_hub", fetch)
+    monkeypatch.setattr("tamis.engine.engine.Engine.load", load)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main(command) == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert said == ["no model named with -m: fetching smollm2 (98 MB, Apache-2.0)\n"]
+    assert [path.read_text() for path in loaded] == ["smollm2"]
+
+
+def test_a_model_that_is_named_is_not_fetched(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    assert main(["run", "-p", "x", "-m", "smollm2"]) == 1
+    assert "run tamis pull smollm2" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_only_model_there_is_serves_where_none_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    path = tiny_file(tmp_path)
+    assert common.model_file(None, common.Progress()) == path
+    assert capsys.readouterr().err == ""
+
+
+# progress
+
+
+def test_progress_is_for_terminals(monkeypatch, capsys):
+    progress = common.Progress()
+    progress("download", 1, 3)
+    progress.tokens(1, 3)
+    progress.clear()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("compile", 1, 4)
+    assert "compile:  25 %" in capsys.readouterr().err
+    progress.tokens(3, 4)
+    assert "reading the prompt:  75 %" in capsys.readouterr().err
+    progress.tokens(4, 4)
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+
+
+# bench and perplexity
+
+
+def test_bench_has_a_row_for_each_test_depth_and_thread_count(engine, capsys):
+    flags = ["-p", "4,8", "-n", "2", "-d", "0,5", "-t", "1,2", "-r", "2", "--json"]
+    assert main(["bench", *flags]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    tests = ["pp4", "pp8", "tg2", "pp4 @ d5", "pp8 @ d5", "tg2 @ d5"]
+    assert [row["test"] for row in rows] == tests * 2
+    assert all(row["min"] <= row["tok_s"] <= row["max"] for row in rows)
+    # 1000 bytes of weights; 2 x 2 x 2 x 2 x 4 = 64 bytes of K and V for each of the 1 tokens held
+    assert bench._traffic(engine, KVTypes("f16", "f16"), 1, 1e6) == {
+        "mb_per_token": 0.0,
+        "gb_s": 1.06,
+    }
+
+
+def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
+    assert main(["bench", "-p", "4", "-n", "2", "-r", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+    assert main(["bench", "-p", "4", "-n", "2", "-r", "1", "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("model,threads,attn,prefill,test,tok_s")
+    assert len(lines) == 3
+
+
+def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_are(capsys):
+    ceiling = Ceiling(read_bytes=10e9, flop=100e9, cycles=2e9)
+    costs = [
+        OpCost("matmul", sync=True, n_call=2, cycles=6000, n_bytes=10_000, n_flop=20_000),
+        OpCost("gate", sync=True, n_call=2, cycles=1000, n_bytes=0, n_flop=0),
+        OpCost("matmul", sync=True, n_call=2, cycles=2000, n_bytes=10_000, n_flop=20_000),
+        OpCost("attend", sync=True, n_call=2, cycles=1000, n_bytes=100, n_flop=50_000),
+    ]
+    rows = profile.rows(costs, n_tok=2, ceiling=ceiling)
+    # Two tokens: 8000 cycles are 4 us, in which 20 KB are 5 GB/s, half of what can be read.
+    assert rows[0] == {
+        "op": "matmul", "calls": 2, "share": 0.8, "us": 2.0, "bytes": 10_000, "gb_s": 5.0,
+        "gflop_s": 10.0, "roof": 0.5,
+    }  # fmt: skip
+    assert {row["op"]: row["roof"] for row in rows} == {"matmul": 0.5, "gate": 0, "attend": 1}
+    found = {"ceiling_gb_s": 10.0, "ceiling_gflop_s": 100.0, "ops": rows}
+    profile.write_table("tg2", found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "tg2, a token: 2.5 us in kernels; ceilings: 10.0 GB/s, 100.0 GFLOP/s"
+    assert lines[3].split() == [
+        "matmul",
+        "2",
+        "80.0",
+        "%",
+        "2.0",
+        "0.010",
+        "5.00",
+        "10.0",
+        "50",
+        "%",
+    ]
+    assert len({len(line) for line in lines[2:4]}) == 1
+
+
+def test_ops_that_run_together_share_their_time_by_the_work_of_each():
+    ceiling = Ceiling(read_bytes=1e9, flop=1e9, cycles=1e9)
+    costs = [
+        OpCost("a", sync=False, n_call=1, cycles=100, n_bytes=100, n_flop=0),
+        OpCost("b", sync=True, n_call=1, cycles=700, n_bytes=0, n_flop=300),
+        OpCost("c", sync=True, n_call=1, cycles=50, n_bytes=0, n_flop=0),
+    ]
+    rows = {row["op"]: row for row in profile.rows(costs, n_tok=1, ceiling=ceiling)}
+    assert [rows[name]["us"] for name in "abc"] == [0.2, 0.6, 0.05]
+    assert [rows[name]["roof"] for name in "abc"] == [0.5, 0.5, 0]
+
+
+def test_bench_profiles_prefill_and_decode(tmp_path, capsys):
+    words = ["bench", "-m", str(tiny_file(tmp_path)), "-p", "80", "-n", "3", "-d", "70"]
+    begin = time.perf_counter()
+    assert main([*words, "-r", "1", "-t", "2", "--profile", "--json"]) == 0
+    spent = 1e6 * (time.perf_counter() - begin)
+    prefill, decode = map(json.loads, capsys.readouterr().out.splitlines())
+    for row, n_tok in ((prefill, 80), (decode, 3)):
+        found = row["profile"]
+        assert found["ceiling_gb_s"] > 0.1
+        assert found["ceiling_gflop_s"] > 0.1
+        assert sum(op["share"] for op in found["ops"]) == pytest.approx(1, abs=0.01)
+        # Microseconds a token: all of them are a part of what the command took.
+        assert 0 < n_tok * sum(op["us"] for op in found["ops"]) < spent
+        for op in found["ops"]:
+            if op["us"] > 1:  # the others have lost too much in rounding
+                assert op["gb_s"] == pytest.approx(op["bytes"] / op["us"] / 1e3, rel=0.02, abs=0.01)
+    ops = {op["op"]: op for op in decode["profile"]["ops"]}
+    assert ops["attend"]["calls"] == 2  # layers
+    spec = TinySpec()
+    per_key = 2 * 2 * spec.n_head_kv * spec.head_dim * 2  # K and V, float16, layers
+    assert ops["attend"]["bytes"] == 72 * per_key  # 71, 72 and 73 positions
+    with GGUFFile(tmp_path / "tiny.gguf") as file:
+        weights = file.tensors["blk.0.ffn_up.weight"].n_bytes
+    assert ops["matmul F32 ffn_up"]["bytes"] == 2 * weights
+    names = {op["op"] for op in prefill["profile"]["ops"]}
+    assert names == {*ops} - {"attend_merge"}
+
+
+def test_a_token_needs_its_experts_and_one_row_of_an_untied_table():
+    hp = SimpleNamespace(n_vocab=10, n_expert=8, n_expert_used=2)
+    sizes = {"token_embd.weight": 100, "blk.0.ffn_up_exps.weight": 80, "blk.0.attn_q.weight": 7}
+    tensors = {name: SimpleNamespace(n_bytes=n) for name, n in sizes.items()}
+    assert bench.token_weights(tensors, hp) == 100 + 20 + 7  # tied: the table is the output too
+    tensors["output.weight"] = SimpleNamespace(n_bytes=100)
+    assert bench.token_weights(tensors, hp) == 10 + 20 + 7 + 100
+
+
+def test_perplexity_of_equal_logits_is_the_size_of_the_vocabulary(engine, tmp_path, capsys):
+    (tmp_path / "text").write_text("x" * 35)
+    assert main(["perplexity", "-f", str(tmp_path / "text"), "-c", "16", "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["perplexity"] == pytest.approx(N_VOCAB)
+    # two chunks of 16 in 35 tokens; predictions at positions 8 to 14 of each
+    assert (report["chunks"], report["n"]) == (2, 14)
+    assert err.splitlines() == ["[1/2] 256.0000", "[2/2] 256.0000"]
+
+
+def test_a_context_too_short_to_decode_after_is_refused_before_it_is_read(engine, tmp_path, capsys):
+    (tmp_path / "text").write_text("x" * 90)
+    command = ["perplexity", "-f", str(tmp_path / "text"), "-d", "40", "-n", "8", "-c"]
+    assert main([*command, "47"]) == 2
+    assert capsys.readouterr().err == "tamis: error: --ctx is 47, this needs 48: raise it\n"
+    assert engine.sessions[-1].tokens == []
+    assert main([*command, "48"]) == 0
+
+
+def test_perplexity_puts_bos_first_only_where_the_model_adds_it():
+    assert perplexity.cut(FakeTokenizer(), "abcdef", 3).tolist() == [[97, 98, 99], [100, 101, 102]]
+    cut = perplexity.cut(FakeTokenizer(add_bos=True), "abcdef", 3).tolist()
+    assert cut == [[1, 97, 98], [1, 100, 101]]
+    with pytest.raises(ValueError, match="6 tokens, expected at least 8"):
+        perplexity.cut(FakeTokenizer(), "abcdef", 8)
+
+
+def test_perplexity_losses_do_not_depend_on_the_slices():
+    rng = np.random.default_rng(0)
+    logits, chunk = rng.normal(size=(12, 9)).astype(np.float32), rng.integers(0, 9, 12)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(-1, keepdims=True)
+    expected = [-np.log(p[i, chunk[i + 1]]) for i in range(6, 11)]
+    for size in (1, 5, 7, 12):
+        slices = [logits[i : i + size] for i in range(0, 12, size)]
+        losses = np.concatenate(list(perplexity.chunk_losses(slices, chunk)))
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)  # logits are float32
+
+
+# commands on a real file
+
+
+def test_inspect_and_tokenize_on_a_file(tmp_path, capsys):
+    path = str(tiny_file(tmp_path))
+    assert main(["inspect", "-m", path, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["metadata"]["general.architecture"] == "llama"
+    assert report["memory"]["weights"] > 0
+    assert main(["inspect", "-m", path, "--tensors"]) == 0
+    assert "token_embd.weight" in capsys.readouterr().out
+    assert main(["tokenize", "-m", path, "--no-bos", "--json", "hi"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"not a model")
+    done = spawn("inspect", "-m", str(tmp_path / "x.gguf"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"tamis: error: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.model
+def test_tokenize_shows_ids_and_pieces_and_parses_special_tokens_on_demand(model_path, capsys):
+    model_path("smollm2")
+    flags = ["tokenize", "-m", "smollm2", "<|im_end|> hi"]
+    assert main([*flags, "--special", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0] == {"id": 2, "piece": "<|im_end|>"}
+    assert main([*flags, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert len(plain) > len(rows)
+    assert "".join(row["piece"] for row in plain) == "<|im_end|> hi"
+    assert main(flags) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split() == [str(plain[0]["id"]), repr(plain[0]["piece"])]
+
+
+def test_pull_reports_as_json(monkeypatch, tmp_path, capsys):
+    (tmp_path / "model").write_bytes(b"1234")
+    monkeypatch.setattr("tamis.cli.pull.pull", lambda name, progress: tmp_path / name)
+    assert main(["pull", "model", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": f"{tmp_path}/model", "bytes": 4}
+    assert main(["pull", "model"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/model\n"
+
+
+def test_warmup_reports_as_json(engine, capsys):
+    assert main(["warmup", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "fake.gguf"
+
+
+# with smollm2, in a process of its own
+
+
+@pytest.mark.model
+def test_a_prompt_longer_than_the_context_is_one_line_with_both_numbers(model_path, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 100)
+    path = str(model_path("smollm2"))
+    done = spawn("run", "--raw", "-m", path, "-c", "64", "-f", str(tmp_path / "long.txt"))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == (
+        b"tamis: error: prompt is 101 tokens, n_ctx is 64: raise --ctx to at least 101 "
+        b"or shorten the prompt\n"
+    )
+
+
+@pytest.mark.model
+def test_a_reader_that_leaves_while_an_answer_is_written_ends_it_quietly(model_path):
+    flags = ["-m", str(model_path("smollm2")), "--temp", "0", "-n", "100", "-p", "Tell a story."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tamis", "run", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+@pytest.mark.model
+def test_ctrl_c_in_a_pipe_is_130_and_one_line(model_path):
+    flags = ["-m", str(model_path("smollm2")), "--temp", "0", "-p", "Tell a long story."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tamis", "run", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"tamis: interrupted\n"
+        assert process.wait(60) == 130
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("stage", ["load", "compile", "reading the prompt"])
+def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, stage):
+    # 1000 tokens take seconds on any machine, so that Ctrl-C comes before the answer.
+    (tmp_path / "long.txt").write_text("word " * 1000)
+    flags = ["-m", str(model_path("smollm2")), "-f", str(tmp_path / "long.txt")]
+    cache = {"XDG_CACHE_HOME": str(tmp_path)} if stage == "compile" else {}
+    screen = Screen("run", *flags, home=tmp_path, **cache)
+    screen.wait_for(lambda _: f"{stage}:".encode() in screen.output)
+    screen.child.sendintr()
+    assert screen.end() == 130
+    assert screen.lines()[-1] == "tamis: interrupted"
+    assert b"Traceback" not in screen.output
+
+
+def test_methods_are_listed_with_their_defaults(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert "topk:k=512,sink=4,recent=64,rows=group\n    --attn: " in text
+    assert main(["methods", "--json"]) == 0
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert listed["window"]["parameters"]["recent"] == 1024
+    assert listed["window"]["roles"] == ["decode", "prefill"]
+    assert listed["quest"]["roles"] == ["decode"]
+    assert all(entry["summary"].endswith(".") for entry in listed.values())
+
+
+INTERRUPTED_IN_A_FINALIZER = """
+import argparse, signal, sys, time, weakref
+from tamis import cli
+
+class Thing: ...
+
+def run(arguments):
+    thing = Thing()
+    weakref.finalize(thing, signal.raise_signal, signal.SIGINT)
+    del thing  # Python drops what is raised there
+    time.sleep(30)
+    return 0
+
+def parser(words):
+    found = argparse.ArgumentParser()
+    found.set_defaults(run=run)
+    return found
+
+cli._parser = parser
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost():
+    line = [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "tamis: interrupted\n")

@@ -1,0 +1,370 @@
+"""The conversation of `tamis chat`: on a stand-in engine, then with smollm2 in a terminal."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from stand_in_engine import FakeEngine
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.cli import answer, common, lines, main, repl
+from tamis.sampling.chain import SamplerParams
+from tamis.tools import record_chat
+from tamis.tools.record_chat import Screen
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setattr("tamis.engine.engine.Engine.load", lambda *_args, **_options: fake)
+    monkeypatch.setattr(common, "model_file", lambda *_args: Path("fake.gguf"))
+    return fake
+
+
+@pytest.fixture
+def chat(engine: FakeEngine) -> repl.Chat:
+    arguments = Namespace(system=None, max_tokens=None, plain=True, context_shift=False)
+    return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, *text: str) -> None:
+    """Standard input that has these lines."""
+    left = iter(text)
+    stdin = SimpleNamespace(readline=lambda: next(left, ""), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
+def test_chat_reads_only_what_is_new(chat, engine):
+    chat.handle("abc")
+    session = engine.sessions[0]
+    session.tokens[:] = [3, *b"abc"]
+    chat.handle("d")
+    assert session.calls[1][0] == [*b"one two threed", 4]
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+
+
+def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
+    """Of 100 tokens: at most 75, and then 50 with the system message."""
+    arguments = Namespace(system="S", max_tokens=None, plain=True, context_shift=True)
+    chat = repl.Chat(engine, engine.session(100), SamplerParams(), arguments)
+    session = engine.sessions[0]
+    for line in ("A" * 16, "B" * 16):
+        chat.handle(line)
+        # What the stand-in was given and has answered, as a tokenizer would have it.
+        session.tokens[:] = engine.encode_chat(chat.messages)[:-1]
+    assert "context full" not in capsys.readouterr().err
+    chat.handle("C" * 16)
+    assert [m["content"][:1] for m in chat.messages] == ["S", "B", "o", "C", "o"]
+    assert session.calls[-1][0] == [*b"C" * 16, 4], "what is left is not read again"
+    assert "[context full: the oldest 2 messages are forgotten" in capsys.readouterr().err
+    chat.handle("D" * 80)
+    assert [m["content"][:1] for m in chat.messages] == ["S", "D", "o"]
+
+
+@pytest.mark.parametrize("script", [["one", KeyboardInterrupt()], [KeyboardInterrupt()]])
+def test_ctrl_c_stops_the_answer_only(chat, engine, monkeypatch, capsys, script):
+    monkeypatch.setattr(lines, "interactive", lambda: True)
+    chat.handle("hi")
+    before, tokens = chat.messages, list(engine.sessions[0].tokens)
+    engine.script[:] = script
+    # What the stand-in was given for "hi" is what it is given again: nothing of it is dropped.
+    engine.sessions[0].tokens[:] = tokens = [3, *b"hi"]
+    assert chat.handle("again")
+    assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
+    assert "[stopped: the conversation is as it was before]" in capsys.readouterr().err
+    engine.script[:] = ["more"]
+    assert chat.handle("go on")
+    assert [m["content"] for m in chat.messages] == ["hi", "one two three", "go on", "more"]
+
+
+def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys):
+    chat.handle("hi")
+    before = chat.messages
+    engine.script[:] = [ValueError("prompt is 9 tokens, n_ctx is 8: raise --ctx")]
+    for line in ("more", "/regen"):
+        assert chat.handle(line)
+        assert chat.messages == before
+    error = "error: prompt is 9 tokens, n_ctx is 8: raise --ctx; /reset forgets the conversation\n"
+    assert capsys.readouterr().err == error * 2
+
+
+def test_in_a_pipe_a_failed_message_is_exit_code_1(engine, monkeypatch, capsys):
+    piped(monkeypatch, "hi\n", "/nonsense\n", "hi\n")
+    assert main(["chat"]) == 1
+    assert capsys.readouterr().out == "one two three\n" * 2
+
+
+def test_in_a_pipe_ctrl_c_ends_the_chat(engine, monkeypatch, capsys):
+    """It was exit code 0 without that answer, and the next message was answered."""
+    piped(monkeypatch, "hi\n", "hi\n")
+    engine.script[:] = ["one", KeyboardInterrupt()]
+    assert main(["chat"]) == 130
+    assert capsys.readouterr().out == "one\n"
+
+
+def test_a_pipe_that_ends_in_a_backslash_ends_in_a_message(engine, monkeypatch, capsys):
+    piped(monkeypatch, "one\n", "two\\\n", "three\\")
+    assert main(["chat"]) == 0
+    assert [chat[-1]["content"] for chat in engine.chats] == ["one", "two\nthree\\"]
+
+
+def test_a_message_that_is_no_utf8_is_refused_and_the_others_are_answered(tmp_path):
+    """One read takes them all from the pipe: none was answered, or the byte became another text."""
+    model = write_tiny_model(tmp_path / "tiny.gguf", TinySpec())
+    command = [sys.executable, "-m", "tamis", "chat", "-m", str(model), "-n", "1"]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        done = subprocess.run(
+            command,
+            input=b"a\nb\xc3\xa9\xff\nc\n/ctx\n",
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            check=False,
+        )
+        said = done.stderr.decode().splitlines()[1:]
+        assert said.count("error: the message is not UTF-8: byte 0xff at 3; convert it first") == 1
+        assert done.returncode == 1
+        assert re.match(r"context [1-9]\d*/512 ", said[-1]), "the others are in it"
+
+
+def test_regen_replaces_the_answer(chat, engine, capsys):
+    assert chat.handle("/regen")
+    assert "no answer to replace" in capsys.readouterr().err
+    chat.handle("hi")
+    engine.script[:] = ["other"]
+    chat.handle("/regen")
+    assert [m["content"] for m in chat.messages] == ["hi", "other"]
+
+
+def test_system_and_reset_start_again(chat, engine):
+    chat.handle("hi")
+    chat.handle("/system be brief")
+    assert chat.messages == [{"role": "system", "content": "be brief"}]
+    assert engine.sessions[0].n_past == 0
+    chat.handle("hi")
+    chat.handle("/reset")
+    assert chat.messages == [{"role": "system", "content": "be brief"}]
+    chat.handle("/system")
+    assert chat.messages == []
+
+
+def test_a_kept_conversation_goes_on_with_its_settings(chat, engine, tmp_path):
+    chat.handle("/set temp 0.25")
+    chat.handle("hi")
+    before, tokens = chat.messages, list(engine.sessions[0].tokens)
+    chat.handle(f"/save {tmp_path / 'talk'}")
+    chat.handle("/reset")
+    chat.handle("/set temp 0.75")
+    chat.handle(f"/load {tmp_path / 'talk'}")
+    assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
+    chat.handle("hi")
+    assert engine.sessions[0].calls[-1][1] == SamplerParams(temp=0.25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk", "talk.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: [kept],
+        lambda kept: {**kept, "messages": [{}]},
+        lambda kept: {**kept, "messages": [{"role": 1, "content": ""}]},
+        lambda kept: {**kept, "settings": {**kept["settings"], "temp": "hot"}},
+        lambda kept: {**kept, "settings": {**kept["settings"], "top_p": 7}},
+        lambda kept: {**kept, "settings": {"temp": 0.5}},
+        lambda kept: {**kept, "settings": None},
+    ],
+)
+def test_a_damaged_conversation_is_refused_and_changes_nothing(chat, tmp_path, capsys, change):
+    chat.handle("hi")
+    before = chat.messages
+    chat.handle(f"/save {tmp_path / 'talk'}")
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    chat.handle(f"/load {tmp_path / 'talk'}")
+    assert chat.messages == before
+    assert "is not a kept conversation" in capsys.readouterr().err
+
+
+def test_set_checks_names_types_and_ranges(chat, engine, capsys):
+    for line in ("/set temp 0.25", "/set top_k 3", "/set ignore_eos on"):
+        chat.handle(line)
+    wrong = ("/set nonsense 1", "/set temp", "/set temp x", "/set top_k 1.5", "/set top_p 7")
+    for line in (*wrong, "/set ignore_eos 7", "/set logit_bias 1"):
+        chat.handle(line)
+        assert capsys.readouterr().err.startswith("error: "), line
+    chat.handle("hi")
+    params = engine.sessions[0].calls[0][1]
+    assert (params.temp, params.top_k, params.ignore_eos) == (0.25, 3, True)
+
+
+def test_help_names_every_command(chat, capsys):
+    chat.handle("/help")
+    text = capsys.readouterr().err
+    for name in ["help", "system", "reset", "regen", "save", "load", "set", "stats", "ctx", "exit"]:
+        assert f"/{name}" in text
+    for line in ("/stats", "/ctx", "/set"):
+        chat.handle(line)
+    assert "error" not in capsys.readouterr().err
+    chat.handle("/nonsense")
+    assert "/nonsense is not a command" in capsys.readouterr().err
+    assert not chat.handle("/exit")
+
+
+def test_chat_from_a_pipe_answers_each_line(engine, monkeypatch, capsys):
+    piped(monkeypatch, "one \\\n", "more\n", "\n", "/exit\n", "never\n")
+    assert main(["chat"]) == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert engine.chats == [[{"role": "user", "content": "one \nmore"}]]
+
+
+def test_markdown_is_cut_between_blocks_never_in_a_fence():
+    assert answer.split_blocks("a\n\nb") == ("a\n\n", "b")
+    assert answer.split_blocks("a\nb") == ("", "a\nb")
+    assert answer.split_blocks("```\nx\n\ny") == ("", "```\nx\n\ny")
+    assert answer.split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
+
+
+def test_of_a_block_longer_than_the_screen_the_end_is_seen():
+    screen = io.StringIO()
+    console = Console(file=screen, width=20, height=5)
+    console.print(answer._End(Text("\n".join(map(str, range(10))))))
+    assert screen.getvalue().split() == ["6", "7", "8", "9"]
+
+
+def test_an_answer_cannot_steer_the_terminal():
+    assert answer.visible("a\x1b[2Jb\n\tc\r\x9b") == "a\u241b[2Jb\n\tc\u240d\ufffd"
+
+
+# with smollm2
+
+
+def chat_in_a_pipe(folder: Path, *lines: str, flags: tuple[str, ...] = ()) -> tuple[list[str], str]:
+    """The answers, one a line, and standard error."""
+    command = [sys.executable, "-m", "tamis", "chat", "-m", "smollm2", "-n", "24", *flags]
+    text = "".join(line + "\n" for line in lines)
+    done = subprocess.run(
+        command, cwd=folder, input=text, capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("flags", [("--temp", "0"), ("--temp", "0.8", "--seed", "7")])
+def test_a_conversation_kept_and_loaded_in_a_new_process_goes_on_with_the_same_text(
+    model_path, tmp_path, flags
+):
+    model_path("smollm2")
+    first, second = "My name is Zoe and I like boats.", "What do I like?"
+    whole, _ = chat_in_a_pipe(tmp_path, first, "/save talk", second, flags=flags)
+    # The settings come with the conversation: no flags here.
+    rest, err = chat_in_a_pipe(tmp_path, "/load talk", second, "/stats")
+    alone, _ = chat_in_a_pipe(tmp_path, second, flags=flags)
+    assert whole[-len(rest) :] == rest
+    assert rest != alone
+    reused = re.search(r"(\d+) reused", err)
+    assert reused
+    assert int(reused[1]) > 40, "the loaded keys and values were read again"
+
+
+def has_begun(below: str) -> bool:
+    """Whether an answer is on the screen, not only the status line or the progress line."""
+    return bool(below) and not below.startswith(("context", "reading"))
+
+
+@pytest.mark.model
+def test_an_answer_is_seen_while_it_is_made(model_path, tmp_path):
+    model_path("smollm2")
+    story = "Write a very long story about the sea."
+    screen = Screen("chat", "-m", "smollm2", "--temp", "0", "-n", "150", home=tmp_path)
+    screen.wait_for_prompt()
+    screen.say(story)
+    screen.wait_for_prompt()
+    status = re.compile(r"context \d+/8192 \(\d+ %\), [\d.]+ tok/s")
+    screen.wait_for(lambda lines: any(status.match(line) for line in lines))
+    screen.say("/exit")
+    assert screen.end() == 0
+    # A second of work or more, painted eight times a second.
+    words = {len(record_chat.after(lines, f"> {story}").split()) for lines in screen.seen}
+    assert len(words) > 4
+
+
+@pytest.mark.model
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, tmp_path):
+    model_path("smollm2")
+    first, second = "My name is Zoe and I like boats.", "What do I like?"
+    story = "Write a very long story about the sea."
+    flags = ("-m", "smollm2", "--temp", "0", "-n", "150")
+    expected = Screen("chat", *flags, home=tmp_path)
+    stopped = Screen("chat", *flags, home=tmp_path)
+    for screen, typed in (
+        (expected, (first, second, "/exit")),
+        (stopped, (first, "/ctx", story)),
+    ):
+        for line in typed:
+            screen.wait_for_prompt()
+            screen.say(line)
+    stopped.wait_for(lambda lines: has_begun(record_chat.after(lines, f"> {story}").strip()))
+    stopped.child.sendintr()
+    for line in ("/ctx", second, "/exit"):
+        stopped.wait_for_prompt()
+        stopped.say(line)
+    assert (stopped.end(), expected.end()) == (0, 0)
+    text = "\n".join(stopped.lines())
+    assert "[stopped: the conversation is as it was before]" in text
+    assert "Traceback" not in text
+    used = [line for line in stopped.lines() if line.startswith("context")]
+    assert len(used) == 2
+    assert used[0] == used[1]
+    question = f"> {second}"
+    assert record_chat.after(stopped.lines(), question) == record_chat.after(
+        expected.lines(), question
+    )
+
+
+@pytest.mark.model
+def test_in_a_terminal_a_message_may_have_lines_and_is_found_again(model_path, tmp_path):
+    model_path("smollm2")
+    flags = ("-m", "smollm2", "--temp", "0", "-n", "2")
+    alt_enter, up = "\x1b\r", "\x1b[A"
+    first = Screen("chat", *flags, home=tmp_path)
+    for line in (f"one{alt_enter}two", "/exit"):
+        first.wait_for_prompt()
+        first.say(line)
+    assert first.end() == 0
+    lines = first.lines()
+    assert lines[lines.index("> one") + 1] == ". two"
+    assert (tmp_path / ".local/state/tamis/history").stat().st_mode & 0o077 == 0
+    later = Screen("chat", *flags, home=tmp_path)
+    later.wait_for_prompt()
+    later.child.send(up + up)
+    later.wait_for(lambda lines: "> one" in lines and ". two" in lines)
+    later.child.sendcontrol("c")
+    later.wait_for(lambda lines: "(Ctrl-D or /exit leaves)" in lines and lines.count(">") == 1)
+    later.child.sendcontrol("d")
+    assert later.end() == 0
+
+
+@pytest.mark.model
+def test_the_recorded_chat_is_the_picture_in_the_readme(model_path, tmp_path, root):
+    model_path("smollm2")
+    screen = record_chat.record(tmp_path)
+    lines = screen.lines()
+    said = [line for line in lines if line.startswith("> ")]
+    assert said == [f"> {line}" for line in record_chat.LINES]
+    answer_lines = lines[lines.index(said[0]) + 1 : lines.index(said[1])]
+    assert [line.split()[0] for line in answer_lines if line] == ["1", "2", "3", "4", "5"]
+    assert re.search(r"answer: \d+ tokens at [\d.]+ tok/s", "\n".join(lines))
+    assert (tmp_path / "talk").stat().st_size > 0
+    assert (tmp_path / "talk.json").exists()
+    shown = record_chat.picture_in((root / "README.md").read_text())
+    assert record_chat.form(shown) == record_chat.form(record_chat.picture(lines)), (
+        "the README shows another chat: python -m tamis.tools.record_chat README.md"
+    )

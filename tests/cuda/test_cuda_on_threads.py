@@ -1,0 +1,178 @@
+"""The logic of CUDA kernels without a GPU: their Python, a thread each of this process's."""
+
+import importlib
+
+import numpy as np
+import pytest
+import test_kernels_cpe
+import test_kernels_delta
+import test_kernels_elementwise
+import test_kernels_hip
+import test_kernels_lfps
+import test_kernels_logits
+import test_kernels_moe
+import test_kernels_page_cache as test_kernels_kv_frames
+import test_kernels_quest
+import test_kernels_select
+import test_kernels_tactic
+import test_kernels_token_freezing as test_kernels_freeze
+from guarded import on_gpu
+from on_threads import OnThreads, as_python, local, run_block
+from test_kernels_cuda import cases
+
+from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW
+
+pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+FILES = (
+    "linear.activation",
+    "attention.attend_epilogue",
+    "lang.radix_topk",
+    "kv.token_freezing",
+    "lang.grid",
+    "kv.page_cache",
+    "kv.kv_rows",
+    "linear.logits",
+    "linear.moe",
+    "linear.norm",
+    "linear.pack",
+    "attention.rope",
+    "attention.score",
+    "select.common",
+    "select.cpe",
+    "select.delta",
+    "select.hip",
+    "select.lfps",
+    "select.quest",
+    "select.tactic",
+)
+MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
+attend_ends, pack = (
+    MODULES[FILES.index(file)] for file in ("attention.attend_epilogue", "linear.pack")
+)
+# Op tests of kernels that Python has words for.
+TESTS = {
+    test_kernels_cpe: (
+        "a_layer_sees_sinks_and_its_part_of_the_past", "sets_are_packed_one_after_the_other",
+        "the_most_recent_like_query_of_the_block_shares_its_set",
+    ),
+    test_kernels_delta: ("rows_of_a_chunk", "rows_get_the_difference_of_the_last_exact_row"),
+    test_kernels_elementwise: ("gate", "gate_of_large_inputs_saturates", "rms_norm", "rope_table"),
+    test_kernels_freeze: (
+        "rows_are_copied_and_others_stay",
+    ),
+    test_kernels_hip: (
+        "a_mask_serves_the_rows_of_its_queries", "the_selection_joins_sinks_mask_and_window",
+    ),
+    test_kernels_kv_frames: (
+        "pages_that_are_written_to_have_their_frames", "the_home_gets_what_was_written",
+        "the_pages_of_a_selection_are_wanted", "what_an_op_reads_is_found_from_its_fields",
+        "what_is_missing_comes_to_its_frames",
+    ),
+    test_kernels_lfps: ("the_last_queries_are_kept",),
+    test_kernels_logits: ("each_part_has_its_best", "the_best_of_all_parts"),
+    test_kernels_moe: (
+        "equal_experts_are_taken_from_the_lowest", "moe_sum_adds_to_y", "routing",
+        "routing_of_large_logits_does_not_overflow",
+    ),
+    test_kernels_quest: ("bounds_are_those_of_the_pages_from_the_first_unfilled_position",),
+    test_kernels_select: (
+        "minus_zero_ties_with_zero", "scores_of_every_size_are_ordered",
+        "sets_become_a_selection", "sets_of_a_kv_heads_rows_are_united",
+        "the_best_of_the_middle_are_kept", "the_last_block_is_the_one_that_holds_pos",
+        "ties_go_to_the_lower_position", "top_k_is_a_sort", "window",
+    ),
+    test_kernels_tactic: (
+        "centroids_become_the_means_of_their_members",
+        "marked_are_the_positions_of_any_head_of_the_row",
+        "seeds_are_keys_of_different_positions",
+        "the_selection_joins_marks_and_what_lies_outside_of_clusters",
+    ),
+}  # fmt: skip
+
+
+def some(test):
+    """Two of a test's cases, small ones: the second and the third."""
+    found = list(cases(test))
+    return found[1:3] or found
+
+
+CASES = [
+    (test, values)
+    for module, names in TESTS.items()
+    for test in (getattr(module, f"test_{name}") for name in names)
+    for values in some(test)
+]
+CASES += [
+    (
+        test_kernels_kv_frames.test_frames_are_taken_that_are_needed_last,
+        {"n_page": 40, "n_cache": 48, "share": 1},
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("test", "values"), CASES, ids=[f"{test.__name__}-{values}" for test, values in CASES]
+)
+def test_a_kernel_is_what_its_oracle_says(test, values):
+    with as_python(*MODULES), on_gpu(OnThreads()):
+        test.__wrapped__(**values)
+
+
+@pytest.mark.parametrize("room", [4, 40])
+def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room):
+    """Blocks end parts of rows in any order; the last one of a row joins them."""
+    rng, head_dim, heads, n_row, n_warp = np.random.default_rng(room), 32, 2, 4, 8
+    n_part = [room, 3, 2, 1]
+    n_head, size = heads * n_row, head_dim + 2
+    scores = rng.standard_normal((n_head, room, n_warp, 16)) * 4
+    values = rng.standard_normal((n_head, room, n_warp, 16, head_dim))
+    tops = scores.max(axis=-1)
+    weights = np.exp(scores - tops[..., None])
+    sums = (weights[..., None] * values).sum(axis=-2)
+    partial = np.full((n_head, room, size), np.nan, np.float32)
+    out, lse = np.full((n_head, head_dim), np.nan, np.float32), np.zeros(n_head, np.float32)
+    turns, width = np.zeros(n_row, np.int32), n_head * head_dim
+    packed = np.full(FEW_ROW.size * width // 4, 0xA5, np.uint8)
+    row_of = packed.ctypes.data, width, 0
+    parts = [(row, part) for row in range(n_row) for part in range(n_part[row])]
+    with as_python(attend_ends, pack):
+        finish = attend_ends.finishing(head_dim, heads, 1, n_warp, packs=True)
+        join = attend_ends.joining(head_dim, packs=True)
+        for row, part in rng.permutation(parts).tolist():
+            own, n = slice(heads * row, heads * (row + 1)), int(n_part[row])
+            ends = tops[own, part], weights[own, part].sum(axis=-1)
+            left = _left(sums[own, part], ends)
+
+            def body(row=row, part=part, n=n, left=left):
+                local.block.shared.update(left)
+                local.block.barrier.wait()
+                where = partial.ctypes.data, (part, n, room), out.ctypes.data, lse.ctypes.data
+                finish(0, 1, heads * row, n_head, *where, row_of)
+                turn = turns[row:].ctypes.data
+                if n > 1 and attend_ends.is_last(turn, n):
+                    counts = partial.ctypes.data, (n, room), out.ctypes.data, lse.ctypes.data
+                    join(heads * row, heads, *counts, row_of)
+
+            run_block(body, 256, [partial, out, lse, turns, packed])
+    assert not turns.any()
+    for head in range(n_head):
+        seen = slice(0, n_part[head // heads])
+        w = np.exp(scores[head, seen] - scores[head, seen].max())
+        mean = (w[..., None] * values[head, seen]).sum(axis=(0, 1, 2)) / w.sum()
+        np.testing.assert_allclose(out[head], mean, atol=2e-5)
+        log_sum = np.log(w.sum()) + scores[head, seen].max()
+        np.testing.assert_allclose(lse[head], log_sum, atol=2e-5)
+    high, low = packed[: 2 * width].view(np.int8).reshape(2, width)
+    scales, totals = packed[2 * width :][: width // 2].view(np.float32).reshape(2, -1)
+    rows = (128 * high.astype(int) + low) * np.repeat(scales, 16)
+    bound = 0.5001 * np.repeat(scales, 16) + 1e-6 * np.abs(out.reshape(-1))
+    assert (np.abs(rows - out.reshape(-1)) <= bound).all()
+    np.testing.assert_allclose(totals, out.reshape(-1, 16).sum(axis=1), atol=1e-5)
+
+
+def _left(sums, ends):
+    """What warps leave in shared memory of a part: sums, maximum (in log 2) and total of heads."""
+    top, total = ends
+    found = np.concatenate([sums, top[..., None] / attend_ends.LN_2, total[..., None]], axis=-1)
+    found = found.swapaxes(0, 1).reshape(-1)  # [warp, head, size]
+    return {4 * i: float(x) for i, x in enumerate(found)}

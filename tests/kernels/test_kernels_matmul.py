@@ -1,0 +1,296 @@
+"""EMBED and MATMUL against NumPy float64, for every weight type, between unmapped pages."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
+from guarded import in_child, is_on_gpu, runs, step_of
+from oracle import gelu_tanh, rms_norm, silu
+
+from tamis.formats.dequant import dequantize
+from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.cuda.lang import scratch
+from tamis.tools.random_model import random_tensor
+
+TYPES = [
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+]  # fmt: skip
+KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
+    (ops.PACK_ROWS, (form, source))
+    for form in ("float", "quantised")
+    for source in ("rows", "norm", "silu", "gelu")
+]
+KERNELS += [(ops.ARRANGE, (t,)) for t in ops.STRIP_TYPES.values()]
+KERNELS += [(ops.MATMUL, (t,)) for t in ops.STRIP_TYPES]
+
+
+def weights(type_, rng, n_out, n_in):
+    """Random rows in their encoding, and what the NumPy decoder makes of them in float64."""
+    data = np.ascontiguousarray(random_tensor(rng, (n_out, n_in), Type[type_])).view(np.uint8)
+    decoded = dequantize(data.reshape(-1), GGMLType[type_], (n_in, n_out))
+    return data.reshape(-1), decoded.astype(np.float64)
+
+
+def row_sizes(type_):
+    """The shortest row of a type that is a multiple of 32, and a longer one."""
+    block, _ = gguf.GGML_QUANT_SIZES[Type[type_]]
+    return max(32, block), 512 + max(32, block)
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("type_", TYPES)
+@in_child
+def test_embed_decodes_rows(type_, size):
+    n = row_sizes(type_)[size]
+    rng = np.random.default_rng((7, n))
+    data, decoded = weights(type_, rng, 7, n)
+    ids = np.array([6, 0, 3, 6], np.int32)
+    unwritten = np.full((4, n), np.nan, np.float32)
+    for found in runs(
+        ops.EMBED, (type_,), out={"y": unwritten}, step=step_of(4), ids=ids, table=data, n=n,
+        scale_f=1.5,
+    ):  # fmt: skip
+        # d * q + m in one rounding against two in the reference: a step of the largest term.
+        np.testing.assert_allclose(
+            found["y"], 1.5 * decoded[ids], rtol=2e-6, atol=2e-6 * np.abs(decoded).max()
+        )
+
+
+def rounding(x, decoded, type_, n_row):
+    """The largest error that a right product may have, element by element; n_row: rows of the call.
+
+    Float32 sums err by a few units of 1e-7 of the sum of magnitudes. For few rows, quantised
+    weights meet activations of 15 bits: half a step of each block of 32. For many, both may be
+    whole numbers: half a step of each 32 elements, of 14 bits. On a GPU, they are float16.
+    """
+    bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(decoded).T + 10)
+    few = scratch.FEW_ROWS if is_on_gpu() else ops.FEW_ROWS
+    if is_on_gpu() and n_row > few:
+        return bound + 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
+    if n_row > few and ops.packed_form(type_) == "quantised":
+        x_step, w_step = step_size(x), step_size(decoded)
+        return bound + 0.5001 * (x_step @ (np.abs(decoded) + w_step).T + np.abs(x) @ w_step.T)
+    if n_row <= few and type_ not in ("F32", "F16", "BF16"):
+        blocks = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
+        step = np.repeat(blocks.max(-1) / (127 * 128), 32, axis=1)
+        bound += 0.5001 * step @ np.abs(decoded).T
+    return bound
+
+
+def step_size(rows):
+    """The step of whole numbers up to 8191 for each 32 elements of each row."""
+    n = rows.shape[1]
+    padded = np.pad(np.abs(rows.astype(np.float64)), ((0, 0), (0, -n % 32)))
+    steps = padded.reshape(len(rows), -1, 32).max(-1) / 8191
+    return np.repeat(steps, 32, axis=1)[:, :n]
+
+
+def packed(x, type_, source="rows", other=None, row=0):
+    """The rows as PACK_ROWS leaves them for weights of a type."""
+    n_tok, n = len(x) - row, x.shape[1]
+    unwritten = np.full(ops.packed_bytes(n_tok, n), 0xA5, np.uint8)
+    found = [
+        made["packed"].copy()
+        for made in runs(
+            ops.PACK_ROWS, (ops.packed_form(type_), source), out={"packed": unwritten},
+            scratch=ops.matmul_scratch(n), step=step_of(n_tok, 0, row), x=x, other=other, n=n,
+            eps_f=1e-3,
+        )
+    ]  # fmt: skip
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
+    return found[0]
+
+
+@pytest.mark.parametrize("n_tok", [1, 4, 17])
+@pytest.mark.parametrize("type_", ["F32", "Q8_0"])
+@pytest.mark.parametrize("source", ["norm", "silu", "gelu"])
+@in_child
+def test_rows_are_normed_or_gated_before_they_are_packed(source, type_, n_tok):
+    # Products with the unit matrix are the rows that were packed; the first two are skipped.
+    n = 160
+    rng = np.random.default_rng((n_tok, len(source)))
+    x = 3 * normal(rng, 2 + n_tok, n)
+    other = normal(rng, n) if source == "norm" else normal(rng, 2 + n_tok, n)
+    wide = x[2:].astype(np.float64)
+    if source == "norm":
+        expected = rms_norm(wide, other, 1e-3)
+    else:
+        expected = {"silu": silu, "gelu": gelu_tanh}[source](wide) * other[2:]
+    unit = np.eye(n, dtype=np.float32)
+    data = (unit if type_ == "F32" else quantize(unit, Type.Q8_0)).reshape(-1).view(np.uint8)
+    decoded = dequantize(data, GGMLType[type_], (n, n)).astype(np.float64)
+    bound = rounding(expected, decoded, type_, n_tok) + 3e-6 * np.abs(expected) + 1e-6
+    rows = packed(x, type_, source, other, 2)
+    unwritten = np.full((n_tok, n), np.nan, np.float32)
+    for found in runs(
+        ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(n),
+        step=step_of(n_tok), packed=rows, w=data, bias=None, n_in=n, n_out=n, y_stride=n, add=0,
+    ):  # fmt: skip
+        assert (np.abs(found["y"] - expected @ decoded.T) <= bound).all()
+
+
+def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
+    """One MATMUL in every place; y's rows lie three elements apart."""
+    n_tok, (n_out, n_in) = len(x), decoded.shape
+    rng = np.random.default_rng((n_tok, n_out))
+    bias, y_stride = normal(rng, n_out), n_out + 3
+    before = normal(rng, n_tok, y_stride)
+    # The last row ends with its last product.
+    flat = before.reshape(-1)[: (n_tok - 1) * y_stride + n_out]
+    expected = x.astype(np.float64) @ decoded.T + with_bias * bias + add * before[:, :n_out]
+    bound = rounding(x, decoded, type_, n_tok)
+    for found in runs(
+        ops.MATMUL, (type_,), out={"y": flat}, scratch=ops.matmul_scratch(n_in),
+        step=step_of(n_tok, 11), packed=packed(x, type_), w=data,
+        bias=bias if with_bias else None, n_in=n_in, n_out=n_out, y_stride=y_stride, add=add,
+    ):  # fmt: skip
+        y = np.concatenate([found["y"], before[-1, n_out:]]).reshape(n_tok, y_stride)
+        assert (np.abs(y[:, :n_out] - expected) <= bound).all()
+        np.testing.assert_array_equal(y[:, n_out:], before[:, n_out:])
+
+
+# Tokens, output rows (under a tile, a group and a rest, half a chunk), with a bias, added to y.
+PRODUCTS = [
+    (1, 7, 0, 0), (1, 135, 1, 1), (4, 33, 1, 0), (17, 1, 0, 1), (23, 13, 1, 1),
+    (37, 135, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize(("n_tok", "n_out", "with_bias", "add"), PRODUCTS)
+@pytest.mark.parametrize("type_", TYPES)
+@in_child
+def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
+    n_in = row_sizes(type_)[size]
+    rng = np.random.default_rng((n_tok, n_out, n_in))
+    data, decoded = weights(type_, rng, n_out, n_in)
+    check_product(type_, data, decoded, normal(rng, n_tok, n_in), with_bias=with_bias, add=add)
+
+
+def in_strips(type_, data, n_out, n_in):
+    """The rows as ARRANGE leaves them."""
+    unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
+    found = [
+        made["strips"].copy()
+        for made in runs(
+            ops.ARRANGE, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
+        )
+    ]
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
+    return found[0]
+
+
+# Tokens, strips, with a bias, added to y: each number of rows at once, under and over a tile.
+STRIP_PRODUCTS = [
+    (1, 3, 0, 0), (3, 1, 1, 1), (4, 2, 0, 1), (7, 5, 1, 0), (17, 3, 1, 1), (37, 5, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("type_", ops.STRIP_TYPES)
+@in_child
+def test_strips_give_the_product_of_their_rows(type_, size):
+    ggml_type = ops.STRIP_TYPES[type_]
+    n_in = max(64, row_sizes(ggml_type)[0]) + 512 * size
+    for n_tok, n_strip, with_bias, add in STRIP_PRODUCTS:
+        rng = np.random.default_rng((n_tok, n_strip, n_in))
+        n_out = ops.STRIP * n_strip
+        data, decoded = weights(ggml_type, rng, n_out, n_in)
+        strips = in_strips(ggml_type, data, n_out, n_in)
+        x = normal(rng, n_tok, n_in)
+        check_product(type_, strips, decoded, x, with_bias=with_bias, add=add)
+
+
+@in_child
+def test_threads_share_rows_of_x_where_units_of_weights_are_uneven():
+    # Four units of 32 rows: three threads take eight of a half each.
+    rng = np.random.default_rng(9)
+    data, decoded = weights("Q8_0", rng, 115, 64)
+    check_product("Q8_0", data, decoded, normal(rng, 131, 64), with_bias=1, add=1)
+
+
+@pytest.mark.parametrize("n_in", [5, 16, 45, 300])
+@pytest.mark.parametrize("type_", ["F32", "F16", "BF16"])
+@in_child
+def test_rows_of_floats_have_any_length(type_, n_in):
+    rng = np.random.default_rng(n_in)
+    for n_tok in (2, 20):
+        data, decoded = weights(type_, rng, 37, n_in)
+        check_product(type_, data, decoded, normal(rng, n_tok, n_in))
+
+
+@in_child
+def test_outliers_do_not_drown_their_neighbours():
+    # Activations of trained models have elements a thousand times larger than the others.
+    rng = np.random.default_rng(5)
+    data, decoded = weights("Q8_0", rng, 7, 512)
+    x = normal(rng, 1, 512)
+    x[0, 100] = 3000
+    check_product("Q8_0", data, decoded, x)
+
+
+@in_child
+def test_nothing_times_weights_is_zero():
+    n_out, n_in = 7, 512
+    data, _ = weights("Q8_0", np.random.default_rng(6), n_out, n_in)
+    for y in products("Q8_0", data, np.zeros((1, n_in), np.float32), n_out):
+        np.testing.assert_array_equal(y, 0)
+
+
+@in_child
+def test_each_32_elements_of_each_row_have_a_scale():
+    # A row of weights is about 1 in one place: the product is the row itself, to half a step.
+    rng = np.random.default_rng(5)
+    x = normal(rng, 17, 160) * np.float32(10) ** rng.integers(-20, 21, (17, 160 // 32)).repeat(
+        32, axis=1
+    ).astype(np.float32)
+    x[rng.random(17) < 0.2] = 0
+    data = quantize(np.eye(160, dtype=np.float32), Type.Q8_0).reshape(-1)
+    one = dequantize(data, GGMLType.Q8_0, (160, 160))[0, 0]
+    for y in products("Q8_0", data, x, 160):
+        assert (np.abs(y / one - x) <= 0.51 * step_size(x)).all()
+
+
+def check_neighbours(type_, data, n_out, n_in, few):
+    """Rows and tokens fall in other tiles; the bits stay, so chunking a prompt changes nothing.
+
+    few: rows that are multiplied as few of them.
+    """
+    x = normal(np.random.default_rng(3), 40, n_in)
+    for first, last, parts in [(0, 40, [(0, 17), (17, 40)]), (0, few, [(1, 3), (2, few)])]:
+        whole = next(iter(products(type_, data, x[first:last], n_out)))
+        for a, b in parts:
+            for y in products(type_, data, x[a:b], n_out):
+                np.testing.assert_array_equal(y, whole[a - first : b - first])
+
+
+@in_child
+def test_a_sum_does_not_depend_on_its_neighbours():
+    data, _ = weights("Q4_K", np.random.default_rng(3), 7, 512)
+    check_neighbours("Q4_K", data, 7, 512, 4)
+
+
+@in_child
+def test_nor_does_a_sum_in_strips():
+    data, _ = weights("Q4_K", np.random.default_rng(3), 48, 512)
+    check_neighbours("Q4_Kx16", in_strips("Q4_K", data, 48, 512), 48, 512, 7)
+
+
+def products(type_, data, x, n_out):
+    """x @ w.T, once for each way of `runs`."""
+    unwritten = np.full((len(x), n_out), np.nan, np.float32)
+    for found in runs(
+        ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(x.shape[1]),
+        step=step_of(len(x)), packed=packed(x, type_), w=data, bias=None, n_in=x.shape[1],
+        n_out=n_out, y_stride=n_out, add=0,
+    ):  # fmt: skip
+        yield found["y"]

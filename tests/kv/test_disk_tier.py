@@ -1,0 +1,220 @@
+"""Keys and values beyond a budget of memory: the same logits, and what a failing disk does."""
+
+import contextlib
+import os
+import resource
+
+import numpy as np
+import pytest
+from precompiled import compile_for
+from test_selectors import in_its_roles
+from tiny_models import TinySpec, like_qwen2, write_tiny_model
+
+from tamis.cli import common
+from tamis.engine.engine import Engine
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv.disk_tier import UNIT, UNITS
+from tamis.kv.unit_file import KVFile, KVFileError, Units
+from tamis.select.notation import methods
+from tamis.tools.stress_kv import CHUNK, Shape, stress
+
+N_CTX = 64 * PAGE
+METHODS = [
+    "dense", "topk:k=64", "quest:budget=256,page=16", "hip:k=128,b_k=16", "window:recent=64",
+    "lfps", "cpe", "tactic:c=16,local=64,period=4,segment=512",
+]  # fmt: skip
+OTHERS = [
+    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=99",
+    "h2o:budget=99", "hshare:budget=99", "hyperattention:block=16,sample=9,size=8,bits=3",
+    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=99,window=8",
+    "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tier") / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", "F32", layers=6, n_ctx=2 * N_CTX))
+    engine = Engine.load(path, n_threads=2)
+    texts = (*METHODS, *OTHERS)
+    compile_for(engine, [{"n_ctx": PAGE} | in_its_roles(text) for text in texts], 9, 9)
+    yield engine
+    engine.close()
+
+
+def ids_of(n, seed=0):
+    return np.random.default_rng(seed).integers(3, 60, n)
+
+
+def session_of(engine, folder, n_page, **options):
+    """A session whose memory has room for n_page pages of a layer beside what it must have."""
+    row = engine.memory_plan(PAGE).kv // engine.hp.n_layer
+    kv_ram = row * (n_page + 3 * engine.hp.n_layer)
+    options = {"n_ctx": N_CTX, "n_ubatch": 128, "kv_ram": kv_ram, "kv_dir": folder} | options
+    return engine.session(**options)
+
+
+def check_same(a, b, n=2000, steps=8):
+    """Both sessions give the same logits, to the bit, reading and decoding."""
+    ids = ids_of(n + steps)
+    np.testing.assert_array_equal(a.prefill(ids[:n]), b.prefill(ids[:n]))
+    for token in ids[n:]:
+        np.testing.assert_array_equal(a.decode(int(token)), b.decode(int(token)))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_are_read_back_in_any_order(tmp_path, unit):
+    rng = np.random.default_rng(unit)
+    file, data = KVFile(tmp_path), rng.integers(0, 256, (3, 4 * unit, 24), np.uint8)
+    assert os.listdir(tmp_path) == []  # nothing is left of a process that is killed
+    units = Units(file, 100, 12 * unit, 24)
+    units.write(4 * unit, [data[1], data[2]])
+    units.write(0, [data[0]])
+    numbers = np.sort(rng.permutation(12 * unit)[: 7 * unit])
+    places = rng.permutation(12 * unit)[: 7 * unit]
+    memory = np.zeros((12 * unit, 24), np.uint8)
+    units.read(numbers, memory, places)
+    np.testing.assert_array_equal(memory[places], data.reshape(-1, 24)[numbers])
+    assert (np.delete(memory, places, axis=0) == 0).all()
+    os.pwrite(file._file.fileno(), b"\1\2", 100 + 24 * int(numbers[3]))
+    with pytest.raises(KVFileError, match="was changed: the context of this session is lost"):
+        units.read(numbers, memory, places)
+    os.ftruncate(file._file.fileno(), 130)
+    with pytest.raises(KVFileError, match="was changed"):
+        units.read(numbers, memory, places)
+    file.close()
+
+
+@pytest.mark.parametrize("attn", METHODS)
+def test_logits_are_those_of_a_session_in_memory(engine, tmp_path, attn):
+    tiered, whole = session_of(engine, tmp_path, 72, attn=attn), engine.session(N_CTX, 128, attn)
+    check_same(tiered, whole)
+    counts = tiered.kv_counts
+    assert whole.kv_counts is None
+    assert counts.n_written > 0
+    assert counts.n_hit + counts.n_miss > 0
+    assert counts.n_covered >= counts.n_chosen > 0
+
+
+@pytest.mark.parametrize("attn", OTHERS)
+def test_all_that_any_method_reads_is_there(engine, tmp_path, attn):
+    sizes = {"n_ctx": 16 * PAGE, "n_ubatch": 128} | in_its_roles(attn)
+    tiered = session_of(engine, tmp_path, 24, **sizes)
+    check_same(tiered, engine.session(**sizes), 900, 3)
+    assert tiered.kv_counts.n_read > 0
+
+
+def test_layers_with_a_window_keep_only_that_in_memory(tmp_path):
+    """Pages that they have left behind are in the file, and read when a truncation leads there."""
+    engine = Engine.load(write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3")), n_threads=2)
+    tiered = session_of(engine, tmp_path, 24, n_ctx=16 * PAGE)
+    whole = engine.session(n_ctx=16 * PAGE, n_ubatch=128)
+    check_same(tiered, whole, 900, 2)
+    assert tiered.kv_ram * 2 < engine.memory_plan(900).kv
+    assert tiered.kv_counts.n_read == 0
+    for session in (tiered, whole):
+        session.truncate(500)
+    check_same(tiered, whole, 9, 2)
+    assert tiered.kv_counts.n_read > 0
+    engine.close()
+
+
+def test_the_methods_above_are_all():
+    names = {text.partition(":")[0].partition("(")[0] for text in (*METHODS, *OTHERS)}
+    assert names == set(methods())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_of_every_size_give_the_same(engine, tmp_path, unit):
+    tiered = session_of(engine, tmp_path, 72, attn="topk:k=64", kv_unit=unit)
+    check_same(tiered, engine.session(N_CTX, 128, "topk:k=64"))
+    # Single keys cost only themselves; what else is in larger units is read for nothing.
+    assert (tiered.kv_counts.amplification == 1) == (unit == 1)
+
+
+def test_what_is_kept_is_copied_saved_loaded_truncated_and_observed(engine, tmp_path):
+    ids = ids_of(1500)
+    whole = engine.session(N_CTX, 128, "lfps")
+    whole.prefill(ids)
+    whole.save(tmp_path / "s")
+    tiered, copy = (session_of(engine, tmp_path, 72, attn="lfps") for _ in range(2))
+    tiered.load(tmp_path / "s")
+    whole.load(tmp_path / "s")
+    copy.copy(tiered)
+    expected = [whole.decode(int(token)) for token in ids[:9]]
+    for session in (tiered, copy):
+        for token, logits in zip(ids[:9], expected, strict=True):
+            np.testing.assert_array_equal(session.decode(int(token)), logits)
+    for session in (tiered, whole):
+        session.truncate(700)  # within a page that is in the file
+    check_same(tiered, whole, 300)
+    tiered.save(tmp_path / "t")
+    whole.save(tmp_path / "w")
+    assert (tmp_path / "t").read_bytes() == (tmp_path / "w").read_bytes()
+
+
+@contextlib.contextmanager
+def files_of_at_most(n_byte):
+    """As on a disk with so much room: writing beyond it fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_byte, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_the_running_answer_only(engine, tmp_path):
+    ids = ids_of(2000)
+    tiered, whole = session_of(engine, tmp_path, 72), engine.session(N_CTX, 128)
+    for session in (tiered, whole):
+        session.prefill(ids[:900])
+    with files_of_at_most(1 << 16), pytest.raises(KVFileError, match="make room there"):
+        tiered.prefill(ids[900:])
+    assert tiered.n_past == 900
+    with files_of_at_most(1 << 16), pytest.raises(KVFileError, match="make room there"):
+        tiered.prefill(ids[900:])
+    np.testing.assert_array_equal(tiered.prefill(ids[900:]), whole.prefill(ids[900:]))
+
+
+def test_a_file_that_somebody_wrote_to_is_never_read_as_keys(engine, tmp_path):
+    tiered = session_of(engine, tmp_path, 72)
+    tiered.prefill(ids_of(2000))
+    file = tiered._kv._file._file.fileno()
+    os.pwrite(file, b"\5" * os.fstat(file).st_size, 0)
+    with pytest.raises(KVFileError, match="context of this session is lost; start again"):
+        tiered.prefill(range(3, 9))
+    tiered.truncate(0)
+    check_same(tiered, engine.session(N_CTX, 128), 300)
+
+
+def test_too_little_memory_is_refused_with_the_remedy(engine, tmp_path):
+    with pytest.raises(ValueError, match=r"a method that reads every key needs \d+ MiB.*--kv-ram"):
+        session_of(engine, tmp_path, 40)
+    narrow = session_of(engine, tmp_path, 40, attn="window:recent=64", prefill="window:recent=64")
+    check_same(narrow, engine.session(N_CTX, 128, "window:recent=64", prefill="window:recent=64"))
+    with pytest.raises(ValueError, match="go together"):
+        engine.session(kv_ram=1 << 20)
+    with pytest.raises(ValueError, match="no folder: make it first"):
+        engine.session(kv_ram=1 << 20, kv_dir=tmp_path / "none")
+    assert engine.session(N_CTX, kv_ram=1 << 40, kv_dir=tmp_path).kv_counts is None
+
+
+def test_the_command_line_has_the_units():
+    assert (common.KV_UNITS, common.KV_UNIT) == (UNITS, UNIT)
+
+
+def test_the_plan_has_the_file(engine):
+    plan, tiered = engine.memory_plan(N_CTX), engine.memory_plan(N_CTX, kv_ram=1 << 20)
+    assert (tiered.kv, tiered.disk) == (1 << 20, plan.kv)
+    assert plan.disk == engine.memory_plan(N_CTX, kv_ram=1 << 40).disk == 0
+
+
+def test_a_store_of_many_pages_gives_back_every_bit(tmp_path):
+    counts, n = stress(
+        Shape(n_layer=5, head_dim=32), 32 * CHUNK, 10 << 20, tmp_path, n_round=4, share=0.05
+    )
+    whole = 32 * CHUNK * 5 * 3 * 32 * 2 * 2
+    assert counts.n_written == whole + whole // 8
+    assert n > 4 * 0.04 * 2 * whole / (16 * 32 * 2 * 2)
+    assert 0.1 < counts.hit_rate < 0.9

@@ -1,0 +1,73 @@
+"""Run a test's body in a process whose kernels are made for another level of CPU features."""
+
+import ctypes
+import multiprocessing
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+
+from tamis.jit_kernels.cpu.lang import features
+
+# A CPU that has just the level's instructions, for looking at the code that it would run.
+CPUS = {
+    "generic": "x86-64",
+    "avx2": "haswell",
+    "avx2-vnni": "alderlake",
+    "avx512": "skylake-avx512",
+    "avx512-vnni": "cascadelake",
+}
+
+
+def _start(name: str, root: str) -> None:
+    sys.path.insert(0, root)  # the test module's name may start with "tests."
+    features.use(name)
+
+
+@cache
+def _pool(name: str) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    arguments = (name, str(Path(__file__).resolve().parents[2]))
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_start, initargs=arguments)
+
+
+def skip_unless_runnable(level: str) -> None:
+    """Levels of narrower vectors run on a CPU with wider ones; each needs its own instructions."""
+    if missing := features.missing(features.LEVELS[level]):
+        pytest.skip(f"this CPU has no {', '.join(missing)}")
+
+
+def run_at(level: str, body, *args):
+    """body(*args) in the process of a level; a crash there fails the test and starts a new one."""
+    skip_unless_runnable(level)
+    try:
+        return _pool(level).submit(body, *args).result(timeout=300)
+    except Exception as error:
+        if "terminated abruptly" in str(error):
+            _pool.cache_clear()
+        raise
+
+
+def library_calls(dispatcher, level: str) -> set[str]:
+    """Names of functions that the code of a compiled kernel calls on the level's CPU."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    if "x86" not in target.triple:
+        return set()
+    machine = target.create_target_machine(cpu=CPUS[level], features="", opt=3, reloc="pic")
+    (text,) = dispatcher.inspect_llvm().values()
+    assembly = machine.emit_assembly(llvm.parse_assembly(text))
+    found = set(re.findall(r"\b(?:callq?|jmp)\s+\*?([A-Za-z_][\w.]*)", assembly))
+    own = {f.name for f in llvm.parse_assembly(text).functions if not f.is_declaration}
+    return {name for name in found if name not in own and not name.startswith(("NRT_", "numba_"))}
+
+
+def address(array) -> int:
+    """The address of a C-contiguous array."""
+    assert array.flags.c_contiguous
+    return ctypes.cast(array.ctypes.data, ctypes.c_void_p).value or 0

@@ -1,0 +1,424 @@
+"""CUDA kernels as the Python that they are, a thread of this process for each of a block's.
+
+Their logic is run without a GPU: indices, bounds, barriers, exchange within warps, atomics. What
+Python has no words for is not: matrix units, copies by descriptor, loads of several registers that
+are made while IR is built. Blocks run one after the other, in the order that is given.
+"""
+
+import ctypes
+import importlib
+import math
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels.cuda.lang.readers import Readers
+
+local = threading.local()
+memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
+
+
+class Block:
+    """What the threads of a block share."""
+
+    def __init__(self, n_thread: int) -> None:
+        self.barrier, self.lock = threading.Barrier(n_thread), threading.Lock()
+        self.warps = [(threading.Barrier(32), [0] * 32) for _ in range(n_thread // 32)]
+        self.arrays: dict[int, list[Any]] = {}
+        self.shared: dict[int, float] = {}
+        self.bytes = np.full(1 << 18, 0xA5, np.uint8)  # shared memory that is read by its addresses
+        self.some: dict[int, threading.Barrier] = {}  # of so many threads
+        self.arrivals: dict[int, Arrivals] = {}  # by address
+        self.changed = threading.Condition(self.lock)
+
+    def abort(self) -> None:
+        """Let no thread wait for one that has failed."""
+        with self.lock:
+            barriers = list(self.some.values())
+        for barrier in (self.barrier, *barriers, *(barrier for barrier, _ in self.warps)):
+            barrier.abort()
+
+
+class Arrivals:
+    """A barrier in shared memory: a phase ends with so many arrivals and no bytes to come."""
+
+    def __init__(self, n: int) -> None:
+        self.n = self.missing = n
+        self.n_byte, self.phase = 0, 0
+
+    def come(self, n: int, n_byte: int) -> None:
+        """N arrivals, and bytes that are expected or, below 0, there."""
+        self.missing -= n
+        self.n_byte += n_byte
+        assert self.missing >= 0
+        if self.missing == self.n_byte == 0:
+            self.missing, self.phase = self.n, self.phase ^ 1
+
+
+def exchanged(value: Any) -> list[Any]:
+    """What the lanes of a warp have."""
+    barrier, values = local.block.warps[local.thread // 32]
+    values[local.thread % 32] = value
+    barrier.wait()
+    found = list(values)
+    barrier.wait()
+    return found
+
+
+def _at(address: Any, kind: Any) -> Any:
+    first = int(address)
+    end = first + ctypes.sizeof(kind)
+    if first % ctypes.alignment(kind) or not any(a <= first and end <= b for a, b in memory):
+        raise IndexError(f"{kind.__name__} at {first} is not what this kernel was given")
+    return kind.from_address(first)
+
+
+def _loading(kind: Any, as_: Any = int) -> Callable[[Any], Any]:
+    return lambda address: as_(_at(address, kind).value)
+
+
+def _storing(kind: Any, as_: Any = int) -> Callable[[Any, Any], None]:
+    def store(address: Any, value: Any) -> None:
+        _at(address, kind).value = as_(value)
+
+    return store
+
+
+def _u128(address: Any) -> tuple[int, ...]:
+    assert int(address) % 16 == 0
+    return tuple(_at(address, ctypes.c_uint32 * 4))
+
+
+def _store_u128(address: Any, value: Any) -> None:
+    assert int(address) % 16 == 0
+    _at(address, ctypes.c_uint32 * 4)[:] = list(value)
+
+
+def _half(address: Any) -> np.ndarray:
+    return np.frombuffer(_at(address, ctypes.c_uint16), np.float16)
+
+
+def _store_f16(address: Any, value: Any) -> None:
+    _half(address)[0] = value
+
+
+def _or_i64(address: Any, bits: Any) -> None:
+    with local.block.lock:
+        _at(address, ctypes.c_uint64).value |= int(bits) & 0xFFFFFFFFFFFFFFFF
+
+
+def _ordered(x: Any) -> int:
+    """See intrinsic.ordered."""
+    bits = int(np.float32(x).view(np.int32))
+    return _low(-(bits & 0x7FFFFFFF) if bits < 0 else bits) ^ 0x80000000
+
+
+def _low(x: Any) -> int:
+    return int(x) & 0xFFFFFFFF
+
+
+def _int32(x: Any = 0) -> int:
+    return ctypes.c_int32(_low(x)).value
+
+
+def _barrier_init(address: int, n: int) -> None:
+    with local.block.lock:
+        assert address % 8 == 0
+        local.block.arrivals[int(address)] = Arrivals(int(n))
+
+
+def _come(address: int, n: int, n_byte: int) -> None:
+    with local.block.changed:
+        local.block.arrivals[int(address)].come(n, int(n_byte))
+        local.block.changed.notify_all()
+
+
+def _barrier_ended(address: int, phase: int) -> int:
+    """Whether the phase has ended: as on a GPU it waits a while."""
+    with local.block.changed:
+        found = local.block.arrivals[int(address)]
+        if found.phase == phase:
+            local.block.changed.wait(0.5)
+        if local.block.barrier.broken:
+            raise threading.BrokenBarrierError
+        return int(found.phase != phase)
+
+
+def _copy_bulk(to: int, at: int, n: int, barrier: int) -> None:
+    assert to % 16 == at % 16 == n % 16 == 0 < n
+    there = np.frombuffer(_at(at, ctypes.c_uint8 * int(n)), np.uint8)
+    local.block.bytes[int(to) : int(to) + int(n)] = there
+    _come(barrier, 0, -n)
+
+
+def _sync_threads(n: int) -> None:
+    with local.block.lock:
+        barrier = local.block.some.setdefault(int(n), threading.Barrier(int(n)))
+    barrier.wait()
+
+
+def _shared_as(kind: str, n: int = 1) -> Callable[[Any], Any]:
+    size = np.dtype(kind).itemsize
+
+    def load(address: Any) -> Any:
+        at = int(address)
+        assert at % size == 0
+        found = local.block.bytes[at : at + n * size].view(kind)
+        return found[0] if n == 1 else tuple(found.tolist())
+
+    return load
+
+
+def _shared_words(n: int, multiple: int) -> Callable[[Any], Any]:
+    """N words at a multiple of bytes."""
+
+    def load(address: Any) -> Any:
+        at = int(address)
+        assert at % multiple == 0
+        return tuple(local.block.bytes[at : at + 4 * n].copy().view(np.uint32).tolist())
+
+    return load
+
+
+def _shared_block(address: Any) -> Any:
+    first, words = _shared_as("u2"), _shared_words(8, 2)
+    return (int(first(address)), *words(int(address) + 2))
+
+
+SHARED = Readers(
+    const_f16=lambda address: np.float32(_shared_as("f2")(address)),
+    const_i8=lambda address: np.float32(_shared_as("i1")(address)),
+    const_u8=lambda address: int(_shared_as("u1")(address)),
+    const_u16=lambda address: int(_shared_as("u2")(address)),
+    const_u128=_shared_words(4, 16),
+    words=_shared_words(4, 4),
+    words_even=_shared_words(4, 2),
+    words_any=_shared_words(4, 1),
+    block_of_34=_shared_block,
+)
+
+
+def _dot(signed: bool) -> Callable[[Any, Any, Any], int]:
+    def dot(one: Any, other: Any, total: Any) -> int:
+        bytes_ = (np.array([_low(x)], np.uint32).view(np.uint8) for x in (one, other))
+        a, b = (x.view(np.int8).astype(int) for x in bytes_)
+        return _int32(((a if signed else a % 256) * b).sum() + int(total))
+
+    return dot
+
+
+def _bytes_of_two(one: Any, other: Any, chosen: Any) -> int:
+    both = _low(one) | _low(other) << 32
+    places = [_low(chosen) >> 4 * i & 7 for i in range(4)]
+    return sum((both >> 8 * place & 255) << 8 * i for i, place in enumerate(places))
+
+
+def _bits_to_bytes(w: Any) -> tuple[int, ...]:
+    bits = [int(w) >> i & 1 for i in range(16)]
+    return tuple(sum(bits[4 * i + j] << 8 * j for j in range(4)) for i in range(4))
+
+
+def _equal_lanes(x: Any) -> int:
+    return sum(1 << i for i, other in enumerate(exchanged(x)) if other == x)
+
+
+def _atomic_add(array: list[Any], i: int, value: Any) -> Any:
+    with local.block.lock:
+        before = array[i]
+        array[i] = before + int(value)
+        return before
+
+
+def _count_one(address: Any) -> int:
+    with local.block.lock:
+        found = _at(address, ctypes.c_uint32)
+        found.value += 1
+        return found.value - 1
+
+
+def _array(shape: int | tuple[int, ...], _dtype: Any) -> Any:
+    local.n_array += 1
+    # What is in it is anything at first.
+    made = [12345] * shape if isinstance(shape, int) else np.full(shape, 12345, object)
+    with local.block.lock:
+        return local.block.arrays.setdefault(local.n_array, made)
+
+
+def _pairs(address: Any, apart: int, n: int, otherwise: float) -> list[float]:
+    """See attend_ends.pairs."""
+    there = range(16)
+    found = [_at(address + apart * i, ctypes.c_float * 2)[:] if i < n else None for i in there]
+    return [x for pair in found for x in (pair if pair is not None else (otherwise, 0.0))]
+
+
+MEANINGS: dict[str, Any] = {
+    "device": lambda function: function,
+    "thread": lambda: local.thread,
+    "lane": lambda: local.thread % 32,
+    "warp": lambda: local.thread // 32,
+    "sync_block": lambda: local.block.barrier.wait(),
+    "fence": lambda: None,
+    "equal_lanes": _equal_lanes,
+    "count_one": _count_one,
+    "count_bits": lambda x: _low(x).bit_count(),
+    "load_i32": _loading(ctypes.c_int32),
+    "load_i64": _loading(ctypes.c_int64),
+    "load_f32": _loading(ctypes.c_float, np.float32),
+    "load_f64": _loading(ctypes.c_double, float),
+    "load_u128": _u128,
+    "load_f32x8": lambda address: tuple(map(np.float32, _at(address, ctypes.c_float * 8))),
+    "const_i64": _loading(ctypes.c_int64),
+    "const_f32": _loading(ctypes.c_float, np.float32),
+    "const_u128": _u128,
+    "const_f16": lambda address: np.float32(_half(address)[0]),
+    "store_i32": _storing(ctypes.c_int32),
+    "store_i64": _storing(ctypes.c_int64),
+    "store_f32": _storing(ctypes.c_float, float),
+    "store_f16": _store_f16,
+    "store_i8": lambda address, value: setattr(_at(address, ctypes.c_uint8), "value", int(value)),
+    "store_u128": _store_u128,
+    "or_i64": _or_i64,
+    "SHARED": SHARED,
+    "sync_warp": lambda: exchanged(0),
+    "sync_threads": _sync_threads,
+    "barrier_init": _barrier_init,
+    "barrier_shown": lambda: None,
+    "barrier_expect": lambda address, n_byte: _come(address, 1, n_byte),
+    "barrier_arrive": lambda address: _come(address, 1, 0),
+    "barrier_ended": _barrier_ended,
+    "copy_bulk": _copy_bulk,
+    "dot_s8": _dot(True),
+    "dot_u8": _dot(False),
+    "bytes_of_two": _bytes_of_two,
+    "field": lambda w, shift, mask: _low(w) >> int(shift) & mask,
+    "fields": lambda w, shift, mask: tuple(_low(x) >> int(shift) & mask for x in w),
+    "join": lambda w, other, shift: _low(_low(w) | _low(other) << int(shift)),
+    "joined": lambda w, other, shift: tuple(
+        _low(x | y << int(shift)) for x, y in zip(w, other, strict=True)
+    ),
+    "bits_to_bytes": _bits_to_bytes,
+    "half_f32": lambda w: np.float32(np.array([_low(w) & 0xFFFF], np.uint16).view(np.float16)[0]),
+    "bits_f32": lambda w: np.array([_low(w)], np.uint32).view(np.float32)[0],
+    "reciprocal": lambda x: np.float32(1) / np.float32(x),
+    "inverse_root": lambda x: np.float32(1 / math.sqrt(x)),
+    "rounded": lambda x: int(np.rint(x)),
+    "keep": lambda x: x,
+    "shared_address": lambda _array: 0,
+    "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
+    "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),
+    "load_shared_i32": lambda address: int(local.block.shared[int(address)]),
+    "store_shared_i32": lambda address, value: local.block.shared.update(
+        {int(address): _int32(value)}
+    ),
+    "shuffle": lambda x, other: exchanged(x)[int(other) % 32],
+    "shuffle_xor": lambda x, other: exchanged(x)[local.thread % 32 ^ int(other)],
+    "shuffle_i32": lambda x, other: exchanged(x)[int(other) % 32],
+    "ballot": lambda x: sum(1 << i for i, other in enumerate(exchanged(x)) if other),
+    "lowest_of_warp": lambda x: min(exchanged(x)),
+    "quotient": lambda x, y: _low(x) // _low(y),
+    "remainder": lambda x, y: _low(x) % _low(y),
+    "ordered": _ordered,
+    "exp2": lambda x: np.float32(2.0 ** float(x)) if x > -126 else np.float32(0),
+    "pairs": _pairs,
+    "int32": _int32,
+    "int64": int,
+    "uint32": _low,
+    "float32": np.float32,
+    "float64": float,
+    "math": math,
+    "cuda": types.SimpleNamespace(
+        syncwarp=lambda: exchanged(0),
+        shared=types.SimpleNamespace(array=_array),
+        atomic=types.SimpleNamespace(add=_atomic_add),
+    ),
+}
+
+
+@contextmanager
+def as_python(*modules: Any) -> Iterator[None]:
+    """Give what these modules of kernels name the meaning that it has in Python."""
+    kept = [(module, dict(vars(module))) for module in modules]
+    cells: list[tuple[Any, Any]] = []
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if name in MEANINGS:
+                setattr(module, name, MEANINGS[name])
+            elif hasattr(value, "py_func"):
+                setattr(module, name, _plain(value, cells))
+            elif isinstance(value, dict) and any(hasattr(x, "py_func") for x in value.values()):
+                setattr(module, name, {k: _plain(x, cells) for k, x in value.items()})
+    try:
+        yield
+    finally:
+        for module, names in kept:
+            vars(module).update(names)
+        for cell, value in cells:
+            cell.cell_contents = value
+
+
+def _plain(value: Any, cells: list[tuple[Any, Any]]) -> Any:
+    """The Python of a device function, and of those that it was made with."""
+    for cell in value.py_func.__closure__ or ():
+        made_with = cell.cell_contents
+        if hasattr(made_with, "py_func"):
+            cells.append((cell, made_with))
+            cell.cell_contents = _plain(made_with, cells)
+    return value.py_func
+
+
+def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarray]) -> None:
+    """Run a block's threads over these arrays. Raises what the first of them that fails raises."""
+    memory[:] = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+    block, errors = Block(n_thread), []
+
+    def run(thread: int) -> None:
+        local.thread, local.block, local.n_array = thread, block, 0
+        try:
+            with np.errstate(all="ignore"):
+                body()
+        except BaseException as error:
+            errors.append(error)
+            block.abort()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n_thread)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+
+
+def _both(launch: Any, *fields: Any) -> None:
+    handed = launch.start(*fields) if launch.start is not None else None
+    launch.kernel(*fields, *([handed] if launch.hands_on else []))
+
+
+class OnThreads:
+    """What op tests ask of a backend: see guarded.on_gpu. The ops' files must be `as_python`."""
+
+    def __init__(self, n_block: int = 2) -> None:
+        self._n_block = n_block
+
+    def link(self, program: Any) -> Any:
+        """The Program itself."""
+        return program
+
+    def run(self, program: Any) -> None:
+        """Run its ops, a block after the other."""
+        arrays = list(program.arrays.values())
+        for call in program.calls:
+            module = importlib.import_module(f"tamis.jit_kernels.cuda.{call.spec.op.file}")
+            constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
+            for launch in getattr(module, call.spec.op.name)(**constants):
+                for tid in range(self._n_block):
+                    body = partial(_both, launch, tid, self._n_block, *call.values)
+                    run_block(body, launch.threads, arrays)
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Nothing: it is the same memory."""

@@ -1,0 +1,105 @@
+"""A stand-in for Engine and Session: what the command line uses of them, with a scripted answer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tamis.engine.engine import MemoryPlan
+from tamis.engine.session import Piece
+from tamis.kv.types import KVTypes
+
+N_VOCAB = 256
+
+
+class FakeTokenizer:
+    """A token a byte of UTF-8; BOS is 1 where asked for."""
+
+    bos, eos, eog, n_vocab = 1, 0, frozenset({0}), N_VOCAB
+
+    def __init__(self, add_bos: bool = False) -> None:
+        self.add_bos = add_bos
+
+    def encode(self, text: str, **_options: bool) -> list[int]:
+        return [1] * self.add_bos + list(text.encode())
+
+
+class FakeSession:
+    """Answers "one two three"; an exception in `script` is raised in place of a piece."""
+
+    def __init__(self, n_ctx: int, script: list[Any]) -> None:
+        self.n_ctx, self.tokens, self.script, self.calls = n_ctx, [], script, []
+        self.audit, self.kv_types = None, KVTypes()
+
+    @property
+    def n_past(self) -> int:
+        return len(self.tokens)
+
+    kv_ram = kv_vram = kv_counts = None
+    n_ubatch = 512
+
+    def truncate(self, n: int) -> None:
+        del self.tokens[n:]
+
+    def remove(self, first: int, end: int) -> None:
+        del self.tokens[first:end]
+
+    def prefill(self, ids: Any, progress: Any = None) -> Any:
+        self.tokens += [int(i) for i in ids]
+        return np.zeros(N_VOCAB, np.float32)
+
+    def decode(self, token_id: int) -> Any:
+        return self.prefill([token_id])
+
+    def logits(self, ids: Any) -> Iterator[Any]:
+        self.prefill(ids)
+        for start in range(0, len(ids), 3):
+            yield np.zeros((min(3, len(ids) - start), N_VOCAB), np.float32)
+
+    def generate(self, ids: Any, params: Any, **options: Any) -> Iterator[Piece]:
+        self.calls.append((list(ids), params, options))
+        script = self.script[: options["max_tokens"]]
+        self.prefill(ids)
+        for i, text in enumerate(script):
+            if isinstance(text, BaseException):
+                raise text
+            last = i == len(script) - 1
+            self.tokens.append(2)
+            yield Piece(text, 2, -0.5, "stop" if last else None)
+
+    def save(self, path: str) -> None:
+        Path(path).write_text(json.dumps(self.tokens))
+
+    def load(self, path: str) -> None:
+        self.tokens = json.loads(Path(path).read_text())
+
+
+class FakeEngine:
+    """What the commands use of an Engine."""
+
+    path, n_threads, places = Path("fake.gguf"), 2, ()
+
+    def __init__(self, script: list[Any] | None = None) -> None:
+        self.script = ["one", " two", " three"] if script is None else script
+        self.tokenizer, self.chats, self.sessions = FakeTokenizer(), [], []
+        self.hp = SimpleNamespace(
+            n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4, n_ctx_train=512
+        )
+        self.file = SimpleNamespace(tensors={"output.weight": SimpleNamespace(n_bytes=1000)})
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        self.chats.append([dict(m) for m in messages])
+        return [3, *"".join(m["content"] for m in messages).encode(), 4]
+
+    def memory_plan(self, _n_ctx: int, **_options: Any) -> MemoryPlan:
+        return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+
+    def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:
+        self.sessions.append(FakeSession(n_ctx or 100, self.script))
+        return self.sessions[-1]
+
+    def close(self) -> None:
+        pass
