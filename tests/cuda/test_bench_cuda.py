@@ -1,7 +1,7 @@
 """The tool that times ops on a GPU, with a stand-in for it: what is compared, and how."""
 
 import pytest
-from test_cuda_backend import Library, StandIn
+from cuda_stand_in import Library, StandIn
 
 from tamis.jit_kernels.backends import cuda as cuda_backend
 from tamis.jit_kernels.backends.cuda import CudaBackend

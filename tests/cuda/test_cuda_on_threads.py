@@ -3,22 +3,10 @@
 import importlib
 
 import numpy as np
+import op_tests
 import pytest
-import test_kernels_cpe
-import test_kernels_delta
-import test_kernels_elementwise
-import test_kernels_hip
-import test_kernels_lfps
-import test_kernels_logits
-import test_kernels_moe
-import test_kernels_page_cache as test_kernels_kv_frames
-import test_kernels_quest
-import test_kernels_select
-import test_kernels_tactic
-import test_kernels_token_freezing as test_kernels_freeze
 from guarded import on_gpu
 from on_threads import OnThreads, as_python, local, run_block
-from test_kernels_cuda import cases
 
 from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW
 
@@ -49,62 +37,18 @@ MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in
 attend_ends, pack = (
     MODULES[FILES.index(file)] for file in ("attention.attend_epilogue", "linear.pack")
 )
-# Op tests of kernels that Python has words for.
-TESTS = {
-    test_kernels_cpe: (
-        "a_layer_sees_sinks_and_its_part_of_the_past", "sets_are_packed_one_after_the_other",
-        "the_most_recent_like_query_of_the_block_shares_its_set",
-    ),
-    test_kernels_delta: ("rows_of_a_chunk", "rows_get_the_difference_of_the_last_exact_row"),
-    test_kernels_elementwise: ("gate", "gate_of_large_inputs_saturates", "rms_norm", "rope_table"),
-    test_kernels_freeze: (
-        "rows_are_copied_and_others_stay",
-    ),
-    test_kernels_hip: (
-        "a_mask_serves_the_rows_of_its_queries", "the_selection_joins_sinks_mask_and_window",
-    ),
-    test_kernels_kv_frames: (
-        "pages_that_are_written_to_have_their_frames", "the_home_gets_what_was_written",
-        "the_pages_of_a_selection_are_wanted", "what_an_op_reads_is_found_from_its_fields",
-        "what_is_missing_comes_to_its_frames",
-    ),
-    test_kernels_lfps: ("the_last_queries_are_kept",),
-    test_kernels_logits: ("each_part_has_its_best", "the_best_of_all_parts"),
-    test_kernels_moe: (
-        "equal_experts_are_taken_from_the_lowest", "moe_sum_adds_to_y", "routing",
-        "routing_of_large_logits_does_not_overflow",
-    ),
-    test_kernels_quest: ("bounds_are_those_of_the_pages_from_the_first_unfilled_position",),
-    test_kernels_select: (
-        "minus_zero_ties_with_zero", "scores_of_every_size_are_ordered",
-        "sets_become_a_selection", "sets_of_a_kv_heads_rows_are_united",
-        "the_best_of_the_middle_are_kept", "the_last_block_is_the_one_that_holds_pos",
-        "ties_go_to_the_lower_position", "top_k_is_a_sort", "window",
-    ),
-    test_kernels_tactic: (
-        "centroids_become_the_means_of_their_members",
-        "marked_are_the_positions_of_any_head_of_the_row",
-        "seeds_are_keys_of_different_positions",
-        "the_selection_joins_marks_and_what_lies_outside_of_clusters",
-    ),
-}  # fmt: skip
 
 
 def some(test):
     """Two of a test's cases, small ones: the second and the third."""
-    found = list(cases(test))
+    found = list(op_tests.cases(test))
     return found[1:3] or found
 
 
-CASES = [
-    (test, values)
-    for module, names in TESTS.items()
-    for test in (getattr(module, f"test_{name}") for name in names)
-    for values in some(test)
-]
+CASES = [(test, values) for test in op_tests.gpu_tests("on_threads") for values in some(test)]
 CASES += [
     (
-        test_kernels_kv_frames.test_frames_are_taken_that_are_needed_last,
+        op_tests.module("page_cache").test_frames_are_taken_that_are_needed_last,
         {"n_page": 40, "n_cache": 48, "share": 1},
     )
 ]

@@ -2,7 +2,7 @@
 
 import golden_data
 import pytest
-from test_engine_golden import (  # the same properties, of the same fixture
+from golden_properties import (  # of the fixture `loaded`
     test_a_failed_call_leaves_the_session_as_it_was,
     test_a_saved_session_goes_on_with_the_same_numbers,
     test_greedy_text_is_llama_cpps_up_to_a_close_call,

@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
+from distances import relative_error
+from lfps_repeats import check_repeats
 from oracle import Oracle
-from test_forward_oracle import relative_error
-from test_lfps import check_repeats
 from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
 from tamis.auto.attention_mass import Weighed

@@ -7,12 +7,11 @@ import importlib
 
 import numpy as np
 import pytest
+from attention_cases import Heads, attention, check, new_case
 from guarded import on_gpu, runs, step_of
+from matmul_cases import normal, packed, rounding, weights
 from on_threads import OnThreads, as_python
 from oracle import gelu_tanh, rms_norm, silu
-from test_kernels_attention import Heads, attention, check, new_case
-from test_kernels_cuda import gpu
-from test_kernels_matmul import normal, packed, rounding, weights
 
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
@@ -21,7 +20,6 @@ from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cuda.lang.scratch import CHUNK, WORKERS, bundle_of
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
-gpu = gpu  # a fixture
 FILES = (
     "linear.activation",
     "linear.dequant",

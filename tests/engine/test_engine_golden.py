@@ -3,11 +3,19 @@
 import golden_data
 import numpy as np
 import pytest
+from golden_properties import (  # of the fixture `loaded`
+    test_a_failed_call_leaves_the_session_as_it_was,
+    test_a_saved_session_goes_on_with_the_same_numbers,
+    test_greedy_text_is_llama_cpps_up_to_a_close_call,
+)
 
 from tamis.engine.engine import Engine
 
-MARGIN = 0.5  # llama.cpp's own variants differ by up to this much in a logit
-
+__all__ = [
+    "test_a_failed_call_leaves_the_session_as_it_was",
+    "test_a_saved_session_goes_on_with_the_same_numbers",
+    "test_greedy_text_is_llama_cpps_up_to_a_close_call",
+]
 pytestmark = pytest.mark.model
 
 
@@ -28,19 +36,6 @@ def test_logits_are_nearer_to_the_true_ones_than_llama_cpp(loaded, n):
     assert distance <= min(golden.llama_distance(n, kv) for kv in golden_data.KV_TYPES)
     # Only the rounding of keys and values to f16 and of sums to f32 is left.
     assert distance < 0.02
-
-
-def test_greedy_text_is_llama_cpps_up_to_a_close_call(loaded):
-    golden, _, session = loaded
-    for i in range(5):
-        greedy = golden.greedy(i, "f16")
-        session.truncate(0)
-        logits = session.prefill(greedy.prompt_ids)
-        for token, margin in zip(greedy.gen_ids, greedy.margin, strict=False):
-            if margin < MARGIN:
-                break
-            assert int(logits.argmax()) == token
-            logits = session.decode(int(token))
 
 
 def test_perplexity_is_llama_cpps(loaded):
@@ -66,43 +61,3 @@ def test_a_prompt_in_chunks_or_token_by_token_is_the_same(loaded):
     # A token's sums do not depend on its chunk; a single one meets weights in other steps.
     np.testing.assert_array_equal(chunked, whole)
     np.testing.assert_allclose(single, whole, atol=2e-2)
-
-
-def test_a_failed_call_leaves_the_session_as_it_was(loaded):
-    golden, engine, session = loaded
-    ids = golden.prompt_ids(64)
-    session.truncate(0)
-    session.prefill(ids[:32])
-    with pytest.raises(ValueError, match=r"prompt is 2000 tokens after 32 held, n_ctx is 1024"):
-        session.prefill(np.zeros(2000, int))
-    with pytest.raises(ValueError, match="outside the vocabulary"):
-        session.decode(engine.hp.n_vocab)
-    with pytest.raises(KeyboardInterrupt):
-        session.prefill(ids[32:], progress=_interrupt)
-    assert session.n_past == 32
-    again = session.prefill(ids[32:])
-    session.truncate(0)
-    np.testing.assert_allclose(again, session.prefill(ids), atol=2e-3)
-
-
-def _interrupt(done, total):
-    raise KeyboardInterrupt
-
-
-def test_a_saved_session_goes_on_with_the_same_numbers(loaded, tmp_path):
-    golden, engine, session = loaded
-    ids = golden.prompt_ids(64)
-    session.truncate(0)
-    session.prefill(ids[:50])
-    session.save(tmp_path / "s")
-    expected = session.prefill(ids[50:])
-    other = engine.session(n_ctx=256)
-    other.load(tmp_path / "s")
-    assert other.tokens == list(ids[:50])
-    np.testing.assert_allclose(other.prefill(ids[50:]), expected, atol=2e-3)
-    damaged = bytearray((tmp_path / "s").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (tmp_path / "d").write_bytes(damaged)
-    with pytest.raises(ValueError, match="damaged"):
-        other.load(tmp_path / "d")
-    assert other.n_past == 64

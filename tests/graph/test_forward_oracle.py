@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from distances import relative_error
 from oracle import Oracle
 from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
@@ -16,10 +17,6 @@ def logits_of(path, ids, **session):
         return np.concatenate(list(engine.session(n_ctx=256, **session).logits(ids)))
     finally:
         engine.close()
-
-
-def relative_error(found, expected):
-    return np.abs(found - expected).max() / np.abs(expected).max()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -7,16 +7,16 @@ Then the same with keys, values and attention on the first device: only rows mov
 """
 
 import ctypes
-import weakref
 
 import numpy as np
 import pytest
+from cuda_stand_in import Library, StandIn
+from freezing import ETF
+from method_roles import in_its_roles
 from precompiled import compile_for
-from test_cpe import ETF
-from test_cuda_backend import Library, StandIn
-from test_disk_tier import METHODS, OTHERS
-from test_selectors import in_its_roles
+from tier_cases import METHODS, OTHERS
 from tiny_models import TinySpec, write_tiny_model
+from two_devices import GIB, N_LAYER, Apart, loaded
 
 from tamis import Llama
 from tamis.auto.auto import Auto, choose
@@ -29,7 +29,6 @@ from tamis.evals.plan import origin_of
 from tamis.graph.topk_logits import Best
 from tamis.jit_kernels.backends import cuda as cuda_backend
 from tamis.jit_kernels.backends.cpu import Backend
-from tamis.jit_kernels.backends.cuda import Mirror, _root
 from tamis.jit_kernels.backends.split import SplitBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
@@ -39,73 +38,12 @@ from tamis.select.notation import MethodError
 
 # HShare's layers share sets with each other; no GPU has its ops.
 SPLIT = [text for text in (*METHODS, *OTHERS) if not text.startswith("hshare")]
-N_LAYER, GIB = 6, 1 << 30
 ROWS = "x", "q", "k", "v", "att", "logits"
 PARTED = [
     *(in_its_roles(text) for text in (*METHODS, *OTHERS)),
     {"prefill": f"{ETF},kv=reuse"},
     {"prefill": f"{ETF},kv=project"},
 ]
-
-
-class Itself:
-    """The place of an array that is not copied."""
-
-    def at(self, host):
-        return host
-
-
-class Apart(Backend):
-    """A CPU that has copies of arrays, as CudaBackend has, and at most `memory` bytes free."""
-
-    strips, memory = False, GIB
-
-    def __init__(self, n_thread=2):
-        super().__init__(n_thread)
-        self._device, self._copies = StandIn(), {}
-        self._mapped = weakref.WeakValueDictionary()
-
-    def link(self, program):
-        own = Program()
-        own.arrays = {at: self._copy(array, make=True) for at, array in program.arrays.items()}
-        for call in program.calls:
-            names = call.spec.op.fields
-            values = [
-                own.arrays[v].at(v) if not name.endswith("_f") and v in own.arrays else v
-                for name, v in zip(names, call.values, strict=True)
-            ]
-            own.calls.append(call._replace(values=tuple(values)))
-        linked = super().link(own)
-        linked.program = program
-        return linked
-
-    def send(self, *arrays):
-        for array in arrays:
-            if copy := self._copy(array):
-                host = array.ctypes.data
-                self._device.upload(copy.at(host), host, array.nbytes)
-
-    def fetch(self, *arrays):
-        for array in arrays:
-            if copy := self._copy(array):
-                host = array.ctypes.data
-                self._device.download(host, copy.at(host), array.nbytes)
-
-    def mapped(self, array, /):
-        self._mapped[array.ctypes.data, array.nbytes] = held = Itself()
-        return held
-
-    def free_bytes(self, n_weight=0, /):
-        return self.memory - n_weight
-
-    def _copy(self, array, make=False):
-        root = _root(array)
-        key = root.ctypes.data, root.nbytes
-        if key in self._mapped:
-            return self._mapped[key] if make else None
-        if make and key not in self._copies:
-            self._copies[key] = Mirror(self._device, root)
-        return self._copies.get(key)
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +63,6 @@ def whole(path):
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.setattr(engine_module, "CudaBackend", Apart)
-
-
-def loaded(path, n_gpu_layers):
-    return Engine.load(path, n_threads=2, device="cuda", n_gpu_layers=n_gpu_layers)
 
 
 def ids_of(n):

@@ -13,31 +13,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import op_tests
 import pytest
-import test_kernels_attention
-import test_kernels_audit
-import test_kernels_bigbird
-import test_kernels_column_sums as test_kernels_columns
-import test_kernels_cpe
-import test_kernels_delta
-import test_kernels_double_sparsity as test_kernels_labels
-import test_kernels_elementwise
-import test_kernels_hip
-import test_kernels_hshare
-import test_kernels_hyperattention as test_kernels_hyper
-import test_kernels_kept_sets as test_kernels_kept
-import test_kernels_lfps
-import test_kernels_logits
-import test_kernels_magicpig as test_kernels_lsh
-import test_kernels_matmul as test_kernels_weights
-import test_kernels_moe
-import test_kernels_page_cache as test_kernels_kv_frames
-import test_kernels_quest
-import test_kernels_roofline as test_kernels_ceiling
-import test_kernels_select
-import test_kernels_tactic
-import test_kernels_token_freezing as test_kernels_freeze
-import test_kernels_vertical_slash as test_kernels_slash
 from guarded import fork_and_wait
 
 from tamis.jit_kernels.backends.cpu import RUN, WORKER
@@ -403,36 +380,7 @@ def test_code_and_its_constants_stay_together_in_a_crowded_process(root, n_page)
 
 # --- object files --------------------------------------------------------------------------------
 
-TESTED = [
-    KernelSpec(op, tuple(constants))
-    for module in (
-        test_kernels_attention,
-        test_kernels_audit,
-        test_kernels_bigbird,
-        test_kernels_ceiling,
-        test_kernels_columns,
-        test_kernels_cpe,
-        test_kernels_delta,
-        test_kernels_elementwise,
-        test_kernels_freeze,
-        test_kernels_hip,
-        test_kernels_hshare,
-        test_kernels_hyper,
-        test_kernels_kept,
-        test_kernels_kv_frames,
-        test_kernels_labels,
-        test_kernels_lfps,
-        test_kernels_logits,
-        test_kernels_lsh,
-        test_kernels_moe,
-        test_kernels_quest,
-        test_kernels_select,
-        test_kernels_slash,
-        test_kernels_tactic,
-        test_kernels_weights,
-    )
-    for op, constants in module.KERNELS
-]
+TESTED = op_tests.kernels()
 # What a kernel may need of the process: libm, the C library's memory functions, the futex call.
 ALLOWED = {
     "cos",

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from attention_cases import F16, TYPES, kept_as, normal, numbers, page_table, paged
 from guarded import in_child, runs, step_of
-from test_kernels_attention import F16, TYPES, kept_as, normal, numbers, page_table, paged
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import AUDIT

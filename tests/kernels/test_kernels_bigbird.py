@@ -2,22 +2,13 @@
 
 import numpy as np
 import pytest
+from bigbird_draw import drawn
 from guarded import in_child, runs, step_of
-from test_kernels_select import rows_of
+from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
 
 KERNELS = [(ops.BIGBIRD_SELECT, ())]
-
-
-def drawn(low, high, n, state):
-    """Knuth's algorithm S over low .. high - 1, with his generator (MMIX)."""
-    found = []
-    for b in range(low, high):
-        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-        if (state >> 33) % (high - b) < n - len(found):
-            found.append(b)
-    return found
 
 
 @pytest.mark.parametrize(("n_sink", "n_recent", "n_random"), [(0, 1, 0), (2, 20, 3), (1, 1, 500)])

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from attention_cases import normal
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal
-from test_kernels_select import DROP, LOWEST, best, maxima_of, middle, rows_of
+from selection_cases import DROP, LOWEST, best, maxima_of, middle, rows_of
 
 from tamis.jit_kernels.contract import ops
 
@@ -15,6 +15,7 @@ KERNELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.on_threads
 @in_child
 def test_sets_are_packed_one_after_the_other():
     sets = np.arange(12, dtype=np.int32).reshape(4, 3)
@@ -27,6 +28,7 @@ def test_sets_are_packed_one_after_the_other():
         assert rows_of(found) == [[0, 1], [], [6, 7, 8], [9]]
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_sink", "n_local"), [(0, 1), (4, 20), (300, 1)])
 @pytest.mark.parametrize("drop", [0, DROP, 1288490189])
 @pytest.mark.parametrize("block", [1, 16])
@@ -76,6 +78,7 @@ def asks(q, refs, meta):
     meta[2:4] = meta[2] + 1, meta[3] + 1
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("head_dim", "heads", "group"), SHAPES)
 @pytest.mark.parametrize(("n_top", "join"), [(10, 0), (10, 0.97), (10, 1), (400, 1)])
 @in_child

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from attention_cases import normal
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal
 
 from tamis.jit_kernels.contract import ops
 
@@ -34,6 +34,7 @@ def record_of(rows, pos):
     return step_of(len(rows), pos + first, first)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("chunk", CHUNKS, ids=str)
 @in_child
 def test_rows_of_a_chunk(chunk):
@@ -68,6 +69,7 @@ def corrected(chunk, out, apart_out, last_out, carried, *, recompute):
     return out, delta, at
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("recompute", [0, 1])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("chunk", CHUNKS, ids=str)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from attention_cases import normal, page_table, paged
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
-from test_kernels_select import LOWEST, maxima_of, middle
+from selection_cases import LOWEST, maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
 

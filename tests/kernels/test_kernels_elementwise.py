@@ -17,6 +17,7 @@ def normal(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("row", [0, 2])
 @pytest.mark.parametrize(("n_tok", "rows_per_tok", "n"), [(1, 1, 1), (3, 1, 7), (2, 5, 64)])
 @pytest.mark.parametrize("add", [0, 1])
@@ -34,6 +35,7 @@ def test_rms_norm(add, n_tok, rows_per_tok, n, row):
         np.testing.assert_allclose(found["y"], expected, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos", "n_half"), [(1, 0, 1), (5, 100, 3), (3, 131_071, 32)])
 @in_child
 def test_rope_table(n_tok, pos, n_half):
@@ -49,6 +51,7 @@ def test_rope_table(n_tok, pos, n_half):
         np.testing.assert_allclose(found["sin"], 1.25 * np.sin(angles), rtol=0, atol=3e-7)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "n"), [(1, 1), (1, 17), (5, 33)])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @in_child
@@ -66,6 +69,7 @@ def test_gate(activation, n_tok, n):
         assert (np.abs(found["y"] - expected) <= bound).all()
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @in_child
 def test_gate_of_large_inputs_saturates(activation):

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from attention_cases import kept_as, normal, numbers, page_table, paged
 from guarded import in_child, is_on_gpu, runs, step_of
-from test_kernels_attention import kept_as, normal, numbers, page_table, paged
-from test_kernels_select import rows_of
+from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
 
@@ -269,6 +269,7 @@ def test_equal_means_keep_the_lower_blocks():
 # --- the Selection -------------------------------------------------------------------------------
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("pos", [0, 5, 40, 47, 48, 90])
 @pytest.mark.parametrize(("n_sink", "n_local"), [(0, 1), (3, 7)])
 @pytest.mark.parametrize("n_near", [0, 1, 30])
@@ -295,6 +296,7 @@ def test_the_selection_joins_sinks_mask_and_window(pos, n_sink, n_local, n_near)
         assert rows_of(found) == expected
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 3), (37, 0), (37, 90), (8, 95)])
 @in_child
 def test_a_mask_serves_the_rows_of_its_queries(n_tok, pos):

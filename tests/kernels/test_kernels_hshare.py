@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from attention_cases import normal
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal
-from test_kernels_kept_sets import best, listed, rows_in
-from test_kernels_select import maxima_of, middle
+from kept_set_cases import best, listed, rows_in
+from selection_cases import maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
 

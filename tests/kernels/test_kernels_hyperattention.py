@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from bigbird_draw import drawn
 from guarded import in_child, runs, step_of
-from test_kernels_bigbird import drawn
-from test_kernels_magicpig import N_SINK, tables_of
-from test_kernels_select import rows_of
+from lsh_tables import N_SINK, tables_of
+from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
 

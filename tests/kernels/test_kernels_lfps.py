@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_cases import normal, page_table, paged
 from guarded import in_child, runs, step_of
 from lfps_oracle import Params, Tables, started
-from test_kernels_attention import normal, page_table, paged
 
 from tamis.jit_kernels.contract import ops
 
@@ -65,6 +65,7 @@ def scalars(p=P, capacity=CAPACITY):
     }  # fmt: skip
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (3, 6), (37, 100)])
 @in_child
 def test_the_last_queries_are_kept(n_tok, pos):
@@ -259,6 +260,7 @@ def test_a_bypassed_row_joins_the_mean_value(bypass, group):
         np.testing.assert_array_equal(found["out"][group:], before[group:])
 
 
+@pytest.mark.cpu_only
 def test_the_oracle_follows_a_pattern_by_hand():
     """One spike among ten entries: mean 0.1, kurtosis 0.7..., threshold a little under a * mean."""
     x = np.zeros(10)

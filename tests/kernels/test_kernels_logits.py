@@ -61,6 +61,7 @@ def log_sum(sums):
         return np.logaddexp.reduce(sums[:, 0] + np.log(sums[:, 1]))
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @in_child
@@ -80,6 +81,7 @@ def test_each_part_has_its_best(shape, few):
         assert abs(log_sum(found["sums"]) - expected) < 1e-5
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @in_child

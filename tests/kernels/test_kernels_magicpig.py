@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from attention_cases import normal, page_table, paged
 from guarded import in_child, runs, step_of
-from test_kernels_attention import normal, page_table, paged
-from test_kernels_select import middle
+from lsh_tables import N_HEAD_KV, N_SINK, tables_of
+from selection_cases import middle
 
 from tamis.jit_kernels.contract import ops
 
@@ -16,7 +17,6 @@ KERNELS = [
     *((ops.LSH_TABLES, (b, t)) for _, _, b, t in SHAPES),
     *((ops.LSH_SAMPLE, (d, b, t)) for d, _, b, t in SHAPES),
 ]
-N_HEAD_KV, N_SINK = 2, 4
 
 
 def coded(rows, planes, n_bit, n_table):
@@ -83,18 +83,6 @@ def test_codes_are_signs_of_products(head_dim, heads, n_bit, n_table, end):
         out={"codes": empty, "work": work}, q=q, planes=planes, n_head_kv=N_HEAD_KV, work_size=size,
     ):  # fmt: skip
         assert ((found["codes"] == expected) | ~sure).all()
-
-
-def tables_of(codes, n_bit, end):
-    """Where each code's positions start, and these."""
-    n_head_kv, n_table, _ = codes.shape
-    starts = np.zeros((n_head_kv, n_table, (1 << n_bit) + 1), np.int32)
-    order = np.full(codes.shape, -7, np.int32)
-    for h, t in np.ndindex(n_head_kv, n_table):
-        own = codes[h, t, N_SINK:end]
-        order[h, t, : len(own)] = N_SINK + np.argsort(own, kind="stable")
-        starts[h, t] = np.searchsorted(np.sort(own), np.arange((1 << n_bit) + 1))
-    return starts, order
 
 
 @pytest.mark.parametrize("end", [4, 5, 100])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from guarded import in_child, is_on_gpu, runs, step_of
+from matmul_cases import rounding, weights
 from oracle import softmax
-from test_kernels_matmul import rounding, weights
 
 from tamis.jit_kernels.contract import ops
 
@@ -45,6 +45,7 @@ def check_route(logits, n_used, norm):
         np.testing.assert_allclose(found["weights"], weights, rtol=3e-6)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("norm", [0, 1])
 @pytest.mark.parametrize(
     ("n_tok", "n_expert", "n_used"), [(1, 1, 1), (1, 8, 2), (7, 128, 8), (3, 5, 5)]
@@ -55,6 +56,7 @@ def test_routing(n_tok, n_expert, n_used, norm):
     check_route(2 * normal(rng, n_tok, n_expert) + 30, n_used, norm)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("norm", [0, 1])
 @in_child
 def test_equal_experts_are_taken_from_the_lowest(norm):
@@ -62,6 +64,7 @@ def test_equal_experts_are_taken_from_the_lowest(norm):
     check_route(rng.integers(-1, 2, (5, 16)).astype(np.float32), 7, norm)
 
 
+@pytest.mark.on_threads
 @in_child
 def test_routing_of_large_logits_does_not_overflow():
     check_route(np.array([[500.0, 490.0, -500.0, 495.0]], np.float32), 2, 1)
@@ -125,6 +128,7 @@ def check_matmul(type_, ids, n_expert, n_out, n_in, x_per_slot):
         assert (np.abs(found["y"] - expected) <= bound).all()
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "n_used", "n"), [(1, 1, 1), (1, 8, 33), (5, 2, 16)])
 @in_child
 def test_moe_sum_adds_to_y(n_tok, n_used, n):

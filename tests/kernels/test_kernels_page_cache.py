@@ -65,6 +65,7 @@ SIZES = {"n_layer": N_LAYER, "n_ring": N_RING, "n_head_kv": N_HEAD_KV}
 SIZES |= {"k_bytes": ROWS[0], "v_bytes": ROWS[1]}
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("pos", "n_tok"), [(0, 1), (64, 1), (70, 1), (127, 1), (300, 128), (257, 64), (319, 3)]
@@ -107,6 +108,7 @@ def test_pages_that_are_written_to_have_their_frames(seed, pos, n_tok):
         maps.check(found)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("pos", "n_tok"), [(0, 1), (63, 1), (70, 1), (300, 129), (257, 64)])
 @in_child
 def test_the_home_gets_what_was_written(pos, n_tok):
@@ -128,6 +130,7 @@ def test_the_home_gets_what_was_written(pos, n_tok):
         np.testing.assert_array_equal(found["v_home"], expected[1])
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("block", [1, 16, 64, 96])
 @pytest.mark.parametrize(
     ("n_tok", "pos", "q_block", "stride", "window"),
@@ -234,6 +237,7 @@ READERS = [  # op, its constants, the fields that tell what it reads
 ]  # fmt: skip
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("case", range(len(READERS)))
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 1200), (1, 1215), (70, 1200)])
 @in_child
@@ -250,6 +254,7 @@ def test_what_an_op_reads_is_found_from_its_fields(case, n_tok, pos):
     check_taken(Maps(rng, 22, 32), 1, sorted(wanted), n_tok, pos, reader, **given)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("n", [0, 1, 5])
 @in_child
 def test_what_is_missing_comes_to_its_frames(n):

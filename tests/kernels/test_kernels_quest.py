@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from attention_cases import kept_as, normal, numbers, page_table, paged
 from guarded import in_child, runs, step_of
-from test_kernels_attention import kept_as, normal, numbers, page_table, paged
 
 from tamis.jit_kernels.contract import ops
 
@@ -20,6 +20,7 @@ def pages_of(k, page):
     return [k[i : i + page] for i in range(0, len(k), page)]
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("pos", "filled"), [(0, 0), (150, 0), (150, 150), (150, 97), (64, 151)])
 @pytest.mark.parametrize("page", [5, 16, 100])
 @pytest.mark.parametrize(("head_dim", "type_k"), KINDS)

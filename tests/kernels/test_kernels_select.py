@@ -1,11 +1,10 @@
 """The ops that score keys, choose and unite sets against NumPy, between unmapped pages."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
+from attention_cases import kept_as, normal, numbers, page_table, paged
 from guarded import in_child, is_on_gpu, runs, step_of
-from test_kernels_attention import kept_as, normal, numbers, page_table, paged
+from selection_cases import DROP, LOWEST, best, maxima_of, middle, rows_of
 
 from tamis.jit_kernels.contract import ops
 
@@ -18,14 +17,6 @@ KERNELS = [
     (ops.SELECT_PACK, ()),
     *((ops.SCORE_KEYS, s) for s in SCORED),
 ]  # fmt: skip
-LOWEST = np.float32(-3e38)
-
-
-def rows_of(found):
-    """The rows of a Selection."""
-    indptr = found["indptr"]
-    assert indptr[0] == 0
-    return [found["indices"][a:b].tolist() for a, b in pairwise(indptr)]
 
 
 # --- windows -------------------------------------------------------------------------------------
@@ -47,6 +38,7 @@ def window_rows(n_tok, pos, n_row, *, q_block, block, n_sink, n_recent):
     return rows
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_sink", "n_recent"), [(0, 0), (4, 1), (0, 20), (17, 33), (64, 1000)])
 @pytest.mark.parametrize("block", [1, 16, 64])
 @pytest.mark.parametrize(
@@ -68,23 +60,6 @@ def test_window(n_tok, pos, q_block, block, n_sink, n_recent):
 
 
 # --- the best k ----------------------------------------------------------------------------------
-
-
-def middle(pos, n_sink, n_local, drop=0):
-    """The range that a method chooses from."""
-    start = max(0, min(pos * drop // 2**32, pos + 1 - n_local))
-    return max(n_sink, start), max(n_sink, pos + 1 - n_local)
-
-
-def maxima_of(scores, low, high):
-    """Of spans of 256 positions the maxima of every sixteenth, in the pages of low .. high - 1."""
-    rows = np.full((len(scores), -(-scores.shape[1] // 256) * 256), -np.inf, np.float32)
-    rows[:, : scores.shape[1]] = scores
-    rows[:, : low // 64 * 64] = rows[:, -(-high // 64) * 64 :] = -np.inf
-    return rows.reshape(len(rows), -1, 16, 16).max(axis=2).reshape(len(rows), -1)
-
-
-DROP = 3 << 30  # 3/4 of the past is not seen
 
 
 @pytest.mark.parametrize(
@@ -138,6 +113,7 @@ def test_scores_of_the_middle(head_dim, heads, group, type_k, pos, n_sink, n_loc
             np.testing.assert_array_equal(found["scores"][1], before[1])
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("counts", [(4, 8, 16), (0, 1, 1), (3, 20, 0), (70, 9, 40), (4, 8, 5000)])
 @pytest.mark.parametrize(("pos", "group"), [(0, 1), (2, 1), (90, 2), (1000, 1), (1000, 3)])
 @in_child
@@ -168,6 +144,7 @@ def test_the_best_of_the_middle_are_kept(counts, pos, group):
                 assert found["sets"][r, : found["counts"][r]].tolist() == expected[r]
 
 
+@pytest.mark.on_threads
 @in_child
 def test_sets_of_a_kv_heads_rows_are_united():
     sets = np.array([[0, 5, 64, 9], [5, 63, 99, 100], [1, 2, 3, 4], [7, 8, 9, 9]], np.int32)
@@ -184,6 +161,7 @@ def test_sets_of_a_kv_heads_rows_are_united():
         assert found["joined"].tolist() == [[0, 5, 63, 64, 99, 100], [7, 8, 0, 0, 0, 0]]
 
 
+@pytest.mark.on_threads
 @in_child
 def test_sets_become_a_selection():
     sets = np.array([[0, 5, 64, 9], [5, 63, 99, 100], [1, 2, 3, 4], [7, 8, 9, 9]], np.int32)
@@ -193,16 +171,6 @@ def test_sets_become_a_selection():
         ops.SELECT_PACK, out=out, sets=sets, counts=counts, n_row=4, capacity=4
     ):  # fmt: skip
         assert rows_of(found) == [[0, 5, 64], [5, 63, 99, 100], [], [7, 8]]
-
-
-def best(scores, n_sink, n_recent, n_top):
-    """The kept positions of one row, ties to the lower position."""
-    n_kv = len(scores)
-    if n_sink + n_recent + n_top >= n_kv:
-        return list(range(n_kv))
-    middle = np.arange(n_sink, n_kv - n_recent)
-    top = middle[np.argsort(-scores[middle], kind="stable")[:n_top]]
-    return sorted([*range(n_sink), *range(n_kv - n_recent, n_kv), *top.tolist()])
 
 
 def check_top_k(scores, n_kv, counts):
@@ -225,6 +193,7 @@ COUNTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("n_kv", [1, 13, 100])
 @in_child
@@ -235,6 +204,7 @@ def test_top_k_is_a_sort(n_kv, counts):
     check_top_k(scores, n_kv, counts)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("counts", COUNTS)
 @in_child
 def test_ties_go_to_the_lower_position(counts):
@@ -243,6 +213,7 @@ def test_ties_go_to_the_lower_position(counts):
     check_top_k(np.full((2, 100), -1.5, np.float32), 100, counts)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("pos", [0, 15, 16, 99])
 @in_child
 def test_the_last_block_is_the_one_that_holds_pos(pos):
@@ -258,6 +229,7 @@ def test_the_last_block_is_the_one_that_holds_pos(pos):
         assert rows_of(found) == expected
 
 
+@pytest.mark.on_threads
 @in_child
 def test_scores_of_every_size_are_ordered():
     rng = np.random.default_rng(5)
@@ -269,6 +241,7 @@ def test_scores_of_every_size_are_ordered():
     check_top_k(scores, 100, (2, 2, 95))
 
 
+@pytest.mark.on_threads
 @in_child
 def test_minus_zero_ties_with_zero():
     scores = np.array([[0.0, -0.0, 0.0, -0.0, -1.0, 0.0, 5.0]], np.float32)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from attention_cases import F16, kept_as, normal, page_table, paged
 from guarded import in_child, runs, step_of
-from test_kernels_attention import F16, kept_as, normal, page_table, paged
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
@@ -12,6 +12,7 @@ KINDS = [(16, F16), (80, F16), (64, ("q8_0", "f16")), (96, ("q8_0", "q4_0"))]
 KERNELS = [(ops.COPY_ROWS, ()), *((ops.COPY_KV, (n, *types)) for n, types in KINDS)]
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("rows", [(0, 0), (0, 9), (3, 7), (8, 9)])
 @pytest.mark.parametrize("n", [1, 16, 37])
 @in_child

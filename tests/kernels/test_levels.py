@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding as llvm
 import numpy as np
+import op_tests
 import pytest
-import test_kernels_attention as attention
-import test_kernels_elementwise as elementwise
-import test_kernels_matmul as weights
 from guarded import at_level, backend, in_child
 from levels import skip_unless_runnable
 from tiny_models import TinySpec, write_tiny_model
@@ -28,6 +26,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
 
+attention, elementwise, weights = map(op_tests.module, ("attention", "elementwise", "matmul"))
 KERNELS: list = []  # of the host's level
 TYPES = ["Q4_K", "Q8_0"]
 STRIPS = ["Q5_0x16", "Q6_Kx16"]

@@ -6,8 +6,9 @@ import resource
 
 import numpy as np
 import pytest
+from method_roles import in_its_roles
 from precompiled import compile_for
-from test_selectors import in_its_roles
+from tier_cases import METHODS, N_CTX, OTHERS, check_same, ids_of, session_of
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
 from tamis.cli import common
@@ -17,18 +18,6 @@ from tamis.kv.disk_tier import UNIT, UNITS
 from tamis.kv.unit_file import KVFile, KVFileError, Units
 from tamis.select.notation import methods
 from tamis.tools.stress_kv import CHUNK, Shape, stress
-
-N_CTX = 64 * PAGE
-METHODS = [
-    "dense", "topk:k=64", "quest:budget=256,page=16", "hip:k=128,b_k=16", "window:recent=64",
-    "lfps", "cpe", "tactic:c=16,local=64,period=4,segment=512",
-]  # fmt: skip
-OTHERS = [
-    "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=99",
-    "h2o:budget=99", "hshare:budget=99", "hyperattention:block=16,sample=9,size=8,bits=3",
-    "magicpig:K=3,L=6,recent=8,period=9", "snapkv:budget=99,window=8",
-    "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +29,6 @@ def engine(tmp_path_factory):
     compile_for(engine, [{"n_ctx": PAGE} | in_its_roles(text) for text in texts], 9, 9)
     yield engine
     engine.close()
-
-
-def ids_of(n, seed=0):
-    return np.random.default_rng(seed).integers(3, 60, n)
-
-
-def session_of(engine, folder, n_page, **options):
-    """A session whose memory has room for n_page pages of a layer beside what it must have."""
-    row = engine.memory_plan(PAGE).kv // engine.hp.n_layer
-    kv_ram = row * (n_page + 3 * engine.hp.n_layer)
-    options = {"n_ctx": N_CTX, "n_ubatch": 128, "kv_ram": kv_ram, "kv_dir": folder} | options
-    return engine.session(**options)
-
-
-def check_same(a, b, n=2000, steps=8):
-    """Both sessions give the same logits, to the bit, reading and decoding."""
-    ids = ids_of(n + steps)
-    np.testing.assert_array_equal(a.prefill(ids[:n]), b.prefill(ids[:n]))
-    for token in ids[n:]:
-        np.testing.assert_array_equal(a.decode(int(token)), b.decode(int(token)))
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -8,12 +8,12 @@ import json
 
 import numpy as np
 import pytest
+from freezing import ETF
+from method_roles import in_its_roles
 from precompiled import compile_for
-from test_cpe import ETF
-from test_disk_tier import OTHERS, check_same, ids_of
-from test_placement import Apart, loaded
-from test_selectors import in_its_roles
+from tier_cases import OTHERS, check_same, ids_of
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
+from two_devices import Apart, loaded
 
 from tamis.cli import main, repl
 from tamis.engine import engine as engine_module

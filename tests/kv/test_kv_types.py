@@ -5,7 +5,7 @@ import math
 import golden_data
 import numpy as np
 import pytest
-from test_selectors import in_its_roles
+from method_roles import in_its_roles
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli.common import CACHE_TYPES

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from method_roles import in_its_roles
 from oracle import Oracle, RopeParams, attention, rope
-from test_disk_tier import METHODS, OTHERS, session_of
-from test_selectors import in_its_roles
+from tier_cases import METHODS, OTHERS, session_of
 from tiny_models import TinySpec, write_tiny_model
 
 import tamis.engine.session

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from freezing import ETF
 from golden_data import FOLDER
 from oracle import Oracle
 from replay import Replay
@@ -124,7 +125,6 @@ def test_heads_that_share_keys_attend_to_the_union_of_their_sets():
 
 # --- early token freezing, in the engine ---------------------------------------------------------
 
-ETF = "cpe:s=0,phi=1,sink=4,psi=0.3"
 N_PROMPT = 150
 
 

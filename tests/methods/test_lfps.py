@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from golden_data import FOLDER
+from lfps_repeats import check_repeats
 from replay import Replay
 from tiny_models import TinySpec, write_tiny_model
 
@@ -106,25 +107,6 @@ def engine(tmp_path_factory):
     engine = Engine.load(path, n_threads=1)
     yield engine
     engine.close()
-
-
-def check_repeats(engine, attn, ids, path):
-    """A loaded session starts anew: what it decodes does not depend on what it did before."""
-    saved = engine.session(n_ctx=256, attn=attn)
-    saved.prefill(ids)
-    for token in range(10):
-        saved.decode(token)
-    saved.save(path)
-    found = []
-    for used in (False, True):
-        session = engine.session(n_ctx=256, attn=attn)
-        if used:
-            session.prefill(ids[::-1])
-            session.decode(3)
-        session.load(path)
-        found.append([session.decode(token) for token in range(20)])
-    assert np.isfinite(found).all()
-    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("method", ["lfps:local=8,budget=0.1", "cpe:k=24,sink=4,local=8"])

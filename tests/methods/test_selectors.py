@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from method_roles import in_its_roles
 from precompiled import compile_for
 from tiny_models import like_qwen2, write_tiny_model
 
@@ -16,8 +17,6 @@ from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView
 from tamis.select.base import (
-    DECODE,
-    PREFILL,
     Recording,
     SelectorShape,
     SelectorState,
@@ -280,15 +279,6 @@ def engine_of(tmp_path_factory):
 def engine(request, engine_of):
     """Two architectures: full attention, and layers with a window of 8 beside full ones."""
     return engine_of(request.param)
-
-
-def in_its_roles(text):
-    """The method wherever it serves, dense attention elsewhere."""
-    roles = (DECODE,) if "@" in text else methods()[text.partition(":")[0].partition("(")[0]].roles
-    return {
-        "attn": text if DECODE in roles else "dense",
-        "prefill": text if PREFILL in roles else "dense",
-    }
 
 
 @pytest.fixture

@@ -37,3 +37,14 @@ def test_mypy_finds_nothing(root: Path) -> None:
         if path.name != "__pycache__":
             (view / path.name).symlink_to(path)
     run(root, "mypy", "--cache-dir=.cache/mypy", MYPYPATH=str(view.parent))
+
+
+def test_no_test_module_imports_another(root: Path) -> None:
+    """What tests share lies in tests/support."""
+    found = [
+        f"{path.relative_to(root)}: {line}"
+        for path in (root / "tests").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if line.lstrip().startswith(("import test_", "from test_"))
+    ]
+    assert not found
