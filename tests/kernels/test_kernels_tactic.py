@@ -69,6 +69,7 @@ SPANS = [
 ]  # fmt: skip
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_sink", "end", "segment", "per_cluster"), SPANS)
 @pytest.mark.parametrize("head_dim", DIMS)
 @in_child
@@ -140,6 +141,7 @@ def test_labels_are_the_nearest_centroids(head_dim, n_sink, end, segment, per_cl
         np.testing.assert_array_equal(found["labels"], expected)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_sink", "end", "segment", "per_cluster"), SPANS)
 @pytest.mark.parametrize("head_dim", DIMS)
 @in_child
@@ -424,6 +426,7 @@ def test_without_clusters_nothing_is_kept_of_them(op):
 # --- the selection -------------------------------------------------------------------------------
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("end", [5, 60, 128])
 @in_child
@@ -455,6 +458,7 @@ def test_marked_are_the_positions_of_any_head_of_the_row(group, end):
         assert found["count"].tolist() == [len(row) for row in kept]
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("pos", "end"), [(0, 5), (3, 5), (30, 5), (30, 13), (91, 70), (40, 41)])
 @in_child
 def test_the_selection_joins_marks_and_what_lies_outside_of_clusters(pos, end):
