@@ -1,7 +1,7 @@
 """A LangChain chain over tamis: LangChain's own llama.cpp classes, which import `llama_cpp`.
 
-usage: PYTHONPATH=tests/shims python examples/langchain_chain.py [MODEL]
-tests/shims has a module llama_cpp of two lines; see docs/embedding.md. Needs langchain-community.
+usage: PYTHONPATH=tests/support/shims python examples/langchain_chain.py [MODEL]
+tests/support/shims has a module llama_cpp of two lines. Needs langchain-community.
 """
 
 import sys

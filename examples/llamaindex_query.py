@@ -1,7 +1,7 @@
 """A LlamaIndex query over tamis: one model finds the note that matters and answers from it.
 
-usage: PYTHONPATH=tests/shims python examples/llamaindex_query.py [MODEL]
-tests/shims has a module llama_cpp of two lines; see docs/embedding.md. Needs llama-index-core and
+usage: PYTHONPATH=tests/support/shims python examples/llamaindex_query.py [MODEL]
+tests/support/shims has a module llama_cpp of two lines. Needs llama-index-core and
 llama-index-llms-llama-cpp (with pip's --no-deps, or it brings llama-cpp-python).
 """
 

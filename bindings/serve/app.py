@@ -203,7 +203,7 @@ class Server:
 
     async def _body(self, request: Request) -> Body:
         if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-            # A page of another site can send other types without asking: see docs/serving.md.
+            # A page of another site can send other types without asking: see docs/guides/server.md.
             raise ApiError(415, "the body must be application/json", code="content_type")
         data, most = bytearray(), self._settings.max_body
         try:

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int | None], None]
 DEVICES = ("cpu", "cuda")
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 # Tokens of a prompt that are computed at once where the caller names no number; and where a GPU has
-# all layers, keys and values, and room: it reads prompts 1.4 times faster then (docs/cuda.md).
+# all layers, keys and values, and room: it reads prompts 1.4 times faster then.
 N_UBATCH, N_UBATCH_GPU = 512, 2048
 
 

@@ -9,7 +9,7 @@ part of the past, down to `phi ** alpha` of it in the last layer. `phi=1` turns 
 ETF, early token freezing (Eq. 16), at prefill: deep layers do not update a first part of the prompt
 after its sinks, all but `psi ** gamma` of it in the last layer: no attention, no feed-forward, the
 hidden state is carried over. Its keys and values are the layer's own projections of that state, or
-with `kv="reuse"` those of the layer before (appendix G; far worse, see docs/methods.md). `psi=1`
+with `kv="reuse"` those of the layer before (appendix G; far worse: docs/methods/cpe.md). `psi=1`
 turns ETF off.
 
 Decides: the first `sink`, the last `local`, and of what PSAW leaves between them, CIS's sets.

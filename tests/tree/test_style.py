@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-PACKAGES = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
+from package_view import package_view
 
 
 def run(root: Path, *command: str, **env: str) -> None:
@@ -28,15 +27,7 @@ def test_ruff_finds_nothing(root: Path, command: tuple[str, ...]) -> None:
 
 
 def test_mypy_finds_nothing(root: Path) -> None:
-    """mypy does not read the mapping of pyproject.toml, so it is given the package as links."""
-    view = root / ".cache" / "typed" / "tamis"
-    view.mkdir(parents=True, exist_ok=True)
-    for old in view.iterdir():
-        old.unlink()
-    for path in [*(root / "runner").iterdir(), *(root / name for name in PACKAGES)]:
-        if path.name != "__pycache__":
-            (view / path.name).symlink_to(path)
-    run(root, "mypy", "--cache-dir=.cache/mypy", MYPYPATH=str(view.parent))
+    run(root, "mypy", "--cache-dir=.cache/mypy", MYPYPATH=str(package_view(root)))
 
 
 def test_no_test_module_imports_another(root: Path) -> None:
