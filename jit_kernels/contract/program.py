@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.contract.op import Op
 
 # (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
 Cost = Callable[[int, int], tuple[int, int]]

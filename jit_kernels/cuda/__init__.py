@@ -1,4 +1,4 @@
-"""CUDA kernels: the ops of contract/ops.py, in files of the same names as cpu's."""
+"""CUDA kernels: the ops of contract/ops, in files of the same names as cpu's."""
 
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(

@@ -83,7 +83,7 @@ class LFPS:
 
 
 class _State(SelectorState):
-    """Tables of every row; see ops.py for their layout."""
+    """Tables of every row; see contract/ops/select/lfps.py for their layout."""
 
     def __init__(self, params: LFPS, shape: SelectorShape) -> None:
         super().__init__(shape)

@@ -71,7 +71,7 @@ def test_an_edit_of_any_source_names_another_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "SOURCES", sources)
     seen = {fingerprint()}
     files = sorted(sources.rglob("*.py"))
-    assert {"matmul.py", "ops.py", "compiler.py"} <= {file.name for file in files}
+    assert {"matmul.py", "op.py", "compiler.py"} <= {file.name for file in files}
     for i, file in enumerate(files):
         file.write_text(file.read_text() + f"# {i}\n")
         seen.add(fingerprint())

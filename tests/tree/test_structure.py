@@ -65,7 +65,7 @@ def test_functions_are_short_and_take_few_parameters(file: str) -> None:
     found = []
     for name, function in functions(ast.parse((ROOT / file).read_text())):
         lines, parameters = n_lines(function), n_parameters(function)
-        # A kernel's parameters are the fields of its op, which contract/ops.py declares.
+        # A kernel's parameters are the fields of its op, which contract/ops declares.
         many = parameters > MAX_PARAMETERS and not file.startswith(KERNEL_FOLDERS)
         if (lines > limit or many) and f"{file}:{name}" not in ALLOWED:
             found.append(f"{file}:{name}: {lines} lines, {parameters} parameters")

@@ -1,6 +1,6 @@
 """What the ops of `lfps` share: the levels of its tables, their sums and bits; products of a warp.
 
-LFPS_START in jit_kernels/contract/ops.py says how tables, bits and sums lie.
+LFPS_START in contract/ops/select/lfps.py says how tables, bits and sums lie.
 """
 
 import math
