@@ -1,1 +1,1 @@
-"""Architectures: one small frozen record a file, found by its GGUF name."""
+"""Architectures: one file each, found by its GGUF name."""

@@ -1,6 +1,6 @@
 """Gemma 3: five sliding-window layers to each full one, norms before and after each part."""
 
-from tamis.arch.base import Arch
+from tamis.model.arch import Arch
 
 ARCH = Arch(
     neox=True,

@@ -1,5 +1,5 @@
 """Qwen2 and Qwen2.5: as llama with biases on q, k and v."""
 
-from tamis.arch.base import Arch
+from tamis.model.arch import Arch
 
 ARCH = Arch(neox=True)

@@ -1,5 +1,5 @@
 """Qwen3: a norm on each head of q and k, no biases."""
 
-from tamis.arch.base import Arch
+from tamis.model.arch import Arch
 
 ARCH = Arch(neox=True)

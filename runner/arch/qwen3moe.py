@@ -1,5 +1,5 @@
 """Qwen3 mixture of experts: the feed-forward part is the sum of the chosen experts."""
 
-from tamis.arch.base import Arch
+from tamis.model.arch import Arch
 
 ARCH = Arch(neox=True)

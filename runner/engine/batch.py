@@ -1,8 +1,8 @@
 """Decode steps of several sequences at once: each weight is read once for all of them.
 
 A step's products run over one row a sequence. All else (angles, keys, selection, attention) are the
-ops of each session's own decode Program, for its own pages and selector state, pointed at its row;
-so no method needs to know of batches, and every session may have another one.
+ops of each session's own decode Program, between its hops, for its own pages and selector state,
+pointed at its row; so no method needs to know of batches, and every session may have another one.
 """
 
 import weakref
@@ -14,9 +14,9 @@ import numpy as np
 
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
-from tamis.graph.device_graph import OwnOps, record_embedding, record_head
-from tamis.graph.layer import record_products, record_update
-from tamis.graph.workspace import HEAD_ROWS, Workspace, new_workspace
+from tamis.graph.context import Graph, Hooks
+from tamis.graph.device_graph import record_rows
+from tamis.graph.workspace import HEAD_ROWS, Chunk, Workspace
 from tamis.jit_kernels.backends.cpu import Backend, JoinedProgram, LinkedProgram
 from tamis.jit_kernels.contract.program import Call, Program
 from tamis.select.base import Recording
@@ -48,7 +48,8 @@ class Batch:
 
     @cached_property
     def _ws(self) -> Workspace:
-        return new_workspace(self._engine.hp, MAX_ROWS, self._backend)
+        model = self._engine.model
+        return Workspace(model, self._backend, Chunk(model.hp, MAX_ROWS))
 
     def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
         """Append a token to each session; the logits of each, f32 [n_vocab].
@@ -75,11 +76,14 @@ class Batch:
 
     def _step(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
         sessions = self._in_rows(list(tokens))
-        own = [self._at_row(session.own_step(), i) for i, session in enumerate(sessions)]
+        if self._shared is None:
+            self._shared = self._recorded()
+        shared = self._shared
+        own = [self._at_row(session.own_step(), shared, i) for i, session in enumerate(sessions)]
         self._ws.ids[: len(sessions)] = [tokens[session] for session in sessions]
         self._ws.step[:3] = len(sessions), 0, 0
         assert isinstance(self._backend, Backend)
-        self._backend.run(self._join(own))
+        self._backend.run(self._join(shared, own))
         logits = self._ws.logits[: len(sessions)].copy()
         for session in sessions:
             session.end_step(tokens[session])
@@ -95,59 +99,45 @@ class Batch:
             self._rows[session] = row
         return order
 
-    def _join(self, own: list[_Stretches]) -> JoinedProgram:
+    def _join(self, shared: _Stretches, own: list[_Stretches]) -> JoinedProgram:
         """The Program of these sessions' step."""
         if self._joined is not None and self._joined[0] == own:
             return self._joined[1]
-        if self._shared is None:
-            self._shared = self._recorded()
-        linked, steps = self._shared.linked, []
-        for i, part in enumerate(self._shared.parts):
-            steps.append([(linked, part)])
+        steps = []
+        for i, part in enumerate(shared.parts):
+            steps.append([(shared.linked, part)])
             if i < len(own[0].parts):
                 steps.append([(each.linked, each.parts[i]) for each in own])
         self._joined = own, JoinedProgram(steps)
         return self._joined[1]
 
     def _recorded(self) -> _Stretches:
-        """What all rows share: before the angles, before each layer's new keys, and the end."""
-        model, ws = self._engine.model, self._ws
+        """What all rows share: the ops of a decode step over rows."""
+        ws = self._ws
         rec = Recording(Program(), ws.step, MAX_ROWS, 1)
-        record_embedding(rec, model, ws)
-        ends = [len(rec.program)]
-        for layer in range(model.hp.n_layer):
-            record_products(rec, model, ws, layer)
-            ends.append(len(rec.program))
-            record_update(rec, model, ws, layer)
-        record_head(rec, model, ws, ws.step, ws.logits)
-        ends.append(len(rec.program))
-        parts = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-        return _Stretches(self._backend.link(rec.program), parts)
+        record_rows(Graph(self._engine.model, ws, rec, Hooks()), ws.logits)
+        return _Stretches(self._backend.link(rec.program), rec.program.stretches[::2])
 
-    def _at_row(self, own: OwnOps, row: int) -> _Stretches:
+    def _at_row(self, own: Program, shared: _Stretches, row: int) -> _Stretches:
         """A session's own ops, reading and writing row `row` of this workspace."""
-        by_row = self._placed.setdefault(own.program, {})
+        by_row = self._placed.setdefault(own, {})
         if row not in by_row:
-            names = ("q", "k", "v", "att")
-            moves = []
-            program, parts = Program(), []
-            program.arrays = dict(own.program.arrays)
-            for name in names:
-                old, new = getattr(own.ws, name)[0], getattr(self._ws, name)[row]
-                begin, to = old.ctypes.data, new.ctypes.data
-                moves.append((begin, begin + old.nbytes, to - begin))
-                program.arrays[to] = new
-            for part in own.parts:
+            moves, program, parts = set(), Program(), []
+            program.arrays = dict(own.arrays)
+            for hop, to_hop in zip(own.hops, shared.linked.program.hops, strict=True):
+                for old, new in zip(hop.rows, to_hop.rows, strict=True):
+                    begin, to = old.ctypes.data, new[row].ctypes.data
+                    moves.add((begin, begin + old[0].nbytes, to - begin))
+                    program.arrays[to] = new[row]
+            for part in own.stretches[1::2]:
                 first = len(program)
-                program.calls += [
-                    _moved(call, moves) for call in own.program.calls[part.start : part.stop]
-                ]
+                program.calls += [_moved(call, moves) for call in own.calls[part.start : part.stop]]
                 parts.append(range(first, len(program)))
             by_row[row] = _Stretches(self._backend.link(program), parts)
         return by_row[row]
 
 
-def _moved(call: Call, moves: list[tuple[int, int, int]]) -> Call:
+def _moved(call: Call, moves: set[tuple[int, int, int]]) -> Call:
     """The call with each address of a move (begin, end, by how much) moved."""
 
     def moved(name: str, value: int | float) -> int | float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tamis.arch.load import load_model
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.graph.workspace import workspace_bytes
@@ -17,7 +18,7 @@ from tamis.kv.disk_tier import UNIT
 from tamis.kv.page_store import PageStore, most_slots
 from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
 from tamis.model.hparams import HParams, RopeScaling
-from tamis.model.model import Model, load_model
+from tamis.model.model import Model
 from tamis.model.placement import Place, devices, one_place, two_places
 from tamis.model.repack import Filling, arrange
 from tamis.select.base import Selector
@@ -237,7 +238,7 @@ class Engine:
                 kv=most if most is not None and elsewhere_kv else kv,
                 disk=elsewhere_kv if device == "cpu" else 0,
                 host=0 if device == "cpu" else elsewhere_kv,
-                workspace=workspace_bytes(self.hp, n_ubatch, runner),
+                workspace=workspace_bytes(self.model, n_ubatch, runner),
                 available=runner.free_bytes(n_weight),
             )
         return plans

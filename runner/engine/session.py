@@ -13,10 +13,11 @@ import numpy as np
 from tamis.engine import session_file
 from tamis.engine.session_file import SessionFileError
 from tamis.graph.audit import Audit
-from tamis.graph.device_graph import Own, OwnOps, Stage
+from tamis.graph.device_graph import Own, Stage
 from tamis.graph.forward import Forward
 from tamis.graph.topk_logits import MOST, Best
 from tamis.graph.workspace import HEAD_ROWS, workspaces
+from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.disk_tier import TierCounts, TieredKV
 from tamis.kv.gpu_page_cache import HostKV
@@ -91,7 +92,7 @@ class Session:
             window=window,
         )
         self._audit = Audit(audit, hp, window, n_kv, kv.types, engine.n_threads) if audit else None
-        spaces = workspaces(hp, n_tok, [place.backend for place in engine.places])
+        spaces = workspaces(model, n_tok, [place.backend for place in engine.places])
         self._stages = [
             Stage(
                 model,
@@ -226,8 +227,8 @@ class Session:
         self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
 
-    def own_step(self) -> OwnOps:
-        """The ops of the next token that concern this sequence only, after `begin_step`."""
+    def own_step(self) -> Program:
+        """The Program of the next token, after `begin_step`, for a Batch."""
         return self._forward.own_step(self.n_past)
 
     def end_step(self, token_id: int) -> None:

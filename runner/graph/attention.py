@@ -1,44 +1,94 @@
-"""Attention of one layer: select, attend, correct, observe, and where asked for, audit."""
+"""Attention of a layer: rotate and append, select, attend, correct, observe; if asked, audit."""
 
 import math
 
 import numpy as np
 
-from tamis.graph.audit import Audit
-from tamis.graph.workspace import Workspace
+from tamis.graph.audit import Audit, Queries
+from tamis.graph.context import Graph, Heads
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
-from tamis.model.model import Model
+from tamis.model.weights import Tensor
 from tamis.select.base import Recording, Rows, SelectorState
 
 PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
 
 
+def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
+    """Heads of x f32 [n_tok, n_head * head_dim], normed where there is such a norm, and rotated.
+
+    `append` does both.
+    """
+    heads = x.reshape(len(x), -1, g.hp.head_dim)
+    return Heads(heads, w_norm.vector if w_norm else None, g.angles(g.model.rope_of(layer)))
+
+
+def append(g: Graph, layer: int, q: Heads, k: Heads, v: np.ndarray) -> None:
+    """Finish queries and keys, in place, and append keys and values to the layer's KV cache.
+
+    The ops from here to `attention` are of the sequence's side: see Program.hop.
+    """
+    values = Heads(v.reshape(k.x.shape))
+    g.rec.program.hop(g.rec.step, q.x, k.x, values.x)
+    g.hooks.append(g, layer, q, k, values)
+
+
+def attention(g: Graph, layer: int, q: np.ndarray) -> np.ndarray:
+    """Attention of q to the layer's keys and values; both f32 [n_tok, n_head * head_dim]."""
+    heads = q.reshape(len(q), -1, g.hp.head_dim)
+    out = g.ws.rows("att", *heads.shape[1:])
+    g.hooks.attend(g, layer, heads, out)
+    g.rec.program.hop(g.rec.step, out)
+    g.hooks.attended(g, layer)
+    return out.reshape(q.shape)
+
+
+def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
+    """Record norm and rotation of q and k, in place, and that k and v go to the pages."""
+    angles = q.angles
+    assert angles is not None
+    g.rec.program.add(
+        ops.ROPE_APPEND,
+        (g.hp.head_dim, int(g.model.arch.neox), *kv.types),
+        step=g.rec.step,
+        q=q.x,
+        k=k.x,
+        v=v.x,
+        q_norm=q.norm,
+        k_norm=k.norm,
+        cos=angles.cos,
+        sin=angles.sin,
+        k_pages=kv.k,
+        v_pages=kv.v,
+        k_table=kv.k_table,
+        v_table=kv.v_table,
+        n_head=q.x.shape[1],
+        n_head_kv=k.x.shape[1],
+        n_half=angles.cos.shape[1],
+        eps_f=g.hp.rms_eps,
+    )
+
+
 def record_attention(
-    rec: Recording,
-    model: Model,
-    ws: Workspace,
-    state: SelectorState,
-    layer: int,
-    kv: KVView,
-    audit: Audit | None = None,
+    g: Graph, state: SelectorState, queries: Queries, kv: KVView, audit: Audit | None = None
 ) -> None:
-    """Record the ops from ws.q and the pages to ws.att; audit, at decode, checks these."""
+    """Record the ops from q and the pages to out; audit, at decode, checks these."""
+    rec, (layer, q, out) = g.rec, queries
     program = rec.program
     program.part = SELECT
     choose = state.decode if rec.n_tok == 1 else state.prefill
-    selection = choose(rec, layer, ws.q, kv)
-    chosen = Rows(rec.step, 1, selection, ws.att)
+    selection = choose(rec, layer, q, kv)
+    chosen = Rows(rec.step, 1, selection, out)
     for rows in (chosen, *state.also_dense(rec, layer, selection)):
         program.part = ATTEND
-        _record_attend(rec, model, ws, layer, kv, rows)
+        _record_attend(g, queries, kv, rows)
         program.part = SELECT
-    state.correct(rec, layer, ws.q, kv, selection, ws.att)
-    state.observe(rec, layer, ws.q, kv, selection)
+    state.correct(rec, layer, q, kv, selection, out)
+    state.observe(rec, layer, q, kv, selection)
     if audit is not None:
         program.part = AUDIT
-        audit.record(rec, ws, layer, kv, selection)
+        audit.record(rec, queries, kv, selection)
     program.part = ""
 
 
@@ -51,10 +101,8 @@ def n_split(n_row: int, n_part: int) -> int:
     return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
 
 
-def _record_attend(
-    rec: Recording, model: Model, ws: Workspace, layer: int, kv: KVView, rows: Rows
-) -> None:
-    hp, sel = model.hp, rows.sel
+def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
+    hp, ws, rec, sel = g.hp, g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
     if rec.n_tok == 1:
         split = n_split(sel.n_row, ws.partial.shape[1])
@@ -65,7 +113,7 @@ def _record_attend(
         (hp.head_dim, group, sel.q_block, *kv.types),
         cost=attend_cost(rows, group, hp.head_dim, kv.row_bytes),
         step=rows.step,
-        q=ws.q,
+        q=queries.q,
         k_pages=kv.k,
         v_pages=kv.v,
         k_table=kv.k_table,
@@ -77,7 +125,7 @@ def _record_attend(
         n_row=sel.n_row,
         heads_per_kv=hp.group,
         n_head_kv=hp.n_head_kv,
-        window=model.window(layer),
+        window=g.model.window(queries.layer),
         n_split=split,
         stride=rows.stride,
         partial=partial,

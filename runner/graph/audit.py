@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.graph.workspace import Workspace
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import AUDIT
 from tamis.jit_kernels.contract.program import ATTEND, SELECT, KernelSpec, Program
@@ -46,6 +45,14 @@ class BoundFindings(NamedTuple):
     allowed: float  # mean
     tightest: float  # largest measured / (allowed + rounding); 1 would touch the bound
     holds_always: bool  # checked; otherwise shown only
+
+
+class Queries(NamedTuple):
+    """What a layer attends with, and where to: f32 [n_tok, n_head, head_dim] each."""
+
+    layer: int
+    q: np.ndarray
+    out: np.ndarray
 
 
 class Audit:
@@ -97,8 +104,8 @@ class Audit:
         self._n_decoded += 1
         return self._n_decoded % self._every == 0
 
-    def record(self, rec: Recording, ws: Workspace, layer: int, kv: KVView, sel: Selection) -> None:
-        """Record the check of what is in ws.att."""
+    def record(self, rec: Recording, queries: Queries, kv: KVView, sel: Selection) -> None:
+        """Record the check of what attention has made of the queries."""
         hp = self._hp
         if self._work is None:
             n_work = ops.audit_work(self._n_ctx, hp.head_dim)
@@ -107,7 +114,7 @@ class Audit:
             ops.AUDIT_HEADS,
             (hp.head_dim, *kv.types),
             step=rec.step,
-            q=ws.q,
+            q=queries.q,
             k_pages=kv.k,
             v_pages=kv.v,
             k_table=kv.k_table,
@@ -119,10 +126,10 @@ class Audit:
             n_row=sel.n_row,
             heads_per_kv=hp.group,
             n_head=hp.n_head,
-            window=self._window[layer],
+            window=self._window[queries.layer],
             capacity=self._n_ctx,
-            given=ws.att,
-            report=self._report[layer],
+            given=queries.out,
+            report=self._report[queries.layer],
             work=self._work,
             scale_f=hp.head_dim**-0.5,
         )

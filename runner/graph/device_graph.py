@@ -5,26 +5,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.graph.attention import new_recording, record_attention
-from tamis.graph.audit import Audit
-from tamis.graph.layer import (
-    Linear,
-    normed,
-    record_keys,
-    record_linear,
-    record_products,
-    record_update,
-)
-from tamis.graph.workspace import Workspace
+from tamis.graph.attention import new_recording, record_append, record_attention
+from tamis.graph.audit import Audit, Queries
+from tamis.graph.context import Graph, Heads, Hooks
+from tamis.graph.layer import record_layer
+from tamis.graph.linear import linear, stored
+from tamis.graph.norm import norm
+from tamis.graph.workspace import Measured, Workspace
 from tamis.jit_kernels.backends.cpu import LinkedProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KVView, zeros
 from tamis.kv.placed import Cache
 from tamis.kv.types import KVTypes
-from tamis.model.model import Model
+from tamis.model.model import Model, Needs
 from tamis.model.placement import Place
-from tamis.model.rope import RopeFrequencies
 from tamis.select.base import Recording, SelectorState
 from tamis.select.notation import MethodError
 
@@ -33,24 +28,9 @@ class _Layer(NamedTuple):
     """Where the ops of a layer are in the Program of a chunk."""
 
     first: int
-    multiplied: int  # after its queries, keys and values are computed
     projected: int  # after its own keys and values are in the pages
     ready: int  # after the frozen ones are what they should be
-    attended: int  # after attention's output is complete
     end: int
-
-
-class OwnOps(NamedTuple):
-    """The ops of a decode Program that read or write its own sequence only, beside its rows."""
-
-    program: Program
-    parts: list[range]  # its angles; of each layer, from its new keys to attention's output
-    ws: Workspace  # whose first rows of q, k, v and att they read and write
-
-
-class _Phase(NamedTuple):
-    linked: LinkedProgram
-    parts: list[range]  # see OwnOps
 
 
 class Own(NamedTuple):
@@ -76,16 +56,16 @@ class Stage:
                 "layers share sets, which are on one device only: leave out -ngl, or choose "
                 "another --attn"
             )
-        self._frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
-        self._held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
+        self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
+        self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
         self._table = b""  # of pages, as it was shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
-        self._decoding = phase, *self._decode(None, None)
+        self._decoding = phase, self._decode(None, None)
         _check_readers(self._body_program, "--prefill", self.kv.types)
         _check_readers(self._decoding[1], "--attn", self.kv.types)
-        self._phases: dict[tuple[str, bool, int], _Phase] = {}
+        self._phases: dict[tuple[str, bool, int], LinkedProgram] = {}
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
@@ -97,9 +77,9 @@ class Stage:
 
     def open(self) -> None:
         """Link what was recorded; the backend has loaded the kernels."""
-        phase, decode, parts = self._decoding
+        phase, decode = self._decoding
         self._prefill = self._linked(self._body_program)
-        self._phases = {(phase, False, 0): _Phase(self._linked(decode), parts)}
+        self._phases = {(phase, False, 0): self._linked(decode)}
 
     def news(self) -> list[np.ndarray]:
         """The page table, where it is not what was told the last time."""
@@ -112,7 +92,7 @@ class Stage:
     @property
     def programs(self) -> list[LinkedProgram]:
         """All that may run, for profiles."""
-        return [self._prefill, *(phase.linked for phase in self._phases.values())]
+        return [self._prefill, *self._phases.values()]
 
     @property
     def ends(self) -> bool:
@@ -127,8 +107,8 @@ class Stage:
         for layer, at in zip(self.layers, self._at, strict=True):
             frozen = self.state.frozen(layer, prompt.stop)
             rows = np.clip((frozen.start - pos, frozen.stop - pos), 0, n_tok)
-            self._frozen[:] = rows
-            self.backend.send(self._frozen)
+            self.frozen[:] = rows
+            self.backend.send(self.frozen)
             if rows[1] - rows[0] < n_tok:
                 self._run(at.first, at.end, counting)
             else:
@@ -136,19 +116,19 @@ class Stage:
                 self._run(at.projected if reuse else at.first, at.ready, counting)
         self.kv.finish(pos, n_tok)
 
-    def decode(self, pos: int, phase: _Phase) -> None:
+    def decode(self, pos: int, phase: LinkedProgram) -> None:
         """Run one token."""
         self.kv.begin(pos, 1)
-        self._replay(phase.linked, 0, len(phase.linked))
+        self._replay(phase, 0, len(phase))
         self.kv.finish(pos, 1)
 
-    def own_step(self, pos: int) -> OwnOps:
-        """The ops that a Batch runs of the decode step at pos, whose step record is now set."""
-        linked, parts = self.phase(pos, None, None)
+    def own_step(self, pos: int) -> Program:
+        """The Program of the decode step at pos, whose step record is now set, for a Batch."""
+        program = self.phase(pos, None, None).program
         self.ws.step[:] = 1, pos, 0, pos, pos + 1
-        return OwnOps(linked.program, parts, self.ws)
+        return program
 
-    def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> _Phase:
+    def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> LinkedProgram:
         """The decode Program of a step, recorded where there is none.
 
         answer: f32 [n_vocab], one of few, where logits go instead of to the workspace.
@@ -158,8 +138,7 @@ class Stage:
         if self.state.planned:
             self.backend.send(*self.state.planned)
         if key not in self._phases:
-            program, parts = self._decode(audit, answer)
-            self._phases[key] = _Phase(self._linked(program), parts)
+            self._phases[key] = self._linked(self._decode(audit, answer))
         return self._phases[key]
 
     def _linked(self, program: Program) -> LinkedProgram:
@@ -188,40 +167,22 @@ class Stage:
         What comes before the first layer is part of it.
         """
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, n_tok)
+        around = _Around(self, audit)
+        g = Graph(self._model, self.ws, rec, around)
         if self.place.embedding:
-            record_embedding(rec, self._model, self.ws)
+            record_embedding(g)
         if self.layers:
-            rec.program.hop(rec.step)
-            self._record_angles(rec)
-            self.kv.record_begin(rec.program, rec.step)
-            rec.program.hop(rec.step)
-        layers, end, ws = [], 0, self.ws
+            record_begin(g, self.layers, self.kv)
+        layers, end = [], 0
         for layer in self.layers:
-            first, kv = end, self._view(layer)
-            freezes = n_tok > 1 and len(self.state.frozen(layer, self.kv.capacity)) > 0
-            record_products(rec, self._model, ws, layer)
-            multiplied = len(rec.program)
-            rec.program.hop(rec.step, ws.q, ws.k, ws.v)
-            record_keys(rec, self._model, ws, layer, kv)
-            projected = len(rec.program)
-            if freezes and layer > 0 and self.state.freezing == "reuse":
-                self._record_reuse(rec, self._view(layer - 1), kv)
-            if layer == self.layers[-1]:
-                self.kv.record_end(rec.program, rec.step)
-            ready = len(rec.program)
-            record_attention(rec, self._model, ws, self.state, layer, kv, audit)
-            attended = len(rec.program)
-            rec.program.hop(rec.step, ws.att)
-            if freezes:
-                self._record_copy(rec, ws.x, self._held)
-            record_update(rec, self._model, ws, layer)
-            if freezes:
-                self._record_copy(rec, self._held, ws.x)
+            first = end
+            record_layer(g, layer)
             end = len(rec.program)
-            layers.append(_Layer(first, multiplied, projected, ready, attended, end))
+            layers.append(_Layer(first, around.projected, around.ready, end))
         return rec.program, layers
 
-    def _view(self, layer: int) -> KVView:
+    def view(self, layer: int) -> KVView:
+        """The pages of a layer of the model, by its number there. Raises MethodError."""
         if layer < self.layers.start:
             raise MethodError(
                 f"--prefill copies keys of layer {layer} to the next, which is on another device: "
@@ -229,16 +190,62 @@ class Stage:
             )
         return self.kv.view(layer - self.layers.start)
 
-    def _record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
+    def record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
+        """Record that the frozen rows of source are those of target."""
         n = self._model.hp.n_embd
-        rec.program.add(ops.COPY_ROWS, rows=self._frozen, source=source, target=target, n=n)
+        rec.program.add(ops.COPY_ROWS, rows=self.frozen, source=source, target=target, n=n)
 
-    def _record_reuse(self, rec: Recording, before: KVView, own: KVView) -> None:
-        rec.program.add(
+    def _decode(self, audit: Audit | None, answer: np.ndarray | None) -> Program:
+        """The Program of one token, to its logits where it `ends`."""
+        program, _ = self._body(1, audit)
+        if self.ends:
+            rec = new_recording(program, self.ws.step, 1)
+            logits = self.ws.logits if answer is None else answer[None]
+            record_head(Graph(self._model, self.ws, rec, Hooks()), self.ws.step, logits)
+        return program
+
+
+class _Around(Hooks):
+    """The KV cache, attention and token freezing of a stage, around the layers' own rows."""
+
+    def __init__(self, stage: Stage, audit: Audit | None) -> None:
+        self._stage, self._audit = stage, audit
+        self.projected = self.ready = 0  # see _Layer
+
+    def append(self, g: Graph, layer: int, q: Heads, k: Heads, v: Heads) -> None:
+        stage, program = self._stage, g.rec.program
+        kv = stage.view(layer)
+        record_append(g, kv, q, k, v)
+        self.projected = len(program)
+        if self._freezes(g, layer) and layer > 0 and stage.state.freezing == "reuse":
+            self._record_reuse(g, stage.view(layer - 1), kv)
+        if layer == stage.layers[-1]:
+            stage.kv.record_end(program, g.rec.step)
+        self.ready = len(program)
+
+    def attend(self, g: Graph, layer: int, q: np.ndarray, out: np.ndarray) -> None:
+        stage = self._stage
+        kv = stage.view(layer)
+        record_attention(g, stage.state, Queries(layer, q, out), kv, self._audit)
+
+    def attended(self, g: Graph, layer: int) -> None:
+        if self._freezes(g, layer):
+            self._stage.record_copy(g.rec, g.x, self._stage.held)
+
+    def end(self, g: Graph, layer: int) -> None:
+        if self._freezes(g, layer):
+            self._stage.record_copy(g.rec, self._stage.held, g.x)
+
+    def _freezes(self, g: Graph, layer: int) -> bool:
+        stage = self._stage
+        return g.rec.n_tok > 1 and len(stage.state.frozen(layer, stage.kv.capacity)) > 0
+
+    def _record_reuse(self, g: Graph, before: KVView, own: KVView) -> None:
+        g.rec.program.add(
             ops.COPY_KV,
-            (self._model.hp.head_dim, *own.types),
-            step=rec.step,
-            rows=self._frozen,
+            (g.hp.head_dim, *own.types),
+            step=g.rec.step,
+            rows=self._stage.frozen,
             k_from=before.k,
             v_from=before.v,
             k_from_table=before.k_table,
@@ -247,66 +254,66 @@ class Stage:
             v_to=own.v,
             k_to_table=own.k_table,
             v_to_table=own.v_table,
-            n_head_kv=self._model.hp.n_head_kv,
+            n_head_kv=g.hp.n_head_kv,
         )
 
-    def _decode(
-        self, audit: Audit | None, answer: np.ndarray | None
-    ) -> tuple[Program, list[range]]:
-        """The Program of one token, to its logits where it `ends`, and the parts of OwnOps."""
-        program, layers = self._body(1, audit)
-        if self.ends:
-            rec = new_recording(program, self.ws.step, 1)
-            logits = self.ws.logits if answer is None else answer[None]
-            record_head(rec, self._model, self.ws, self.ws.step, logits)
-        n_table = sum(call.spec.op is ops.ROPE_TABLE for call in program.calls)
-        return program, [
-            range(1, 1 + n_table),
-            *(range(at.multiplied, at.attended) for at in layers),
-        ]
 
-    def _record_angles(self, rec: Recording) -> None:
-        self._record_table(rec, 0, self._model.rope)
-        if self._model.rope_window is not self._model.rope:
-            self._record_table(rec, 1, self._model.rope_window)
-        elif self._model.hp.sliding_window:
-            self._record_table(rec, 1, self._model.rope)
+def record_rows(g: Graph, logits: np.ndarray) -> None:
+    """Record a decode step but for what the hooks would: from ws.ids to logits f32 [n, n_vocab]."""
+    record_embedding(g)
+    record_begin(g, range(0), None)
+    for layer in range(g.hp.n_layer):
+        record_layer(g, layer)
+    record_head(g, g.rec.step, logits)
 
-    def _record_table(self, rec: Recording, table: int, rope: RopeFrequencies) -> None:
-        rec.program.add(
+
+def measure(model: Model) -> Needs:
+    """What the model's graph needs of a workspace. Raises MissingTensor."""
+    ws = Measured(model.hp)
+    record_rows(Graph(model, ws, new_recording(Program(), ws.step, 1), Hooks()), ws.logits)
+    return ws.needs
+
+
+def record_begin(g: Graph, layers: range, kv: Cache | None) -> None:
+    """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
+    g.rec.program.hop(g.rec.step)
+    for rope in sorted({g.model.rope_of(layer) for layer in layers}):
+        angles, found = g.angles(rope), g.frequencies(rope)
+        g.rec.program.add(
             ops.ROPE_TABLE,
-            step=rec.step,
-            inv_freq=rope.inv_freq,
-            cos=self.ws.cos[table],
-            sin=self.ws.sin[table],
-            n_half=len(rope.inv_freq),
-            scale_f=rope.scale,
+            step=g.rec.step,
+            inv_freq=found.inv_freq,
+            cos=angles.cos,
+            sin=angles.sin,
+            n_half=len(found.inv_freq),
+            scale_f=found.scale,
         )
+    if kv is not None:
+        kv.record_begin(g.rec.program, g.rec.step)
+    g.rec.program.hop(g.rec.step)
 
 
-def record_embedding(rec: Recording, model: Model, ws: Workspace) -> None:
-    """Record ws.x from ws.ids."""
-    table = model.weights.token_embd
+def record_embedding(g: Graph) -> None:
+    """Record g.x from the token ids."""
+    table = g.model.weights.token_embd.matrix
     row_bytes = table.data.nbytes // table.n_out
-    rec.program.add(
+    g.rec.program.add(
         ops.EMBED,
         (table.type,),
         cost=lambda n_tok, pos: (n_tok * row_bytes, 0),
-        step=rec.step,
-        ids=ws.ids,
+        step=g.rec.step,
+        ids=g.ws.ids,
         table=table.data,
-        y=ws.x,
-        n=model.hp.n_embd,
-        scale_f=math.sqrt(model.hp.n_embd) if model.arch.scale_embedding else 1.0,
+        y=g.x,
+        n=g.hp.n_embd,
+        scale_f=math.sqrt(g.hp.n_embd) if g.model.arch.scale_embedding else 1.0,
     )
 
 
-def record_head(
-    rec: Recording, model: Model, ws: Workspace, rows: np.ndarray, logits: np.ndarray
-) -> None:
+def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
     """Record the output norm of the rows that `rows` names, and their logits f32 [n, n_vocab]."""
-    source = normed(model, ws.x, model.weights.output_norm, rows)
-    record_linear(rec, ws, source, [Linear(model.weights.output, logits, label="output")])
+    weights = g.model.weights
+    stored(g, linear(g, norm(g, g.x, weights.output_norm, rows), weights.output), logits)
 
 
 def _check_readers(program: Program, flag: str, types: KVTypes) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tamis.graph.audit import Audit
-from tamis.graph.device_graph import OwnOps, Stage, record_head
+from tamis.graph.context import Graph, Hooks
+from tamis.graph.device_graph import Stage, record_head
 from tamis.graph.topk_logits import SPECS, Best, BestLogits
 from tamis.graph.workspace import HEAD_ROWS
 from tamis.jit_kernels.backends.cpu import LinkedProgram
@@ -34,7 +35,8 @@ class Forward:
         self._ws, self._last = stages[0].ws, stages[-1]
         self._ending = next(stage for stage in stages if stage.place.output)
         head, ws = Program(), self._ending.ws
-        record_head(Recording(head, ws.head_step, HEAD_ROWS, 1), model, ws, ws.head_rows, ws.logits)
+        rec = Recording(head, ws.head_step, HEAD_ROWS, 1)
+        record_head(Graph(model, ws, rec, Hooks()), ws.head_rows, ws.logits)
         for stage in stages:
             rows, own = stage.specs
             rows |= head.specs | SPECS if stage is self._ending else set()
@@ -84,10 +86,10 @@ class Forward:
         for stage, phase in zip(self._stages, phases, strict=True):
             self._pass_on(before, stage, 1)
             stage.decode(pos, phase)
-            self._count(stage, phase.linked, 1, pos)
+            self._count(stage, phase, 1, pos)
             before = stage
         if audit is not None:
-            program = phases[-1].linked.program
+            program = phases[-1].program
             self._last.backend.fetch(*program.named(*AUDITED))
             audit.take(program, self._last.state, step, pos)
         if not self._last.ends:
@@ -107,8 +109,8 @@ class Forward:
             self._best[n] = BestLogits(self._ending.backend, self._ws.logits[0], n)
         return self._best[n].find()
 
-    def own_step(self, pos: int) -> OwnOps:
-        """The ops that a Batch runs of the decode step at pos, whose step record is now set."""
+    def own_step(self, pos: int) -> Program:
+        """The Program of the decode step at pos, whose step record is now set, for a Batch."""
         return self._stages[0].own_step(pos)
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
@@ -121,7 +123,7 @@ class Forward:
         self._last.backend.fetch(self._ws.x)
         x = self._ws.x[:n_row].astype(np.float64)
         x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + self._model.hp.rms_eps)
-        return (x * self._model.weights.output_norm).astype(np.float32)
+        return (x * self._model.weights.output_norm.vector).astype(np.float32)
 
     def _run_head(self, row: int, n_row: int) -> None:
         self._ws.head_rows[:3] = n_row, 0, row

@@ -1,102 +1,107 @@
 """All scratch of one session, allocated once: activations, step records, logits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Runner
 from tamis.jit_kernels.contract.types import zeros
 from tamis.model.hparams import HParams
+from tamis.model.model import Model, Needs
 
-RECORDED = "step", "ids"  # parts of `record`
-SHARED = ("record", "step", "head_rows", "head_step", "ids", "x", "logits")
 HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Buffers for up to n_tok rows; kernels write only here and to the KV."""
+class Chunk:
+    """What all devices of a session share: what Python tells of a chunk, its rows, the logits."""
 
-    record: np.ndarray  # uint8: step, then ids
-    step: np.ndarray  # int64 [STEP_SIZE]: rows and position of the chunk
-    head_rows: np.ndarray  # int64 [STEP_SIZE]: which rows the output head reads
-    head_step: np.ndarray  # int64 [STEP_SIZE]: the same rows, counted from 0
-    ids: np.ndarray  # int32 [n_tok]
-    x: np.ndarray  # f32 [n_tok, n_embd] the residual stream
-    xn: np.ndarray  # f32 [n_tok, n_embd], experts only
-    q: np.ndarray  # f32 [n_tok, n_head, head_dim]
-    k: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
-    v: np.ndarray  # f32 [n_tok, n_head_kv, head_dim]
-    att: np.ndarray  # f32 [n_tok, n_head, head_dim]
-    branch: np.ndarray  # f32 [n_tok, n_embd] a branch's output before its norm
-    gate: np.ndarray  # f32 [n_tok, n_used, n_ff]
-    up: np.ndarray  # f32 [n_tok, n_used, n_ff]
-    down: np.ndarray  # f32 [n_tok, n_used, n_embd], experts only
-    route: np.ndarray  # f32 [n_tok, n_expert]
-    expert_ids: np.ndarray  # int32 [n_tok, n_used]
-    expert_weights: np.ndarray  # f32 [n_tok, n_used]
-    partial: np.ndarray  # f32 [n_head, n_split, head_dim + 2]
-    cos: np.ndarray  # f32 [2, n_tok, n_rot / 2]: full layers, sliding-window layers
-    sin: np.ndarray  # f32 [2, n_tok, n_rot / 2]
-    logits: np.ndarray  # f32 [HEAD_ROWS, n_vocab]
-    packed: np.ndarray  # uint8, rows as matrix products read them
-    scratch: np.ndarray  # uint8, per thread
+    def __init__(self, hp: HParams, n_tok: int) -> None:
+        # One array, so that both are sent at once.
+        self.record = np.zeros(8 * ops.STEP_SIZE + 4 * n_tok, np.uint8)
+        self.step = self.record[: 8 * ops.STEP_SIZE].view(np.int64)  # rows and position
+        self.ids = self.record[8 * ops.STEP_SIZE :].view(np.int32)  # [n_tok]
+        self.head_rows = np.zeros(ops.STEP_SIZE, np.int64)  # which rows the output head reads
+        self.head_step = np.zeros(ops.STEP_SIZE, np.int64)  # the same rows, counted from 0
+        self.x = zeros((n_tok, hp.n_embd), np.float32)  # the residual stream
+        self.logits = zeros((HEAD_ROWS, hp.n_vocab), np.float32)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(getattr(self, name).nbytes for name in self.__slots__ if name not in RECORDED)
+        """Bytes of all of it."""
+        step = self.record.nbytes + self.head_rows.nbytes + self.head_step.nbytes
+        return step + self.x.nbytes + self.logits.nbytes
 
 
-def new_workspace(hp: HParams, n_tok: int, backend: Runner) -> Workspace:
-    """Buffers for chunks of up to n_tok tokens."""
+class Buffers:
+    """Named buffers of a row for each token; layers that ask for one name share its buffer."""
 
-    def f32(*shape: int) -> np.ndarray:
-        return zeros(shape, np.float32)
+    def __init__(self, chunk: Chunk, needs: Needs) -> None:
+        self.record, self.step, self.ids = chunk.record, chunk.step, chunk.ids
+        self.head_rows, self.head_step = chunk.head_rows, chunk.head_step
+        self.x, self.logits = chunk.x, chunk.logits
+        self._n_tok, self._n_in = len(chunk.ids), needs.n_in
+        self._rows = {name: zeros(self._n_tok * n, np.uint8) for name, n in needs.rows.items()}
+        self.packed = zeros(ops.packed_bytes(max(self._n_tok, HEAD_ROWS), needs.n_in), np.uint8)
+        self.scratch = zeros(0, np.uint8)  # per thread
+        self.partial = zeros(0, np.float32)  # [n_head, n_split, head_dim + 2], of a query's keys
 
-    # One array, so that both are sent at once.
-    record = np.zeros(8 * ops.STEP_SIZE + 4 * n_tok, np.uint8)
-    n_used = max(1, hp.n_expert_used)
-    n_ff = hp.n_ff_expert if hp.n_expert else hp.n_ff
-    widest = max(hp.n_embd, hp.n_embd_q, n_ff)
-    scratch = max(ops.matmul_scratch(widest), ops.attend_scratch(hp.group, hp.head_dim))
-    return Workspace(
-        record=record,
-        step=record[: 8 * ops.STEP_SIZE].view(np.int64),
-        head_rows=np.zeros(ops.STEP_SIZE, np.int64),
-        head_step=np.zeros(ops.STEP_SIZE, np.int64),
-        ids=record[8 * ops.STEP_SIZE :].view(np.int32),
-        x=f32(n_tok, hp.n_embd),
-        xn=f32(n_tok if hp.n_expert else 0, hp.n_embd),
-        q=f32(n_tok, hp.n_head, hp.head_dim),
-        k=f32(n_tok, hp.n_head_kv, hp.head_dim),
-        v=f32(n_tok, hp.n_head_kv, hp.head_dim),
-        att=f32(n_tok, hp.n_head, hp.head_dim),
-        branch=f32(n_tok, hp.n_embd),
-        gate=f32(n_tok, n_used, n_ff),
-        up=f32(n_tok, n_used, n_ff),
-        down=f32(n_tok if hp.n_expert else 0, n_used, hp.n_embd),
-        route=f32(n_tok, max(1, hp.n_expert)),
-        expert_ids=np.zeros((n_tok, n_used), np.int32),
-        expert_weights=f32(n_tok, n_used),
-        partial=f32(hp.n_head, backend.n_part, hp.head_dim + 2),
-        cos=f32(2, n_tok, hp.n_rot // 2),
-        sin=f32(2, n_tok, hp.n_rot // 2),
-        logits=f32(HEAD_ROWS, hp.n_vocab),
-        packed=zeros(ops.packed_bytes(max(n_tok, HEAD_ROWS), widest), np.uint8),
-        scratch=zeros(backend.n_thread * scratch, np.uint8),
-    )
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
+        """The buffer of this name as [n_tok, *shape]."""
+        n = self._n_tok * prod(shape) * np.dtype(dtype).itemsize
+        return self._rows[name][:n].view(dtype).reshape(self._n_tok, *shape)
+
+    def packed_rows(self, n_in: int) -> np.ndarray:
+        """Room for rows of n_in elements as matrix products read them, uint8."""
+        assert n_in <= self._n_in
+        return self.packed
 
 
-def workspaces(hp: HParams, n_tok: int, backends: Sequence[Runner]) -> list[Workspace]:
-    """One for each backend: what Python writes and reads, and the rows, are the same in all."""
-    first, *rest = (new_workspace(hp, n_tok, backend) for backend in backends)
-    same = {name: getattr(first, name) for name in SHARED}
-    return [first, *(replace(ws, **same) for ws in rest)]
+class Workspace(Buffers):
+    """Buffers for up to n_tok rows of a chunk; kernels write only here and to the KV cache."""
+
+    def __init__(self, model: Model, backend: Runner, chunk: Chunk) -> None:
+        hp = model.hp
+        super().__init__(chunk, model.needs)
+        n = max(ops.matmul_scratch(self._n_in), ops.attend_scratch(hp.group, hp.head_dim))
+        self.scratch = zeros(backend.n_thread * n, np.uint8)
+        self.partial = zeros((hp.n_head, backend.n_part, hp.head_dim + 2), np.float32)
+        own = self.packed, self.scratch, self.partial, *self._rows.values()
+        self.n_bytes = chunk.n_bytes + sum(array.nbytes for array in own)
 
 
-def workspace_bytes(hp: HParams, n_tok: int, backend: Runner) -> int:
-    """Bytes of `new_workspace`, which reserves address space only until rows are used."""
-    return new_workspace(hp, n_tok, backend).n_bytes
+class Measured(Buffers):
+    """One row of whatever is asked for: what a graph needs is known once it is recorded."""
+
+    def __init__(self, hp: HParams) -> None:
+        super().__init__(Chunk(hp, 1), Needs())
+        self._asked: dict[str, int] = {}
+
+    @property
+    def needs(self) -> Needs:
+        """The largest that was asked for of each."""
+        return Needs(dict(self._asked), self._n_in)
+
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
+        """An array of this shape, which is noted."""
+        row = zeros((1, *shape), dtype)
+        self._asked[name] = max(self._asked.get(name, 0), row.nbytes)
+        return row
+
+    def packed_rows(self, n_in: int) -> np.ndarray:
+        """An empty array; the width is noted."""
+        self._n_in = max(self._n_in, n_in)
+        return self.packed
+
+
+def workspaces(model: Model, n_tok: int, backends: Sequence[Runner]) -> list[Workspace]:
+    """One for each backend, over one Chunk."""
+    chunk = Chunk(model.hp, n_tok)
+    return [Workspace(model, backend, chunk) for backend in backends]
+
+
+def workspace_bytes(model: Model, n_tok: int, backend: Runner) -> int:
+    """Bytes of a Workspace, which reserves address space only until rows are used."""
+    return Workspace(model, backend, Chunk(model.hp, n_tok)).n_bytes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tamis.jit_kernels.backends.split import SplitBackend
 from tamis.jit_kernels.contract.program import Runner
 from tamis.model.hparams import HParams
-from tamis.model.weights import Dense, Weights
+from tamis.model.weights import Weights
 
 
 class Place(NamedTuple):
@@ -48,12 +48,9 @@ class Place(NamedTuple):
 
     def weight_bytes(self, weights: Weights) -> int:
         """Bytes of the matrices that run here."""
-        found = [weights.output] if self.output else []
+        found = [weights.output.matrix] if self.output else []
         for layer in weights.blk[self.layers.start : self.layers.stop]:
-            ffn = layer.ffn
-            found += [layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_output]
-            found += [ffn.gate, ffn.up, ffn.down]
-            found += [] if isinstance(ffn, Dense) else [ffn.router]
+            found += layer.matrices()
         return sum(w.data.nbytes for w in found)
 
 

@@ -11,7 +11,7 @@ from tamis.jit_kernels.contract.program import Program, Runner
 from tamis.jit_kernels.contract.types import LINE, QTensor, zeros
 from tamis.model.model import Model
 from tamis.model.placement import Place
-from tamis.model.weights import Dense, Experts, Weights
+from tamis.model.weights import Weights
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
 PART = 1 << 24  # bytes of a matrix that are copied at a time
@@ -71,33 +71,20 @@ def arrange(model: Model, place: Place) -> tuple[Model, Program]:
     def copy(w: QTensor) -> QTensor:
         return by_address.get(w.data.ctypes.data, w)
 
-    layers = [
-        replace(
-            layer,
-            attn_q=copy(layer.attn_q),
-            attn_k=copy(layer.attn_k),
-            attn_v=copy(layer.attn_v),
-            attn_output=copy(layer.attn_output),
-            ffn=_in_dense(layer.ffn, copy),
-        )
-        for layer in model.weights.blk
-    ]
-    weights = replace(model.weights, output=copy(model.weights.output), blk=tuple(layers))
-    return replace(model, weights=weights), program
+    weights = model.weights
+    output = replace(weights.output, data=copy(weights.output.matrix))
+    blk = tuple(layer.with_matrices(copy) for layer in weights.blk)
+    return replace(model, weights=replace(weights, output=output, blk=blk)), program
 
 
 def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
     """What its products read. Not experts' rows: few tokens read each of them."""
     for layer in weights.blk[place.layers.start : place.layers.stop]:
-        yield from (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_output)
-        if isinstance(layer.ffn, Dense):
-            yield from (layer.ffn.gate, layer.ffn.up, layer.ffn.down)
+        for name, tensor in layer.items():
+            if isinstance(tensor.data, QTensor) and not name.endswith("_exps"):
+                yield tensor.data
     if place.output:
-        yield weights.output
-
-
-def _in_dense(ffn: Dense | Experts, copy: Callable[[QTensor], QTensor]) -> Dense | Experts:
-    return Dense(copy(ffn.gate), copy(ffn.up), copy(ffn.down)) if isinstance(ffn, Dense) else ffn
+        yield weights.output.matrix
 
 
 class Filling:

@@ -3,149 +3,184 @@
 Every tensor's shape is checked against the hyperparameters before a kernel can see it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tamis.formats.dequant import dequantize
-from tamis.formats.gguf import GGUFFile, TensorInfo
+from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.model.hparams import HParams
 
+# Names without ".weight", and the shape in HParams' names, from the outer dimension to the inner.
+TENSORS = {
+    "token_embd": "n_vocab n_embd",
+    "output_norm": "n_embd",
+    "output": "n_vocab n_embd",
+    "rope_freqs": "n_rot/2",
+}
+LAYER_TENSORS = {
+    "attn_norm": "n_embd",
+    "attn_q": "n_embd_q n_embd",
+    "attn_k": "n_embd_kv n_embd",
+    "attn_v": "n_embd_kv n_embd",
+    "attn_q_norm": "head_dim",
+    "attn_k_norm": "head_dim",
+    "attn_output": "n_embd n_embd_q",
+    "post_attention_norm": "n_embd",
+    "ffn_norm": "n_embd",
+    "ffn_gate": "n_ff n_embd",
+    "ffn_up": "n_ff n_embd",
+    "ffn_down": "n_embd n_ff",
+    "ffn_gate_inp": "n_expert n_embd",
+    "ffn_gate_exps": "n_expert n_ff_expert n_embd",
+    "ffn_up_exps": "n_expert n_ff_expert n_embd",
+    "ffn_down_exps": "n_expert n_embd n_ff_expert",
+    "post_ffw_norm": "n_embd",
+}
+OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
+
+
+class MissingTensor(ValueError):
+    """The graph reads a tensor that the file has not; the message is its name."""
+
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One block's tensors, named as the file names them; None where the file has none."""
+class Tensor:
+    """A tensor and its bias; false where the file has none."""
 
-    attn_norm: np.ndarray  # f32 [n_embd]
-    attn_q: QTensor  # [n_head * head_dim, n_embd]
-    attn_k: QTensor  # [n_head_kv * head_dim, n_embd]
-    attn_v: QTensor  # [n_head_kv * head_dim, n_embd]
-    attn_output: QTensor  # [n_embd, n_head * head_dim]
-    ffn_norm: np.ndarray  # f32 [n_embd]
-    attn_q_bias: np.ndarray | None
-    attn_k_bias: np.ndarray | None
-    attn_v_bias: np.ndarray | None
-    attn_output_bias: np.ndarray | None
-    attn_q_norm: np.ndarray | None  # f32 [head_dim]
-    attn_k_norm: np.ndarray | None  # f32 [head_dim]
-    post_attention_norm: np.ndarray | None  # f32 [n_embd]
-    post_ffw_norm: np.ndarray | None  # f32 [n_embd]
-    ffn: "Dense | Experts"
+    name: str  # as the file names it, without ".weight"
+    data: QTensor | np.ndarray | None = None
+    bias: np.ndarray | None = None  # f32 [n_out]
+
+    def __bool__(self) -> bool:
+        return self.data is not None
+
+    @property
+    def label(self) -> str:
+        """The name without its layer."""
+        return self.name.split(".")[-1]
+
+    @property
+    def optional(self) -> bool:
+        """Whether a graph that names it goes on without it."""
+        return self.label in OPTIONAL
+
+    @property
+    def matrix(self) -> QTensor:
+        """The rows of a matrix, or of all experts' matrices. Raises MissingTensor."""
+        if not isinstance(self.data, QTensor):
+            raise MissingTensor(f"{self.name}.weight")
+        return self.data
+
+    @property
+    def vector(self) -> np.ndarray:
+        """The elements of a vector, f32. Raises MissingTensor."""
+        if not isinstance(self.data, np.ndarray):
+            raise MissingTensor(f"{self.name}.weight")
+        return self.data
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A gated feed-forward part."""
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by the names of TENSORS or LAYER_TENSORS, which are attributes: w.attn_q."""
 
-    gate: QTensor  # [n_ff, n_embd]
-    up: QTensor  # [n_ff, n_embd]
-    down: QTensor  # [n_embd, n_ff]
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
 
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["_tensors"][name]
+        except KeyError:
+            raise AttributeError(f"{name} is none of the tensors of model/weights.py") from None
 
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of gated feed-forward parts: the experts' rows one after another."""
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
 
-    router: QTensor  # [n_expert, n_embd]
-    gate: QTensor  # [n_expert * n_ff_expert, n_embd]
-    up: QTensor  # [n_expert * n_ff_expert, n_embd]
-    down: QTensor  # [n_expert * n_embd, n_ff_expert]
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def matrices(self) -> Iterator[QTensor]:
+        """The matrices that the file has."""
+        for tensor in self._tensors.values():
+            if isinstance(tensor.data, QTensor):
+                yield tensor.data
+
+    def with_matrices(self, of: Callable[[QTensor], QTensor]) -> "Tensors":
+        """The same tensors, their matrices replaced."""
+        return Tensors(
+            {
+                name: replace(t, data=of(t.data)) if isinstance(t.data, QTensor) else t
+                for name, t in self._tensors.items()
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """All tensors of a model. `output` is the token embedding where the file ties them."""
 
-    token_embd: QTensor  # [n_vocab, n_embd]
-    output_norm: np.ndarray  # f32 [n_embd]
-    output: QTensor  # [n_vocab, n_embd]
+    token_embd: Tensor  # [n_vocab, n_embd]
+    output_norm: Tensor  # [n_embd]
+    output: Tensor  # [n_vocab, n_embd]
     rope_freqs: np.ndarray | None  # f32 [n_rot / 2]
-    blk: tuple[Layer, ...]
+    blk: tuple[Tensors, ...]
     n_bytes: int  # of all tensors in the file
 
 
 def load_weights(file: GGUFFile, hp: HParams) -> Weights:
-    """Views of the file's tensors. Raises GGUFError for a missing or misshapen tensor."""
-    return _Loader(file, hp).weights()
+    """Views of the file's tensors. Raises GGUFError for a misshapen tensor."""
+    loader = _Loader(file, hp)
+    top = loader.tensors("", TENSORS)
+    tied = replace(top.token_embd, name="output")
+    return Weights(
+        token_embd=top.token_embd,
+        output_norm=top.output_norm,
+        output=top.output or tied,
+        rope_freqs=top.rope_freqs.vector if top.rope_freqs else None,
+        blk=tuple(loader.tensors(f"blk.{i}.", LAYER_TENSORS) for i in range(hp.n_layer)),
+        n_bytes=sum(t.n_bytes for t in file.tensors.values()),
+    )
 
 
 class _Loader:
     def __init__(self, file: GGUFFile, hp: HParams) -> None:
         self._file, self._hp = file, hp
 
-    def weights(self) -> Weights:
+    def tensors(self, prefix: str, shapes: Mapping[str, str]) -> Tensors:
+        return Tensors({name: self._tensor(prefix + name, s) for name, s in shapes.items()})
+
+    def _tensor(self, name: str, shape: str) -> Tensor:
+        bias, dims = f"{name}.bias", shape.split()
+        data = self._data(f"{name}.weight", dims)
+        if data is None or bias not in self._file.tensors:
+            return Tensor(name, data)
+        return Tensor(name, data, self._vector(bias, self._sizes(dims[:-1] or dims)))
+
+    def _data(self, name: str, dims: list[str]) -> QTensor | np.ndarray | None:
+        if name not in self._file.tensors:
+            return None
+        sizes = self._sizes(dims)
+        if len(sizes) == 1:
+            return self._vector(name, sizes)
+        type_ = self._checked(name, sizes)
+        return QTensor(self._file.data(name), type_.name, int(np.prod(sizes[:-1])), sizes[-1])
+
+    def _sizes(self, dims: list[str]) -> tuple[int, ...]:
         hp = self._hp
-        token_embd = self._matrix("token_embd.weight", hp.n_vocab, hp.n_embd)
-        tied = "output.weight" not in self._file.tensors
-        return Weights(
-            token_embd=token_embd,
-            output_norm=self._vector("output_norm.weight", hp.n_embd),
-            output=token_embd if tied else self._matrix("output.weight", hp.n_vocab, hp.n_embd),
-            rope_freqs=self._optional("rope_freqs.weight", hp.n_rot // 2),
-            blk=tuple(self._layer(i) for i in range(hp.n_layer)),
-            n_bytes=sum(t.n_bytes for t in self._file.tensors.values()),
-        )
+        return tuple(hp.n_rot // 2 if dim == "n_rot/2" else getattr(hp, dim) for dim in dims)
 
-    def _layer(self, i: int) -> Layer:
-        hp, blk = self._hp, f"blk.{i}"
-        return Layer(
-            attn_norm=self._vector(f"{blk}.attn_norm.weight", hp.n_embd),
-            attn_q=self._matrix(f"{blk}.attn_q.weight", hp.n_embd_q, hp.n_embd),
-            attn_k=self._matrix(f"{blk}.attn_k.weight", hp.n_embd_kv, hp.n_embd),
-            attn_v=self._matrix(f"{blk}.attn_v.weight", hp.n_embd_kv, hp.n_embd),
-            attn_output=self._matrix(f"{blk}.attn_output.weight", hp.n_embd, hp.n_embd_q),
-            ffn_norm=self._vector(f"{blk}.ffn_norm.weight", hp.n_embd),
-            attn_q_bias=self._optional(f"{blk}.attn_q.bias", hp.n_embd_q),
-            attn_k_bias=self._optional(f"{blk}.attn_k.bias", hp.n_embd_kv),
-            attn_v_bias=self._optional(f"{blk}.attn_v.bias", hp.n_embd_kv),
-            attn_output_bias=self._optional(f"{blk}.attn_output.bias", hp.n_embd),
-            attn_q_norm=self._optional(f"{blk}.attn_q_norm.weight", hp.head_dim),
-            attn_k_norm=self._optional(f"{blk}.attn_k_norm.weight", hp.head_dim),
-            post_attention_norm=self._optional(f"{blk}.post_attention_norm.weight", hp.n_embd),
-            post_ffw_norm=self._optional(f"{blk}.post_ffw_norm.weight", hp.n_embd),
-            ffn=self._experts(blk) if hp.n_expert else self._dense(blk),
-        )
+    def _vector(self, name: str, sizes: tuple[int, ...]) -> np.ndarray:
+        type_ = self._checked(name, sizes)
+        values = dequantize(self._file.data(name), type_, sizes[::-1])
+        return np.ascontiguousarray(values)
 
-    def _dense(self, blk: str) -> Dense:
-        hp = self._hp
-        return Dense(
-            gate=self._matrix(f"{blk}.ffn_gate.weight", hp.n_ff, hp.n_embd),
-            up=self._matrix(f"{blk}.ffn_up.weight", hp.n_ff, hp.n_embd),
-            down=self._matrix(f"{blk}.ffn_down.weight", hp.n_embd, hp.n_ff),
-        )
-
-    def _experts(self, blk: str) -> Experts:
-        hp = self._hp
-        return Experts(
-            router=self._matrix(f"{blk}.ffn_gate_inp.weight", hp.n_expert, hp.n_embd),
-            gate=self._stack(f"{blk}.ffn_gate_exps.weight", hp.n_ff_expert, hp.n_embd),
-            up=self._stack(f"{blk}.ffn_up_exps.weight", hp.n_ff_expert, hp.n_embd),
-            down=self._stack(f"{blk}.ffn_down_exps.weight", hp.n_embd, hp.n_ff_expert),
-        )
-
-    def _matrix(self, name: str, n_out: int, n_in: int) -> QTensor:
-        return self._tensor(name, (n_in, n_out))
-
-    def _stack(self, name: str, n_out: int, n_in: int) -> QTensor:
-        return self._tensor(name, (n_in, n_out, self._hp.n_expert))
-
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> QTensor:
-        info = self._checked(name, shape)
-        n_out = int(np.prod(shape[1:], dtype=object))
-        return QTensor(self._file.data(name), info.type.name, n_out, shape[0])
-
-    def _vector(self, name: str, n: int) -> np.ndarray:
-        info = self._checked(name, (n,))
-        return np.ascontiguousarray(dequantize(self._file.data(name), info.type, (n,)))
-
-    def _optional(self, name: str, n: int) -> np.ndarray | None:
-        return self._vector(name, n) if name in self._file.tensors else None
-
-    def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        info = self._file.tensors.get(name)
-        if info is None:
-            raise self._file.error("the tensor is missing", key=name)
-        if info.shape != shape:
-            raise self._file.error(f"has shape {info.shape}, expected {shape}", key=name)
-        return info
+    def _checked(self, name: str, sizes: tuple[int, ...]) -> Any:
+        info, expected = self._file.tensors[name], sizes[::-1]
+        if info.shape != expected:
+            raise self._file.error(f"has shape {info.shape}, expected {expected}", key=name)
+        return info.type

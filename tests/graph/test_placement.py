@@ -38,7 +38,6 @@ from tamis.select.notation import MethodError
 
 # HShare's layers share sets with each other; no GPU has its ops.
 SPLIT = [text for text in (*METHODS, *OTHERS) if not text.startswith("hshare")]
-ROWS = "x", "q", "k", "v", "att", "logits"
 PARTED = [
     *(in_its_roles(text) for text in (*METHODS, *OTHERS)),
     {"prefill": f"{ETF},kv=reuse"},
@@ -401,11 +400,12 @@ def opened(engine, **options):
     session = engine.session(**options)
     for stage in session._stages:
         if isinstance(stage.backend, SplitBackend):
-            for name in ROWS:
-                if stage.backend.rows.has(getattr(stage.ws, name)):
-                    stage.backend.rows.spoil(getattr(stage.ws, name))
-            for name in ("q", "k", "v"):
-                getattr(stage.ws, name).fill(np.nan)
+            moving = [rows for hop in stage._body_program.hops for rows in hop.rows]
+            for rows in (stage.ws.x, stage.ws.logits, *moving):
+                if stage.backend.rows.has(rows):
+                    stage.backend.rows.spoil(rows)
+            for rows in moving[:3]:  # queries, keys and values of every layer
+                rows.fill(np.nan)
     return session
 
 
@@ -479,8 +479,8 @@ def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
     sent += ws.head_rows.nbytes + ws.head_step.nbytes
     fetched = 50 * 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
     assert rows.moved() == (sent, fetched)
-    view = session._kv.view(0)
-    assert not any(map(rows.has, (view.k, view.v, view.k_table, ws.cos, ws.sin, ws.partial)))
+    view, cos = session._kv.view(0), ws.rows("cos.0", hp.n_rot // 2)
+    assert not any(map(rows.has, (view.k, view.v, view.k_table, cos, ws.partial)))
     assert rows.ops == {ops.EMBED, ops.PACK_ROWS, ops.MATMUL}
     engine.close()
 
@@ -518,7 +518,8 @@ def test_a_gpu_gets_kernels_and_arrays_of_its_own_side_only(path, monkeypatch):
     view = session._kv.view(0)
     gpu = engine.backend.rows
     assert [gpu._mirror(array) is None for array in (view.k, view.v, view.k_table)] == [True] * 3
-    assert gpu._mirror(session._stages[0].ws.att) is not None
+    att = session._stages[0].ws.rows("att", engine.hp.n_head, engine.hp.head_dim)
+    assert gpu._mirror(att) is not None
     engine.close()
 
 

@@ -49,9 +49,8 @@ def matrix(type, n_out, n_in):
 def logits(path, monkeypatch, strips):
     monkeypatch.setattr(Backend, "strips", strips)
     engine = Engine.load(path, n_threads=2)
-    types = {
-        w.type for w in (engine.model.weights.blk[0].attn_q, engine.model.weights.blk[1].ffn.up)
-    }
+    blk = engine.model.weights.blk
+    types = {w.matrix.type for w in (blk[0].attn_q, blk[1].ffn_up)}
     session = engine.session(n_ctx=64)
     found = [session.prefill(list(range(1, 30))), session.decode(3), *session.logits([4, 5, 6, 7])]
     engine.close()

@@ -32,10 +32,10 @@ tamis.jit_kernels.cpu.select  tamis.jit_kernels.cuda.select
 tamis.jit_kernels.compile
 tamis.jit_kernels.cpu.runtime  tamis.jit_kernels.cuda.runtime
 tamis.jit_kernels.backends
-tamis.arch
 tamis.model
 tamis.kv  tamis.select
 tamis.graph
+tamis.arch
 tamis.text  tamis.sampling  tamis.fetch
 tamis.engine
 tamis.auto

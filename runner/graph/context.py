@@ -1,0 +1,81 @@
+"""What the recorders of a layer share: the model, its buffers, the Program, and the hooks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tamis.graph.workspace import Buffers
+from tamis.model.hparams import HParams
+from tamis.model.model import Model
+from tamis.model.rope import RopeFrequencies
+from tamis.model.weights import Tensors
+from tamis.select.base import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Queries or keys as a product left them, and what is still to be done to them."""
+
+    x: np.ndarray  # f32 [n_tok, n_head, head_dim]
+    norm: np.ndarray | None = None  # f32 [head_dim], of each head
+    angles: "Angles | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """The cosines and sines of a chunk's positions, f32 [n_tok, n_half] each."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+class Hooks:
+    """What a layer needs beyond its own rows: a sequence's positions, KV cache and devices.
+
+    By default nothing is recorded: the ops over rows alone, which any sequence may run.
+    """
+
+    def append(self, g: "Graph", layer: int, q: Heads, k: Heads, v: Heads) -> None:
+        """Record norm and rotation of q and k, in place, and that k and v are appended."""
+
+    def attend(self, g: "Graph", layer: int, q: np.ndarray, out: np.ndarray) -> None:
+        """Record attention of q to the KV cache, both f32 [n_tok, n_head, head_dim]."""
+
+    def attended(self, g: "Graph", layer: int) -> None:
+        """Called when attention's output is where the layer's rows are, before g.x changes."""
+
+    def end(self, g: "Graph", layer: int) -> None:
+        """Called when the layer has added all it adds to g.x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A Program being recorded for a model."""
+
+    model: Model
+    ws: Buffers
+    rec: Recording
+    hooks: Hooks
+
+    @property
+    def hp(self) -> HParams:
+        """The model's shapes."""
+        return self.model.hp
+
+    @property
+    def x(self) -> np.ndarray:
+        """The residual stream, f32 [n_tok, n_embd]."""
+        return self.ws.x
+
+    def weights(self, layer: int) -> Tensors:
+        """The tensors of a layer."""
+        return self.model.weights.blk[layer]
+
+    def angles(self, rope: int) -> Angles:
+        """The buffers for the angles of one of the model's `ropes`."""
+        n_half = len(self.frequencies(rope).inv_freq)
+        return Angles(self.ws.rows(f"cos.{rope}", n_half), self.ws.rows(f"sin.{rope}", n_half))
+
+    def frequencies(self, rope: int) -> RopeFrequencies:
+        """One of the model's `ropes`."""
+        return self.model.ropes[rope]

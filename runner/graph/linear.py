@@ -1,0 +1,112 @@
+"""Matrix products: of one matrix, or of several that read the same rows."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.graph.context import Graph
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Cost
+from tamis.jit_kernels.contract.types import QTensor
+from tamis.model.weights import Tensor
+
+
+class Source(NamedTuple):
+    """The rows that products read: x itself, its norm, or x as a gate; see PACK_ROWS."""
+
+    x: np.ndarray
+    kind: str = "rows"
+    other: np.ndarray | None = None  # the norm's weights, or the branch that is gated
+    eps: float = 0.0
+    step: np.ndarray | None = None  # which rows of x; all of the recording's where None
+
+
+class Product(NamedTuple):
+    """Rows times one matrix, recorded where it is known what it is added to."""
+
+    rows: Source
+    w: Tensor
+
+
+class _Output(NamedTuple):
+    w: Tensor
+    y: np.ndarray
+    add: bool = False
+
+
+def linear(g: Graph, rows: Source | np.ndarray, w: Tensor) -> Product:
+    """Rows @ w.T + bias, for `add`, `norm` or `stored`."""
+    return Product(_source(rows), w)
+
+
+def linears(g: Graph, rows: Source | np.ndarray, *ws: Tensor) -> list[np.ndarray]:
+    """Record the products of several matrices by the same rows; f32 [n_tok, n_out] each.
+
+    They may run at the same time. Each is in the buffer of its tensor's name.
+    """
+    outputs = [_Output(w, g.ws.rows(w.label, w.matrix.n_out)) for w in ws]
+    _record(g, _source(rows), outputs)
+    return [output.y for output in outputs]
+
+
+def stored(g: Graph, product: Product, y: np.ndarray) -> np.ndarray:
+    """Record that y is a product."""
+    _record(g, product.rows, [_Output(product.w, y)])
+    return y
+
+
+def added(g: Graph, product: Product, y: np.ndarray) -> None:
+    """Record that a product is added to y."""
+    _record(g, product.rows, [_Output(product.w, y, add=True)])
+
+
+def _source(rows: Source | np.ndarray) -> Source:
+    return rows if isinstance(rows, Source) else Source(rows)
+
+
+def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
+    forms = itertools.groupby(outputs, lambda p: ops.packed_form(p.w.matrix.type))
+    for form, group in forms:
+        _record_form(g, rows, form, list(group))
+
+
+def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> None:
+    n_in = outputs[0].w.matrix.n_in
+    packed = g.ws.packed_rows(n_in)
+    g.rec.program.add(
+        ops.PACK_ROWS,
+        (form, rows.kind),
+        step=g.rec.step if rows.step is None else rows.step,
+        x=rows.x,
+        other=rows.other,
+        packed=packed,
+        n=n_in,
+        scratch=g.ws.scratch,
+        eps_f=rows.eps,
+    )
+    for i, (tensor, y, add) in enumerate(outputs):
+        w = tensor.matrix
+        assert w.n_in == n_in
+        g.rec.program.add(
+            ops.MATMUL,
+            (w.type,),
+            sync=i == len(outputs) - 1,
+            label=f"matmul {w.type} {tensor.label}",
+            cost=_cost(w),
+            step=g.rec.step,
+            packed=packed,
+            w=w.data,
+            bias=tensor.bias,
+            y=y,
+            n_in=n_in,
+            n_out=w.n_out,
+            y_stride=w.n_out,
+            add=int(add),
+            scratch=g.ws.scratch,
+        )
+
+
+def _cost(w: QTensor) -> Cost:
+    """All weights are read once a call."""
+    return lambda n_tok, pos: (w.data.nbytes, 2 * w.n_in * w.n_out * n_tok)

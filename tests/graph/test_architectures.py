@@ -1,0 +1,81 @@
+"""How an architecture is found, how it writes a layer, and what its graph needs of memory."""
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tamis.arch import load
+from tamis.arch.load import ArchError, arch_of, load_model
+from tamis.engine.engine import Engine
+from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.graph import layer as graph_layer
+from tamis.graph.workspace import workspace_bytes
+from tamis.model.arch import Arch
+from tests.support.tiny_models import TinySpec, write_tiny_model
+
+BACKEND = SimpleNamespace(n_thread=3, n_part=4)
+
+
+def test_an_unknown_architecture_is_named_with_those_that_are_known():
+    with pytest.raises(ArchError, match=r"'llema' is not supported; supported: .*gemma3.*qwen3moe"):
+        arch_of("llema")
+
+
+@pytest.mark.parametrize("name", ["load", "__init__", "../model/arch", ""])
+def test_no_other_module_is_an_architecture(name):
+    with pytest.raises(ArchError):
+        arch_of(name)
+
+
+def twice(g, il):
+    """Each layer of the file, two times."""
+    graph_layer.layer(g, il)
+    graph_layer.layer(g, il)
+
+
+OWN = Arch(neox=False, layer=twice)
+
+
+def test_another_package_brings_an_architecture_with_its_own_layer(tmp_path, monkeypatch):
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", layers=1))
+    twin = write_tiny_model(tmp_path / "twin.gguf", TinySpec("llama", layers=1))
+    found = EntryPoint("llamatwice", f"{__name__}:OWN", load.ENTRY_POINTS)
+    monkeypatch.setattr(load.importlib.metadata, "entry_points", lambda group: [found])
+    assert arch_of("llamatwice") is OWN
+    engine = Engine.load(twin, n_threads=1)
+    once = engine.session(n_ctx=64).prefill([4, 5, 6])
+    engine.close()
+    monkeypatch.setattr(load, "arch_of", lambda _name: OWN)
+    engine = Engine.load(path, n_threads=1)
+    assert not np.allclose(engine.session(n_ctx=64).prefill([4, 5, 6]), once)
+    engine.close()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gemma3"])
+def test_a_workspace_has_what_the_graph_asked_for_and_its_plan_tells_the_truth(tmp_path, arch):
+    model = load_model(GGUFFile(write_tiny_model(tmp_path / "m.gguf", TinySpec(arch))))
+    hp, n_ff = model.hp, model.hp.n_ff_expert or model.hp.n_ff
+    assert model.needs.n_in == max(hp.n_embd, hp.n_embd_q, n_ff)
+    assert model.needs.rows["attn_q"] == model.needs.rows["att"] == 4 * hp.n_embd_q
+    assert ("ffn_gate_exps" in model.needs.rows) == (arch == "qwen3moe")
+    assert ("branch" in model.needs.rows) == (arch == "gemma3")  # norms after each part
+    sizes = [workspace_bytes(model, n_tok, BACKEND) for n_tok in (16, 32, 48)]
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0]
+    named = sum(model.needs.rows.values())
+    assert sizes[1] - sizes[0] >= 16 * (named + 4 * hp.n_embd + 4)
+
+
+def test_a_tensor_that_the_graph_reads_and_the_file_has_not_is_named(tmp_path, monkeypatch):
+    from tests.support import tiny_models
+
+    shapes = tiny_models.tensor_shapes
+
+    def without(spec, n_vocab):
+        return {n: s for n, s in shapes(spec, n_vocab).items() if n != "blk.1.ffn_down.weight"}
+
+    monkeypatch.setattr(tiny_models, "tensor_shapes", without)
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with pytest.raises(GGUFError, match=r"missing.*blk\.1\.ffn_down|blk\.1\.ffn_down.*missing"):
+        load_model(GGUFFile(path))
