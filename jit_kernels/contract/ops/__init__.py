@@ -8,6 +8,7 @@ from tamis.jit_kernels.contract.ops.kv import *
 from tamis.jit_kernels.contract.ops.linear import *
 from tamis.jit_kernels.contract.ops.moe import *
 from tamis.jit_kernels.contract.ops.norm import *
+from tamis.jit_kernels.contract.ops.recurrent import *
 from tamis.jit_kernels.contract.ops.runtime import *
 from tamis.jit_kernels.contract.ops.sampling import *
 from tamis.jit_kernels.contract.ops.select import *

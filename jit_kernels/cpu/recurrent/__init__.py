@@ -1,0 +1,1 @@
+"""Recurrent layers: convolutions, scans of a state, their gates and norms."""

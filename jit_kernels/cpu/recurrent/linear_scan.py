@@ -1,0 +1,135 @@
+"""Linear attention over a state of head_k rows: threads share its columns, which are independent."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    broadcast_f,
+    fma,
+    load_f,
+    splat_f,
+    store_f,
+    zero_f,
+)
+
+ROWS = 4  # rows of the state that a pass adds to sums of their own: one sum alone would wait
+
+
+@njit
+def _zero_one():
+    return np.float32(0)
+
+
+@njit
+def _splat_one(x):
+    return np.float32(x)
+
+
+@njit
+def _fma_one(x, y, z):
+    return x * y + z
+
+
+# A column at a time, for what is left beside whole vectors; and a vector of columns.
+ONE = (load_f32, store_f32, load_f32, _splat_one, _zero_one, _fma_one)
+VECTOR = (load_f, store_f, broadcast_f, splat_f, zero_f, fma)
+
+
+def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, head_v: int) -> Any:
+    """One token over the columns of a head's state at `state`: what S^T q is after it."""
+    load, store, broadcast, splat, zero, add = words
+    delta, by_channel, row_bytes = rule == "delta", decay == "channel", 4 * head_v
+
+    @njit(error_model="numpy")
+    def decay_of(gates, i):
+        return broadcast(gates + 4 * i) if by_channel else broadcast(gates)
+
+    @njit(error_model="numpy")
+    def recalled(state, k, gates):
+        """(decay * S)^T k."""
+        sum0, sum1, sum2, sum3 = zero(), zero(), zero(), zero()
+        for i in range(0, head_k, ROWS):
+            row, key = state + row_bytes * i, k + 4 * i
+            keys = (broadcast(key), broadcast(key + 4), broadcast(key + 8), broadcast(key + 12))
+            if by_channel:
+                keys = (
+                    keys[0] * decay_of(gates, i),
+                    keys[1] * decay_of(gates, i + 1),
+                    keys[2] * decay_of(gates, i + 2),
+                    keys[3] * decay_of(gates, i + 3),
+                )
+            sum0 = add(keys[0], load(row), sum0)
+            sum1 = add(keys[1], load(row + row_bytes), sum1)
+            sum2 = add(keys[2], load(row + 2 * row_bytes), sum2)
+            sum3 = add(keys[3], load(row + 3 * row_bytes), sum3)
+        total = (sum0 + sum1) + (sum2 + sum3)
+        return total if by_channel else total * decay_of(gates, 0)
+
+    @njit(error_model="numpy")
+    def advanced(state, i, k, gates, new):
+        """Row i of decay * S + k new^T, written over that of S."""
+        at = state + row_bytes * i
+        row = add(broadcast(k + 4 * i), new, load(at) * decay_of(gates, i))
+        store(at, row)
+        return row
+
+    @njit(error_model="numpy")
+    def token(state, q, k, v, gates, rate):
+        new = load(v)
+        if delta:
+            new = new - recalled(state, k, gates)
+        new = new * splat(rate)
+        sum0, sum1, sum2, sum3 = zero(), zero(), zero(), zero()
+        for i in range(0, head_k, ROWS):
+            query = q + 4 * i
+            sum0 = add(broadcast(query), advanced(state, i, k, gates, new), sum0)
+            sum1 = add(broadcast(query + 4), advanced(state, i + 1, k, gates, new), sum1)
+            sum2 = add(broadcast(query + 8), advanced(state, i + 2, k, gates, new), sum2)
+            sum3 = add(broadcast(query + 12), advanced(state, i + 3, k, gates, new), sum3)
+        return (sum0 + sum1) + (sum2 + sum3)
+
+    return token
+
+
+def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
+    """Kernel of LINEAR_SCAN: threads take columns of the heads' states in turn."""
+    if rule not in ("add", "delta") or decay not in ("head", "channel"):
+        raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
+    if head_k % ROWS:
+        raise ValueError(f"head_k is {head_k}, expected a multiple of {ROWS}")
+    vectors, ones = (_columns(words, rule, decay, head_k, head_v) for words in (VECTOR, ONE))
+    n_vector = head_v // LANES
+    n_part = n_vector + head_v % LANES  # vectors of columns, then single ones
+
+    def kernel(
+        tid, n_thread, step, q, k, v, decay, beta, skip, state, y, n_head, n_head_k, tiled, stride,
+        qk_step, v_step, decay_stride, scale_f,
+    ):  # fmt: skip
+        n_tok, per_head = load_i64(step + STEP.n_tok), head_k if by_channel else 1
+        for item in range(tid, n_head * n_part, n_thread):
+            h, part = item // n_part, item % n_part
+            single = part >= n_vector
+            column = 4 * (LANES * n_vector + part - n_vector if single else LANES * part)
+            kv = h % n_head_k if tiled != 0 else h // (n_head // n_head_k)
+            columns = state + 4 * head_k * head_v * h + column
+            for t in range(n_tok):
+                at, value = stride * t + qk_step * kv, v + 4 * (stride * t + v_step * h) + column
+                gates = decay + 4 * (decay_stride * t + per_head * h)
+                rate = load_f32(beta + 4 * (n_head * t + h)) if beta != 0 else np.float32(1)
+                through = load_f32(skip + 4 * h) if skip != 0 else np.float32(0)
+                out = y + 4 * head_v * (n_head * t + h) + column
+                if single:
+                    one = ones(columns, q + 4 * at, k + 4 * at, value, gates, rate)
+                    store_f32(out, one * scale_f + through * load_f32(value))
+                else:
+                    found = vectors(columns, q + 4 * at, k + 4 * at, value, gates, rate)
+                    added = splat_f(through) * load_f(value)
+                    store_f(out, fma(found, splat_f(scale_f), added))
+
+    by_channel = decay == "channel"
+    return kernel
