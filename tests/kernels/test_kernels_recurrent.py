@@ -1,4 +1,4 @@
-"""Ops of recurrent layers against NumPy float64, between unmapped pages; chunks as token by token."""
+"""Ops of recurrent layers against NumPy float64, between unmapped pages."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,15 @@ from guarded import in_child, runs, step_of
 
 from tamis.jit_kernels.contract import ops
 
+SMALL_SCANS = [("delta", "channel", 4, 19), ("add", "head", 8, 37), ("delta", "head", 12, 7)]
 SCANS = [
+    *SMALL_SCANS,
     # rule, decay, head_k, head_v: Gated DeltaNet, Kimi Delta Attention, Mamba-2, lightning
-    # attention; and sizes that no vector divides.
+    # attention; before them, sizes that no vector divides.
     ("delta", "head", 128, 64),
     ("delta", "channel", 64, 64),
     ("add", "head", 64, 32),
     ("add", "channel", 32, 16),
-    ("delta", "head", 12, 7),
-    ("delta", "channel", 4, 19),
-    ("add", "head", 8, 37),
 ]
 N_STATE = [1, 16, 40]
 KERNELS = [
@@ -42,10 +41,10 @@ def wide(*arrays):
     return [array.astype(np.float64) for array in arrays]
 
 
+# --- convolution ----------------------------------------------------------------------------------
 
-# --- convolution -----------------------------------------------------------------------------------
 
-
+@pytest.mark.on_threads
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize(("n_tok", "n", "n_tap"), [(1, 3, 4), (2, 33, 4), (5, 64, 3), (4, 17, 1)])
@@ -66,9 +65,10 @@ def test_a_convolution_goes_on_from_its_state(n_tok, n, n_tap, activation, with_
         np.testing.assert_array_equal(found["state"], after.astype(np.float32))
 
 
-# --- gates and norms -------------------------------------------------------------------------------
+# --- gates and norms ------------------------------------------------------------------------------
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("activation", ["none", "silu", "sigmoid"])
 @pytest.mark.parametrize(("n_tok", "rows", "n"), [(1, 1, 1), (3, 2, 19), (2, 3, 32)])
 @pytest.mark.parametrize("alone", [False, True])
@@ -87,6 +87,7 @@ def test_rows_are_multiplied_by_a_gate(n_tok, rows, n, activation, alone):
         np.testing.assert_allclose(found["y"], expected, rtol=3e-6, atol=1e-6)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "rows", "n", "run"), [(1, 1, 1, 1), (3, 2, 5, 1), (2, 3, 8, 8)])
 @pytest.mark.parametrize("absent", [(), ("dt",), ("decay",)])
 @in_child
@@ -107,7 +108,10 @@ def test_a_decay_is_the_exponential_of_a_step_times_a_rate(n_tok, rows, n, run, 
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.parametrize(("n_tok", "rows", "n", "gap"), [(1, 1, 1, 0), (3, 2, 19, 4), (2, 4, 64, 1)])
+@pytest.mark.on_threads
+@pytest.mark.parametrize(
+    ("n_tok", "rows", "n", "gap"), [(1, 1, 1, 0), (3, 2, 19, 4), (2, 4, 64, 1)]
+)
 @in_child
 def test_queries_and_keys_get_length_one(n_tok, rows, n, gap):
     rng = np.random.default_rng((n_tok, rows, n))
@@ -124,6 +128,7 @@ def test_queries_and_keys_get_length_one(n_tok, rows, n, gap):
         np.testing.assert_array_equal(found["x"][:, rows * n :], x[:, rows * n :])
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 @pytest.mark.parametrize("order", ["norm", "gate"])
 @pytest.mark.parametrize(("n_tok", "rows", "n"), [(1, 1, 1), (3, 2, 19), (2, 3, 64)])
@@ -143,9 +148,10 @@ def test_a_norm_and_its_gate(n_tok, rows, n, order, activation, shared):
         np.testing.assert_allclose(found["y"], expected, rtol=5e-6, atol=2e-6)
 
 
-# --- scans -----------------------------------------------------------------------------------------
+# --- scans ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "n"), [(1, 5), (4, 32), (9, 21)])
 @pytest.mark.parametrize("n_state", N_STATE)
 @in_child
@@ -184,9 +190,7 @@ def scan_inputs(rng, decay, head_k, head_v, n_tok, n_head, n_head_k):
 
 def scan_expected(given, rule, head_k, head_v, n_head, n_head_k, tiled, scale):
     rows, n_tok, n_key = given["rows"].astype(np.float64), len(given["rows"]), n_head_k * head_k
-    q, k = (
-        rows[:, first : first + n_key].reshape(n_tok, n_head_k, head_k) for first in (0, n_key)
-    )
+    q, k = (rows[:, first : first + n_key].reshape(n_tok, n_head_k, head_k) for first in (0, n_key))
     heads = [h % n_head_k if tiled else h // (n_head // n_head_k) for h in range(n_head)]
     v = rows[:, 2 * n_key : 2 * n_key + n_head * head_v].reshape(n_tok, n_head, head_v)
     others = wide(*(given[name] for name in ("decay", "beta", "skip", "state")))
@@ -198,21 +202,15 @@ def scan_fields(given, head_k, head_v, n_head, n_head_k, tiled, first=0, n_tok=N
     some = slice(first, None if n_tok is None else first + n_tok)
     rows, decay = given["rows"][some], given["decay"][some]
     flat, n_key = np.ascontiguousarray(rows).reshape(-1), n_head_k * head_k
-    return dict(
-        q=flat, k=flat[n_key:], v=flat[2 * n_key :], decay=decay, beta=given["beta"][some],
-        skip=given["skip"], n_head=n_head, n_head_k=n_head_k, tiled=tiled, stride=rows.shape[1],
-        qk_step=head_k, v_step=head_v, decay_stride=decay[0].size,
-    )  # fmt: skip
+    return {
+        "q": flat, "k": flat[n_key:], "v": flat[2 * n_key :], "decay": decay,
+        "beta": given["beta"][some], "skip": given["skip"], "n_head": n_head,
+        "n_head_k": n_head_k, "tiled": tiled, "stride": rows.shape[1], "qk_step": head_k,
+        "v_step": head_v, "decay_stride": decay[0].size,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("n_tok", "n_head", "n_head_k", "tiled"), [(1, 1, 1, 0), (5, 4, 2, 0), (3, 6, 3, 1)]
-)
-@pytest.mark.parametrize(("rule", "decay", "head_k", "head_v"), SCANS)
-@in_child
-def test_a_linear_scan_goes_on_from_its_state(
-    rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled
-):
+def check_linear_scan(rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled):
     rng = np.random.default_rng((head_k, head_v, n_tok))
     given = scan_inputs(rng, decay, head_k, head_v, n_tok, n_head, n_head_k)
     expected, after = scan_expected(given, rule, head_k, head_v, n_head, n_head_k, tiled, 0.5)
@@ -225,6 +223,25 @@ def test_a_linear_scan_goes_on_from_its_state(
         np.testing.assert_allclose(found["y"], expected, rtol=2e-5, atol=5e-5)
 
 
+@pytest.mark.parametrize(
+    ("n_tok", "n_head", "n_head_k", "tiled"), [(1, 1, 1, 0), (5, 4, 2, 0), (3, 6, 3, 1)]
+)
+@pytest.mark.parametrize(("rule", "decay", "head_k", "head_v"), SCANS)
+@in_child
+def test_a_linear_scan_goes_on_from_its_state(
+    rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled
+):
+    check_linear_scan(rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize("scan", [("delta", "head", 12, 7), *SMALL_SCANS[:2]])
+@in_child
+def test_small_linear_scans_go_on_from_their_states(scan):
+    check_linear_scan(*scan, 3, 2, 1, 1)
+
+
+@pytest.mark.on_threads
 @in_child
 def test_a_linear_scan_without_beta_and_skip_has_ones_and_zeros_there():
     rng = np.random.default_rng(3)
@@ -242,7 +259,7 @@ def test_a_linear_scan_without_beta_and_skip_has_ones_and_zeros_there():
         np.testing.assert_allclose(found["y"], expected, rtol=2e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize(("rule", "decay", "head_k", "head_v"), SCANS[:4])
+@pytest.mark.parametrize(("rule", "decay", "head_k", "head_v"), SCANS[2:])
 @in_child
 def test_a_chunk_is_its_tokens_one_by_one(rule, decay, head_k, head_v):
     """To the bit: a token is computed the same way wherever it stands in a chunk."""

@@ -28,6 +28,7 @@ tamis.jit_kernels.cpu.lang  tamis.jit_kernels.cuda  tamis.jit_kernels.cuda.lang
 tamis.jit_kernels.cpu.kv  tamis.jit_kernels.cuda.kv
 tamis.jit_kernels.cpu.linear  tamis.jit_kernels.cuda.linear
 tamis.jit_kernels.cpu.attention  tamis.jit_kernels.cuda.attention
+tamis.jit_kernels.cpu.recurrent  tamis.jit_kernels.cuda.recurrent
 tamis.jit_kernels.cpu.select  tamis.jit_kernels.cuda.select
 tamis.jit_kernels.compile
 tamis.jit_kernels.cpu.runtime  tamis.jit_kernels.cuda.runtime

@@ -1,4 +1,4 @@
-"""What kernels of recurrent layers do to numbers: activations by name, how threads share channels."""
+"""What kernels of recurrent layers share: activations by name, channels by thread."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Linear attention over a state of head_k rows: threads share its columns, which are independent."""
+"""Linear attention over a state of head_k rows: threads share its independent columns."""
 
 from typing import Any
 

@@ -1,0 +1,42 @@
+"""The selective scan of Mamba: a thread a channel, its state in shared memory."""
+
+import math
+
+from numba import cuda, float32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.lang.grid import Launch, thread
+from tamis.jit_kernels.cuda.lang.intrinsic import load_f32, load_i64, store_f32
+
+MOST_SHARED = 1 << 15  # bytes of a block's states
+MOST_STATE = MOST_SHARED // 4 // 32  # numbers of a channel, where a block is one warp
+
+
+def selective_scan(n_state: int) -> list[Launch]:
+    """Kernel of SELECTIVE_SCAN: threads take channels in turn."""
+    if n_state > MOST_STATE:
+        raise ValueError(f"n_state is {n_state}, expected at most {MOST_STATE}")
+    threads = 32
+    while threads < 256 and 4 * n_state * 2 * threads <= MOST_SHARED:
+        threads *= 2
+
+    def kernel(tid, n_thread, step, x, dt, b, c, a, d, state, y, n, bc_stride):
+        held = cuda.shared.array(n_state * threads, float32)
+        n_tok = load_i64(step + STEP.n_tok)
+        for i in range(tid * threads + thread(), n, n_thread * threads):
+            for s in range(n_state):
+                held[s * threads + thread()] = load_f32(state + 4 * (n * s + i))
+            for t in range(n_tok):
+                value, rate = load_f32(x + 4 * (n * t + i)), load_f32(dt + 4 * (n * t + i))
+                total, mixed = load_f32(d + 4 * i) * value, 4 * bc_stride * t
+                for s in range(n_state):
+                    kept = math.exp(rate * load_f32(a + 4 * (n * s + i)))
+                    new = kept * held[s * threads + thread()]
+                    new += rate * value * load_f32(b + mixed + 4 * s)
+                    held[s * threads + thread()] = new
+                    total += new * load_f32(c + mixed + 4 * s)
+                store_f32(y + 4 * (n * t + i), total)
+            for s in range(n_state):
+                store_f32(state + 4 * (n * s + i), held[s * threads + thread()])
+
+    return [Launch(kernel, threads=threads)]
