@@ -1,0 +1,134 @@
+"""The recurrent states of one sequence: arrays of fixed size a layer, and snapshots of them.
+
+Keys and values of the last tokens can be dropped; a state that these tokens have changed cannot be
+turned back. Snapshots of it are kept instead: `go_back` restores one and says after how many tokens
+it was taken, and the session computes the tokens from there on again.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.jit_kernels.contract.types import zeros
+
+MOST = 8  # snapshots of a sequence
+
+
+class StateKey(NamedTuple):
+    """Which state of a sequence: a layer of the model, and the state's name there."""
+
+    layer: int
+    name: str
+
+
+class _Snapshot(NamedTuple):
+    n_tokens: int  # that it was taken after
+    values: np.ndarray
+
+
+class RecurrentStates:
+    """What kernels go on from, at addresses that stay, and at most `most` snapshots.
+
+    The state before the first token is zero and needs none. While kernels write (`begin` to `end`)
+    the live state is of no use; one that is not ended is recovered by `go_back`.
+    """
+
+    def __init__(self, shapes: Mapping[StateKey, tuple[int, ...]], most: int = MOST) -> None:
+        if most < 1:
+            raise ValueError(f"{most} snapshots, expected 1 or more")
+        self.shapes, self._most = dict(shapes), most
+        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        self.live = zeros(sum(sizes), np.float32)  # all states, one after another
+        ends = np.cumsum([0, *sizes]).tolist()
+        self._views = {
+            key: self.live[first:end].reshape(shape)
+            for (key, shape), first, end in zip(self.shapes.items(), ends, ends[1:], strict=False)
+        }
+        self._n_tokens: int | None = 0  # that the live state is after; None between begin and end
+        self._snapshots: list[_Snapshot] = []  # by n_tokens, ascending
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the live state and of all snapshots that may be kept."""
+        return (1 + self._most) * self.live.nbytes
+
+    @property
+    def n_tokens(self) -> int | None:
+        """Tokens that the live state is after; None where it is of no use."""
+        return self._n_tokens
+
+    @property
+    def snapshots(self) -> list[int]:
+        """After how many tokens snapshots were taken, ascending."""
+        return [snapshot.n_tokens for snapshot in self._snapshots]
+
+    def view(self, layer: int, name: str) -> np.ndarray:
+        """A state of a layer, float32, where kernels read and write it."""
+        return self._views[StateKey(layer, name)]
+
+    def begin(self) -> None:
+        """Say that kernels are about to write the live state."""
+        self._n_tokens = None
+
+    def end(self, n_tokens: int) -> None:
+        """Say that the live state is the one after n_tokens tokens."""
+        self._n_tokens = n_tokens
+
+    def keep(self) -> None:
+        """Take a snapshot of the live state, which must be of use.
+
+        Where there are too many, one goes whose neighbours are near each other, compared with how
+        far back they are: what `go_back` leaves to compute is a bounded share of what it goes back.
+        """
+        assert self._n_tokens is not None, "a snapshot of a state that kernels write"
+        if self._n_tokens == 0 or self._n_tokens in self.snapshots:
+            return
+        assert self._n_tokens > max(self.snapshots, default=0), "snapshots are taken in order"
+        values = self._spare()
+        values[:] = self.live
+        self._snapshots.append(_Snapshot(self._n_tokens, values))
+
+    def go_back(self, n_tokens: int) -> int:
+        """Make the newest state that is after at most n_tokens tokens live; after how many it is.
+
+        Snapshots after more than n_tokens tokens are dropped: the sequence goes on otherwise.
+        """
+        self._snapshots = [s for s in self._snapshots if s.n_tokens <= n_tokens]
+        found = self._snapshots[-1] if self._snapshots else None
+        n_found = 0 if found is None else found.n_tokens
+        if self._n_tokens is not None and n_found <= self._n_tokens <= n_tokens:
+            return self._n_tokens
+        self.live[:] = 0 if found is None else found.values
+        self._n_tokens = n_found
+        return n_found
+
+    def copy(self, other: "RecurrentStates", n_tokens: int) -> int:
+        """Become a copy of another sequence's states of the same shapes, as of at most n_tokens.
+
+        Returns after how many tokens the live state then is: as `go_back`, which it does here.
+        """
+        assert self.shapes == other.shapes
+        kept = [s for s in other._snapshots if s.n_tokens <= n_tokens][-self._most :]
+        self._snapshots = [_Snapshot(s.n_tokens, s.values.copy()) for s in kept]
+        self._n_tokens = None
+        if other._n_tokens is not None and other._n_tokens <= n_tokens:
+            self.live[:], self._n_tokens = other.live, other._n_tokens
+        return self.go_back(n_tokens)
+
+    def load(self, values: np.ndarray, n_tokens: int) -> None:
+        """Replace all by a saved live state, float32 of `live`'s size, and no snapshots."""
+        assert values.size == self.live.size
+        self._snapshots = []
+        self.live[:], self._n_tokens = values.reshape(-1), n_tokens
+
+    def _spare(self) -> np.ndarray:
+        """An array for one more snapshot: that of a dropped one where there are enough."""
+        if len(self._snapshots) < self._most:
+            return np.empty_like(self.live)
+        at = [0, *self.snapshots, self._n_tokens or 0]
+        spread = [
+            (after - before) / (at[-1] - before)
+            for before, after in zip(at[:-2], at[2:], strict=True)
+        ]
+        return self._snapshots.pop(int(np.argmin(spread))).values

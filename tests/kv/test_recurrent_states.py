@@ -1,0 +1,125 @@
+"""Recurrent states: what is live, what snapshots restore, what is left to compute again."""
+
+import numpy as np
+import pytest
+
+from tamis.kv.recurrent import RecurrentStates, StateKey
+
+SHAPES = {StateKey(0, "conv"): (3, 5), StateKey(0, "scan"): (2, 4, 4), StateKey(2, "scan"): (7,)}
+
+
+def new_states(most=8):
+    return RecurrentStates(SHAPES, most)
+
+
+def written(n_tokens):
+    """What a stand-in of kernels makes of a state after so many tokens; zero before the first."""
+    values = np.random.default_rng(n_tokens).standard_normal(15 + 32 + 7).astype(np.float32)
+    return values if n_tokens else 0 * values
+
+
+def advance(states, n_tokens, keep=True):
+    states.begin()
+    states.live[:] = written(n_tokens)
+    states.end(n_tokens)
+    if keep:
+        states.keep()
+
+
+def test_views_are_parts_of_the_live_state_and_stay_where_they_are():
+    states = new_states()
+    views = {key: states.view(*key) for key in SHAPES}
+    assert {key: view.shape for key, view in views.items()} == SHAPES
+    advance(states, 4)
+    states.go_back(0)
+    advance(states, 9)
+    for key, view in views.items():
+        assert view.ctypes.data == states.view(*key).ctypes.data
+    np.testing.assert_array_equal(
+        np.concatenate([view.reshape(-1) for view in views.values()]), written(9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "found"), [(0, 0), (9, 0), (10, 10), (15, 10), (20, 20), (24, 20), (25, 25), (40, 25)]
+)
+def test_the_newest_state_at_or_before_is_restored(n, found):
+    """Snapshots after 10 and 20 tokens; the live state, after 25, is good where it is allowed."""
+    states = new_states()
+    for n_tokens in (10, 20):
+        advance(states, n_tokens)
+    advance(states, 25, keep=False)
+    assert states.go_back(n) == found
+    assert states.n_tokens == found
+    np.testing.assert_array_equal(states.live, written(found))
+    assert states.snapshots == [s for s in (10, 20) if s <= n]
+
+
+def test_a_state_that_was_being_written_is_recovered():
+    states = new_states()
+    advance(states, 10)
+    states.begin()
+    states.live[::2] = np.nan
+    assert states.n_tokens is None
+    assert states.go_back(10) == 10
+    np.testing.assert_array_equal(states.live, written(10))
+
+
+def test_an_interrupted_state_is_not_taken_for_the_one_before_it():
+    states = new_states()
+    advance(states, 10)
+    advance(states, 12, keep=False)
+    states.begin()
+    states.live[3] = np.nan
+    assert states.go_back(12) == 10
+    np.testing.assert_array_equal(states.live, written(10))
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize("step", [1, 64])
+def test_of_many_snapshots_some_near_and_some_far_are_kept(most, step):
+    """What must be computed again is a share of the distance that shrinks with their number."""
+    states, n = new_states(most), 1000 * step
+    for n_tokens in range(step, n + 1, step):
+        advance(states, n_tokens)
+    assert len(states.snapshots) == most
+    assert states.snapshots[-1] == n
+    gaps = np.diff([0, *states.snapshots])
+    distance = n - np.array([0, *states.snapshots[:-1]])
+    if most == 8:
+        # Eight snapshots of a thousand: spaced by a factor of 1000^(1/8) = 2.4, twice that at most.
+        assert (gaps[:-1] <= 0.8 * distance[:-1] + step).all()
+    for n_tokens in states.snapshots[::-1]:
+        assert states.go_back(n_tokens) == n_tokens
+        np.testing.assert_array_equal(states.live, written(n_tokens))
+
+
+@pytest.mark.parametrize(("n", "found"), [(30, 25), (25, 25), (24, 20), (5, 0)])
+def test_a_copy_goes_on_by_itself(n, found):
+    states, other = new_states(), new_states()
+    for n_tokens in (10, 20):
+        advance(other, n_tokens)
+    advance(other, 25, keep=False)
+    advance(states, 7)
+    assert states.copy(other, n) == found
+    np.testing.assert_array_equal(states.live, written(found))
+    advance(states, found + 50)
+    assert other.n_tokens == 25
+    np.testing.assert_array_equal(other.live, written(25))
+    assert other.go_back(22) == 20
+    np.testing.assert_array_equal(other.live, written(20))
+
+
+def test_a_loaded_state_has_no_past():
+    states = new_states()
+    advance(states, 7)
+    states.load(written(30), 30)
+    assert states.go_back(30) == 30
+    np.testing.assert_array_equal(states.live, written(30))
+    assert states.go_back(29) == 0
+    assert not states.live.any()
+
+
+def test_the_plan_counts_all_that_may_be_kept():
+    assert new_states(most=3).n_bytes == 4 * 4 * (15 + 32 + 7)
+    assert RecurrentStates({}).n_bytes == 0
