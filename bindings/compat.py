@@ -6,6 +6,7 @@ give a whole answer wait for each other, and a stream that another call overtake
 error.
 """
 
+import contextlib
 import random
 import threading
 import warnings
@@ -48,6 +49,8 @@ from tamis.bindings.flat.context import pool
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
 from tamis.engine.engine import Engine
+from tamis.engine.session import ContextError
+from tamis.engine.session_file import SessionFileError
 from tamis.fetch import registry as models
 from tamis.sampling.chain import Sampler
 from tamis.sampling.grammar import GrammarTokenizer
@@ -566,7 +569,10 @@ class Llama:
             return
         held = longest_token_prefix(self.input_ids.tolist(), prompt)
         if longest_token_prefix(state.input_ids.tolist(), prompt) > held:
-            self.load_state(state._replace(seed=self._seed))  # else the same answers come again
+            # A state that is damaged or was made by another model helps no more than none.
+            with contextlib.suppress(SessionFileError, ContextError):
+                # Its own seed would give the same answers again.
+                self.load_state(state._replace(seed=self._seed))
 
     def create_chat_completion(
         self,
@@ -721,6 +727,14 @@ class Llama:
 
     def load_state(self, state: LlamaState) -> None:
         """Go on from a state of this model. Raises SessionFileError, ContextError."""
+        n = len(state.scores)
+        if n and self._logits_all and state.scores.shape != (n, self._scores.shape[1]):
+            raise SessionFileError(
+                f"the state has scores {state.scores.shape}, expected {self._scores.shape[1]} a "
+                "token: save it again with this model"
+            )
+        if n > len(self._scores):
+            raise SessionFileError(f"the state has {n} rows of scores, n_ctx is {self._n_ctx}")
         with self._lock:
             self._turn += 1
             self._forget_ahead()

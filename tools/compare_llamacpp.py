@@ -210,6 +210,7 @@ class Remote:
 
     def __init__(self, *arguments: Any) -> None:
         self.pipe, other = multiprocessing.Pipe()
+        os.environ["PYTHONSAFEPATH"] = "1"  # its processes import nothing of this directory
         context = multiprocessing.get_context("spawn")
         self.process = context.Process(target=serve, args=(other, *arguments))
         self.process.start()

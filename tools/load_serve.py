@@ -241,7 +241,7 @@ def rate(port: int, n_stream: int, n: int) -> float:
 
 def start(model: str, flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port."""
-    command = [sys.executable, "-m", "tamis", "serve", "-m", model, "--port", "0", *flags]
+    command = [sys.executable, "-P", "-m", "tamis", "serve", "-m", model, "--port", "0", *flags]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     for line in server.stderr:

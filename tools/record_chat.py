@@ -39,7 +39,7 @@ class Screen:
         self.output = b""
         self.child = pexpect.spawn(
             sys.executable,
-            ["-m", "tamis", *arguments],
+            ["-P", "-m", "tamis", *arguments],
             cwd=str(home),
             env={
                 "HOME": str(home),

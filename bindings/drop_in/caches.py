@@ -1,13 +1,23 @@
 """Saved states of a Llama, and caches of them by the tokens they hold."""
 
+import contextlib
 import hashlib
+import os
+import tokenize
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from tamis.private_files import open_private, private_folder, write_whole
+
+# What NumPy and zipfile raise beside OSError and ValueError for files that are not what they were.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, NotImplementedError)
 
 
 class LlamaState(NamedTuple):
@@ -82,46 +92,58 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """States in files of a folder, which must be this user's own; none of them are pickles."""
+    """States in files of a folder, which must be this user's own; none of them are pickles.
+
+    A damaged file counts as none and is removed. Raises OSError where others may write to the
+    folder, or replace it.
+    """
 
     def __init__(
         self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30
     ) -> None:
         super().__init__(capacity_bytes)
-        self._folder = Path(cache_dir)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = private_folder(Path(cache_dir))
 
     @property
     def cache_size(self) -> int:
         """Bytes of all files."""
-        return sum(path.stat().st_size for path in self._folder.glob("*.npz"))
+        return sum(status.st_size for _, status in self._files())
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """The files, the one used longest ago first. Another process may remove some meanwhile."""
+        found = []
+        for path in self._folder.glob("*.npz"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path, path.stat()))
+        return sorted(found, key=lambda item: item[1].st_mtime_ns)
 
     def _keys(self) -> dict[tuple[int, ...], Path]:
         found = {}
-        for path in sorted(self._folder.glob("*.npz"), key=lambda p: p.stat().st_mtime_ns):
-            with np.load(path, allow_pickle=False) as file:
-                found[tuple(file["key"].tolist())] = path
+        for path, _ in self._files():
+            with _entry(path) as read:
+                found[tuple(read("key", np.int64).tolist())] = path
         return found
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        keys = self._keys()
-        found = _closest(key, keys)
-        if found is None:
-            raise KeyError("no state begins with these tokens")
-        keys[found].touch()
-        with np.load(keys[found], allow_pickle=False) as file:
-            n_tokens, size, seed = file["numbers"].tolist()
-            state = file["state"].tobytes()
-            return LlamaState(file["input_ids"], file["scores"], n_tokens, state, size, seed)
+        while (found := _closest(key, keys := self._keys())) is not None:
+            path = keys[found]
+            with _entry(path) as read:
+                n_tokens, size, seed = read("numbers", np.int64, 3).tolist()
+                ids, state = read("input_ids", np.int32), read("state", np.uint8).tobytes()
+                scores = read("scores", np.float32, n_dim=2)
+                if not len(ids) == n_tokens or size != len(state):
+                    raise ValueError(f"{path} has other sizes than it says")
+                path.touch()
+                return LlamaState(ids, scores, n_tokens, state, size, seed)
+        raise KeyError("no state begins with these tokens")
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return _closest(key, self._keys()) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         tokens = np.array(key, np.int64)
-        name = hashlib.sha256(tokens.tobytes()).hexdigest()
-        partial = self._folder / f".{name}"
-        with partial.open("wb") as file:
+        path = self._folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()}.npz"
+        with write_whole(path, durable=False) as file:
             np.savez(
                 file,
                 key=tokens,
@@ -130,11 +152,29 @@ class LlamaDiskCache(BaseLlamaCache):
                 numbers=np.array([value.n_tokens, value.llama_state_size, value.seed], np.int64),
                 state=np.frombuffer(value.llama_state, np.uint8),
             )
-        partial.replace(self._folder / f"{name}.npz")
-        for path in list(self._keys().values()):
+        for path, _ in self._files():
             if self.cache_size <= self.capacity_bytes:
                 break
-            path.unlink()
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _entry(path: Path) -> Iterator[Callable[..., np.ndarray]]:
+    """Around the reading of a file's arrays by name and type; a damaged file is removed."""
+    try:
+        with open_private(path) as file, np.load(file, allow_pickle=False) as arrays:
+
+            def read(name: str, dtype: Any, size: int | None = None, n_dim: int = 1) -> np.ndarray:
+                array: np.ndarray = arrays[name]
+                if array.ndim != n_dim or array.dtype != dtype or size not in (None, array.size):
+                    raise ValueError(f"{path}: {name} is {array.dtype} {array.shape}")
+                return array
+
+            yield read
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, *_DAMAGED):
+        path.unlink(missing_ok=True)
 
 
 def _closest(key: Sequence[int], keys: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:

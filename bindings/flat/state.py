@@ -7,7 +7,6 @@ Files are written whole or not at all; a state that does not fit changes nothing
 
 import hashlib
 import json
-import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from tamis.bindings.flat.buffers import as_array, as_int, as_text
 from tamis.bindings.flat.context import Context, using
 from tamis.bindings.flat.status import invalid, returns
 from tamis.engine.session import Session, SessionFileError
+from tamis.private_files import write_whole
 
 MAGIC, VERSION = b"TAMISCTX", 1
 DIGEST_BYTES = 32
@@ -137,14 +137,8 @@ def _tokens_out(state: State, tokens: Any, capacity: Any, count: Any) -> Callabl
 
 def _write(path: Any, data: bytes) -> int:
     target = Path(as_text(path, "path"))
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with write_whole(target) as file:
+        file.write(data)
     return len(data)
 
 

@@ -1,15 +1,15 @@
 """The kernel library on disk: a private folder of object files, named by what made them."""
 
+import errno
 import hashlib
 import os
-import stat
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.features import Features
 from tamis.jit_kernels.cuda.lang.target import Target
+from tamis.private_files import PrivacyError, open_private, private_folder, write_whole
 
 SOURCES = Path(__file__).parents[1]  # jit_kernels
 
@@ -56,53 +56,44 @@ def user_folder() -> Path:
 def open_folder(root: Path, level: Features | Target | None = None) -> Path:
     """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
 
-    A folder that others may write to is refused: its files would be run as code.
+    A folder that others may write to, or replace by way of a parent, is refused: its files would be
+    run as code.
     """
     folder = root / fingerprint(level)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        return private_folder(folder)
+    except PrivacyError as error:
+        raise KernelStoreError(
+            f"kernel folder {folder} is not safe: {error}; mend the mode or the owner of "
+            f"{error.path}, or set XDG_CACHE_HOME to an absolute folder elsewhere"
+        ) from error
     except OSError as error:
         raise KernelStoreError(
             f"cannot make the kernel folder {folder}: {error.strerror}; "
             "set XDG_CACHE_HOME to an absolute folder that you may write to"
         ) from error
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
-        raise KernelStoreError(
-            f"kernel folder {folder} can be written by others (mode "
-            f"{stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}); expected 0700 and owner "
-            f"{os.getuid()}: remove it and start again"
-        )
-    return folder
 
 
 def write_object(folder: Path, symbol: str, code: bytes) -> None:
     """Store object code under its symbol, whole or not at all."""
-    handle, name = tempfile.mkstemp(f".{os.getpid()}.tmp", f"{symbol}.", folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_digest(symbol, code) + code)
-        os.replace(name, folder / f"{symbol}.o")
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def remove_unfinished(folder: Path, pid: int) -> None:
-    """Remove what a process that is no more had begun to write."""
-    for path in folder.glob(f"*.{pid}.tmp"):
-        path.unlink(missing_ok=True)
+    # A file that a power cut has damaged is compiled again: nothing waits for the disk.
+    with write_whole(folder / f"{symbol}.o", durable=False) as file:
+        file.write(_digest(symbol, code) + code)
 
 
 def read_object(folder: Path, symbol: str) -> bytes | None:
     """Object code of a symbol, or None where it is missing or damaged (it is compiled again).
 
-    A file of another symbol's code, renamed, counts as damaged.
+    A file of another symbol's code, renamed, counts as damaged, and so does a link or a file that
+    others may write to.
     """
     try:
-        data = (folder / f"{symbol}.o").read_bytes()
-    except FileNotFoundError:
-        return None
+        with open_private(folder / f"{symbol}.o") as file:
+            data = file.read()
+    except OSError as error:
+        if isinstance(error, PrivacyError) or error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
     digest, code = data[:32], data[32:]
     return code if _digest(symbol, code) == digest else None
 

@@ -6,20 +6,20 @@ Numba is imported only by these processes, never in the one that starts them.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tamis.jit_kernels.compile.store import remove_unfinished, write_object
-from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.compile.worker import CPU_SECONDS, MEMORY_BYTES
 from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.private_files import remove_unfinished
 
 Progress = Callable[[int, int], None]
 
@@ -33,7 +33,7 @@ class NoKernelError(CompileError):
 
 
 class Command(NamedTuple):
-    """A compiler: a module that is run with a folder and a target and calls `serve`."""
+    """A compiler: a module whose `main(folder, target)` calls worker.serve."""
 
     folder: Path
     module: str
@@ -65,28 +65,15 @@ def compile_specs(
             worker.stop()
 
 
-def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
-    """In a worker: compile what standard input names, [op, constants] a line; print each symbol.
+def worker_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: it imports nothing from the working directory.
 
-    An empty line ends the list: the pipe itself may stay open in a fork of the parent.
+    PYTHONPATH keeps its absolute folders only: an empty entry is the working directory.
     """
-    by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-    for line in iter(sys.stdin.readline, "\n"):
-        if not line:
-            return
-        name, constants = json.loads(line)
-        spec = KernelSpec(by_name[name], tuple(constants))
-        code = compile_kernel(spec)
-        try:
-            write_object(folder, spec.symbol, code)
-        except OSError as error:
-            # One line, for the parent's error: it has no use for a traceback.
-            sys.exit(
-                f"cannot write to {folder}: {error.strerror}; free some space or set "
-                "XDG_CACHE_HOME to an absolute folder elsewhere"
-            )
-        sys.stdout.write(spec.symbol + "\n")
-        sys.stdout.flush()
+    # OpenBLAS, which nothing here calls, would map memory for a thread a core.
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **own}
+    folders = [p for p in env.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)]
+    return env | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
 
 class _Worker:
@@ -94,15 +81,19 @@ class _Worker:
 
     def __init__(self, command: Command, waiting: deque[KernelSpec]) -> None:
         self.finished: list[str] = []
-        self._folder = command.folder
+        self._folder = command.folder.absolute()
+        self._current = ""  # the kernel that is being compiled
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
+        arguments = [command.module, str(self._folder), command.target, str(os.getpid())]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", command.module, str(command.folder), command.target],
+            # -P and a private working directory: Python and Numba read files of it.
+            [sys.executable, "-P", "-m", "tamis.jit_kernels.compile.worker", *arguments],
+            cwd=self._folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **command.env},
+            env=worker_environment(command.env),
             # Ctrl-C in the terminal is for the parent, which stops its workers itself.
             start_new_session=True,
         )
@@ -116,6 +107,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError, IndexError):
             while True:
                 spec = waiting.popleft()
+                self._current = spec.symbol
                 self._process.stdin.write(json.dumps([spec.op.name, spec.constants]) + "\n")
                 self._process.stdin.flush()
                 symbol = self._process.stdout.readline()
@@ -132,13 +124,28 @@ class _Worker:
 
     def check(self) -> None:
         """Raise CompileError with the worker's last lines where it failed."""
-        if self._process.wait() != 0:
+        if (code := self._process.wait()) != 0:
             self._errors.seek(0)
             last = "\n".join(self._errors.read().strip().splitlines()[-12:])
-            raise CompileError(f"compiling kernels failed:\n{last}")
+            raise CompileError(self._why(code, last))
+
+    def _why(self, code: int, last: str) -> str:
+        if code == -signal.SIGXCPU:
+            return (
+                f"compiling kernel {self._current} took more than {CPU_SECONDS} s: the model or "
+                "--attn asks for a kernel that is too large"
+            )
+        if "MemoryError" in last or "out of memory" in last:
+            return (
+                f"compiling kernel {self._current} took more than {MEMORY_BYTES >> 30} GiB, or "
+                f"there is less memory: free some, or the model or --attn asks for a kernel that "
+                f"is too large:\n{last}"
+            )
+        killed = f" (the compiler was ended by {signal.Signals(-code).name})" if code < 0 else ""
+        return f"compiling kernels failed{killed}:\n{last}"
 
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
         self._errors.close()
-        remove_unfinished(self._folder, self._process.pid)
+        remove_unfinished(self._folder)

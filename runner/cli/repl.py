@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from tamis.cli import audit, common, lines, one_line
 from tamis.cli.answer import open_answer
+from tamis.private_files import write_whole
 
 COMMANDS = """\
 /help            this list
@@ -208,9 +209,8 @@ class Chat:
             raise ValueError("/save needs a file name")
         self._session.save(rest)
         kept = {"messages": self._messages, "settings": self._settings()}
-        part = Path(f"{rest}.json.part")
-        part.write_text(json.dumps(kept), encoding="utf-8")
-        os.replace(part, f"{rest}.json")
+        with write_whole(Path(f"{rest}.json")) as file:
+            file.write(json.dumps(kept).encode())
         common.note(f"kept in {rest} and {rest}.json")
 
     def _do_load(self, rest: str) -> None:
@@ -229,12 +229,11 @@ class Chat:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             messages, settings = kept["messages"], kept["settings"]
-            params = dataclasses.replace(self._params, **settings)
-        except (ValueError, KeyError, TypeError):
+            if not _are_messages(messages) or not _same_kinds(settings, self._settings()):
+                raise wrong
+            return messages, dataclasses.replace(self._params, **settings)
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise wrong from None
-        if settings.keys() != self._settings().keys() or not _are_messages(messages):
-            raise wrong
-        return messages, params
 
     def _settings(self) -> dict[str, Any]:
         """The sampler settings that are numbers or switches: those that /set knows."""
@@ -314,9 +313,30 @@ def _are_messages(data: Any) -> bool:
     return isinstance(data, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}
-        and all(isinstance(text, str) for text in message.values())
+        and all(isinstance(text, str) and _is_text(text) for text in message.values())
         for message in data
     )
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can write it: JSON can name half a character."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _same_kinds(settings: Any, known: dict[str, Any]) -> bool:
+    """Whether settings of a file are those that are known, each a number or a switch as it is."""
+    return (
+        isinstance(settings, dict)
+        and settings.keys() == known.keys()
+        and all(_same_kind(settings[name], old) for name, old in known.items())
+    )
+
+
+def _same_kind(value: Any, old: Any) -> bool:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        finite = math.isfinite(value) or isinstance(old, float)
+        return finite and not isinstance(old, bool)
+    return value is None or (isinstance(value, bool) and isinstance(old, bool))
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

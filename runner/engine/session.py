@@ -5,13 +5,14 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tamis.engine import session_file
-from tamis.engine.session_file import SessionFileError
+from tamis.engine.session_file import SessionFile, SessionFileError
 from tamis.graph.audit import Audit
 from tamis.graph.device_graph import Own, Stage
 from tamis.graph.forward import Forward
@@ -396,19 +397,73 @@ class Session:
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
 
-        Keys and values of another type than this session's are converted.
-        Raises SessionFileError (damaged, other version or model), ContextError; the session is then
-        as it was.
+        Keys and values of another type than this session's are converted. What the session holds is
+        copied meanwhile, and put back where this fails or is interrupted; where keys and values are
+        in a file of the session there is no such copy: it then holds nothing.
+        Raises SessionFileError (damaged, other version or model), ContextError before anything has
+        changed, OSError.
         """
-        header, data = session_file.read(Path(path))
-        if header["model"] != self._fingerprint():
-            raise SessionFileError(f"{path} was saved for another model")
-        tokens = header["tokens"]
-        self._check_room(f"{path} holds {len(tokens)}", len(tokens))
-        self.truncate(0)
+        with SessionFile(Path(path)) as saved:
+            tokens, types = self._saved(saved)
+            shape = (len(tokens), self._engine.hp.n_head_kv)
+            rows = [kv_row(type, self._engine.hp.head_dim) for type in types]
+            sizes = [math.prod(shape) * row.itemsize for row in rows]
+            arrays = saved.arrays(sizes * self._engine.hp.n_layer)
+            with self._restoring():
+                for layer in range(self._engine.hp.n_layer):
+                    k, v = (np.ndarray(shape, row, next(arrays)) for row in rows)
+                    self._kv.write(layer, k, v)
+                self._send_kv()
+                self._tokens = tokens
+                self.recall()
+
+    def _saved(self, saved: SessionFile) -> tuple[list[int], KVTypes]:
+        """Tokens and types of a saved session, checked. Raises SessionFileError, ContextError."""
+        hp, header = self._engine.hp, saved.header
+        if header.get("model") != self._fingerprint():
+            raise SessionFileError(f"{saved.path} was saved for another model")
+        tokens, kv = header.get("tokens"), header.get("kv", KVTypes())
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise saved.error("has no list of token ids")
+        self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
+        if wrong := [token for token in tokens if not 0 <= token < hp.n_vocab]:
+            raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
         # Files from before there was a choice have no types.
-        self._restore(data, tokens, KVTypes(*header.get("kv", ())))
-        self.recall()
+        if not isinstance(kv, list | KVTypes) or len(kv) != 2:
+            raise saved.error(f"has keys and values of the types {kv!r}")
+        types = KVTypes(*kv)
+        try:
+            types.check(hp.head_dim)
+        except ValueError as error:
+            raise saved.error(f"does not fit the model ({error})") from None
+        return tokens, types
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Around what replaces an emptied sequence; the old one comes back where it fails."""
+        before, kept = self._tokens, None
+        self._fetch_kv()
+        if self._tiered is None:
+            self._kv.reserve(0, len(before))  # pages that others hold are copied now
+            kept = self._kv.pages_from(0)
+        try:
+            self._tokens = []  # not cleared: it may have to come back
+            self.truncate(0)
+            self._wait()
+            yield
+        except BaseException as error:
+            self._wait()
+            self._tokens = []
+            self.truncate(0)
+            if kept is None:
+                error.add_note("the session holds nothing now")
+            else:
+                self._kv.reserve(0, len(before))
+                self._kv.put_back(0, kept)
+                self._send_kv()
+                self._tokens = before
+                self.recall()
+            raise
 
     def _cache(self, place: Place, kv: KVOptions, plan: "MemoryPlan", n_ubatch: int) -> Cache:
         """Where the keys and values of a place's layers are."""
@@ -487,19 +542,6 @@ class Session:
         """Until nothing runs that was started: it may write keys and values."""
         for stage in self._stages:
             stage.backend.fetch()
-
-    def _restore(self, data: memoryview, tokens: list[int], types: KVTypes) -> None:
-        self._wait()
-        hp = self._engine.hp
-        shape, at = (len(tokens), hp.n_head_kv), 0
-        for layer in range(hp.n_layer):
-            rows = []
-            for type in types:
-                rows.append(np.ndarray(shape, kv_row(type, hp.head_dim), data, at))
-                at += rows[-1].nbytes
-            self._kv.write(layer, rows[0], rows[1])
-        self._send_kv()
-        self._tokens = list(tokens)
 
 
 def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:

@@ -1,28 +1,32 @@
 """A session on disk: a header of JSON and arrays, each with a checksum.
 
-The arrays lie as in memory, so that a file is mapped and read once, into the pages of a session.
-The header's checksum is SHA-256, an array's is CRC-32: fast, and enough for a disk's mistakes.
+The arrays lie as in memory. The header's checksum is SHA-256, an array's is CRC-32: fast, and
+enough for a disk's mistakes. A checksum is no proof of who wrote a file: what reads one checks what
+the header and the arrays say as well.
 """
 
 import hashlib
 import json
-import mmap
 import os
 import struct
-import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tamis.private_files import write_whole
+
 MAGIC, VERSION = b"TAMISSES", 2
+MAX_HEADER = 1 << 28  # bytes; a token takes at most 9 of them
 _HEAD = struct.Struct("<8sII")  # magic, version, bytes of the header
+_ARRAY = struct.Struct("<QI")  # of the table: bytes of an array, its checksum
 _DIGEST = 32
 _WHOLE = 1  # the version with one digest of all, at the end
 _READERS = 4  # threads that check arrays; CRC-32 lets go of the interpreter
+_PART = 1 << 20  # bytes that are read at a time
 
 
 class SessionFileError(ValueError):
@@ -35,67 +39,135 @@ def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> N
     Raises OSError with this path, not with the name that the file has until it is whole.
     """
     try:
-        _write(path, header, arrays)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with write_whole(path) as file:
             text = json.dumps(header).encode()
             head = _HEAD.pack(MAGIC, VERSION, len(text)) + text
             file.write(head)
             table = b""
             for array in arrays:
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                table += struct.pack("<QI", len(data), zlib.crc32(data))
+                table += _ARRAY.pack(len(data), zlib.crc32(data))
                 file.write(data)
             file.write(table + struct.pack("<I", len(table)))
             file.write(hashlib.sha256(head + table).digest())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def read(path: Path) -> tuple[dict[str, Any], memoryview]:
-    """The header and the bytes of all arrays, checked; the bytes are a mapping of the file.
+class SessionFile:
+    """An open file whose checksums are right. It is read, not mapped: others may cut it off.
 
     Raises OSError, SessionFileError.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"")
-    damaged = SessionFileError(f"{path} is not a session file, or it is damaged")
-    if size < _HEAD.size + _DIGEST or data[: len(MAGIC)] != MAGIC:
-        raise damaged
-    _, version, n_header = _HEAD.unpack_from(data)
-    if version not in (_WHOLE, VERSION):
-        raise SessionFileError(f"{path} has version {version}, this program reads {VERSION}")
-    begin, end = _HEAD.size + n_header, size - _DIGEST
-    if version == _WHOLE:
-        signed: Iterable[memoryview] = [data[:end]]
-    else:
-        (n_table,) = struct.unpack_from("<I", data, end - 4)
-        end -= 4 + n_table
-        signed = [data[:begin], data[max(end, 0) : max(end, 0) + n_table]]
-    digest = hashlib.sha256()
-    for part in signed:
-        digest.update(part)
-    if begin > end or digest.digest() != data[size - _DIGEST :]:
-        raise damaged
-    if version == VERSION and not _intact(data[begin:end], data[end : end + n_table]):
-        raise damaged
-    return json.loads(bytes(data[_HEAD.size : begin])), data[begin:end]
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.header, self._at, self._end, self._table = self._checked()
+        except BaseException:
+            os.close(self._file)
+            raise
 
-def _intact(data: memoryview, table: memoryview) -> bool:
-    """Whether every array has its checksum, and nothing is between or after them."""
-    at, jobs = 0, []
-    with ThreadPoolExecutor(_READERS) as pool:
-        for size, expected in struct.iter_unpack("<QI", table):
-            jobs.append((pool.submit(zlib.crc32, data[at : at + size]), expected))
+    def __enter__(self) -> "SessionFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def arrays(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
+        """The arrays as uint8 [size], which must be all of the file's.
+
+        Raises SessionFileError before the first one where they are not, and where the file has
+        changed since it was opened.
+        """
+        found = [size for size, _ in self._table] if self._table is not None else [sum(sizes)]
+        expected = list(sizes) if self._table is not None else [self._end - self._at]
+        if found != expected:
+            raise self.error(
+                f"has {len(found)} arrays of {sum(found)} bytes, expected {len(expected)} of "
+                f"{sum(expected)}"
+            )
+        return self._arrays(sizes)
+
+    def error(self, what: str) -> SessionFileError:
+        """An error about what is in the file."""
+        return SessionFileError(f"{self.path} {what}: save the session again")
+
+    def _arrays(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
+        at = self._at
+        for i, size in enumerate(sizes):
+            data = np.frombuffer(self._read(at, size), np.uint8)
+            if self._table is not None and zlib.crc32(data) != self._table[i][1]:
+                raise SessionFileError(f"{self.path} was changed while it was read: read it again")
+            yield data
             at += size
-        return at == len(data) and all(job.result() == expected for job, expected in jobs)
+
+    def _checked(self) -> tuple[dict[str, Any], int, int, list[tuple[int, int]] | None]:
+        """The header, where the arrays begin and end, and the table of a version that has one."""
+        size = os.fstat(self._file).st_size
+        damaged = SessionFileError(f"{self.path} is not a session file, or it is damaged")
+        if size < _HEAD.size + _DIGEST:
+            raise damaged
+        magic, version, n_header = _HEAD.unpack(self._read(0, _HEAD.size))
+        if magic != MAGIC:
+            raise damaged
+        if version not in (_WHOLE, VERSION):
+            raise SessionFileError(
+                f"{self.path} has version {version}, this program reads {VERSION}"
+            )
+        begin, end, table = _HEAD.size + n_header, size - _DIGEST, b""
+        if n_header > MAX_HEADER or begin > end:
+            raise damaged
+        if version == VERSION:
+            (n_table,) = struct.unpack("<I", self._read(end - 4, 4))
+            end -= 4 + n_table
+            if begin > end or n_table % _ARRAY.size:
+                raise damaged
+            table = self._read(end, n_table)
+        digest = hashlib.sha256(head := self._read(0, begin))
+        for part in [table] if version == VERSION else self._parts(begin, end - begin):
+            digest.update(part)
+        entries = list(_ARRAY.iter_unpack(table))
+        if digest.digest() != self._read(size - _DIGEST, _DIGEST):
+            raise damaged
+        if version == VERSION and not self._intact(begin, end, entries):
+            raise damaged
+        try:
+            header = json.loads(head[_HEAD.size :])
+        except (ValueError, RecursionError):
+            raise damaged from None
+        if not isinstance(header, dict):
+            raise damaged
+        return header, begin, end, entries if version == VERSION else None
+
+    def _intact(self, at: int, end: int, table: list[tuple[int, int]]) -> bool:
+        """Whether every array has its checksum, and nothing is between or after them."""
+        if at + sum(size for size, _ in table) != end:
+            return False
+        jobs = []
+        with ThreadPoolExecutor(_READERS) as pool:
+            for size, expected in table:
+                jobs.append((pool.submit(self._sum, at, size), expected))
+                at += size
+            return all(job.result() == expected for job, expected in jobs)
+
+    def _sum(self, at: int, size: int) -> int:
+        crc = 0
+        for part in self._parts(at, size):
+            crc = zlib.crc32(part, crc)
+        return crc
+
+    def _parts(self, at: int, size: int) -> Iterator[bytes]:
+        for start in range(at, at + size, _PART):
+            yield self._read(start, min(_PART, at + size - start))
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Bytes of the file. Raises SessionFileError where it has become shorter."""
+        found = bytearray()
+        while len(found) < size:
+            part = os.pread(self._file, size - len(found), at + len(found))
+            if not part:
+                raise SessionFileError(f"{self.path} was cut off while it was read: read it again")
+            found += part
+        return bytes(found)

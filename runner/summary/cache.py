@@ -6,24 +6,28 @@ all; the least recently used go when the folder is over its size.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tamis.jit_kernels.compile import store
+from tamis.private_files import (
+    PrivacyError,
+    open_private,
+    private_folder,
+    remove_unfinished,
+    write_whole,
+)
 
 MAX_BYTES = 4 << 30
 _ANSWER, _STATE = ".json", ".session"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SAMPLE, _N_SAMPLE, _HEAD = 4096, 64, 1 << 20
-_OURS = re.compile(r"[0-9a-f]{32}\.(?:json|session)(.*)")
+_OURS = re.compile(r"[0-9a-f]{32}\.(?:json|session)")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -79,31 +83,24 @@ class Cache:
         max_bytes: int = MAX_BYTES,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder, self.max_bytes, self._say = folder or default_folder(), max_bytes, say
+        self.max_bytes, self._say = max_bytes, say
+        folder = folder or default_folder()
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.folder.stat()
-            self._lock = (self.folder / "lock").open("a")
+            self.folder = private_folder(folder)
         except OSError as error:
             raise CacheError(
-                f"cannot make the cache folder {self.folder}: {error.strerror}; "
+                f"cannot make the cache folder {folder}: {error.strerror or error}; "
                 "name another with --cache-dir, or use --no-cache"
             ) from error
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            self._lock.close()
-            raise CacheError(
-                f"cache folder {self.folder} can be written by others (mode "
-                f"{stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}); expected 0700 and "
-                f"owner {os.getuid()}: name another with --cache-dir, or use --no-cache"
-            )
-        self._remove_unfinished()
+        remove_unfinished(self.folder)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The answer of a key; None where there is none, or it is damaged."""
         path = self.folder / (key + _ANSWER)
         try:
-            digest, _, text = path.read_text().partition("\n")
-        except (FileNotFoundError, UnicodeDecodeError):
+            with open_private(path) as file:
+                digest, _, text = file.read().decode().partition("\n")
+        except (FileNotFoundError, PrivacyError, UnicodeDecodeError):
             return None
         if digest != _digest(key, text):
             return None
@@ -115,18 +112,8 @@ class Cache:
         """Keep an answer; it is on the disk when this returns."""
         text = json.dumps(answer)
         path = self.folder / (key + _ANSWER)
-        with self._room(path):
-            handle, name = tempfile.mkstemp(dir=self.folder, prefix=path.name)
-            try:
-                with os.fdopen(handle, "w") as file:
-                    file.write(f"{_digest(key, text)}\n{text}")
-                    file.flush()
-                    os.fsync(handle)
-                os.replace(name, path)
-            except BaseException:
-                os.unlink(name)
-                raise
-            self._sync()
+        with self._room(path), write_whole(path) as file:
+            file.write(f"{_digest(key, text)}\n{text}".encode())
 
     def state(self, key: str) -> Path | None:
         """The session file of a key, or None. Its checksums are the reader's business."""
@@ -182,32 +169,13 @@ class Cache:
                 f"longest ({n_gone} files); --cache-size sets its size"
             )
 
-    def _remove_unfinished(self) -> None:
-        """Remove what processes that were killed had begun to write, if none is at work now."""
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            for path in self._files(unfinished=True):
-                path.unlink(missing_ok=True)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
-
-    def _files(self, *, unfinished: bool = False) -> list[Path]:
+    def _files(self) -> list[Path]:
         """Our files of the folder, which may have others too."""
-        named = ((path, _OURS.fullmatch(path.name)) for path in self.folder.iterdir())
-        return [path for path, match in named if match and bool(match[1]) == unfinished]
+        return [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
 
     def _used(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
-
-    def _sync(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _digest(key: str, text: str) -> str:

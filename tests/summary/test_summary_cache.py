@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tamis.summary import cache as cache_module
+from tamis.private_files import write_whole
 from tamis.summary.cache import Cache, CacheError, key_of, model_digest
 
 A, B, C = (key_of(name) for name in "abc")
@@ -16,7 +16,7 @@ def writer(n_bytes):
 
 
 def files(cache):
-    return sorted(p.name for p in cache.folder.iterdir() if p.name != "lock")
+    return sorted(p.name for p in cache.folder.iterdir())
 
 
 def test_an_answer_is_found_again_by_every_later_process(tmp_path):
@@ -72,28 +72,26 @@ def test_a_full_disk_is_said_and_no_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     cache.keep_state(A, 5, full)
-    monkeypatch.setattr(cache_module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     cache.put(A, {"text": "a"})
     assert files(cache) == []
     assert said == [f"not kept in the cache {tmp_path}: No space left on device"] * 2
 
 
-def test_what_a_killed_process_left_goes_unless_another_is_at_work(tmp_path):
-    at_work = Cache(tmp_path)
-    left = [tmp_path / f"{A}.sessionabcd", tmp_path / f"{B}.jsonxyz"]
-    for path in [*left, tmp_path / "mine.txt"]:
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path):
+    left, beside = tmp_path / f".{A}.session.abcdefgh.tamis-part", tmp_path / "mine.txt"
+    for path in (left, beside):
         path.write_text("x")
-    Cache(tmp_path)
-    assert all(path.exists() for path in left)
-    del at_work
-    cache = Cache(tmp_path)
-    assert files(cache) == ["mine.txt"]
+    with write_whole(tmp_path / "b") as file:
+        file.write(b"b")
+        cache = Cache(tmp_path)
+    assert files(cache) == ["b", "mine.txt"]
 
 
 def test_a_folder_that_others_may_write_to_or_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(CacheError, match="can be written by others"):
+    with pytest.raises(CacheError, match="can be changed by others"):
         Cache(tmp_path / "open")
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match=r"--cache-dir, or use --no-cache"):

@@ -37,6 +37,10 @@ COPY_KV = op(
     "step rows k_from v_from k_from_table v_from_table k_to v_to k_to_table v_to_table n_head_kv",
 )
 
+# CRC-32C (Castagnoli; RFC 3720, B.4) of n rows of `size` bytes, those of data uint8 [.., size] that
+# rows int64 [n] names -> sums uint32 [n].
+CRC32C = op("kv.checksum", "crc32c", "", "data rows sums n size")
+
 # Keys and values that are kept in a home elsewhere, and some of them in frames, where all other ops
 # read and write them (gpu_page_cache). k_home, v_home: [n_layer * n_page, n_head_kv, PAGE] rows of
 # k_bytes and v_bytes, multiples of 2; k_frames, v_frames the same, of frames. table int32 [n_layer,

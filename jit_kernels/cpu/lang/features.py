@@ -67,7 +67,9 @@ def target(level: Features) -> tuple[str, str]:
         import llvmlite.binding as llvm
 
         return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    return "x86-64", ",".join(f"+{name}" for name in level.needs)
+    # LLVM has the CRC-32C instruction of SSE4.2, which every CPU with AVX2 has, apart.
+    names = [*level.needs, *(["crc32"] if level.avx2 else [])]
+    return "x86-64", ",".join(f"+{name}" for name in names)
 
 
 def reads_ahead() -> tuple[int, int]:

@@ -1,12 +1,10 @@
 """Compile kernels to object code: Numba down to LLVM IR, one C entry, everything else private.
 
-Run as a module, with a folder and a level of CPU features, it is a worker of the kernel library:
-see jit_kernels/compile/workers.py.
+A worker of the kernel library calls `main`: see jit_kernels/compile/worker.py.
 """
 
 import importlib
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from numba import njit, types
 from numba._dynfunc import make_function
 from numba.core import codegen, config, cpu
 
-from tamis.jit_kernels.compile.workers import serve
+from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract.layout import TURNS
 from tamis.jit_kernels.contract.ops import Op
 from tamis.jit_kernels.contract.program import KernelSpec
@@ -147,7 +145,3 @@ def main(folder: str, level: str) -> None:
     features.use(level)
     take_only_ir()
     serve(Path(folder), compile_kernel)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

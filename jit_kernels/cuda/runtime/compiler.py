@@ -1,14 +1,12 @@
 """Compile kernels to PTX with Numba-CUDA; no GPU and no driver is needed.
 
-Run as a module, with a folder and a target, it is a worker of the kernel library: see
-jit_kernels/compile/workers.py.
+A worker of the kernel library calls `main`: see jit_kernels/compile/worker.py.
 """
 
 import importlib
 import inspect
 import json
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 from numba import cuda, types
 from numba.cuda import dispatcher
 
-from tamis.jit_kernels.compile.workers import serve
+from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract.ops import Op
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.grid import Launch
@@ -111,7 +109,3 @@ def main(folder: str, name: str) -> None:
     """Serve as a worker whose kernels are for a target."""
     target = TARGETS[name]
     serve(Path(folder), lambda spec: compile_kernel(spec, target))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,0 +1,192 @@
+"""Files that only this user may change: folders, opened files, and files written whole or not.
+
+What lies in such a folder is trusted like the program itself: kernels are run from it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import pwd
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_PART = ".tamis-part"  # ends the name of a file that is being written
+_PART_NAME = re.compile(r"\.[^/]*\.[a-z0-9_]{8}\.tamis-part")
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS = 40  # as the kernel
+
+
+class PrivacyError(OSError):
+    """Somebody else may change a file or folder; the message names it, its mode and its owner."""
+
+    def __init__(self, path: Path, status: os.stat_result) -> None:
+        super().__init__(
+            f"{path} can be changed by others (mode {stat.S_IMODE(status.st_mode):o}, owner "
+            f"{status.st_uid}); expected owner {os.getuid()} and no one else to write to it"
+        )
+        self.path = path
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder with mode 0700, with its parents, and check it; the path without links.
+
+    It must be this user's and not writable by others; no other user may be able to replace a folder
+    or link on the way to it. Raises PrivacyError, OSError.
+    """
+    path = Path.cwd() / path
+    for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
+        raise PrivacyError(path, status)
+    return _checked_way(path)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file for reading; checked after it was opened, so that it cannot be exchanged.
+
+    It must be a regular file of this user, no link, and not writable by others. Raises
+    PrivacyError, OSError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    mine = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
+    if not mine or status.st_mode & _OTHERS:
+        os.close(handle)
+        raise PrivacyError(path, status)
+    return os.fdopen(handle, "rb")
+
+
+@contextlib.contextmanager
+def write_whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Write a file, mode 0600, that has its name only once all of it is on the disk.
+
+    Until then it has a name of its own in the folder; what killed processes left there under such
+    names is removed first. An error leaves the folder as it was, and an older file in place.
+    durable: wait for the disk, so that a power cut loses neither the new file nor the old one.
+    Raises OSError.
+    """
+    folder = path.parent
+    remove_unfinished(folder)
+    handle, name = _unfinished(folder, path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files that processes which are no more had begun to write in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _PART_NAME.fullmatch(entry.name):
+                _remove_if_dead(entry.path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unfinished(folder: Path, name: str) -> tuple[int, str]:
+    """An open new file and its path, locked: a file without its writer's lock may be removed."""
+    while True:
+        handle, path = tempfile.mkstemp(_PART, f".{name[:128]}.", folder)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:  # else it was removed before it was locked
+                return handle, path
+        except BaseException:
+            os.unlink(path)
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _remove_if_dead(path: str) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(handle)
+
+
+def _checked_way(path: Path) -> Path:
+    """The path without links. Raises PrivacyError where others could replace a part of it."""
+    at, waiting, n_link = Path("/"), list(reversed(path.parts[1:])), 0
+    _check_parent(at, os.lstat(at))
+    while waiting:
+        name = waiting.pop()
+        if name == "..":
+            at = at.parent
+            continue
+        status = os.lstat(at / name)
+        if not stat.S_ISLNK(status.st_mode):
+            at /= name
+            _check_parent(at, status)
+            continue
+        n_link += 1
+        if status.st_uid not in _owners() or n_link > _MAX_LINKS:
+            raise PrivacyError(at / name, status)
+        target = Path(os.readlink(at / name))
+        at = Path("/") if target.is_absolute() else at
+        waiting += reversed(target.parts[target.is_absolute() :])
+    return at
+
+
+def _check_parent(path: Path, status: os.stat_result) -> None:
+    # What is in a folder with the sticky bit, such as /tmp, only its owner can rename.
+    sticky = bool(status.st_mode & stat.S_ISVTX)
+    if status.st_uid not in _owners() or (_others_write(status) and not sticky):
+        raise PrivacyError(path, status)
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Whether a folder's mode lets others write; a group of this user alone is not others."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether a group is the private one that some systems give to each user."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    own = gid == user.pw_gid and group.gr_name == user.pw_name
+    return own and not {*group.gr_mem} - {user.pw_name}
+
+
+def _owners() -> set[int]:
+    """Who may own the folders above: this user and root."""
+    owners = {0, os.getuid()}
+    with contextlib.suppress(OSError, ValueError):
+        mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if not any(int(first) == 0 for first, _, _ in mapped):
+            # A user namespace without root shows root's files as those of nobody.
+            owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    return owners

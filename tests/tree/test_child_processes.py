@@ -1,0 +1,91 @@
+"""Child processes: every place that starts one; none imports from the working directory."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("runner", "jit_kernels", "formats", "bindings", "tools")
+STARTS = (
+    "subprocess.", "multiprocessing.", "pexpect.spawn", "os.system", "os.popen", "os.fork",
+    "os.spawn", "os.posix_spawn", "os.exec", "pty.", "ProcessPoolExecutor", "context.Process",
+)  # fmt: skip
+# Every call that may start a process: the file, and why nothing of the working directory is run.
+KNOWN = {
+    "jit_kernels/compile/workers.py:subprocess.Popen": "-P, and a private working directory",
+    "runner/fetch/packages.py:subprocess.Popen": "-P, and a working directory of its own",
+    "tools/compare_llamacpp.py:multiprocessing.Pipe": "starts nothing",
+    "tools/compare_llamacpp.py:multiprocessing.get_context": "PYTHONSAFEPATH",
+    "tools/compare_llamacpp.py:context.Process": "PYTHONSAFEPATH",
+    "tools/load_serve.py:subprocess.Popen": "-P",
+    "tools/record_chat.py:pexpect.spawn": "-P",
+}
+
+
+def starts(path):
+    """The calls in a file that may start a process."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.startswith(STARTS) or name.endswith(STARTS):
+                yield f"{path.relative_to(ROOT)}:{name}"
+
+
+def test_every_child_process_is_known():
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert {start for path in files for start in starts(path)} == KNOWN.keys()
+
+
+@pytest.mark.parametrize("name", ["subprocess", "multiprocessing", "pexpect"])
+def test_the_modules_that_start_processes_are_imported_whole(name):
+    """`from subprocess import run` would hide a call from the test above."""
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                hidden = isinstance(node, ast.ImportFrom) and node.module == name
+                assert not hidden, f"{path}:{node.lineno}"
+
+
+def test_an_entry_of_pythonpath_that_means_the_working_directory_is_left_out(monkeypatch):
+    from tamis.jit_kernels.compile.workers import worker_environment
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/some/where", ".", "relative"]))
+    assert worker_environment({})["PYTHONPATH"] == "/some/where"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep)
+    assert "PYTHONPATH" not in worker_environment({"A": "b"})
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+sys.path[:] = [p for p in sys.path if p]  # this process is not what is tested
+from tamis.jit_kernels.compile.library import KernelLibrary
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import KernelSpec
+
+KernelLibrary(Path(sys.argv[1])).load([KernelSpec(ops.GATE, ("silu",))])
+"""
+
+
+def test_compile_workers_run_nothing_of_the_working_directory(tmp_path):
+    """Modules that Python and Numba import, a package named tamis, and Numba's own settings."""
+    here = tmp_path / "here"
+    (here / "tamis").mkdir(parents=True)
+    trap = f"open({str(tmp_path / 'sprung')!r}, 'a').write(__name__)\n"
+    names = ("tempfile", "random", "json", "numpy", "numba", "sitecustomize", "usercustomize")
+    for name in names:
+        (here / f"{name}.py").write_text(trap)
+    (here / "tamis" / "__init__.py").write_text(trap)
+    (here / ".numba_config.yaml").write_text("opt: 3\n")
+    path = os.pathsep.join(["", "."])  # as `export PYTHONPATH=$PYTHONPATH:.` leaves it
+    code = tmp_path / "code.py"
+    code.write_text(COMPILE)
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-I", str(code), str(tmp_path / "kernels")]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "sprung").exists()
