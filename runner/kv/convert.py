@@ -27,6 +27,12 @@ def as_float32(rows: np.ndarray) -> np.ndarray:
     return q * np.repeat(rows["d"].astype(np.float32), KV_BLOCK, axis=-1)
 
 
+def all_finite(rows: np.ndarray) -> bool:
+    """Whether no element, or no scale, is infinite or not a number."""
+    bits = (rows if kv_type(rows) == "f16" else rows["d"]).view(np.uint16)
+    return not (bits & np.uint16(0x7C00) == 0x7C00).any()
+
+
 def quantised(x: np.ndarray, type: str) -> np.ndarray:
     """Numbers [.., head_dim] as rows of q8_0 or q4_0."""
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, KV_BLOCK)

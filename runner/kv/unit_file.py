@@ -6,11 +6,16 @@ is checked: a unit that is not what was written is an error and never a key.
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from tamis.jit_kernels.compile.library import shared
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import KernelSpec
+
+_CRC32C = KernelSpec(ops.CRC32C, ())
 MOST_BUFFERS = 1024  # of one call, as Linux has it
 
 
@@ -31,11 +36,7 @@ class KVFile:
         """Write buffers from byte `at` on. Raises KVFileError."""
         try:
             for part, first in _parts(buffers):
-                size = sum(len(buffer) for buffer in part)
-                n = os.pwritev(self._file.fileno(), part, at + first)
-                while n < size:  # a disk that is full takes a part first, and then fails
-                    rest = memoryview(b"".join(part))[n:]
-                    n += os.pwrite(self._file.fileno(), rest, at + first + n)
+                self._all(os.pwritev, part, at + first)
         except OSError as error:
             raise KVFileError(
                 f"keys and values cannot be written to {self.folder}: {error.strerror}; make room "
@@ -46,12 +47,25 @@ class KVFile:
         """Fill buffers from byte `at` on. Raises KVFileError."""
         try:
             for part, first in _parts(buffers):
-                if os.preadv(self._file.fileno(), part, at + first) < sum(map(len, part)):
+                if not self._all(os.preadv, part, at + first):
                     raise self.damaged()
         except OSError as error:
             raise KVFileError(
                 f"keys and values cannot be read from {self.folder}: {error.strerror}"
             ) from error
+
+    def _all(self, move: Callable[..., int], buffers: list[memoryview], at: int) -> bool:
+        """Call `move` until all bytes are moved; False where the file ends before.
+
+        A disk that is full takes a part first, and then fails; a signal cuts a call short.
+        """
+        n, size = 0, sum(map(len, buffers))
+        while n < size:
+            done = move(self._file.fileno(), _after(buffers, n), at + n)
+            if done == 0:
+                return False
+            n += done
+        return True
 
     def damaged(self) -> KVFileError:
         """The error of a file that somebody else wrote to."""
@@ -71,20 +85,22 @@ class KVFile:
 
 
 class Units:
-    """A part of a file, from byte `start` on: n_unit units of `size` bytes."""
+    """A part of a file, from byte `start` on: n_unit units of `size` bytes.
+
+    Raises CompileError where there is no kernel for their checksums.
+    """
 
     def __init__(self, file: KVFile, start: int, n_unit: int, size: int) -> None:
         self._file, self._start, self._size = file, start, size
-        word = next(
-            t for t in (np.uint64, np.uint32, np.uint16) if size % np.dtype(t).itemsize == 0
-        )
-        self._sums = np.zeros(n_unit, word)
+        self._sums = np.zeros(n_unit, np.uint32)
+        shared().load([_CRC32C])
 
     def write(self, first: int, pages: list[np.ndarray]) -> None:
         """Units first .. from pages, each uint8 [n, size]. Raises KVFileError."""
         self._file.write(self._start + first * self._size, [_bytes(page) for page in pages])
         for page in pages:
-            self._sums[first : first + len(page)] = self._summed(page)
+            rows = np.arange(len(page), dtype=np.int64)
+            self._sums[first : first + len(page)] = checksums(page, rows)
             first += len(page)
 
     def read(self, numbers: np.ndarray, memory: np.ndarray, places: np.ndarray) -> None:
@@ -103,15 +119,33 @@ class Units:
                 end = self._start + (int(numbers[last - 1]) + 1) * size
                 self._file.read(end - sum(map(len, call)), call)
                 call = []
-        if (self._summed(memory[places]) != self._sums[numbers]).any():
+        if (checksums(memory, places) != self._sums[numbers]).any():
             raise self._file.damaged()
 
-    def _summed(self, units: np.ndarray) -> np.ndarray:
-        return np.add.reduce(units.view(self._sums.dtype), axis=1, dtype=self._sums.dtype)
+
+def checksums(memory: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """CRC-32C of rows, int64 [n], of memory, uint8 [.., size]: uint32 [n]. Other threads run."""
+    assert memory.flags.c_contiguous
+    rows = np.ascontiguousarray(rows, np.int64)
+    assert not len(rows) or 0 <= rows.min() <= rows.max() < len(memory)
+    sums = np.zeros(len(rows), np.uint32)
+    fields = memory.ctypes.data, rows.ctypes.data, sums.ctypes.data, len(rows), memory.shape[1]
+    args = np.array([0, *fields], np.int64)  # 0: see layout.TURNS
+    shared().function(_CRC32C)(0, 1, args.ctypes.data)
+    return sums
 
 
 def _bytes(units: np.ndarray) -> memoryview:
     return units.reshape(-1).data
+
+
+def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
+    """What comes after the first n bytes."""
+    for i, buffer in enumerate(buffers):
+        if n < len(buffer):
+            return [buffer[n:], *buffers[i + 1 :]]
+        n -= len(buffer)
+    return []
 
 
 def _cuts(jumps: np.ndarray, n: int) -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.strings import Strings
 
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
+# Kernels are compiled for these, and larger ones take longer: twice what any known model has.
+MAX_HEAD_DIM, MAX_GROUP, MAX_EXPERT, MAX_EXPERT_USED = 1024, 128, 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,18 @@ class _Reader:
         n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
         if n_head % n_head_kv:
             self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
-        head_dim = self._count("attention.key_length", MAX_EMBD, default=n_embd // n_head)
-        value_dim = self._count("attention.value_length", MAX_EMBD, default=head_dim)
+        if n_head // n_head_kv > MAX_GROUP:
+            self._fail(
+                "attention.head_count",
+                f"{n_head} heads for {n_head_kv} KV heads: at most {MAX_GROUP} may share one",
+            )
+        head_dim = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // n_head)
+        value_dim = self._count("attention.value_length", MAX_HEAD_DIM, default=head_dim)
         if value_dim != head_dim:
             self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
         n_rot = self._count("rope.dimension_count", head_dim, default=head_dim)
-        n_expert = self._count("expert_count", 1 << 16, default=0, least=0)
+        n_expert = self._count("expert_count", MAX_EXPERT, default=0, least=0)
+        most_used = min(n_expert, MAX_EXPERT_USED)
         return HParams(
             arch=self._arch,
             n_ctx_train=self._count("context_length", MAX_CTX),
@@ -105,7 +113,7 @@ class _Reader:
             rope_base=self._number("rope.freq_base", 1.0, 1e12, default=10000.0),
             rope_scaling=self._rope_scaling(),
             n_expert=n_expert,
-            n_expert_used=self._count("expert_used_count", n_expert, default=0, least=0),
+            n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
             n_ff_expert=self._count("expert_feed_forward_length", 1 << 22, default=0, least=0),
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
         )

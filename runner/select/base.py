@@ -5,6 +5,8 @@ of one sequence. The state's hooks run while a Program is recorded: they record 
 never look at values. The defaults here are dense attention.
 """
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -70,6 +72,23 @@ class Bound(NamedTuple):
     allowed: np.ndarray
     rounding: np.ndarray | float = 0.0  # what float32 arithmetic may add to what is measured
     holds_always: bool = True  # False: the paper's assumptions are not met here; shown only
+
+
+MAX_NUMBER = 1 << 24  # of a method's parameter: as many tokens as a session may have
+
+
+def check_numbers(method: Any) -> None:
+    """Raise ValueError for a parameter of a method that no context has use for.
+
+    Whole numbers are at most MAX_NUMBER, others finite, texts short. What a method asks of its own
+    parameters comes after this.
+    """
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise ValueError(f"{field.name} is {value}, expected at most {MAX_NUMBER}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{field.name} is {value}, expected a finite number")
 
 
 class Selector(Protocol):

@@ -24,6 +24,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
+    check_numbers,
     new_selection,
 )
 
@@ -41,6 +42,7 @@ class BigBird:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.block < 1 or min(self.sink, self.random) < 0 or self.recent < 1:
             raise ValueError(f"{self}: expected block, recent >= 1 and sink, random >= 0")
 

@@ -47,6 +47,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
+    check_numbers,
     new_selection,
     packed,
     united,
@@ -77,6 +78,7 @@ class CPE:
     rows: str = "union"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if min(self.s, self.r, self.sink) < 0 or self.k < 1 or self.local < 1:
             raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
         if not 0 < min(self.phi, self.psi) <= max(self.phi, self.psi) <= 1:

@@ -31,6 +31,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
+    check_numbers,
     full_selection,
 )
 
@@ -49,6 +50,7 @@ class Delta:
     mode: str = "delta"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.gamma < 1:
             raise ValueError(f"gamma is {self.gamma}, expected at least 1")
         if self.mode not in MODES:

@@ -29,6 +29,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
+    check_numbers,
 )
 
 
@@ -46,6 +47,7 @@ class DoubleSparsity:
     rows: str = "group"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 0 < self.label <= 1 or self.s < 1 or self.sink < 0 or self.recent < 1:
             raise ValueError(f"{self}: expected 0 < label <= 1, s, recent >= 1 and sink >= 0")
         if self.n_top < 0:

@@ -30,6 +30,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
+    check_numbers,
     with_ends,
 )
 
@@ -47,6 +48,7 @@ class H2O:
     rows: str = "group"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 0 <= self.recent <= 1 or self.sink < 0 or self.s < 1:
             raise ValueError(f"{self}: expected 0 <= recent <= 1, sink >= 0 and s >= 1")
         if self.n_top < 0:

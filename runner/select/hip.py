@@ -35,7 +35,14 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
-from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+)
 
 REFRESH, REUSE = "refresh", "reuse"
 
@@ -60,12 +67,15 @@ class HiP:
     rep: str = "mean"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 1 <= self.b_sk <= self.b_k <= self.k:
             raise ValueError(f"{self}: expected 1 <= b_sk <= b_k <= k")
         if self.r_m < 1 or self.l_d < 0 or self.sink < 0 or self.local < 1 or self.span < 0:
             raise ValueError(f"{self}: expected r_m, local >= 1 and l_d, sink, span >= 0")
-        if self.b_q < 16 or self.b_q % 16 or not 1 <= self.b_sq <= self.b_q:
-            raise ValueError(f"{self}: expected b_q a multiple of 16 and 1 <= b_sq <= b_q")
+        if not 16 <= self.b_q <= 4096 or self.b_q % 16 or not 1 <= self.b_sq <= self.b_q:
+            raise ValueError(
+                f"{self}: expected b_q a multiple of 16 up to 4096 and 1 <= b_sq <= b_q"
+            )
         if self.rep not in ("centre", "mean"):
             raise ValueError(f"rep is {self.rep!r}, expected 'centre' or 'mean'")
         if self.rows not in ("group", "head"):

@@ -32,6 +32,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     Steps,
+    check_numbers,
     with_ends,
 )
 
@@ -53,6 +54,7 @@ class HShare:
     rows: str = "head"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 0 < self.layers <= 1 or not 0 < self.heads <= 1:
             raise ValueError(f"{self}: expected 0 < layers <= 1 and 0 < heads <= 1")
         if self.period < 1 or self.sink < 0 or self.recent < 1:

@@ -22,7 +22,7 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
-from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState
+from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState, check_numbers
 
 N_PLANE = 32  # columns that planes are padded to
 
@@ -43,6 +43,7 @@ class HyperAttention:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if min(self.block, self.sample, self.sink, self.l_d) < 0 or self.recent < 1:
             raise ValueError(f"{self}: expected block, sample, sink, l_d >= 0 and recent >= 1")
         if not 1 <= self.bits <= 14 or self.size < 1 or self.block % self.size:

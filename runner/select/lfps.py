@@ -41,7 +41,7 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, packed
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, check_numbers, packed
 
 PAD = 64  # entries of a table beyond the context: words of bits are read across it
 ROWS = ("head", "group")
@@ -66,6 +66,7 @@ class LFPS:
     renew: int = 8  # steps in which each bit is compared anew
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.a < 0 or not 0 < self.r < 1 or not 0 < self.budget <= 1:
             raise ValueError(f"{self}: expected a >= 0, 0 < r < 1 and 0 < budget <= 1")
         if self.s < 1 or self.sink < 0 or self.local < 1:

@@ -36,6 +36,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     Steps,
+    check_numbers,
     packed,
 )
 
@@ -58,8 +59,9 @@ class MagicPIG:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.K <= 14 or self.L < 2:
-            raise ValueError(f"{self}: expected K of 1 to 14 and L >= 2")
+        check_numbers(self)
+        if not 1 <= self.K <= 14 or not 2 <= self.L <= 1024:
+            raise ValueError(f"{self}: expected K of 1 to 14 and L of 2 to 1024")
         if min(self.dense, self.sink) < 0 or self.recent < 1 or self.period < 1:
             raise ValueError(f"{self}: expected dense, sink >= 0 and recent, period >= 1")
 

@@ -18,7 +18,14 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import (
+    DECODE,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+    new_selection,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Quest:
     rows: str = "head"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.page < 1 or self.dense < 0 or self.sink < 0 or self.recent < 1:
             raise ValueError(f"{self}: expected page >= 1, dense >= 0, sink >= 0 and recent >= 1")
         if self.n_top < 0:

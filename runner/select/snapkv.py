@@ -34,6 +34,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
+    check_numbers,
     with_ends,
 )
 
@@ -54,6 +55,7 @@ class SnapKV:
     rows: str = "group"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.window < 1 or self.sink < 0 or self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self}: expected window >= 1, sink >= 0 and an odd kernel")
         if not 0 <= self.ada <= 1 or self.beta < 1:

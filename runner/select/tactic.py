@@ -37,10 +37,19 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import AUDIT
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import DECODE, Bound, Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import (
+    DECODE,
+    Bound,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+    new_selection,
+)
 
 CLUSTER, STEP = "cluster", "step"
 ROUNDING = 1e-3  # of the longest value: float16 keys and values, float32 sums
+MAX_ITER = 1000  # each is recorded
 LANES = 16  # clusters that are scored together
 
 
@@ -66,10 +75,13 @@ class Tactic:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 0 < self.P <= 1 or not 0 <= self.first <= 1:
             raise ValueError(f"{self}: expected 0 < P <= 1 and 0 <= first <= 1")
         if min(self.c, self.n_iter, self.period, self.local) < 1 or self.sink < 0:
             raise ValueError(f"{self}: expected c, n_iter, period and local >= 1, sink >= 0")
+        if self.n_iter > MAX_ITER:
+            raise ValueError(f"n_iter is {self.n_iter}, expected at most {MAX_ITER}")
         if self.segment < 0 or self.segment % self.c:
             raise ValueError(f"{self}: expected segment, a multiple of c, or 0")
         if not 0 <= self.sample <= ops.TACTIC_SAMPLES or self.margin < 0:
@@ -96,7 +108,8 @@ class _State(SelectorState):
         self._params = params
         self._n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
         # Where everything is clustered at once, the one segment has room for the whole context.
-        self._segment = params.segment or -(-shape.n_ctx // params.c) * params.c
+        whole = -(-shape.n_ctx // params.c) * params.c
+        self._segment = min(params.segment or whole, whole)
         self._n_segment = -(-shape.n_ctx // self._segment)
         self._n_slot = n_slot = -(-(shape.n_ctx // params.c) // LANES) * LANES
         self._phase = CLUSTER

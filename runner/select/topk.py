@@ -15,7 +15,14 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import DECODE, BestScores, Recording, SelectorShape, SelectorState
+from tamis.select.base import (
+    DECODE,
+    BestScores,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class TopK:
     rows: str = "group"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.k < 0 or self.sink < 0 or self.recent < 1:
             raise ValueError(f"{self}: expected k >= 0, sink >= 0 and recent >= 1")
         if self.rows not in ("group", "head"):

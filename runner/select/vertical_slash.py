@@ -22,7 +22,7 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState
+from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState, check_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class VerticalSlash:
     l_d: int = 0  # first layers that read all
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 0 <= self.sink <= self.n_vertical or not 1 <= self.local <= self.n_slash:
             raise ValueError(f"{self}: expected sink <= n_vertical and 1 <= local <= n_slash")
         if self.n_vertical < 1 or self.last_q < 1 or self.l_d < 0:

@@ -11,7 +11,14 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import DECODE, PREFILL, Recording, SelectorShape, SelectorState
+from tamis.select.base import (
+    DECODE,
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,7 @@ class Window:
     block: int = 16
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.sink < 0 or self.recent < 1 or self.block < 1:
             raise ValueError(f"{self}: expected sink >= 0, recent >= 1 and block >= 1")
 

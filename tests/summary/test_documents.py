@@ -44,6 +44,15 @@ def test_html_is_known_by_its_name_or_its_beginning(name, data):
     assert (document.text, document.kind) == ("a", "html")
 
 
+@pytest.mark.parametrize(
+    "mark", ["<![x", "<![x>", "<![x[y]]>", "<![", "<![]>", "<![if x]>y<![endif]>"]
+)
+def test_a_marked_section_of_any_kind_is_a_comment(mark):
+    text = html_text(f"<p>before</p>{mark}\n<p>after</p>")
+    assert text.startswith("before")
+    assert ">" not in mark or text.endswith("after")
+
+
 @pytest.mark.parametrize("source", ["<p>a<p>b", "<title>a<p>b", "a<pre>b", "<h2>a<div>b", "a</p>b"])
 def test_html_that_is_not_closed_loses_nothing(source):
     assert [c for c in html_text(source) if c in "ab"] == ["a", "b"]
