@@ -23,7 +23,7 @@ import numpy as np
 
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.backends import roofline as ceiling
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import QTensor, zeros
@@ -99,7 +99,7 @@ class GgmlProduct:
 
 
 def tamis_product(
-    backend: Backend, type_: GGMLType, w: np.ndarray, x: np.ndarray
+    backend: CpuBackend, type_: GGMLType, w: np.ndarray, x: np.ndarray
 ) -> tuple[Any, np.ndarray]:
     """The linked Program of y = w @ x, and y."""
     n_in = len(x)
@@ -161,7 +161,7 @@ def _seconds(run: Any) -> float:
 
 
 def compare(
-    ggml: Ggml, backend: Backend, type_: GGMLType, rounds: int, ceil: float
+    ggml: Ggml, backend: CpuBackend, type_: GGMLType, rounds: int, ceil: float
 ) -> dict[str, Any]:
     """One type's row."""
     w = random_weights(ggml, type_)
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--log", help="append the JSON line to this file")
     arguments = parser.parse_args()
-    ggml, backend = Ggml(), Backend(arguments.threads)
+    ggml, backend = Ggml(), CpuBackend(arguments.threads)
     rows = []
     for name in arguments.types.split(","):
         # Beside each type: the machine is not the same from minute to minute.

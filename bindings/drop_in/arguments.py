@@ -9,6 +9,7 @@ from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
+from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cuda.runtime.driver import CudaError
 
 # Arguments of the constructor without effect, and the values that need none.
@@ -58,7 +59,7 @@ def load_engine(
             return Engine.load(
                 path,
                 n_threads=n_threads or None,
-                device="cuda",
+                device=device_for(n_gpu_layers),
                 n_gpu_layers=n_gpu_layers,
                 offload_kqv=offload_kqv,
             )

@@ -10,6 +10,7 @@ from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.params import llama_model_params
 from tamis.bindings.flat.status import LLAMA_ABORTED, LLAMA_OK, Refusal, invalid, returns
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cpu.lang import features
 
 
@@ -71,7 +72,7 @@ def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> i
     engine = Engine.load(
         path,
         n_threads=n_threads or None,
-        device="cuda" if n_gpu_layers else "cpu",
+        device=device_for(n_gpu_layers),
         n_gpu_layers=n_gpu_layers,
         progress=report,
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tamis.jit_kernels.backends import HOST
+from tamis.jit_kernels.backends.base import Backend, Stretches
 from tamis.jit_kernels.compile.library import KernelLibrary, Progress, shared
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
@@ -19,8 +21,8 @@ PARTS = 8  # of a thread's share of a decode step's keys: what threads may take 
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
 
 
-class LinkedProgram:
-    """A Program with addresses: what `Backend.run` replays. Keeps the Program's arrays alive."""
+class CpuProgram:
+    """A Program with addresses: what `CpuBackend.run` replays. Keeps the Program's arrays alive."""
 
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
@@ -60,13 +62,13 @@ class LinkedProgram:
 
 
 class JoinedProgram:
-    """Stretches of linked Programs as one: what `Backend.run` replays.
+    """Stretches of linked Programs as one: what `CpuBackend.run` replays.
 
     steps: one after another. The stretches of a step concern different data and have no order among
     them: they run op by op, and the team waits once for the n-th ops of all.
     """
 
-    def __init__(self, steps: Sequence[Sequence[tuple[LinkedProgram, range]]]) -> None:
+    def __init__(self, steps: Sequence[Sequence[tuple[CpuProgram, range]]]) -> None:
         self._steps = steps  # whose arrays are kept alive
         self.tape = np.concatenate([_side_by_side(step) for step in steps])
 
@@ -74,7 +76,7 @@ class JoinedProgram:
         return len(self.tape)
 
 
-def _side_by_side(stretches: Sequence[tuple[LinkedProgram, range]]) -> np.ndarray:
+def _side_by_side(stretches: Sequence[tuple[CpuProgram, range]]) -> np.ndarray:
     tapes = [linked.tape[ops.start : ops.stop] for linked, ops in stretches]
     if len(tapes) == 1:
         return tapes[0]
@@ -86,16 +88,18 @@ def _side_by_side(stretches: Sequence[tuple[LinkedProgram, range]]) -> np.ndarra
     return np.concatenate(found) if found else tapes[0]
 
 
-class Backend:
+class CpuBackend(Backend):
     """Runs Programs on `n_thread` threads, the calling one included.
 
     One Program runs at a time (a lock orders callers); idle threads sleep. After fork() the child's
-    first run starts a team of its own. The threads end with `close`, with the Backend, or at exit.
+    first run starts a team of its own. The threads end with `close`, with the backend, or at exit.
     """
 
+    name, on_host = HOST, True
     kv_types: tuple[str, ...] = KV_TYPES
-    strips = True
+    strips = joins = True
     timed = False
+    clock = None
 
     def __init__(self, n_thread: int, library: KernelLibrary | None = None) -> None:
         assert n_thread >= 1
@@ -119,13 +123,17 @@ class Backend:
         """Map (or compile) kernels ahead of `link`. Raises CompileError."""
         self.library.load([RUN, WORKER, *rows, *own], progress)
 
-    def link(self, program: Program) -> LinkedProgram:
+    def link(self, program: Program) -> CpuProgram:
         """Fill in the addresses of a recorded Program, loading what is not loaded yet."""
         self.load(program.specs)
-        return LinkedProgram(program, self.library)
+        return CpuProgram(program, self.library)
+
+    def join(self, steps: Stretches) -> JoinedProgram:
+        """Stretches of Programs that this, or another CpuBackend, has linked as one."""
+        return JoinedProgram(steps)
 
     def run(
-        self, linked: LinkedProgram | JoinedProgram, first: int = 0, last: int | None = None
+        self, linked: CpuProgram | JoinedProgram, first: int = 0, last: int | None = None
     ) -> None:
         """Replay ops first..last of a Program (all by default) and return when all have ended."""
         stop = len(linked) if last is None else last
@@ -137,14 +145,10 @@ class Backend:
             self._team.run(linked.tape[first:stop])
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays: here they read the same memory."""
+        """Nothing: kernels and Python see the same memory."""
 
     def fetch(self, *arrays: np.ndarray) -> None:
-        """Show Python what kernels wrote to these arrays: here they write the same memory."""
-
-    def mapped(self, array: np.ndarray, /) -> np.ndarray:
-        """The array: kernels see all memory."""
-        return array
+        """Nothing: kernels and Python see the same memory."""
 
     def free_bytes(self, _n_weight: int = 0, /) -> int:
         """Bytes that can be taken without swapping, as Linux estimates them.
@@ -206,7 +210,7 @@ def _end(
         thread.join()
 
 
-_backends: "weakref.WeakSet[Backend]" = weakref.WeakSet()
+_backends: "weakref.WeakSet[CpuBackend]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

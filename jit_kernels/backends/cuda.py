@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from tamis.jit_kernels.backends import GPU
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.backends.fusion import Step, candidates, fused, passed_on
 from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.ops import MATMUL, MOE_MATMUL, PACK_ROWS
@@ -205,15 +207,16 @@ class CudaProgram:
                 yield from ((first, other), (other, first))
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Runs Programs on a GPU; they start in the order of the calls, `fetch` waits for them.
 
     Raises CudaError where there is no usable GPU, KernelStoreError.
     """
 
+    name, on_host = GPU, False
     kv_types: tuple[str, ...] = KV_TYPES
-    strips = False
-    timed = False
+    strips = timed = False
+    clock = 1e9  # costs are in nanoseconds
 
     def __init__(self) -> None:
         self.device = Device()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 
@@ -26,7 +26,7 @@ class Ceiling(NamedTuple):
         return max(n_bytes / self.read_bytes, n_flop / self.flop)
 
 
-def measure(backend: Backend) -> Ceiling:
+def measure(backend: CpuBackend) -> Ceiling:
     """The best of a few runs of two small kernels with all threads; takes about half a second."""
     n_thread = backend.n_thread
     x, y = np.ones(READ_BYTES // 4, np.float32), np.zeros(n_thread, np.float32)
@@ -38,7 +38,7 @@ def measure(backend: Backend) -> Ceiling:
     return Ceiling(READ_BYTES / read, 2 * FMA_COUNT * n_thread / fma, cycles / fma)
 
 
-def _fastest(backend: Backend, program: Program) -> tuple[float, int]:
+def _fastest(backend: CpuBackend, program: Program) -> tuple[float, int]:
     """Seconds and cycles of the fastest run of a Program of one op."""
     linked, runs = backend.link(program), []
     for _ in range(N_RUN):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.compile.workers import Progress
-from tamis.jit_kernels.contract.program import Hop, KernelSpec, Program, Runner
+from tamis.jit_kernels.contract.program import Hop, KernelSpec, Program
 
 
 class _Stretch(NamedTuple):
@@ -33,17 +34,23 @@ class SplitProgram:
         return len(self.program)
 
 
-class SplitBackend:
+class SplitBackend(Backend):
     """Runs the ops over rows on one backend and the others (see Hop) on another, in turn.
 
     Each has its own copies of arrays, where it has any, of its own side's only: `send` shows both.
     """
 
-    def __init__(self, rows: Runner, own: Runner) -> None:
+    def __init__(self, rows: Backend, own: Backend) -> None:
         self.rows, self.own = rows, own
+        self.name, self.on_host, self.clock = rows.name, False, None
         self.n_thread = max(rows.n_thread, own.n_thread)  # that a workspace has scratch for
         self.timed = False
         self.n_part, self.kv_types, self.strips = own.n_part, own.kv_types, rows.strips
+
+    @property
+    def sides(self) -> tuple[Backend, Backend]:
+        """The one that runs ops over rows, and the other."""
+        return self.rows, self.own
 
     def load(
         self,

@@ -1,7 +1,7 @@
 """Programs: a forward pass recorded once as op calls over fixed buffers, replayed every step."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,16 +137,13 @@ class Program:
         return len(self.calls)
 
 
-GPU_CLOCK = 1e9  # an OpCost's cycles a second, on a GPU
-
-
 class OpCost(NamedTuple):
     """What one recorded op cost over the replays that were counted."""
 
     label: str
     sync: bool
     n_call: int
-    cycles: int  # of a CPU's tape; nanoseconds of a GPU
+    cycles: int  # of the backend's clock
     n_bytes: int
     n_flop: int
     part: str = ""
@@ -176,51 +173,3 @@ class Moved:
     def reset(self) -> None:
         """Start counting anew."""
         self._counted[...] = 0
-
-
-class Runner(Protocol):
-    """What the engine asks of a backend: see `Backend` and `CudaBackend`.
-
-    `link` gives what `run` replays; between them lies only the backend's own kind of Program.
-    """
-
-    n_thread: int  # that an op's work is shared by
-    n_part: int  # parts that the keys of a decode step are best cut into
-    kv_types: tuple[str, ...]  # of keys and values that it has kernels for
-    strips: bool  # whether products are faster with weights that ARRANGE has copied
-    timed: bool  # whether replays measure what `costs` tells; a CPU's always do
-
-    def load(
-        self,
-        rows: Iterable[KernelSpec],
-        own: Iterable[KernelSpec] = (),
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Hop).
-
-        Raises CompileError.
-        """
-
-    def link(self, program: Program) -> Any:
-        """What `run` replays, with all that the Program needs."""
-
-    def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
-        """Replay ops first..last (all by default); they may still run when this returns."""
-
-    def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays."""
-
-    def fetch(self, *arrays: np.ndarray) -> None:
-        """Show Python what kernels wrote to these arrays."""
-
-    def mapped(self, array: np.ndarray, /) -> Any:
-        """Let kernels see the memory of an array itself, as long as what this gives is held.
-
-        To be asked before any Program names it. Raises MemoryError.
-        """
-
-    def free_bytes(self, n_weight: int = 0, /) -> int:
-        """Bytes of memory that can be taken beside so many of the file's weights."""
-
-    def close(self) -> None:
-        """Give back what it holds."""

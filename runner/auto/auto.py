@@ -121,7 +121,7 @@ def choose(
         return Choice(DENSE, "the GPU has no room for all keys and values, which candidates copy")
     least = how.least
     if least is None:
-        least = LEAST_ON_GPU if [*devices(engine.places)] == ["cuda"] else LEAST
+        least = LEAST if any(b.on_host for b in devices(engine.places).values()) else LEAST_ON_GPU
     if n < least:
         return Choice(DENSE, f"{n} tokens are fewer than {least}")
     groups = _groups(engine)

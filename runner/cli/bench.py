@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tamis.cli import UsageError, common, compare, profile, states, table
+from tamis.jit_kernels.backends import on_host
 from tamis.jit_kernels.backends import roofline as ceilings
 
 WARM_UP = 8  # tokens
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to measure: -p and -n are both 0")
     if arguments.profile and arguments.csv:
         raise UsageError("--profile has no place in --csv: use --json")
-    if arguments.profile and common.devices(arguments)["device"] != "cpu":
+    if arguments.profile and not on_host(common.devices(arguments)["device"]):
         raise UsageError(
             "--profile counts the CPU's cycles: leave out --device and -ngl; several --attn are "
             "timed on a GPU, too"

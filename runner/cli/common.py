@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.cli import UsageError
+from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
 MIB = 1 << 20
 AUTO_HELP = (
@@ -18,7 +19,6 @@ AUTO_HELP = (
     "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
 # KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/disk_tier.py: these need NumPy.
-DEVICES = ("cpu", "cuda")
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 SAMPLING = {
     "temp": float,
@@ -364,10 +364,10 @@ def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
 def devices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Engine.load's arguments of --device, -ngl and -nkvo. Raises UsageError."""
     device, n = arguments.device, arguments.n_gpu_layers
-    if device == "cpu" and n:
-        raise UsageError(f"-ngl {n} puts layers on the GPU, --device cpu none: leave out one")
+    if device is not None and on_host(device) and n:
+        raise UsageError(f"-ngl {n} puts layers on the GPU, --device {device} none: leave out one")
     return {
-        "device": device or ("cuda" if n else "cpu"),
+        "device": device or device_for(n),
         "n_gpu_layers": -1 if n is None else n,
         "offload_kqv": not arguments.no_kv_offload,
     }

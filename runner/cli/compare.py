@@ -14,7 +14,7 @@ import numpy as np
 
 from tamis.cli import UsageError, audit, common, states
 from tamis.jit_kernels.backends import roofline as ceilings
-from tamis.jit_kernels.contract.program import ATTEND, GPU_CLOCK, SELECT
+from tamis.jit_kernels.contract.program import ATTEND, SELECT
 from tamis.model.placement import devices
 
 COLUMNS = {
@@ -86,7 +86,7 @@ def _clock(engine: Any) -> float:
             f"methods are compared by the time of one device, this model is on {' and '.join(on)}: "
             "leave out -nkvo, and -ngl or all but -ngl -1"
         )
-    return GPU_CLOCK if on == ["cuda"] else ceilings.measure(engine.backend).cycles
+    return engine.backend.clock or ceilings.measure(engine.backend).cycles
 
 
 def _turn(session: Any, ids: np.ndarray) -> Spent:

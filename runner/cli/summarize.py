@@ -15,6 +15,7 @@ from typing import Any
 
 from tamis.cli import UsageError, common, one_line
 from tamis.cli.answer import Answer, open_answer, visible
+from tamis.jit_kernels.backends import on_host
 
 N_WORDS = 150
 DRAW_EVERY = 0.1  # seconds
@@ -343,7 +344,7 @@ class _Work:
         from tamis.engine.engine import Engine
 
         where, n_threads = common.devices(self._arguments), self._arguments.threads
-        if where["device"] != "cpu" and self._engines:
+        if not on_host(where["device"]) and self._engines:
             return self._engines[0]
         if self._settings.n_session > 1:
             n_threads = n_threads or len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ pointed at its row; so no method needs to know of batches, and every session may
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
 from tamis.graph.device_graph import record_rows
 from tamis.graph.workspace import HEAD_ROWS, Chunk, Workspace
-from tamis.jit_kernels.backends.cpu import Backend, JoinedProgram, LinkedProgram
+from tamis.jit_kernels.backends.base import LinkedProgram
 from tamis.jit_kernels.contract.program import Call, Program
 from tamis.select.base import Recording
 
@@ -44,7 +44,7 @@ class Batch:
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Stretches]]
         self._placed = weakref.WeakKeyDictionary()
         self._rows: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-        self._joined: tuple[list[_Stretches], JoinedProgram] | None = None  # of the last step
+        self._joined: tuple[list[_Stretches], Any] | None = None  # of the last step
 
     @cached_property
     def _ws(self) -> Workspace:
@@ -57,7 +57,7 @@ class Batch:
         Raises what `Session.decode` does; no session then holds its token.
         """
         held = {session: session.n_past for session in tokens}
-        together = [s for s in tokens if s.batchable and isinstance(self._backend, Backend)]
+        together = [s for s in tokens if s.batchable and self._backend.joins]
         groups = [together[i : i + MAX_ROWS] for i in range(0, len(together), MAX_ROWS)]
         groups = [group for group in groups if len(group) > 1]
         found: dict[Session, np.ndarray] = {}
@@ -82,7 +82,6 @@ class Batch:
         own = [self._at_row(session.own_step(), shared, i) for i, session in enumerate(sessions)]
         self._ws.ids[: len(sessions)] = [tokens[session] for session in sessions]
         self._ws.step[:3] = len(sessions), 0, 0
-        assert isinstance(self._backend, Backend)
         self._backend.run(self._join(shared, own))
         logits = self._ws.logits[: len(sessions)].copy()
         for session in sessions:
@@ -99,7 +98,7 @@ class Batch:
             self._rows[session] = row
         return order
 
-    def _join(self, shared: _Stretches, own: list[_Stretches]) -> JoinedProgram:
+    def _join(self, shared: _Stretches, own: list[_Stretches]) -> Any:
         """The Program of these sessions' step."""
         if self._joined is not None and self._joined[0] == own:
             return self._joined[1]
@@ -108,7 +107,7 @@ class Batch:
             steps.append([(shared.linked, part)])
             if i < len(own[0].parts):
                 steps.append([(each.linked, each.parts[i]) for each in own])
-        self._joined = own, JoinedProgram(steps)
+        self._joined = own, self._backend.join(steps)
         return self._joined[1]
 
     def _recorded(self) -> _Stretches:

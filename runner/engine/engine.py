@@ -10,10 +10,10 @@ from tamis.arch.load import load_model
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.graph.workspace import workspace_bytes
-from tamis.jit_kernels.backends.cpu import Backend
-from tamis.jit_kernels.backends.cuda import CudaBackend
+from tamis.jit_kernels.backends import HOST, on_host
+from tamis.jit_kernels.backends.base import Backend
+from tamis.jit_kernels.backends.devices import open_gpu, open_host
 from tamis.jit_kernels.compile.library import KernelLibrary
-from tamis.jit_kernels.contract.program import Runner
 from tamis.kv.disk_tier import UNIT
 from tamis.kv.page_store import PageStore, most_slots
 from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tamis.engine.session import Session
 
 Progress = Callable[[str, int, int | None], None]
-DEVICES = ("cpu", "cuda")
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 # Tokens of a prompt that are computed at once where the caller names no number; and where a GPU has
 # all layers, keys and values, and room: it reads prompts 1.4 times faster then.
@@ -76,7 +75,7 @@ class Engine:
         *,
         n_threads: int | None = None,
         library: KernelLibrary | None = None,
-        device: str = "cpu",
+        device: str = HOST,
         n_gpu_layers: int = -1,
         offload_kqv: bool = True,
         rope: RopeScaling | None = None,
@@ -96,15 +95,13 @@ class Engine:
         n_threads = n_threads if n_threads is not None else len(os.sched_getaffinity(0))
         if not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
-        if device not in DEVICES:
-            raise ValueError(f"device is {device!r}, expected one of {', '.join(DEVICES)}")
-        gpu = CudaBackend() if device == "cuda" and n_gpu_layers else None
+        gpu = None if on_host(device) or not n_gpu_layers else open_gpu()
         report("load", 0, 3)
         file = GGUFFile(path)
         model = load_model(file, rope)
         report("load", 1, 3)
-        cpu = Backend(n_threads, library)
-        places = one_place("cpu", cpu, model.hp.n_layer)
+        cpu = open_host(n_threads, library)
+        places = one_place(cpu, model.hp.n_layer)
         if gpu is not None:
             places = two_places(cpu, gpu, model.hp.n_layer, n_gpu_layers)
         model, copies = arrange(model, places[0])
@@ -136,7 +133,7 @@ class Engine:
         return self.places[0].backend.n_thread
 
     @property
-    def backend(self) -> Runner:
+    def backend(self) -> Backend:
         """Where the last layers run."""
         return self.places[-1].backend
 
@@ -231,13 +228,13 @@ class Engine:
                 for p in places
                 if p.kv_device == device
             )
-            most = kv_ram if device == "cpu" else kv_vram
+            most = kv_ram if runner.on_host else kv_vram
             elsewhere_kv = kv if most is not None and most < kv else 0
             plans[device] = MemoryPlan(
                 weights=n_weight,
                 kv=most if most is not None and elsewhere_kv else kv,
-                disk=elsewhere_kv if device == "cpu" else 0,
-                host=0 if device == "cpu" else elsewhere_kv,
+                disk=elsewhere_kv if runner.on_host else 0,
+                host=0 if runner.on_host else elsewhere_kv,
                 workspace=workspace_bytes(self.model, n_ubatch, runner),
                 available=runner.free_bytes(n_weight),
             )
@@ -245,7 +242,7 @@ class Engine:
 
     def _n_ubatch(self, n_ctx: int | None, type_k: str, type_v: str, kv_vram: int | None) -> int:
         """Tokens of a prompt that are computed at once where the caller names no number."""
-        if kv_vram is not None or any(p.kv_device == "cpu" for p in self.places if p.layers):
+        if kv_vram is not None or any(p.kv_backend.on_host for p in self.places if p.layers):
             return N_UBATCH
         n_most = max(N_UBATCH, min(N_UBATCH_GPU, self.context(n_ctx)))
         plans = self.memory_plans(n_ctx, n_most, type_k, type_v)
@@ -263,7 +260,7 @@ class Engine:
         The latter on a device that copies whole arrays, and where address space is limited.
         """
         hp = place.share(self.hp)
-        if place.kv_device != "cpu" or not place.layers:
+        if not place.kv_backend.on_host or not place.layers:
             return PageStore(hp, types, n_page)
         key = hp.n_layer, types
         if key not in self._stores:

@@ -12,7 +12,7 @@ from tamis.graph.layer import record_layer
 from tamis.graph.linear import linear, stored
 from tamis.graph.norm import norm
 from tamis.graph.workspace import Measured, Workspace
-from tamis.jit_kernels.backends.cpu import LinkedProgram
+from tamis.jit_kernels.backends.base import LinkedProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KVView, zeros

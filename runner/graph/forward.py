@@ -11,9 +11,9 @@ from tamis.graph.context import Graph, Hooks
 from tamis.graph.device_graph import Stage, record_head
 from tamis.graph.topk_logits import SPECS, Best, BestLogits
 from tamis.graph.workspace import HEAD_ROWS
-from tamis.jit_kernels.backends.cpu import LinkedProgram
+from tamis.jit_kernels.backends.base import Backend, LinkedProgram
 from tamis.jit_kernels.compile.workers import Progress
-from tamis.jit_kernels.contract.program import OpCost, Program, Runner
+from tamis.jit_kernels.contract.program import OpCost, Program
 from tamis.kv.page_store import huge_zeros
 from tamis.model.model import Model
 from tamis.select.base import Recording
@@ -199,7 +199,7 @@ class _Answer:
         return found
 
 
-def _answers(backend: Runner, n_vocab: int) -> list[_Answer]:
+def _answers(backend: Backend, n_vocab: int) -> list[_Answer]:
     """Two, as a step is often decoded while the logits of the one before are still held.
 
     No one where kernels write to host memory anyway, nor where the system does not allow it: logits

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.program import KernelSpec, Program, Runner
+from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.kv.page_store import huge_zeros
 
 MOST = 128  # that are worth finding so
@@ -25,7 +26,7 @@ class Best(NamedTuple):
 class BestLogits:
     """Finds the n best of a row of logits, n at most MOST and their number."""
 
-    def __init__(self, backend: Runner, logits: np.ndarray, n: int) -> None:
+    def __init__(self, backend: Backend, logits: np.ndarray, n: int) -> None:
         """logits: f32 [n_vocab], which kernels write."""
         assert 1 <= n <= min(MOST, len(logits))
         n_part, self._backend = backend.n_thread, backend

@@ -6,8 +6,8 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.program import Runner
 from tamis.jit_kernels.contract.types import zeros
 from tamis.model.hparams import HParams
 from tamis.model.model import Model, Needs
@@ -62,7 +62,7 @@ class Buffers:
 class Workspace(Buffers):
     """Buffers for up to n_tok rows of a chunk; kernels write only here and to the KV cache."""
 
-    def __init__(self, model: Model, backend: Runner, chunk: Chunk) -> None:
+    def __init__(self, model: Model, backend: Backend, chunk: Chunk) -> None:
         hp = model.hp
         super().__init__(chunk, model.needs)
         n = max(ops.matmul_scratch(self._n_in), ops.attend_scratch(hp.group, hp.head_dim))
@@ -96,12 +96,12 @@ class Measured(Buffers):
         return self.packed
 
 
-def workspaces(model: Model, n_tok: int, backends: Sequence[Runner]) -> list[Workspace]:
+def workspaces(model: Model, n_tok: int, backends: Sequence[Backend]) -> list[Workspace]:
     """One for each backend, over one Chunk."""
     chunk = Chunk(model.hp, n_tok)
     return [Workspace(model, backend, chunk) for backend in backends]
 
 
-def workspace_bytes(model: Model, n_tok: int, backend: Runner) -> int:
+def workspace_bytes(model: Model, n_tok: int, backend: Backend) -> int:
     """Bytes of a Workspace, which reserves address space only until rows are used."""
     return Workspace(model, backend, Chunk(model.hp, n_tok)).n_bytes

@@ -67,7 +67,7 @@ def most_slots(hp: HParams, types: KVTypes) -> int:
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
     """Zeros in pages that hold nothing else, which the kernel is asked to make huge ones.
 
-    A device can be shown such memory (Runner.mapped).
+    A device can be shown such memory (Backend.mapped).
     """
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.backends.split import SplitBackend
-from tamis.jit_kernels.contract.program import Runner
 from tamis.model.hparams import HParams
 from tamis.model.weights import Weights
 
@@ -17,24 +17,31 @@ from tamis.model.weights import Weights
 class Place(NamedTuple):
     """A device and what of the model runs there."""
 
-    device: str  # "cpu" or "cuda"
-    backend: Runner
+    backend: Backend
     layers: range
     embedding: bool  # whether the token embedding is there
     output: bool  # whether the output head is there
-    host: Runner | None = None  # of another device than the CPU: the CPU
+    host: Backend | None = None  # of another device than the CPU: the CPU
 
     @property
-    def runners(self) -> dict[str, Runner]:
-        """What it runs on, by device: the layers' first, then that of their keys and values."""
-        if isinstance(self.backend, SplitBackend):
-            return {self.device: self.backend.rows, "cpu": self.backend.own}
-        return {self.device: self.backend}
+    def device(self) -> str:
+        """The name of the device that its layers run on."""
+        return self.backend.name
+
+    @property
+    def kv_backend(self) -> Backend:
+        """Where its keys and values are, and what chooses among them and attends to them."""
+        return self.backend.sides[1]
 
     @property
     def kv_device(self) -> str:
-        """Where its keys and values are, and what chooses among them and attends to them."""
-        return list(self.runners)[-1]
+        """The name of that device."""
+        return self.kv_backend.name
+
+    @property
+    def runners(self) -> dict[str, Backend]:
+        """What it runs on, by device: the layers' first, then that of their keys and values."""
+        return {side.name: side for side in self.backend.sides}
 
     def with_kv_on_host(self) -> "Place":
         """The same layers, with keys, values and attention on the CPU."""
@@ -54,38 +61,37 @@ class Place(NamedTuple):
         return sum(w.data.nbytes for w in found)
 
 
-def one_place(
-    device: str, backend: Runner, n_layer: int, host: Runner | None = None
-) -> tuple[Place, ...]:
+def one_place(backend: Backend, n_layer: int, host: Backend | None = None) -> tuple[Place, ...]:
     """All of a model on one device."""
-    return (Place(device, backend, range(n_layer), True, True, host),)
+    return (Place(backend, range(n_layer), True, True, host),)
 
 
-def two_places(cpu: Runner, gpu: Runner, n_layer: int, n_gpu_layers: int) -> tuple[Place, ...]:
+def two_places(cpu: Backend, gpu: Backend, n_layer: int, n_gpu_layers: int) -> tuple[Place, ...]:
     """The last n_gpu_layers layers on a GPU, as in llama.cpp.
 
     More than n_layer, or fewer than 0: all of them and the output. As many: the output stays.
     """
     if n_gpu_layers == 0:
-        return one_place("cpu", cpu, n_layer)
+        return one_place(cpu, n_layer)
     if not 0 < n_gpu_layers <= n_layer:
-        return one_place("cuda", gpu, n_layer, cpu)
+        return one_place(gpu, n_layer, cpu)
     first = n_layer - n_gpu_layers
     return (
-        Place("cpu", cpu, range(first), True, True),
-        Place("cuda", gpu, range(first, n_layer), False, False, cpu),
+        Place(cpu, range(first), True, True),
+        Place(gpu, range(first, n_layer), False, False, cpu),
     )
 
 
-def devices(places: Sequence[Place]) -> dict[str, Runner]:
+def devices(places: Sequence[Place]) -> dict[str, Backend]:
     """All that places run on."""
     return {device: runner for place in places for device, runner in place.runners.items()}
 
 
 def described(device: str, places: Sequence[Place]) -> str:
     """Where an error's numbers are from: " on cuda (layers 12 to 23)"; of a CPU alone nothing."""
-    if len(devices(places)) == 1:
-        return "" if device == "cpu" else f" on {device}"
+    found = devices(places)
+    if len(found) == 1:
+        return "" if found[device].on_host else f" on {device}"
     layers = [layer for place in places if device in place.runners for layer in place.layers]
     if not layers:
         return f" on {device} (no layer)"

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.program import Program, Runner
+from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import LINE, QTensor, zeros
 from tamis.model.model import Model
 from tamis.model.placement import Place
@@ -18,7 +19,7 @@ PART = 1 << 24  # bytes of a matrix that are copied at a time
 STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
 
 
-def in_strips(matrices: Sequence[QTensor], backend: Runner) -> tuple[list[QTensor], Program]:
+def in_strips(matrices: Sequence[QTensor], backend: Backend) -> tuple[list[QTensor], Program]:
     """The matrices as products are to read them, and the Program that fills the copies.
 
     As they are: matrices of a type or a shape that has no strips, and all of them where the backend
@@ -93,7 +94,7 @@ class Filling:
     then() is called on that thread after each op.
     """
 
-    def __init__(self, backend: Runner, program: Program, then: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, program: Program, then: Callable[[], None]) -> None:
         self._backend, self._program, self._then = backend, program, then
         self._done, self._stopped = 0, False
         self._error: BaseException | None = None

@@ -143,7 +143,7 @@ def _part(
     None where they cannot be.
     """
     n_kv, free = _needed(engine, settings, n_ctx, types)
-    host = next((place.host for place in engine.places if place.kv_device != "cpu"), None)
+    host = next((place.host for place in engine.places if not place.kv_backend.on_host), None)
     if host is not None:
         name, asked, room = "kv_vram", settings.kv_vram, host.free_bytes()
     elif settings.kv_dir is not None:

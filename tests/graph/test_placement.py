@@ -28,7 +28,7 @@ from tamis.engine.engine import Engine
 from tamis.evals.plan import origin_of
 from tamis.graph.topk_logits import Best
 from tamis.jit_kernels.backends import cuda as cuda_backend
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.backends.split import SplitBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
@@ -61,7 +61,7 @@ def whole(path):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(engine_module, "CudaBackend", Apart)
+    monkeypatch.setattr(engine_module, "open_gpu", Apart)
 
 
 def ids_of(n):
@@ -218,7 +218,7 @@ def test_a_full_device_is_named_with_its_layers(path, gpu, monkeypatch):
     with pytest.raises(MemoryError, match="on cuda, free"):
         loaded(path, -1).session(n_ctx=1 << 16)
     monkeypatch.setattr(Apart, "memory", 1 << 60)
-    monkeypatch.setattr(Backend, "free_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
     with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 3\), free: .*--kv-dir"):
         loaded(path, 2).session(n_ctx=1 << 16)
     engine = loaded(path, 2)
@@ -386,7 +386,7 @@ class Elsewhere(Apart):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    monkeypatch.setattr(engine_module, "CudaBackend", Elsewhere)
+    monkeypatch.setattr(engine_module, "open_gpu", Elsewhere)
 
 
 def parted(path, n_gpu_layers=-1):
@@ -508,7 +508,7 @@ def test_a_gpu_gets_kernels_and_arrays_of_its_own_side_only(path, monkeypatch):
 
     monkeypatch.setattr(cuda_backend, "Device", StandIn)
     monkeypatch.setattr(cuda_backend, "PtxLibrary", Asked)
-    monkeypatch.setattr(engine_module, "CudaBackend", cuda_backend.CudaBackend)
+    monkeypatch.setattr(engine_module, "open_gpu", cuda_backend.CudaBackend)
     engine = parted(path)
     session = engine.session(n_ctx=512, n_ubatch=64, attn="hshare:budget=99", prefill=ETF)
     session.prefill(ids_of(100))
@@ -578,7 +578,7 @@ def test_each_device_is_asked_for_what_it_holds(path, whole, elsewhere, monkeypa
     kept.with_kv_on_host().session(n_ctx=n_ctx, n_ubatch=256)
     with pytest.raises(ValueError, match="leave out kv_ram, or have them on the CPU with -nkvo"):
         kept.session(n_ctx=256, n_ubatch=32, kv_ram=GIB, kv_dir=path.parent)
-    monkeypatch.setattr(Backend, "free_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
     with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 5\), free: .*--kv-dir"):
         engine.session(n_ctx=n_ctx, n_ubatch=256)
     monkeypatch.setattr(Apart, "memory", 1 << 10)
@@ -626,7 +626,10 @@ def test_programs_leave_keys_on_the_cpu_by_llama_cpps_names(path, elsewhere, mon
     found = [(each.places[0].device, each.places[0].kv_device) for each in opened]
     assert found == [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cpu")]
     # Keys and values on the CPU may be of its types.
-    assert [each.backend.kv_types for each in opened[:2]] == [Backend.kv_types, Elsewhere.kv_types]
+    assert [each.backend.kv_types for each in opened[:2]] == [
+        CpuBackend.kv_types,
+        Elsewhere.kv_types,
+    ]
     how = {"n_gpu_layers": -1, "n_threads": 2, "n_ctx": 128, "verbose": False}
     for offload_kqv, device in ((True, "cuda"), (False, "cpu")):
         llama = Llama(str(path), offload_kqv=offload_kqv, **how)
@@ -656,7 +659,7 @@ def test_rows_cross_only_where_a_replay_meets_the_hop():
     step, moved = np.array([1, 0, 0, 0, 0]), []
 
     class Noted:
-        n_thread, n_part, kv_types, strips = 1, 1, (), False
+        n_thread, n_part, kv_types, strips, clock = 1, 1, (), False, None
 
         def __init__(self, name):
             self.name = name

@@ -291,7 +291,7 @@ LOAD = """
 import sys
 import numpy as np
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract.program import Program
 
 x, y = np.linspace(-3, 3, 99, dtype=np.float32), np.zeros(99, np.float32)
@@ -299,7 +299,7 @@ program = Program()
 step = np.array([1, 0, 0])
 program.add(ops.GATE, ("silu",), step=step, gate=x, up=x, y=y, n=99)
 program.add(ops.MOE_SUM, step=step, x=x, weights=x[:1], y=y, n=99, n_used=1)
-backend = Backend(2)
+backend = CpuBackend(2)
 backend.run(backend.link(program))
 backend.close()
 assert np.allclose(y, x * x / (1 + np.exp(-x)) - 3 * x, atol=1e-5), y

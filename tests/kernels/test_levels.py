@@ -19,7 +19,7 @@ from levels import skip_unless_runnable
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.jit_kernels.compile.store import fingerprint
 from tamis.jit_kernels.contract import ops
@@ -183,7 +183,7 @@ def test_levels_have_folders_of_their_own():
 def test_the_host_is_the_default(tmp_path):
     assert KernelLibrary(tmp_path).level == features.host()
     assert KernelLibrary(tmp_path, level="generic").level == features.LEVELS["generic"]
-    assert Backend(1, KernelLibrary(tmp_path, level="generic")).library.level.name == "generic"
+    assert CpuBackend(1, KernelLibrary(tmp_path, level="generic")).library.level.name == "generic"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [fingerprint(), fingerprint(features.LEVELS["generic"])]
     )

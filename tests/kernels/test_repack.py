@@ -10,7 +10,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.engine.engine import Engine
 from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFFile
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import QTensor
@@ -47,7 +47,7 @@ def matrix(type, n_out, n_in):
 
 
 def logits(path, monkeypatch, strips):
-    monkeypatch.setattr(Backend, "strips", strips)
+    monkeypatch.setattr(CpuBackend, "strips", strips)
     engine = Engine.load(path, n_threads=2)
     blk = engine.model.weights.blk
     types = {w.matrix.type for w in (blk[0].attn_q, blk[1].ffn_up)}
@@ -92,7 +92,7 @@ def test_all_stay_as_they_are_where_memory_is_short():
 def test_a_matrix_is_copied_in_parts_as_in_one(monkeypatch):
     rng, copies = np.random.default_rng(0), []
     given = [QTensor(rng.integers(0, 256, 80 * 36, np.uint8), "Q4_0", 80, 64)]
-    backend = Backend(2)
+    backend = CpuBackend(2)
     for part, n in ((1, 5), (33 * 36, 3), (1 << 20, 1)):
         monkeypatch.setattr("tamis.model.repack.PART", part)
         found, program = in_strips(given, backend)

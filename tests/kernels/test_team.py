@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from guarded import fork_and_wait, in_child, step_of
 
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.layout import TEAM
 from tamis.jit_kernels.contract.program import Program
@@ -46,7 +46,7 @@ class Chain:
 
 
 def result(n_thread, seed=0):
-    backend = Backend(n_thread)
+    backend = CpuBackend(n_thread)
     try:
         return Chain(backend, seed).run()
     finally:
@@ -66,7 +66,7 @@ def test_the_chain_is_what_numpy_computes():
 @pytest.mark.parametrize("n_thread", [2, 3, 4, 7])
 def test_the_number_of_threads_does_not_change_a_bit(n_thread):
     expected = result(1)
-    backend = Backend(n_thread)
+    backend = CpuBackend(n_thread)
     chain = Chain(backend)
     for _ in range(60):
         np.testing.assert_array_equal(chain.run(), expected)
@@ -74,7 +74,7 @@ def test_the_number_of_threads_does_not_change_a_bit(n_thread):
 
 
 def test_a_part_of_a_program_runs_alone():
-    backend = Backend(2)
+    backend = CpuBackend(2)
     chain = Chain(backend)
     chain.x[...] = chain.start
     for i in range(2 * N_ROUND):
@@ -86,7 +86,7 @@ def test_a_part_of_a_program_runs_alone():
 
 
 def test_an_idle_team_takes_no_time():
-    backend = Backend(4)
+    backend = CpuBackend(4)
     Chain(backend).run()
     time.sleep(0.05)
     before = time.process_time()
@@ -120,7 +120,7 @@ def test_several_backends_run_at_once():
     expected = [result(1, seed) for seed in range(4)]
 
     def work(i):
-        backend = Backend(i % 3 + 1)
+        backend = CpuBackend(i % 3 + 1)
         chain = Chain(backend, seed=i)
         for _ in range(100):
             np.testing.assert_array_equal(chain.run(), expected[i])
@@ -130,7 +130,7 @@ def test_several_backends_run_at_once():
 
 
 def test_python_threads_share_a_backend():
-    backend = Backend(2)
+    backend = CpuBackend(2)
     expected = [result(1, seed) for seed in range(4)]
 
     def work(i):
@@ -143,7 +143,7 @@ def test_python_threads_share_a_backend():
 
 
 def test_a_closed_backend_runs_again():
-    backend = Backend(3)
+    backend = CpuBackend(3)
     chain = Chain(backend)
     expected = chain.run()
     for _ in range(20):
@@ -156,7 +156,7 @@ def test_a_closed_backend_runs_again():
 
 
 def test_an_error_between_runs_changes_nothing():
-    backend = Backend(3)
+    backend = CpuBackend(3)
     chain = Chain(backend)
     expected = chain.run()
     with pytest.raises(AssertionError):
@@ -172,13 +172,13 @@ def test_a_dropped_backend_ends_its_threads():
     before = threading.active_count()
     for _ in range(20):
         # Its record's memory is free for others: threads asleep on it would wake in their work.
-        np.testing.assert_array_equal(Chain(Backend(3)).run(), expected)
+        np.testing.assert_array_equal(Chain(CpuBackend(3)).run(), expected)
         gc.collect()
     assert threading.active_count() == before
 
 
 def test_one_thread_needs_no_team():
-    backend = Backend(1)
+    backend = CpuBackend(1)
     chain = Chain(backend)
     before = threading.active_count(), len(os.listdir("/proc/self/task"))
     for _ in range(20):
@@ -212,7 +212,7 @@ while True:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_core_taken_by_another_program_costs_no_more_than_a_switch_an_op():
-    backend = Backend(2)
+    backend = CpuBackend(2)
     chain = Chain(backend)
     chain.run()
     core = str(min(os.sched_getaffinity(0)))
@@ -234,7 +234,7 @@ def test_a_core_taken_by_another_program_costs_no_more_than_a_switch_an_op():
 
 @in_child
 def test_both_sides_of_a_fork_go_on():
-    backend = Backend(3)
+    backend = CpuBackend(3)
     chain = Chain(backend)
     expected = chain.run()
 
@@ -259,7 +259,7 @@ def test_both_sides_of_a_fork_go_on():
 
 @in_child
 def test_a_fork_in_the_middle_of_another_threads_run():
-    backend = Backend(2)
+    backend = CpuBackend(2)
     chain, other = Chain(backend), Chain(backend, seed=1)
     expected = chain.run()
     stop = threading.Event()

@@ -18,7 +18,7 @@ from two_devices import Apart, loaded
 from tamis.cli import main, repl
 from tamis.engine import engine as engine_module
 from tamis.engine.engine import Engine
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.disk_tier import TierCounts
 from tamis.kv.gpu_page_cache import HostKV
@@ -55,7 +55,7 @@ def whole(path):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(engine_module, "CudaBackend", WithHome)
+    monkeypatch.setattr(engine_module, "open_gpu", WithHome)
 
 
 def least(engine, n_ctx=N_CTX, n_ubatch=128, n_layer=N_LAYER, **types):
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_said(path, whole, gpu, monkeypatch, tmp_path):
         engine.with_kv_on_host().session(N_CTX, kv_vram=most)
     with pytest.raises(ValueError, match="kv_ram limits it: leave out one of them"):
         engine.session(N_CTX, kv_vram=most, kv_ram=1 << 20, kv_dir=tmp_path)
-    monkeypatch.setattr(Backend, "free_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
     with pytest.raises(MemoryError, match=r"in RAM, free: 0.0 GiB; lower --ctx, or leave out"):
         engine.session(N_CTX, 128, kv_vram=most)
     engine.close()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
@@ -190,7 +191,8 @@ def test_commands_that_read_no_document_say_who_takes_auto(command, tmp_path, ca
 
 def test_how_many_tokens_are_worth_a_choice_depends_on_the_device(engine, base, monkeypatch):
     assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 7500"
-    monkeypatch.setattr("tamis.auto.auto.devices", lambda _places: {"cuda": None})
+    gpu, cpu = SimpleNamespace(on_host=False), SimpleNamespace(on_host=True)
+    monkeypatch.setattr("tamis.auto.auto.devices", lambda _places: {"cuda": gpu})
     assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 131072"
-    monkeypatch.setattr("tamis.auto.auto.devices", lambda _places: {"cuda": None, "cpu": None})
+    monkeypatch.setattr("tamis.auto.auto.devices", lambda _places: {"cuda": gpu, "cpu": cpu})
     assert choose(engine, base, Auto()).reason == f"{N} tokens are fewer than 7500"

@@ -323,7 +323,7 @@ def test_what_memory_has_no_room_for_goes_to_a_file_where_one_is_allowed(engine,
 
 def test_what_a_gpu_has_no_room_for_is_in_ram(engine, tmp_path):
     ram = SimpleNamespace(free_bytes=lambda: 1_000_000)
-    engine.places = [SimpleNamespace(kv_device="cuda", host=ram)]
+    engine.places = [SimpleNamespace(kv_backend=SimpleNamespace(on_host=False), host=ram)]
 
     def plan(free, **settings):
         engine.free = free / planning.MEMORY_SHARE

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
@@ -82,11 +82,11 @@ def _library(level: str | None) -> KernelLibrary:
 
 
 @functools.cache
-def _backend(n_thread: int, level: str | None) -> Backend:
-    return Backend(n_thread, _library(level))
+def _backend(n_thread: int, level: str | None) -> CpuBackend:
+    return CpuBackend(n_thread, _library(level))
 
 
-def backend(n_thread: int) -> Backend:
+def backend(n_thread: int) -> CpuBackend:
     """The backend of this process for n_thread threads, at the level that is set."""
     return _backend(n_thread, _level)
 

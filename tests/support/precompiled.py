@@ -1,16 +1,18 @@
 """Kernels of many sessions, compiled at once: every start of the compilers takes seconds."""
 
 from tamis.engine.engine import Engine
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.base import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract.program import Program
 from tamis.model.placement import one_place
 from tamis.model.repack import Filling
 
 
-class Recorder:
+class Recorder(Backend):
     """A backend that runs nothing and notes which kernels it is asked for."""
 
-    kv_types = Backend.kv_types
+    name, on_host, strips = CpuBackend.name, True, False
+    kv_types = CpuBackend.kv_types
 
     def __init__(self, n_thread=1, n_part=1):
         self.n_thread, self.n_part, self.specs = n_thread, n_part, set()
@@ -25,17 +27,14 @@ class Recorder:
     def run(self, linked, first=0, last=None):
         pass
 
-    def free_bytes(self, n_weight=0):
-        return 1 << 40
-
-    def mapped(self, array):
-        return array
-
     def send(self, *arrays):
         pass
 
     def fetch(self, *arrays):
         pass
+
+    def free_bytes(self, n_weight=0):
+        return 1 << 40
 
 
 def compile_for(engine, sessions, n_prompt=70, n_decode=20):
@@ -45,7 +44,7 @@ def compile_for(engine, sessions, n_prompt=70, n_decode=20):
     """
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
     filled = Filling(recorder, Program(), lambda: None)
-    places = one_place("cpu", recorder, engine.hp.n_layer)
+    places = one_place(recorder, engine.hp.n_layer)
     stand_in = Engine(engine.file, engine.model, engine.vocab, places, filled)
     for options in sessions:
         session = stand_in.session(**options)

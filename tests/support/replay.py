@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tamis.graph.attention import PREFILL_Q_BLOCK
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
@@ -41,7 +41,7 @@ class Replay:
         table = np.arange(self.n_kv // PAGE, dtype=np.int32)
         self.kv = [KVView(_paged(k[i]), _paged(v[i]), table, table) for i in range(self.n_layer)]
         self.step = np.zeros(ops.STEP_SIZE, np.int64)
-        self.backend = Backend(n_thread)
+        self.backend = CpuBackend(n_thread)
         self._scratch = np.zeros(
             n_thread * ops.attend_scratch(self.n_head // self.n_head_kv, self.head_dim), np.uint8
         )

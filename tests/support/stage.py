@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from precompiled import Recorder
 
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
@@ -41,7 +41,7 @@ class Stage:
         self._shape, self.state = shape, parse_method(text).open(shape)
         self._q = np.zeros((1, n_head, head_dim), np.float32)
         self._out, self._step = self._q.copy(), np.zeros(ops.STEP_SIZE, np.int64)
-        self._backend, self._phases = backend or Backend(1), {}
+        self._backend, self._phases = backend or CpuBackend(1), {}
 
     @staticmethod
     def _pages(rows, n_page):

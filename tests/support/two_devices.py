@@ -5,7 +5,8 @@ import weakref
 from cuda_stand_in import StandIn
 
 from tamis.engine.engine import Engine
-from tamis.jit_kernels.backends.cpu import Backend
+from tamis.jit_kernels.backends import GPU
+from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.backends.cuda import Mirror, _root
 from tamis.jit_kernels.contract.program import Program
 
@@ -19,9 +20,10 @@ class Itself:
         return host
 
 
-class Apart(Backend):
+class Apart(CpuBackend):
     """A CPU that has copies of arrays, as CudaBackend has, and at most `memory` bytes free."""
 
+    name, on_host, clock = GPU, False, 1e9
     strips, memory = False, GIB
 
     def __init__(self, n_thread=2):

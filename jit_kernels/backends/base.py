@@ -1,0 +1,99 @@
+"""What runs Programs: the protocol of a backend, and of a Program that it has linked."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tamis.jit_kernels.contract.program import KernelSpec, OpCost, Program
+
+
+class LinkedProgram(Protocol):
+    """What a backend of one device makes of a Program, and replays."""
+
+    program: Program
+
+    def __len__(self) -> int:
+        """Ops of the Program."""
+        ...
+
+    def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
+        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        ...
+
+    def costs(self) -> list[OpCost]:
+        """What each op has cost since `reset_costs`, in recorded order."""
+        ...
+
+    def reset_costs(self) -> None:
+        """Start counting anew."""
+        ...
+
+
+# Steps that run one after another; of the stretches of a step the n-th ops run side by side.
+Stretches = Sequence[Sequence[tuple[Any, range]]]
+
+
+class Backend(Protocol):
+    """A device that runs Programs (`CpuBackend`, `CudaBackend`), or two of them (`SplitBackend`).
+
+    `link` gives what `run` replays; between them lies only the backend's own kind of Program.
+    """
+
+    name: str  # of the device, for people and records: one of DEVICES
+    on_host: bool  # kernels read and write Python's own arrays in RAM; otherwise copies of them
+    n_thread: int  # that an op's work is shared by
+    n_part: int  # parts that the keys of a decode step are best cut into
+    kv_types: tuple[str, ...]  # of keys and values that it has kernels for
+    strips: bool  # whether products are faster with weights that ARRANGE has copied
+    timed: bool  # whether replays measure what `costs` tells; a CPU's always do
+    clock: float | None  # cycles a second of an OpCost; None: `roofline.measure` tells
+    joins: bool = False  # whether it can `join`
+
+    @property
+    def sides(self) -> "tuple[Backend, Backend]":
+        """What runs the ops over rows, and what runs those over a sequence (see Hop)."""
+        return self, self
+
+    def load(
+        self,
+        rows: Iterable[KernelSpec],
+        own: Iterable[KernelSpec] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Hop).
+
+        Raises CompileError.
+        """
+
+    def link(self, program: Program) -> Any:
+        """What `run` replays, with all that the Program needs."""
+
+    def join(self, steps: Stretches) -> Any:
+        """Stretches of linked Programs as one that `run` replays, where it `joins`."""
+        raise TypeError(f"{self.name} joins no Programs")
+
+    def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
+        """Replay ops first..last (all by default); they may still run when this returns."""
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Show kernels what Python wrote to these arrays; nothing to do `on_host`."""
+        ...
+
+    def fetch(self, *arrays: np.ndarray) -> None:
+        """Show Python what kernels wrote to these arrays; nothing to do `on_host`."""
+        ...
+
+    def mapped(self, array: np.ndarray, /) -> Any:
+        """Let kernels see the memory of an array itself, as long as what this gives is held.
+
+        To be asked before any Program names it; the array itself `on_host`. Raises MemoryError.
+        """
+        return array
+
+    def free_bytes(self, n_weight: int = 0, /) -> int:
+        """Bytes of memory that can be taken beside so many of the file's weights."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
