@@ -18,7 +18,8 @@ import numpy as np
 
 from tamis.cli import common
 from tamis.engine.engine import Engine
-from tamis.kv.disk_tier import UNITS, TierCounts
+from tamis.kv.cache import KVCounts
+from tamis.kv.disk_tier import UNITS
 
 METHODS = ["dense", "topk", "quest", "hip", "tactic"]
 
@@ -61,7 +62,7 @@ def decoded(session: Any, first: int, n: int, forget: bool) -> tuple[list[int], 
     return tokens, steps
 
 
-def counted(counts: TierCounts | None) -> tuple[int, ...]:
+def counted(counts: KVCounts | None) -> tuple[int, ...]:
     """Units that were in memory, units waited for, units read ahead, bytes read."""
     if counts is None:
         return 0, 0, 0, 0

@@ -15,7 +15,8 @@ import numpy as np
 
 from tamis.cli import common
 from tamis.jit_kernels.contract.types import PAGE
-from tamis.kv.disk_tier import UNIT, TierCounts, TieredKV
+from tamis.kv.cache import KVCounts
+from tamis.kv.disk_tier import UNIT, DiskTier
 from tamis.kv.types import KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 
@@ -46,7 +47,7 @@ def rows_of(shape: Shape, side: int, layer: int, page: int) -> np.ndarray:
     return found.reshape(shape.n_head_kv, PAGE, shape.head_dim)
 
 
-def fill(kv: TieredKV, shape: Shape, first: int, last: int) -> None:
+def fill(kv: DiskTier, shape: Shape, first: int, last: int) -> None:
     """Write positions first .. last - 1, multiples of CHUNK, as prefill does."""
     for pos in range(first, last, CHUNK):
         kv.begin(pos, CHUNK)
@@ -59,7 +60,7 @@ def fill(kv: TieredKV, shape: Shape, first: int, last: int) -> None:
         kv.finish(pos, CHUNK)
 
 
-def check(kv: TieredKV, shape: Shape, need: np.ndarray, layer: int) -> int:
+def check(kv: DiskTier, shape: Shape, need: np.ndarray, layer: int) -> int:
     """Bring units of a layer, bool [n_page, n_head_kv, units], and compare all; how many."""
     kv.bring_units(layer, [need.reshape(len(need), -1)] * 2)
     view, unit, n = kv.view(layer), PAGE // need.shape[2], 0
@@ -76,14 +77,14 @@ def check(kv: TieredKV, shape: Shape, need: np.ndarray, layer: int) -> int:
 
 def stress(
     shape: Shape, n_tokens: int, kv_ram: int, folder: Path, *, n_round: int, share: float
-) -> tuple[TierCounts, int]:
+) -> tuple[KVCounts, int]:
     """Fill n_tokens, then n_round times read a share of each layer's units; what was counted.
 
     Half of what a round reads is what the one before did, as with queries that follow each other.
     The last eighth of the context is forgotten and written again on the way.
     """
     rng = np.random.default_rng(0)
-    kv = TieredKV(shape.hp, n_tokens, KVTypes(), Tier(kv_ram, folder, UNIT), CHUNK)
+    kv = DiskTier(shape.hp, n_tokens, KVTypes(), Tier(kv_ram, folder, UNIT), CHUNK)
     fill(kv, shape, 0, n_tokens)
     keep = n_tokens * 7 // 8 // CHUNK * CHUNK
     kv.truncate(keep)

@@ -21,7 +21,7 @@ from tamis.kv.rerotate import turned
 
 def tile(session: Session, n_tokens: int) -> None:
     """Repeat what `session` holds until it holds n_tokens."""
-    model, kv, n_held = session._engine.model, session._kv, session.n_past
+    model, kv, n_held = session._loaded.model, session._kv, session.n_past
     starts = range(0, n_tokens, n_held)
     for layer in range(model.hp.n_layer):
         k, v = kv.read(layer, n_held)

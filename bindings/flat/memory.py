@@ -12,7 +12,7 @@ from tamis.bindings.flat.context import Context, using, using_memory
 from tamis.bindings.flat.model import engine_of
 from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_context_params
 from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
-from tamis.engine.engine import MemoryPlan
+from tamis.engine.memory_plan import MemoryPlan
 from tamis.graph.audit import Findings
 from tamis.kv.types import KVTypes, kv_bytes
 

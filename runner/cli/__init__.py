@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tamis import __version__
+from tamis.cli.flags import with_flags
 
 # The help is here, so that `tamis --help` and `--version` import no command.
 COMMANDS = {
@@ -145,7 +146,7 @@ def one_line(error: Exception) -> str:
     """The error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    text = " ".join(str(error).split())
+    text = with_flags(" ".join(str(error).split()))
     if isinstance(error, MemoryError):
         return text or "out of memory: lower --ctx or take a smaller model"
     if isinstance(error, ValueError | RuntimeError | OSError | ImportError):

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every method with its parameters, their defaults and where it serves."""
-    from tamis.select.notation import FLAGS, methods
+    from tamis.cli.flags import FLAGS
+    from tamis.select.notation import PARAMETERS, methods
 
     described = [_described(name, method) for name, method in methods().items()]
     if arguments.json:
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         values = ",".join(f"{key}={value}" for key, value in entry["parameters"].items())
         over = "(METHOD)" if entry["over_another"] else ""
         sys.stdout.write(f"{entry['name']}{over}{':' if values else ''}{values}\n")
-        flags = " and ".join(FLAGS[role] for role in entry["roles"])
+        flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
         sys.stdout.write(f"    {flags}: {entry['summary']}\n")
     return 0
 

@@ -2,54 +2,33 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from tamis.arch.load import load_model
+from tamis.engine import memory_plan
+from tamis.engine.loaded import LoadedModel
+from tamis.engine.memory_plan import MemoryPlan
+from tamis.engine.session import Progress, Session
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
-from tamis.graph.workspace import workspace_bytes
 from tamis.jit_kernels.backends import HOST, on_host
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.backends.devices import open_gpu, open_host
 from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.kv.disk_tier import UNIT
-from tamis.kv.page_store import PageStore, most_slots
-from tamis.kv.types import KVOptions, KVTypes, Tier, kv_bytes
+from tamis.kv.types import KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
-from tamis.model.placement import Place, devices, one_place, two_places
+from tamis.model.placement import Place, one_place, two_places
 from tamis.model.repack import Filling, arrange
 from tamis.select.base import Selector
 from tamis.select.notation import parse_methods
 from tamis.text.chat_template import ChatTemplate, default_template, encode_chat
-from tamis.text.tokenizer import Tokenizer, tokenizer_for
+from tamis.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from tamis.engine.session import Session
-
-Progress = Callable[[str, int, int | None], None]
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
-# Tokens of a prompt that are computed at once where the caller names no number; and where a GPU has
-# all layers, keys and values, and room: it reads prompts 1.4 times faster then.
-N_UBATCH, N_UBATCH_GPU = 512, 2048
-
-
-class MemoryPlan(NamedTuple):
-    """Bytes a session will take. Weights, all sessions' together, are not among the available."""
-
-    weights: int
-    kv: int
-    workspace: int
-    available: int
-    disk: int = 0  # of the file of keys and values that memory has no room for
-    host: int = 0  # of RAM, for the keys and values that a GPU's memory has no room for
-
-    @property
-    def fits(self) -> bool:
-        """Whether what a session takes is free."""
-        return self.kv + self.workspace <= self.available
 
 
 class Engine:
@@ -63,11 +42,9 @@ class Engine:
         places: Sequence[Place],
         filling: Filling,
     ) -> None:
-        self._file, self.model, self.vocab, self._filling = file, model, vocab, filling
-        self.places = tuple(places)
-        self.tokenizer: Tokenizer = tokenizer_for(vocab)
+        self.loaded = LoadedModel.of(file, model, vocab, places)
+        self._filling = filling
         self._template: ChatTemplate | None = None
-        self._stores: dict[tuple[int, KVTypes], PageStore] = {}  # also by their layers
 
     @staticmethod
     def load(
@@ -123,34 +100,54 @@ class Engine:
         return engine if offload_kqv else engine.with_kv_on_host()
 
     @property
+    def model(self) -> Model:
+        """Shapes, architecture and weights."""
+        return self.loaded.model
+
+    @property
     def hp(self) -> HParams:
         """The model's shapes."""
-        return self.model.hp
+        return self.loaded.hp
+
+    @property
+    def vocab(self) -> Vocab:
+        """The file's vocabulary."""
+        return self.loaded.vocab
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the vocabulary."""
+        return self.loaded.tokenizer
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Which device runs which layers."""
+        return self.loaded.places
 
     @property
     def n_threads(self) -> int:
         """That an op's work is shared by where the first layers run."""
-        return self.places[0].backend.n_thread
+        return self.loaded.n_threads
 
     @property
     def backend(self) -> Backend:
         """Where the last layers run."""
-        return self.places[-1].backend
+        return self.loaded.backend
 
     @property
     def path(self) -> Path:
         """The file that was opened."""
-        return Path(self._file.path)
+        return Path(self.file.path)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The file's metadata."""
-        return self._file.metadata
+        return self.file.metadata
 
     @property
     def file(self) -> GGUFFile:
         """The open file, for its tensor table."""
-        return self._file
+        return self.loaded.file
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -188,12 +185,7 @@ class Engine:
         Of a model on two devices: all of it, which fits if each part does; see `memory_plans`.
         """
         limits = {"kv_ram": kv_ram, "kv_vram": kv_vram}
-        plans = list(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, **limits).values())
-        if len(plans) == 1:
-            return plans[0]
-        weights, kv, workspace, _, disk, host = map(sum, zip(*plans, strict=True))
-        fullest = min(plan.available / (plan.kv + plan.workspace) for plan in plans)
-        return MemoryPlan(weights, kv, workspace, int(fullest * (kv + workspace)), disk, host)
+        return memory_plan.total(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, **limits))
 
     def memory_plans(
         self,
@@ -210,66 +202,18 @@ class Engine:
         n_ubatch: as `session` chooses it where it is None. kv_ram is of the CPU's memory, kv_vram
         of a GPU's.
         """
-        if n_ubatch is None:
-            n_ubatch = self._n_ubatch(n_ctx, type_k, type_v, kv_vram)
+        tier = None if kv_ram is None else Tier(kv_ram, Path(), UNIT)
+        kv, n_ctx = KVOptions(KVTypes(type_k, type_v), tier, kv_vram), self.context(n_ctx)
         self._filling.finish()
-        places, types = self.places, KVTypes(type_k, type_v)
-        weights, plans = self.model.weights, {}
-        elsewhere = sum(p.weight_bytes(weights) for p in places if not p.embedding)
-        for device, runner in devices(places).items():
-            # What no GPU has, such as the token embedding, is on the CPU.
-            n_weight = sum(
-                weights.n_bytes - elsewhere if p.embedding else p.weight_bytes(weights)
-                for p in places
-                if p.device == device
-            )
-            kv = sum(
-                kv_bytes(p.share(self.hp), self.context(n_ctx), types)
-                for p in places
-                if p.kv_device == device
-            )
-            most = kv_ram if runner.on_host else kv_vram
-            elsewhere_kv = kv if most is not None and most < kv else 0
-            plans[device] = MemoryPlan(
-                weights=n_weight,
-                kv=most if most is not None and elsewhere_kv else kv,
-                disk=elsewhere_kv if runner.on_host else 0,
-                host=0 if runner.on_host else elsewhere_kv,
-                workspace=workspace_bytes(self.model, n_ubatch, runner),
-                available=runner.free_bytes(n_weight),
-            )
-        return plans
-
-    def _n_ubatch(self, n_ctx: int | None, type_k: str, type_v: str, kv_vram: int | None) -> int:
-        """Tokens of a prompt that are computed at once where the caller names no number."""
-        if kv_vram is not None or any(p.kv_backend.on_host for p in self.places if p.layers):
-            return N_UBATCH
-        n_most = max(N_UBATCH, min(N_UBATCH_GPU, self.context(n_ctx)))
-        plans = self.memory_plans(n_ctx, n_most, type_k, type_v)
-        return n_most if all(plan.fits for plan in plans.values()) else N_UBATCH
+        if n_ubatch is None:
+            n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
+        return memory_plan.plans(self.loaded, n_ctx, n_ubatch, kv)
 
     def with_kv_on_host(self) -> "Engine":
         """The same weights, for sessions whose keys, values and attention are on the CPU."""
         found = copy.copy(self)
-        found.places = tuple(place.with_kv_on_host() for place in self.places)
+        found.loaded = self.loaded.with_kv_on_host()
         return found
-
-    def page_store(self, place: Place, types: KVTypes, n_page: int) -> PageStore:
-        """The pages that all sessions of these types share, or room of its own for one session.
-
-        The latter on a device that copies whole arrays, and where address space is limited.
-        """
-        hp = place.share(self.hp)
-        if not place.kv_backend.on_host or not place.layers:
-            return PageStore(hp, types, n_page)
-        key = hp.n_layer, types
-        if key not in self._stores:
-            try:
-                n_slot = max(n_page, most_slots(hp, types))
-                self._stores[key] = PageStore(hp, types, n_slot)
-            except OSError:
-                return PageStore(hp, types, n_page)
-        return self._stores[key]
 
     def context(self, n_ctx: int | None) -> int:
         """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
@@ -289,7 +233,7 @@ class Engine:
         kv_unit: int = UNIT,
         kv_vram: int | None = None,
         progress: Progress | None = None,
-    ) -> "Session":
+    ) -> Session:
         """A new, empty sequence. Kernels that are missing are compiled now.
 
         n_ubatch: tokens of a prompt that are computed at once, 1 to 4096. None: 512; where a GPU
@@ -307,18 +251,18 @@ class Engine:
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.
         """
-        from tamis.engine.session import Session
-
         report = progress or (lambda stage, done, total: None)
         self._filling.finish(lambda done, total: report("arrange", done, total))
+        kv = KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram)
+        n_ctx = self.context(n_ctx)
         if n_ubatch is None:
-            n_ubatch = self._n_ubatch(n_ctx, type_k, type_v, kv_vram)
+            n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
         return Session(
-            self,
-            n_ctx=self.context(n_ctx),
+            self.loaded,
+            n_ctx=n_ctx,
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill),
-            kv=KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram),
+            kv=kv,
             audit=audit,
             progress=progress,
         )

@@ -16,8 +16,8 @@ from tamis.evals.tasks.base import check_room
 from tamis.select.notation import DENSE
 
 if TYPE_CHECKING:
-    from tamis.engine.engine import Engine, Progress
-    from tamis.engine.session import Session
+    from tamis.engine.engine import Engine
+    from tamis.engine.session import Progress, Session
 
 
 class Subject(NamedTuple):

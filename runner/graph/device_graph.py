@@ -16,7 +16,7 @@ from tamis.jit_kernels.backends.base import LinkedProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KVView, zeros
-from tamis.kv.placed import Cache
+from tamis.kv.cache import KVCache
 from tamis.kv.types import KVTypes
 from tamis.model.model import Model, Needs
 from tamis.model.placement import Place
@@ -37,7 +37,7 @@ class Own(NamedTuple):
     """What a session has at a place."""
 
     ws: Workspace
-    kv: Cache  # of the place's layers, counted from 0
+    kv: KVCache  # of the place's layers, counted from 0
     state: SelectorState  # asked for these layers only, by their numbers in the model
 
 
@@ -53,8 +53,8 @@ class Stage:
         self._model, self._audit = model, audit
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
             raise MethodError(
-                "layers share sets, which are on one device only: leave out -ngl, or choose "
-                "another --attn"
+                "layers share sets, which are on one device only: leave out n_gpu_layers, or "
+                "choose another attn"
             )
         self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
@@ -63,8 +63,8 @@ class Stage:
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
-        _check_readers(self._body_program, "--prefill", self.kv.types)
-        _check_readers(self._decoding[1], "--attn", self.kv.types)
+        _check_readers(self._body_program, "prefill", self.kv.types)
+        _check_readers(self._decoding[1], "attn", self.kv.types)
         self._phases: dict[tuple[str, bool, int], LinkedProgram] = {}
 
     @property
@@ -185,8 +185,8 @@ class Stage:
         """The pages of a layer of the model, by its number there. Raises MethodError."""
         if layer < self.layers.start:
             raise MethodError(
-                f"--prefill copies keys of layer {layer} to the next, which is on another device: "
-                "use kv=project, or leave out -ngl"
+                f"prefill copies keys of layer {layer} to the next, which is on another device: "
+                "use kv=project, or leave out n_gpu_layers"
             )
         return self.kv.view(layer - self.layers.start)
 
@@ -274,7 +274,7 @@ def measure(model: Model) -> Needs:
     return ws.needs
 
 
-def record_begin(g: Graph, layers: range, kv: Cache | None) -> None:
+def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
     g.rec.program.hop(g.rec.step)
     for rope in sorted({g.model.rope_of(layer) for layer in layers}):
@@ -316,7 +316,7 @@ def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
     stored(g, linear(g, norm(g, g.x, weights.output_norm, rows), weights.output), logits)
 
 
-def _check_readers(program: Program, flag: str, types: KVTypes) -> None:
+def _check_readers(program: Program, role: str, types: KVTypes) -> None:
     """Raise MethodError where an op reads keys or values, and not those of this type."""
     for call in program.calls:
         op = call.spec.op
@@ -326,6 +326,6 @@ def _check_readers(program: Program, flag: str, types: KVTypes) -> None:
         ):
             if type != "f16" and pages in op.fields and constant not in op.constants:
                 raise MethodError(
-                    f"the method of {flag} reads {name} as f16 ({op.name}), this cache has {type}: "
-                    f"use --cache-{constant.replace('_', '-')} f16, or another method"
+                    f"the method of {role} reads {name} as f16 ({op.name}), this cache has {type}: "
+                    f"use {constant} f16, or another method"
                 )

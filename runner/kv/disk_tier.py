@@ -8,7 +8,6 @@ read ahead.
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
 from tamis.kv import access_spans as reads
+from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.frame_pool import Frames, Load, OutOfFramesError
 from tamis.kv.types import KVTypes, Tier
@@ -31,34 +31,8 @@ N_READER = 4  # threads: a disk answers several requests in the time of one
 MARGIN = 8  # frames beyond what a layer and the pages being written take
 
 
-@dataclass(slots=True)
-class TierCounts:
-    """What was asked of the tier since it was made. Units are of keys or values of a KV head.
-
-    Of a GPU's frames (kv/gpu_page_cache.py) units are pages, and what is not read from there is 0.
-    """
-
-    n_hit: int = 0  # units that were in memory when they were asked for
-    n_miss: int = 0  # units that had to be waited for
-    n_ahead: int = 0  # units read ahead
-    n_read: int = 0  # bytes read, ahead or not
-    n_written: int = 0  # bytes written
-    n_chosen: int = 0  # bytes of the keys and values that were asked for
-    n_covered: int = 0  # bytes of the units that hold them
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of units that were in memory, and not only because they were read ahead."""
-        return max(0, self.n_hit - self.n_ahead) / max(1, self.n_hit + self.n_miss)
-
-    @property
-    def amplification(self) -> float:
-        """How many times more the units hold than was asked for."""
-        return self.n_covered / max(1, self.n_chosen)
-
-
-class TieredKV:
-    """As KVCache, with frames for so much memory, and a file.
+class DiskTier(KVCache):
+    """Frames for so much memory, and a file with the rest.
 
     Raises ValueError where kv_ram is too little, OSError where there can be no file.
     """
@@ -67,8 +41,9 @@ class TieredKV:
         kv_ram, folder, self._unit = tier
         if self._unit not in UNITS:
             raise ValueError(f"kv_unit is {self._unit}, expected one of {UNITS}")
-        self.types, self.counts, self._hp = types, TierCounts(), hp
-        self.kv_ram, self._n_page = kv_ram, -(-n_ctx // PAGE)
+        self.types, self._counts, self._hp = types, KVCounts(), hp
+        self.kv_ram: int = kv_ram
+        self._n_page = -(-n_ctx // PAGE)
         self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
         self._n_frame = kv_ram // self._page_bytes
         self._n_claimed = hp.n_layer * (-(-n_ubatch // PAGE) + 1)
@@ -91,7 +66,12 @@ class TieredKV:
         self._step = 0
         weakref.finalize(self, _close, self._pool, self._writer, self._file)
 
-    # ---- what KVCache has too --------------------------------------------------------------------
+    # ---- positions and Python's side -------------------------------------------------------------
+    @property
+    def counts(self) -> KVCounts:
+        """What was asked of memory and file."""
+        return self._counts
+
     @property
     def capacity(self) -> int:
         """Tokens that fit."""
@@ -102,23 +82,14 @@ class TieredKV:
         """The page table of the keys."""
         return self._sides[0].table
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Nothing: kernels and Python see the same memory."""
-        return ()
-
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer: pages that are not in memory are -1."""
         k, v = self._sides
         return KVView(k.frames, v.frames, k.table[layer], v.table[layer])
 
-    def reserve(self, _first: int, n_tokens: int) -> None:
+    def reserve(self, first: int, n_tokens: int) -> None:
         """Nothing: pages get their frames as chunks come."""
         assert n_tokens <= self.capacity
-
-    def share(self, _other: object, _n_tokens: int) -> bool:
-        """False: pages are in no store that others could share."""
-        return False
 
     def truncate(self, n_tokens: int) -> None:
         """Forget the pages that hold no position below n_tokens."""
@@ -177,7 +148,7 @@ class TieredKV:
                 if part.shape[1] == PAGE:
                     units = np.ascontiguousarray(part).view(np.uint8).reshape(-1, side.unit_bytes)
                     side.write_page(layer, at, units)
-                    self.counts.n_written += units.nbytes
+                    self._counts.n_written += units.nbytes
                 else:
                     side.claim(layer, np.array([at]))
                     side.frames[side.table[layer, at], :, : part.shape[1]] = part
@@ -190,17 +161,7 @@ class TieredKV:
         self._join()
         self._file.forget_cached()
 
-    # ---- what a Program needs --------------------------------------------------------------------
-    def program(self, _step: np.ndarray) -> Program:
-        """An empty Program."""
-        return Program()
-
-    def record_begin(self, program: Program, step: np.ndarray) -> None:
-        """Nothing: `begin` has made a chunk's positions writable."""
-
-    def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Nothing: keys and values stay where they are."""
-
+    # ---- kernels' side ---------------------------------------------------------------------------
     def stops(self, program: Program) -> list[int]:
         """The calls before which `bring` must be called. Raises ValueError: cannot be."""
         calls = program.calls
@@ -251,8 +212,8 @@ class TieredKV:
         flat = need.reshape(n_page, -1)
         n_side = 2 if "v_pages" in call.spec.op.fields else 1
         for side in self._sides[:n_side]:
-            self.counts.n_chosen += n_key * side.unit_bytes // self._unit
-            self.counts.n_covered += int(flat.sum()) * side.unit_bytes
+            self._counts.n_chosen += n_key * side.unit_bytes // self._unit
+            self._counts.n_covered += int(flat.sum()) * side.unit_bytes
         self.bring_units(layer, [flat] * n_side)
         if call.spec.op is ops.ATTEND:
             self._read_ahead((layer + 1) % self._hp.n_layer)
@@ -294,8 +255,8 @@ class TieredKV:
             # An op that chooses may have read more keys of this step than what was chosen.
             self._wanted[layer, i] = self._step, need | before if step == self._step else need
             loads.append(load)
-            self.counts.n_hit += int(need.sum()) - len(load.numbers)
-            self.counts.n_miss += len(load.numbers)
+            self._counts.n_hit += int(need.sum()) - len(load.numbers)
+            self._counts.n_miss += len(load.numbers)
         self._wait([(i, self._start(i, load), load) for i, load in enumerate(loads)])
 
     def _read_ahead(self, layer: int) -> None:
@@ -303,12 +264,12 @@ class TieredKV:
             if (layer, i) in self._wanted:
                 _, need = self._wanted[layer, i]
                 load = side.lookup(layer, need, self._step, ahead=True)
-                self.counts.n_ahead += len(load.numbers)
+                self._counts.n_ahead += len(load.numbers)
                 self._ahead.append((i, self._start(i, load), load))
 
     def _start(self, side: int, load: Load) -> list["Future[None]"]:
         n = len(load.numbers)
-        self.counts.n_read += n * self._sides[side].unit_bytes
+        self._counts.n_read += n * self._sides[side].unit_bytes
         n_part = min(N_READER, -(-n // 8))
         return [self._pool.submit(load.run, i, n_part) for i in range(n_part)]
 
@@ -344,7 +305,7 @@ class TieredKV:
             least = (self._n_frame + error.n) * self._page_bytes
             raise ValueError(
                 f"layer {layer} needs {error.n} pages more at once than kv_ram of {self.kv_ram} "
-                f"bytes has room for: raise --kv-ram to {-(-least >> 20)} MiB, lower --ctx, or "
+                f"bytes has room for: raise kv_ram to {-(-least >> 20)} MiB, lower n_ctx, or "
                 "choose a method that reads less"
             ) from None
 
@@ -370,7 +331,7 @@ class TieredKV:
                 continue
             error = job.exception()
             if error is None:
-                self.counts.n_written += len(pages) * self._sides[i].page_bytes
+                self._counts.n_written += len(pages) * self._sides[i].page_bytes
                 self._sides[i].clean(layer, pages)
             else:
                 errors.append(error)
@@ -383,7 +344,7 @@ class TieredKV:
         if self.kv_ram < least:
             raise ValueError(
                 f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "
-                f"{-(-least >> 20)} MiB at this context: raise --kv-ram, or lower --ctx"
+                f"{-(-least >> 20)} MiB at this context: raise kv_ram, or lower n_ctx"
             )
 
 

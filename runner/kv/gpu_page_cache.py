@@ -14,8 +14,8 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
 from tamis.kv.access_spans import FOUND, reader_of, reads_keys
+from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
-from tamis.kv.disk_tier import TierCounts
 from tamis.kv.page_store import huge_zeros
 from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
@@ -23,8 +23,8 @@ from tamis.model.hparams import HParams
 AT_ONCE = 16  # frames beside those being written are a multiple of it: see ops.KV_TAKE
 
 
-class HostKV:
-    """As KVCache, with frames for kv_vram bytes where kernels run, and the rest in host memory.
+class GpuPageCache(KVCache):
+    """Frames for kv_vram bytes where kernels run, and all pages in memory of the host.
 
     mapped: makes kernels see an array of the host itself, not a copy, as long as what it gives is
     held. Raises ValueError where kv_vram is too little.
@@ -39,7 +39,8 @@ class HostKV:
         n_ubatch: int,
         mapped: Callable[[np.ndarray], Any],
     ) -> None:
-        self.types, self.kv_vram, self._hp = types, kv_vram, hp
+        self.kv_vram: int = kv_vram
+        self.types, self._hp = types, hp
         self._n_page, n_layer = -(-n_ctx // PAGE), hp.n_layer
         self._n_ring = -(-n_ubatch // PAGE) + 1  # pages that a chunk may touch
         self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
@@ -58,14 +59,14 @@ class HostKV:
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
         self._owner, self._used = zeros((2, self._n_cache), np.int32)
         self._nothing = np.zeros(0, np.int32)
-        self.state = np.zeros(ops.KV_STATE_SIZE, np.int64)
-        self.state[ops.KV_STATE.serial // 8] = 1
+        self._state = np.zeros(ops.KV_STATE_SIZE, np.int64)
+        self._state[ops.KV_STATE.serial // 8] = 1
         self._wanted, self._missing = np.zeros((2, self._n_page), np.int32)
         self._counts = np.zeros(ops.KV_RANKS, np.int32)
         self._forget()
         self._end = 0  # positions that were made writable
 
-    # ---- what KVCache has too --------------------------------------------------------------------
+    # ---- positions and Python's side -------------------------------------------------------------
     @property
     def capacity(self) -> int:
         """Tokens that fit."""
@@ -86,7 +87,7 @@ class HostKV:
         k, v = self._frames
         return KVView(k, v, self._table[layer], self._table[layer])
 
-    def reserve(self, _first: int, n_tokens: int) -> None:
+    def reserve(self, first: int, n_tokens: int) -> None:
         """Note how many positions there will be: their pages get frames as chunks come."""
         assert n_tokens <= self.capacity
         self._end = max(self._end, n_tokens)
@@ -94,10 +95,6 @@ class HostKV:
     def truncate(self, n_tokens: int) -> None:
         """Forget positions from n_tokens on, which are written again before they are read."""
         self._end = min(self._end, n_tokens)
-
-    def share(self, _other: object, _n_tokens: int) -> bool:
-        """False: pages are in no store that others could share."""
-        return False
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
@@ -133,20 +130,7 @@ class HostKV:
         for layer, (k, v) in enumerate(pages):
             self.write(layer, k, v, first // PAGE)
 
-    def stops(self, _program: Program) -> list[int]:
-        """The calls of a Program before which `bring` must be called: none."""
-        return []
-
-    def bring(self, program: Program, at: int) -> None:
-        """Nothing: the Program does it."""
-
-    def begin(self, pos: int, n_tok: int) -> None:
-        """Nothing: the Program does it."""
-
-    def finish(self, pos: int, n_tok: int) -> None:
-        """Nothing: the Program does it."""
-
-    # ---- what a Program needs --------------------------------------------------------------------
+    # ---- kernels' side ---------------------------------------------------------------------------
     def program(self, step: np.ndarray) -> Program:
         """An empty Program that will bring what its ops read, of passes that `step` tells of."""
         return _Bringing(self, step)
@@ -156,7 +140,7 @@ class HostKV:
         program.add(
             ops.KV_CLAIM,
             step=step,
-            state=self.state,
+            state=self._state,
             table=self._table,
             ring=self._ring,
             owner=self._owner,
@@ -182,7 +166,7 @@ class HostKV:
         if reader == "chosen":
             names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
             chosen = {name: fields[name] for name in names}
-            chosen |= {"state": self.state, "wanted": self._wanted, "q_block": q_block}
+            chosen |= {"state": self._state, "wanted": self._wanted, "q_block": q_block}
             program.add(ops.KV_WANT, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
@@ -191,7 +175,7 @@ class HostKV:
             ops.KV_TAKE,
             (reader,),
             step=step,
-            state=self.state,
+            state=self._state,
             table=self._table,
             owner=self._owner,
             used=self._used,
@@ -211,7 +195,7 @@ class HostKV:
         )
         program.add(
             ops.KV_BRING,
-            state=self.state,
+            state=self._state,
             table=self._table,
             missing=self._missing,
             layer=layer,
@@ -219,12 +203,17 @@ class HostKV:
         )
 
     @property
-    def counts(self) -> TierCounts:
-        """What was asked of the frames, in pages, as of when `state` was fetched."""
+    def counters(self) -> tuple[np.ndarray, ...]:
+        """What `counts` is told from."""
+        return (self._state,)
+
+    @property
+    def counts(self) -> KVCounts:
+        """What was asked of the frames, in pages, as of when `counters` were fetched."""
         n_hit, n_miss = (
-            int(self.state[at // 8]) for at in (ops.KV_STATE.n_hit, ops.KV_STATE.n_miss)
+            int(self._state[at // 8]) for at in (ops.KV_STATE.n_hit, ops.KV_STATE.n_miss)
         )
-        return TierCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_miss * self._page_bytes)
+        return KVCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_miss * self._page_bytes)
 
     def _copies(self) -> dict[str, Any]:
         (k_home, v_home), (k_frames, v_frames) = self._home, self._frames
@@ -251,7 +240,7 @@ class HostKV:
             raise ValueError(
                 f"kv_vram is {self.kv_vram / (1 << 20):.1f} MiB, this context needs "
                 f"{-(-least >> 20)} MiB of the GPU: the pages of a layer and those of a chunk in "
-                "all layers; raise --kv-vram, or lower --ctx"
+                "all layers; raise kv_vram, or lower n_ctx"
             )
 
 
@@ -262,7 +251,7 @@ def _n_found(reader: str, found: np.ndarray) -> int:
 class _Bringing(Program):
     """A Program that records, before each op that reads keys, that what it reads is brought."""
 
-    def __init__(self, kv: HostKV, step: np.ndarray) -> None:
+    def __init__(self, kv: GpuPageCache, step: np.ndarray) -> None:
         super().__init__()
         self._kv, self._step = kv, step
 

@@ -5,31 +5,27 @@ from typing import Any
 
 import numpy as np
 
-from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
+from tamis.kv.cache import KVCache
 from tamis.kv.convert import as_type
 from tamis.kv.page_store import PageStore
-from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 
 
-class KVCache:
+class PagedKV(KVCache):
     """Paged keys and values of one sequence of up to n_ctx tokens.
 
     A page that another sequence holds too is copied before this one writes to it.
     """
 
+    resident = True
+
     def __init__(self, hp: HParams, n_ctx: int, store: PageStore) -> None:
-        self._store, self._n_layer = store, hp.n_layer
+        self._store, self._n_layer, self.types = store, hp.n_layer, store.types
         # Indices of layer 0's pages; -1: no page.
         self._table = np.full(-(-n_ctx // PAGE), -1, np.int32)
         self._held: list[int] = []  # the slots of its pages
         weakref.finalize(self, store.give_back, self._held).atexit = False
-
-    @property
-    def types(self) -> KVTypes:
-        """The types that keys and values are kept in."""
-        return self._store.types
 
     @property
     def capacity(self) -> int:
@@ -68,12 +64,12 @@ class KVCache:
             self._store.pool.release(self._held.pop())
             self._table[len(self._held)] = -1
 
-    def share(self, other: object, n_tokens: int) -> bool:
+    def share(self, other: KVCache, n_tokens: int) -> bool:
         """Hold what another sequence holds of its first n_tokens positions, without copying.
 
         False, and no change, where its pages lie elsewhere.
         """
-        if not isinstance(other, KVCache) or other._store is not self._store:
+        if not isinstance(other, PagedKV) or other._store is not self._store:
             return False
         held = other._held[: -(-n_tokens // PAGE)]
         for slot in held:
@@ -101,29 +97,6 @@ class KVCache:
             for start in range(0, len(rows), PAGE):
                 part = own[start : start + PAGE]
                 pages[self._table[page + start // PAGE], :, : len(part)] = part.swapaxes(0, 1)
-
-    def program(self, _step: np.ndarray) -> Program:
-        """An empty Program."""
-        return Program()
-
-    def record_begin(self, program: Program, step: np.ndarray) -> None:
-        """Nothing: `reserve` has made a chunk's positions writable."""
-
-    def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Nothing: keys and values stay where they are."""
-
-    def stops(self, _program: Program) -> list[int]:
-        """The calls of a Program before which `bring` must be called: none."""
-        return []
-
-    def bring(self, program: Program, at: int) -> None:
-        """Nothing: all that a call may read is there."""
-
-    def begin(self, pos: int, n_tok: int) -> None:
-        """Nothing: `reserve` has made a chunk's positions writable."""
-
-    def finish(self, pos: int, n_tok: int) -> None:
-        """Nothing: a chunk's keys and values stay where they are."""
 
     def pages_from(self, first: int) -> list[Any]:
         """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""

@@ -1,35 +1,34 @@
 """The keys and values of one sequence whose layers are on several devices: a cache on each."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from tamis.jit_kernels.contract.types import PAGE, KVView
-from tamis.kv.disk_tier import TieredKV
-from tamis.kv.gpu_page_cache import HostKV
-from tamis.kv.paged import KVCache
-from tamis.kv.types import KVTypes
-
-Cache: TypeAlias = KVCache | TieredKV | HostKV
+from tamis.kv.cache import KVCache
 
 
-class PlacedKV:
-    """As KVCache, for what concerns the whole sequence; passes run over the caches themselves."""
+class PlacedKV(KVCache):
+    """For what concerns the whole sequence; passes run over the caches themselves."""
 
-    def __init__(self, parts: Sequence[tuple[range, Cache]]) -> None:
+    def __init__(self, parts: Sequence[tuple[range, KVCache]]) -> None:
         """parts: layers and their cache, which counts them from 0."""
         self._parts = list(parts)
+        caches = [kv for _, kv in self._parts]
+        self.types = caches[0].types
+        self.kv_ram = next((kv.kv_ram for kv in caches if kv.kv_ram is not None), None)
+        self.kv_vram = next((kv.kv_vram for kv in caches if kv.kv_vram is not None), None)
 
     @property
-    def types(self) -> KVTypes:
-        """The types that keys and values are kept in."""
-        return self._parts[0][1].types
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return min(kv.capacity for _, kv in self._parts)
 
     @property
-    def tiered(self) -> TieredKV | None:
-        """The cache that has a file; None where there is none."""
-        return next((kv for _, kv in self._parts if isinstance(kv, TieredKV)), None)
+    def table(self) -> np.ndarray:
+        """That of the first cache: passes run over the caches themselves."""
+        return self._parts[0][1].table
 
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer."""
@@ -45,10 +44,6 @@ class PlacedKV:
         """Give back the pages that hold no position below n_tokens."""
         for _, kv in self._parts:
             kv.truncate(n_tokens)
-
-    def share(self, _other: object, _n_tokens: int) -> bool:
-        """False: no pages of a GPU are shared."""
-        return False
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
@@ -70,5 +65,5 @@ class PlacedKV:
         for (_, kv), kept in zip(self._parts, pages, strict=True):
             kv.put_back(first, kept)
 
-    def _of(self, layer: int) -> tuple[Cache, int]:
+    def _of(self, layer: int) -> tuple[KVCache, int]:
         return next((kv, layer - own.start) for own, kv in self._parts if layer in own)

@@ -6,12 +6,12 @@ In NumPy, a layer at a time: for a context that is full, not for hot paths.
 import numpy as np
 
 from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv.cache import KVCache
 from tamis.kv.convert import as_float32, as_rows
-from tamis.kv.placed import Cache, PlacedKV
 
 
 def close_up(
-    kv: Cache | PlacedKV,
+    kv: KVCache,
     layer: int,
     n_tokens: int,
     gone: range,

@@ -40,7 +40,7 @@ class KVFile:
         except OSError as error:
             raise KVFileError(
                 f"keys and values cannot be written to {self.folder}: {error.strerror}; make room "
-                "there, or start again with another --kv-dir or a smaller --ctx"
+                "there, or start again with another kv_dir or a smaller n_ctx"
             ) from error
 
     def read(self, at: int, buffers: list[memoryview]) -> None:

@@ -17,7 +17,7 @@ from tamis.select.per_layer import Part, PerLayer
 
 DENSE = "dense"
 INNER = "inner"  # the field of a method that works over another one
-FLAGS = {DECODE: "--attn", PREFILL: "--prefill"}
+PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
 _NOT_METHODS = {"base", "notation", "per_layer"}
 
@@ -54,12 +54,15 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
     known = methods()
     serving = ", ".join(n for n, method in known.items() if role in method.roles)
     if name not in known:
-        raise MethodError(f"attention method {name!r} is not known; {FLAGS[role]} takes {serving}")
+        raise MethodError(
+            f"attention method {name!r} is not known; {PARAMETERS[role]} takes {serving}"
+        )
     method = known[name]
     if role not in method.roles:
-        flag = FLAGS[method.roles[0]]
+        other = PARAMETERS[method.roles[0]]
         raise MethodError(
-            f"{name!r} is no {role} method: it goes with {flag}; {FLAGS[role]} takes {serving}"
+            f"{name!r} is no method of {PARAMETERS[role]}: it goes with {other}; "
+            f"{PARAMETERS[role]} takes {serving}"
         )
     fields = {f.name: f.type for f in dataclasses.fields(method)}  # type: ignore[arg-type]
     values: dict[str, object] = {}
@@ -96,7 +99,7 @@ def of_layers(names: Sequence[str]) -> str:
 
 def _per_layer(text: str, role: str) -> PerLayer:
     if role != DECODE:
-        raise MethodError(f"{text!r}: {FLAGS[role]} takes one method for all layers")
+        raise MethodError(f"{text!r}: {PARAMETERS[role]} takes one method for all layers")
     layers: dict[Selector, list[int]] = {}
     for part in re.split(r"\+(?=[a-z])", text):
         found = re.fullmatch(r"([^@]+)@(\d{1,4})(?:-(\d{1,4}))?", part)

@@ -53,7 +53,7 @@ class PerLayer:
         last = max(layer for part in self.parts for layer in part.layers)
         if last >= shape.n_layer:
             raise ValueError(
-                f"--attn names layer {last}, the model has {shape.n_layer}: name layers 0 to "
+                f"attn names layer {last}, the model has {shape.n_layer}: name layers 0 to "
                 f"{shape.n_layer - 1}"
             )
         return _State(self, shape)

@@ -15,7 +15,8 @@ from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
 
 if TYPE_CHECKING:
-    from tamis.engine.engine import Engine, Progress
+    from tamis.engine.engine import Engine
+    from tamis.engine.session import Progress
 
 
 @dataclass(frozen=True, slots=True)

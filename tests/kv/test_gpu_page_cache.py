@@ -20,8 +20,8 @@ from tamis.engine import engine as engine_module
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract.types import PAGE
-from tamis.kv.disk_tier import TierCounts
-from tamis.kv.gpu_page_cache import HostKV
+from tamis.kv.cache import KVCounts
+from tamis.kv.gpu_page_cache import GpuPageCache
 
 N_LAYER, N_CTX = 4, 32 * PAGE
 GPU_METHODS = [
@@ -70,7 +70,7 @@ def test_logits_are_those_of_a_session_in_memory(path, whole, gpu, attn):
     engine = loaded(path, -1)
     how = {"n_ctx": N_CTX, "n_ubatch": 128, "attn": attn}
     tiered, other = engine.session(kv_vram=least(engine), **how), whole.session(**how)
-    assert isinstance(tiered._kv, HostKV)
+    assert isinstance(tiered._kv, GpuPageCache)
     check_same(tiered, other, 1500, 40)
     counts = tiered.kv_counts
     assert 0 < counts.hit_rate < 1
@@ -196,7 +196,7 @@ def test_bench_and_stats_tell_what_was_brought(path, gpu, capsys):
     )
     assert 0 < row["hit_rate"] < 1
     plan = engine.memory_plan(N_CTX, kv_vram=n_bytes)
-    counts = TierCounts(n_hit=30, n_miss=10, n_read=3 << 20)
+    counts = KVCounts(n_hit=30, n_miss=10, n_read=3 << 20)
     assert repl._tier_line(plan, counts).startswith(f"\nRAM: KV of {plan.host >> 20} MiB, 3 MiB")
     engine.close()
 

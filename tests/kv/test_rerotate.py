@@ -13,9 +13,9 @@ import tamis.engine.session
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import KV_TYPES, PAGE
 from tamis.kv.convert import as_float32, as_rows
-from tamis.kv.disk_tier import TieredKV
+from tamis.kv.disk_tier import DiskTier
 from tamis.kv.page_store import PageStore
-from tamis.kv.paged import KVCache
+from tamis.kv.paged import PagedKV
 from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVTypes, Tier
 from tamis.model.rope import rope_frequencies
@@ -86,7 +86,7 @@ def ids_of(n, seed=0):
 
 
 def rows_of(session):
-    return [session._kv.read(layer, session.n_past) for layer in range(session._engine.hp.n_layer)]
+    return [session._kv.read(layer, session.n_past) for layer in range(session._loaded.hp.n_layer)]
 
 
 def check_equal(found, expected):
@@ -128,9 +128,9 @@ def test_keys_of_every_type_turn_and_values_move(engine, type, tiered, neox, tmp
     # The last quarter of a head does not turn, as in models that state fewer rotary dimensions.
     hp, types = replace(engine.hp, head_dim=64, n_rot=48), KVTypes(type, "f16")
     if tiered:
-        kv = TieredKV(hp, 256, types, Tier(1 << 22, tmp_path, 16), 64)
+        kv = DiskTier(hp, 256, types, Tier(1 << 22, tmp_path, 16), 64)
     else:
-        kv = KVCache(hp, 256, PageStore(hp, types, 4))
+        kv = PagedKV(hp, 256, PageStore(hp, types, 4))
     x = np.random.default_rng(0).standard_normal((2, N, hp.n_head_kv, 64)).astype(np.float32)
     kv.write(1, as_rows(x[0], type), x[1].astype(np.float16))
     (k, v), n_left = kv.read(1, N), N - len(GONE)

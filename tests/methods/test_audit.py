@@ -220,7 +220,7 @@ def test_perplexity_of_decoded_text_with_kl(model, text, capsys, tmp_path):
     assert window["mass"] < every["mass"] == 1
     # The same from a saved state.
     session = Engine.load(model).session(n_ctx=256)
-    ids = session._engine.tokenizer.encode(text.read_text())
+    ids = session._loaded.tokenizer.encode(text.read_text())
     session.prefill(ids[:100])
     session.save(tmp_path / "s")
     assert main([*line, "-c", "256", "--session", str(tmp_path / "s")]) == 0

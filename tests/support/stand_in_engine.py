@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.engine.engine import MemoryPlan
+from tamis.engine.memory_plan import MemoryPlan
 from tamis.engine.session import Piece
 from tamis.kv.types import KVTypes
 

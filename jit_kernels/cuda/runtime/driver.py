@@ -58,7 +58,7 @@ class Device:
         except RuntimeError as error:  # what the bindings raise where libcuda is not there
             raise CudaError(
                 "no NVIDIA driver on this machine (libcuda.so.1 is not found): install it from "
-                "your distribution or nvidia.com, or leave out --device cuda and -ngl"
+                "your distribution or nvidia.com, or leave out device='cuda' and n_gpu_layers"
             ) from error
         if n_gpu == 0:
             raise CudaError("the NVIDIA driver shows no GPU: see nvidia-smi, CUDA_VISIBLE_DEVICES")
@@ -138,7 +138,7 @@ class Device:
         except CudaError as error:
             raise MemoryError(
                 f"{n_bytes / GIB:.2f} GiB of RAM cannot be pinned for {self.name} ({error}): lower "
-                "--ctx, raise the limit of locked memory (ulimit -l), or leave out --kv-vram"
+                "n_ctx, raise the limit of locked memory (ulimit -l), or leave out kv_vram"
             ) from error
         return int(self._call("cuMemHostGetDevicePointer", host, 0))
 

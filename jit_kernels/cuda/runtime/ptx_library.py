@@ -41,7 +41,7 @@ class PtxLibrary:
             if absent := sorted({s.op.name for s in wanted.values()} - OPS):
                 raise NoKernelError(
                     f"on a GPU there is no kernel yet for {', '.join(absent)}, which this model or "
-                    "--attn needs: leave out --device cuda and -ngl"
+                    "attn needs: leave out device='cuda' and n_gpu_layers"
                 )
             missing = [s for s in wanted.values() if read_object(self._folder, s.symbol) is None]
             if missing:

@@ -1,0 +1,77 @@
+"""An answer, a token at a time: logits, sampler, text, until something ends it."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tamis.graph.topk_logits import Best
+from tamis.sampling.chain import Sampler, SamplerParams
+from tamis.text.detokenize import TextStream
+from tamis.text.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    """One step of generation. text may be empty while a character or a stop string is open."""
+
+    text: str
+    token_id: int
+    logprob: float
+    finish: str | None  # None, "stop" or "length"
+
+
+class Decoder(Protocol):
+    """What generation asks of a session that holds a prompt."""
+
+    def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
+        """Append a token; the n best of its logits, or all."""
+        ...
+
+
+def sampler_of(params: SamplerParams, tokenizer: Tokenizer, held: Sequence[int]) -> Sampler:
+    """A Sampler that has seen these tokens."""
+    sampler = Sampler(params, tokenizer.n_vocab, eog=tokenizer.eog)
+    for token in held:
+        sampler.accept(token)
+    return sampler
+
+
+def generate(
+    session: Decoder,
+    found: Best | np.ndarray,
+    sampler: Sampler,
+    tokenizer: Tokenizer,
+    *,
+    n_max: int,
+    stop: Sequence[str] = (),
+) -> Iterator[Piece]:
+    """Stream an answer of up to n_max tokens; found: the logits of the prompt's last token.
+
+    Ends with a Piece whose finish is "stop" (end-of-generation token or stop string) or "length".
+    """
+    stream, n_left = TextStream(stop=stop), n_max
+    while n_left > 0:
+        token, logprob = _sampled(sampler, found)
+        sampler.accept(token)
+        n_left -= 1
+        if token in tokenizer.eog:
+            yield Piece(stream.finish(), token, logprob, "stop")
+            return
+        text = stream.push(tokenizer.piece(token))
+        if stream.stopped is not None:
+            yield Piece(text, token, logprob, "stop")
+            return
+        found = session.decode_best(token, sampler.n_best)
+        if n_left > 0:
+            yield Piece(text, token, logprob, None)
+        else:
+            yield Piece(text + stream.finish(), token, logprob, "length")
+
+
+def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:
+    """The next token and the logarithm of its probability."""
+    if not isinstance(found, Best):
+        token = sampler.sample(found)
+        return token, sampler.logprob(found, token)
+    row = sampler.sample_best(found.ids, found.logits)
+    return int(found.ids[row]), float(found.logits[row]) - found.log_sum

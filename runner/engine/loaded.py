@@ -1,0 +1,89 @@
+"""A loaded model: what of a file all sessions share, where it runs, and where pages lie."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tamis.formats.gguf import GGUFFile
+from tamis.formats.vocab import Vocab
+from tamis.jit_kernels.backends.base import Backend
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv.cache import KVCache
+from tamis.kv.disk_tier import DiskTier
+from tamis.kv.gpu_page_cache import GpuPageCache
+from tamis.kv.page_store import PageStore, most_slots
+from tamis.kv.paged import PagedKV
+from tamis.kv.types import KVOptions, KVTypes
+from tamis.model.hparams import HParams
+from tamis.model.model import Model
+from tamis.model.placement import Place
+from tamis.text.tokenizer import Tokenizer, tokenizer_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """What an Engine has loaded, and its sessions work with."""
+
+    file: GGUFFile
+    model: Model
+    vocab: Vocab
+    tokenizer: Tokenizer
+    places: tuple[Place, ...]
+    # The pages that sessions share, by number of layers and types: see `page_store`.
+    _stores: dict[tuple[int, KVTypes], PageStore] = field(default_factory=dict)
+
+    @staticmethod
+    def of(file: GGUFFile, model: Model, vocab: Vocab, places: Sequence[Place]) -> "LoadedModel":
+        """With the tokenizer of its vocabulary. Raises TokenizerError."""
+        return LoadedModel(file, model, vocab, tokenizer_for(vocab), tuple(places))
+
+    @property
+    def hp(self) -> HParams:
+        """The model's shapes."""
+        return self.model.hp
+
+    @property
+    def n_threads(self) -> int:
+        """That an op's work is shared by where the first layers run."""
+        return self.places[0].backend.n_thread
+
+    @property
+    def backend(self) -> Backend:
+        """Where the last layers run."""
+        return self.places[-1].backend
+
+    def with_kv_on_host(self) -> "LoadedModel":
+        """The same weights, for sessions whose keys, values and attention are on the CPU."""
+        return replace(self, places=tuple(place.with_kv_on_host() for place in self.places))
+
+    def new_cache(
+        self, place: Place, n_ctx: int, n_tok: int, kv: KVOptions, *, whole: bool
+    ) -> KVCache:
+        """A KV cache for a place's layers, of chunks of up to n_tok tokens.
+
+        whole: whether memory has room for all of it.
+        """
+        hp = place.share(self.hp)
+        if not whole and place.layers:
+            if kv.vram is not None and not place.kv_backend.on_host:
+                mapped = place.backend.mapped
+                return GpuPageCache(hp, n_ctx, kv.types, kv.vram, n_tok, mapped)
+            if kv.tier is not None and place.kv_backend.on_host:
+                return DiskTier(hp, n_ctx, kv.types, kv.tier, n_tok)
+        return PagedKV(hp, n_ctx, self.page_store(place, kv.types, -(-n_ctx // PAGE)))
+
+    def page_store(self, place: Place, types: KVTypes, n_page: int) -> PageStore:
+        """The pages that all sessions of these types share, or room of its own for one session.
+
+        The latter on a device that copies whole arrays, and where address space is limited.
+        """
+        hp = place.share(self.hp)
+        if not place.kv_backend.on_host or not place.layers:
+            return PageStore(hp, types, n_page)
+        key = hp.n_layer, types
+        if key not in self._stores:
+            try:
+                n_slot = max(n_page, most_slots(hp, types))
+                self._stores[key] = PageStore(hp, types, n_slot)
+            except OSError:
+                return PageStore(hp, types, n_page)
+        return self._stores[key]
