@@ -98,7 +98,7 @@ class SessionFile:
         at = self._at
         for i, size in enumerate(sizes):
             data = np.frombuffer(self._read(at, size), np.uint8)
-            if self._table is not None and zlib.crc32(data) != self._table[i][1]:
+            if self._table is not None and zlib.crc32(data.data) != self._table[i][1]:
                 raise SessionFileError(f"{self.path} was changed while it was read: read it again")
             yield data
             at += size

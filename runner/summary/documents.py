@@ -144,7 +144,7 @@ class _Reader(HTMLParser):
         self._hidden: list[str] = []  # open tags whose content is not shown
         self._n_pre = 0
 
-    def parse_marked_section(self, i: int, report: int = 1) -> int:
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
         """A `<![` that begins nothing known is a comment, as HTML has it."""
         try:
             return super().parse_marked_section(i, report)
