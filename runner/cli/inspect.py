@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from tamis.cli import common
+from tamis.cli import common, one_line
 
 SHOWN = 8  # items of a long array
 
@@ -54,7 +54,7 @@ def _memory(path: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         engine = Engine.load(path, n_threads=arguments.threads)
     except (ValueError, RuntimeError) as error:
-        return {"error": " ".join(str(error).split())}
+        return {"error": one_line(error)}
     try:
         n_ctx = engine.context(arguments.ctx)
         plan = engine.memory_plan(n_ctx, kv_ram=arguments.kv_ram)

@@ -224,7 +224,7 @@ class Engine:
         n_ctx: int | None = None,
         n_ubatch: int | None = None,
         attn: str | Selector = "dense",
-        prefill: str = "dense",
+        prefill: str | Selector = "dense",
         audit: int = 0,
         type_k: str = "f16",
         type_v: str = "f16",
@@ -239,7 +239,7 @@ class Engine:
         n_ubatch: tokens of a prompt that are computed at once, 1 to 4096. None: 512; where a GPU
         has all layers, keys and values, up to 2048 if they fit.
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them,
-        or the first as a Selector.
+        or as a Selector.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
         type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
         kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the

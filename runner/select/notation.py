@@ -4,12 +4,14 @@ A method that works over another one has that in parentheses: `delta(window:rece
 Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import tamis.select
 from tamis.select.base import DECODE, PREFILL, PerRole, Selector
@@ -19,28 +21,63 @@ DENSE = "dense"
 INNER = "inner"  # the field of a method that works over another one
 PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
-_NOT_METHODS = {"base", "notation", "per_layer"}
+_NOT_METHODS = {"base", "notation", "per_layer", "plugins"}
 
 
 class MethodError(ValueError):
     """The text names no method, or a parameter it does not have; the message lists what exists."""
 
 
+def names() -> list[str]:
+    """The methods by name, which is that of their file in this folder; none is imported."""
+    found = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
+    return sorted(name for name in found if name not in _NOT_METHODS)
+
+
 def methods() -> dict[str, type[Selector]]:
-    """All methods by name: every file of this folder that defines METHOD."""
-    names = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
-    found = sorted(name for name in names if name not in _NOT_METHODS)
-    return {name: importlib.import_module(f"tamis.select.{name}").METHOD for name in found}
+    """All methods by name, those of other packages too: imports every one. Raises MethodError."""
+    from tamis.select.plugins import found
+
+    return {name: method_of(name) for name in sorted({*names(), *found()})}
 
 
-def parse_methods(attn: str | Selector, prefill: str) -> Selector:
+def method_of(name: str) -> type[Selector]:
+    """The method of a name: METHOD of its file, or another package's (see select/plugins).
+
+    Imports no other one. Raises KeyError where there is none, MethodError for one that is broken.
+    """
+    if name in names():
+        method: type[Selector] = importlib.import_module(f"tamis.select.{name}").METHOD
+        return method
+    from tamis.select.plugins import PluginError, found, imported
+
+    try:
+        method = imported(found()[name])
+    except PluginError as error:
+        raise MethodError(str(error)) from error
+    return method
+
+
+def parse_methods(attn: str | Selector, prefill: str | Selector) -> Selector:
     """The methods of decode steps and of prompts as one; they share a state where they are equal.
 
-    Raises MethodError.
+    Each as text or as the object itself. Raises MethodError.
     """
-    for_decode = parse_method(attn, DECODE) if isinstance(attn, str) else attn
-    for_prefill = parse_method(prefill, PREFILL)
+    for_decode, for_prefill = _serving(attn, DECODE), _serving(prefill, PREFILL)
     return for_decode if for_decode == for_prefill else PerRole(for_prefill, for_decode)
+
+
+def _serving(given: str | Selector, role: str) -> Selector:
+    """The method given for a role, parsed where it is text. Raises MethodError."""
+    if isinstance(given, str):
+        return parse_method(given, role)
+    is_object = hasattr(given, "open") and not isinstance(given, type)
+    if not is_object or role not in given.roles:
+        raise MethodError(
+            f"{given!r} is no method of {PARAMETERS[role]}: expected a text such as 'dense', or a "
+            f"selector whose roles have {role!r}"
+        )
+    return given
 
 
 def parse_method(text: str, role: str = DECODE) -> Selector:
@@ -51,37 +88,58 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
     if AT in text:
         return _per_layer(text, role)
     name, inner, parameters = _parts(text)
-    known = methods()
-    serving = ", ".join(n for n, method in known.items() if role in method.roles)
-    if name not in known:
+    try:
+        method = method_of(name)
+    except KeyError:
         raise MethodError(
-            f"attention method {name!r} is not known; {PARAMETERS[role]} takes {serving}"
-        )
-    method = known[name]
+            f"attention method {name!r} is not known; {PARAMETERS[role]} takes {_takers(role)}"
+        ) from None
     if role not in method.roles:
         other = PARAMETERS[method.roles[0]]
         raise MethodError(
             f"{name!r} is no method of {PARAMETERS[role]}: it goes with {other}; "
-            f"{PARAMETERS[role]} takes {serving}"
+            f"{PARAMETERS[role]} takes {_takers(role)}"
         )
-    fields = {f.name: f.type for f in dataclasses.fields(method)}  # type: ignore[arg-type]
-    values: dict[str, object] = {}
-    if fields.pop(INNER, None) is not None:
+    values = _values(text, name, method, parameters)
+    if INNER in _fields(method):
         if inner is None:
             raise MethodError(f"{text!r}: {name} works over another method, as in {name}(window)")
         values[INNER] = parse_method(inner, role)
     elif inner is not None:
         raise MethodError(f"{text!r}: {name} takes no method in parentheses, write {name}:...")
+    try:
+        return method(**values)
+    except ValueError as error:
+        raise MethodError(f"{text!r}: {error}") from error
+
+
+def _fields(method: type[Selector]) -> dict[str, Any]:
+    """The types of a method's fields, by name."""
+    return {f.name: f.type for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+
+
+def _takers(role: str) -> str:
+    """The methods that serve a role, for messages: but for packages that are broken."""
+    from tamis.select.plugins import found
+
+    serving = []
+    for name in sorted({*names(), *found()}):
+        with contextlib.suppress(MethodError):
+            serving += [name] if role in method_of(name).roles else []
+    return ", ".join(serving)
+
+
+def _values(text: str, name: str, method: type[Selector], parameters: str) -> dict[str, Any]:
+    """The fields that `param=value,...` gives. Raises MethodError."""
+    fields, values = _fields(method), {}
+    fields.pop(INNER, None)
     for item in filter(None, parameters.split(",")):
         key, equals, value = item.partition("=")
         if key not in fields or not equals:
             wanted = ", ".join(f"{n}=..." for n in fields) or "no parameters"
             raise MethodError(f"{item!r} in {text!r}: {name} takes {wanted}")
         values[key] = _value(text, key, value, fields[key])
-    try:
-        return method(**values)
-    except ValueError as error:
-        raise MethodError(f"{text!r}: {error}") from error
+    return values
 
 
 def of_layers(names: Sequence[str]) -> str:
@@ -126,9 +184,12 @@ def _parts(text: str) -> tuple[str, str | None, str]:
 
 
 def _value(text: str, key: str, value: str, type_: object) -> object:
-    convert = {"int": int, "float": float, "str": str}[getattr(type_, "__name__", str(type_))]
+    converters: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+    convert = converters.get(getattr(type_, "__name__", str(type_)))
+    if convert is None:
+        raise MethodError(f"{key} in {text!r} is no number or text: pass the selector itself")
     try:
         return convert(value)
     except ValueError:
-        expected = {int: "a whole number", float: "a number"}[convert]
+        expected = "a whole number" if convert is int else "a number"
         raise MethodError(f"{key}={value!r} in {text!r}: expected {expected}") from None

@@ -553,7 +553,7 @@ def test_a_prompt_longer_than_the_context_is_one_line_with_both_numbers(model_pa
     done = spawn("run", "--raw", "-m", path, "-c", "64", "-f", str(tmp_path / "long.txt"))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == (
-        b"tamis: error: prompt is 101 tokens, n_ctx is 64: raise --ctx to at least 101 "
+        b"tamis: error: prompt is 101 tokens, --ctx is 64: raise --ctx to at least 101 "
         b"or shorten the prompt\n"
     )
 

@@ -89,11 +89,11 @@ def test_ctrl_c_stops_the_answer_only(chat, engine, monkeypatch, capsys, script)
 def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys):
     chat.handle("hi")
     before = chat.messages
-    engine.script[:] = [ValueError("prompt is 9 tokens, n_ctx is 8: raise --ctx")]
+    engine.script[:] = [ValueError("prompt is 9 tokens, n_ctx is 8: raise n_ctx")]
     for line in ("more", "/regen"):
         assert chat.handle(line)
         assert chat.messages == before
-    error = "error: prompt is 9 tokens, n_ctx is 8: raise --ctx; /reset forgets the conversation\n"
+    error = "error: prompt is 9 tokens, --ctx is 8: raise --ctx; /reset forgets the conversation\n"
     assert capsys.readouterr().err == error * 2
 
 

@@ -239,7 +239,7 @@ def test_the_text_of_every_machine_is_long():
         ("", "give -o DIR"),
         ("-o x --task niah", "no task 'niah'; --task takes"),
         ("-o x --attn nonsense", "'nonsense' is not known"),
-        ("-o x --prefill topk", "no prefill method"),
+        ("-o x --prefill topk", "no method of --prefill"),
         ("-o x -l 0", "at least 1"),
         ("-o x -n 0", "at least 1"),
     ],

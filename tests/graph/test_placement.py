@@ -213,13 +213,13 @@ def test_the_cpus_share_may_be_on_disk(path, whole, gpu, tmp_path):
 
 def test_a_full_device_is_named_with_its_layers(path, gpu, monkeypatch):
     monkeypatch.setattr(Apart, "memory", 1 << 20)
-    with pytest.raises(MemoryError, match=r"on cuda \(layers 4 to 5\), free: .* -ngl"):
+    with pytest.raises(MemoryError, match=r"on cuda \(layers 4 to 5\), free: .* n_gpu_layers"):
         loaded(path, 2).session(n_ctx=1 << 16)
     with pytest.raises(MemoryError, match="on cuda, free"):
         loaded(path, -1).session(n_ctx=1 << 16)
     monkeypatch.setattr(Apart, "memory", 1 << 60)
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
-    with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 3\), free: .*--kv-dir"):
+    with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 3\), free: .*kv_dir"):
         loaded(path, 2).session(n_ctx=1 << 16)
     engine = loaded(path, 2)
     plan = engine.memory_plan(1 << 16)
@@ -495,7 +495,7 @@ def test_all_keys_and_values_may_be_on_disk(path, whole, elsewhere, tmp_path):
     np.testing.assert_array_equal(steps(session, ids[:5]), steps(other, ids[:5]))
     assert session.kv_counts.n_written > 0
     engine.close()
-    with pytest.raises(ValueError, match="kv_ram needs all layers on one device: leave out -ngl"):
+    with pytest.raises(ValueError, match=r"kv_ram needs all layers on one .* out n_gpu_layers"):
         parted(path, 2).session(n_ctx=32 * PAGE, n_ubatch=64, kv_ram=kv_ram, kv_dir=tmp_path)
 
 
@@ -525,7 +525,7 @@ def test_a_gpu_gets_kernels_and_arrays_of_its_own_side_only(path, monkeypatch):
 
 def test_layers_that_share_sets_are_not_torn_apart(path, elsewhere):
     engine = parted(path, 2)
-    with pytest.raises(MethodError, match=r"layers share sets, .* leave out -ngl"):
+    with pytest.raises(MethodError, match=r"layers share sets, .* leave out n_gpu_layers"):
         engine.session(n_ctx=256, attn="hshare:budget=99")
     engine.close()
 
@@ -573,16 +573,16 @@ def test_each_device_is_asked_for_what_it_holds(path, whole, elsewhere, monkeypa
     monkeypatch.setattr(Apart, "memory", plans["cuda"].weights + plans["cuda"].workspace)
     engine.session(n_ctx=n_ctx, n_ubatch=256)  # no room for keys and values
     kept = Engine.load(path, n_threads=2, device="cuda")
-    with pytest.raises(MemoryError, match=r"on cuda, free.* or keys and values with -nkvo"):
+    with pytest.raises(MemoryError, match=r"on cuda, free.* or keys .* with offload_kqv=False"):
         kept.session(n_ctx=n_ctx, n_ubatch=256)
     kept.with_kv_on_host().session(n_ctx=n_ctx, n_ubatch=256)
-    with pytest.raises(ValueError, match="leave out kv_ram, or have them on the CPU with -nkvo"):
+    with pytest.raises(ValueError, match=r"leave out kv_ram, or .* with offload_kqv=False"):
         kept.session(n_ctx=256, n_ubatch=32, kv_ram=GIB, kv_dir=path.parent)
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
-    with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 5\), free: .*--kv-dir"):
+    with pytest.raises(MemoryError, match=r"on cpu \(layers 0 to 5\), free: .*kv_dir"):
         engine.session(n_ctx=n_ctx, n_ubatch=256)
     monkeypatch.setattr(Apart, "memory", 1 << 10)
-    with pytest.raises(MemoryError, match=r"on cuda \(layers 0 to 5\), free: .* with -ngl$"):
+    with pytest.raises(MemoryError, match=r"on cuda \(layers 0 to 5\), .* with n_gpu_layers$"):
         engine.session(n_ctx=n_ctx, n_ubatch=256)
     assert origin_of(engine, "")["device"] != origin_of(kept, "")["device"]
     for each in (engine, kept):
@@ -609,7 +609,7 @@ def test_a_gpu_with_room_computes_more_tokens_of_a_prompt_at_once(path, whole, g
     monkeypatch.setattr(Apart, "memory", needed[0] - 1)
     assert chunk(on_gpu, n_ctx) == 512
     monkeypatch.setattr(Apart, "memory", needed[1] - 1)
-    with pytest.raises(MemoryError, match="lower --ctx"):
+    with pytest.raises(MemoryError, match="lower n_ctx"):
         on_gpu.session(n_ctx=n_ctx)
     for each in (on_gpu, split, kept):
         each.close()

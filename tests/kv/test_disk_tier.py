@@ -218,7 +218,7 @@ def test_a_file_that_somebody_wrote_to_is_never_read_as_keys(engine, tmp_path):
 
 
 def test_too_little_memory_is_refused_with_the_remedy(engine, tmp_path):
-    with pytest.raises(ValueError, match=r"a method that reads every key needs \d+ MiB.*--kv-ram"):
+    with pytest.raises(ValueError, match=r"a method that reads every key needs \d+ MiB.* kv_ram"):
         session_of(engine, tmp_path, 40)
     narrow = session_of(engine, tmp_path, 40, attn="window:recent=64", prefill="window:recent=64")
     check_same(narrow, engine.session(N_CTX, 128, "window:recent=64", prefill="window:recent=64"))

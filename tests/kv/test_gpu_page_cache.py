@@ -207,11 +207,11 @@ def test_what_cannot_be_is_said(path, whole, gpu, monkeypatch, tmp_path):
         engine.session(N_CTX, 128, kv_vram=most - 1)
     with pytest.raises(ValueError, match="runs on the CPU: leave it out, or run layers on a GPU"):
         whole.session(N_CTX, kv_vram=most)
-    with pytest.raises(ValueError, match="leave out kv_vram, or -nkvo"):
+    with pytest.raises(ValueError, match="leave out kv_vram, or offload_kqv=False"):
         engine.with_kv_on_host().session(N_CTX, kv_vram=most)
     with pytest.raises(ValueError, match="kv_ram limits it: leave out one of them"):
         engine.session(N_CTX, kv_vram=most, kv_ram=1 << 20, kv_dir=tmp_path)
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
-    with pytest.raises(MemoryError, match=r"in RAM, free: 0.0 GiB; lower --ctx, or leave out"):
+    with pytest.raises(MemoryError, match=r"in RAM, free: 0.0 GiB; lower n_ctx, or leave out"):
         engine.session(N_CTX, 128, kv_vram=most)
     engine.close()

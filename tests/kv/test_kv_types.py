@@ -167,7 +167,7 @@ def test_the_plan_counts_the_bytes_of_each_type(engine):
 @pytest.mark.model
 @pytest.mark.parametrize("method", READERS)
 def test_methods_that_read_float16_keys_refuse_others(engine, method):
-    with pytest.raises(MethodError, match=r"keys as f16.*--cache-type-k f16"):
+    with pytest.raises(MethodError, match=r"keys as f16.*use type_k f16"):
         engine.session(n_ctx=256, n_ubatch=32, type_k="q8_0", **in_its_roles(method))
 
 

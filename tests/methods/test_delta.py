@@ -124,7 +124,7 @@ def test_it_needs_a_method_that_prefills():
     for wrong in ("delta", "delta:gamma=4", "delta(quest)", "delta(window):gamma=0"):
         with pytest.raises(MethodError):
             parse_method(wrong, "prefill")
-    with pytest.raises(MethodError, match="goes with --prefill"):
+    with pytest.raises(MethodError, match="goes with prefill"):
         parse_methods("delta(window)", "dense")
     nested = parse_method("delta(delta(window:recent=9):gamma=8):mode=recompute", "prefill")
     assert nested == Delta(Delta(Window(recent=9), 8), mode="recompute")

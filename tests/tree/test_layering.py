@@ -57,7 +57,12 @@ WITHOUT_TENSORS = {"tamis.text", "tamis.sampling", "tamis.fetch"}
 _BELOW = ("jit_kernels", "arch", "model", "kv", "select", "graph")
 TENSORS = {f"tamis.{folder}" for folder in _BELOW}
 # What methods may share: the contract, and how compositions are written down.
-SELECT_SHARED = {"tamis.select", "tamis.select.base", "tamis.select.notation"}
+SELECT_SHARED = {
+    "tamis.select",
+    "tamis.select.base",
+    "tamis.select.notation",
+    "tamis.select.plugins",
+}
 HEAVY = {"torch", "transformers", "tensorflow", "jax"}
 
 
