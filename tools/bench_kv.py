@@ -19,7 +19,7 @@ import numpy as np
 from tamis.cli import common
 from tamis.engine.engine import Engine
 from tamis.kv.cache import KVCounts
-from tamis.kv.disk_tier import UNITS
+from tamis.kv.types import UNITS
 
 METHODS = ["dense", "topk", "quest", "hip", "tactic"]
 

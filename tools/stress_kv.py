@@ -16,8 +16,8 @@ import numpy as np
 from tamis.cli import common
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.cache import KVCounts
-from tamis.kv.disk_tier import UNIT, DiskTier
-from tamis.kv.types import KVTypes, Tier
+from tamis.kv.disk_tier import DiskTier
+from tamis.kv.types import UNIT, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 
 CHUNK = 512  # tokens written at once

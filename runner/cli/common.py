@@ -18,7 +18,7 @@ AUTO_HELP = (
     "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
     "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
-# KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/disk_tier.py: these need NumPy.
+# KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/types.py: these need NumPy.
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 SAMPLING = {
     "temp": float,
@@ -298,6 +298,8 @@ def check_methods(attn: str, prefill: str) -> None:
 
 def auto_method(attn: str) -> Any:
     """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
+    if not attn.startswith("auto"):
+        return None
     from tamis.auto.auto import AutoError, parse_auto
 
     try:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from tamis.cli import UsageError, audit, common
+from tamis.cli import UsageError, common
 from tamis.cli.answer import open_answer
 
 
@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = session.audit
     _report(arguments, ids, pieces, start, first, found)
     if found is not None and not arguments.json:
+        from tamis.cli import audit
+
         audit.write(found)
     engine.close()
     return 0
@@ -126,7 +128,11 @@ def _report(
     if arguments.json:
         answer = "".join(piece.text for piece in pieces)
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in pieces]
-        checked = {} if found is None else {"audit": audit.report(found)}
+        checked = {}
+        if found is not None:
+            from tamis.cli import audit
+
+            checked = {"audit": audit.report(found)}
         sys.stdout.write(json.dumps({"text": answer, **speeds, "tokens": tokens, **checked}) + "\n")
         return
     if speeds["finish"] == "length" and len(pieces) != arguments.max_tokens:

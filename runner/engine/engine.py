@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tamis.arch.load import load_model
 from tamis.engine import memory_plan
@@ -17,16 +17,17 @@ from tamis.jit_kernels.backends import HOST, on_host
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.backends.devices import open_gpu, open_host
 from tamis.jit_kernels.compile.library import KernelLibrary
-from tamis.kv.disk_tier import UNIT
-from tamis.kv.types import KVOptions, KVTypes, Tier
+from tamis.kv.types import UNIT, KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.placement import Place, one_place, two_places
 from tamis.model.repack import Filling, arrange
 from tamis.select.base import Selector
 from tamis.select.notation import parse_methods
-from tamis.text.chat_template import ChatTemplate, default_template, encode_chat
 from tamis.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tamis.text.chat_template import ChatTemplate
 
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 
@@ -150,8 +151,10 @@ class Engine:
         return self.loaded.file
 
     @property
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """The file's chat template, or the usual one for its tokens. Raises PromptError."""
+        from tamis.text.chat_template import ChatTemplate, default_template
+
         if self._template is None:
             source = self.vocab.chat_template or default_template(self.vocab.tokens)
             bos, eos = (
@@ -168,6 +171,8 @@ class Engine:
         BOS that the template itself does not write is added where the model wants one. Raises
         PromptError.
         """
+        from tamis.text.chat_template import encode_chat
+
         return encode_chat(self.tokenizer, self.chat_template, messages)
 
     def memory_plan(

@@ -8,8 +8,6 @@ from tamis.formats.vocab import Vocab
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.cache import KVCache
-from tamis.kv.disk_tier import DiskTier
-from tamis.kv.gpu_page_cache import GpuPageCache
 from tamis.kv.page_store import PageStore, most_slots
 from tamis.kv.paged import PagedKV
 from tamis.kv.types import KVOptions, KVTypes
@@ -65,9 +63,13 @@ class LoadedModel:
         hp = place.share(self.hp)
         if not whole and place.layers:
             if kv.vram is not None and not place.kv_backend.on_host:
+                from tamis.kv.gpu_page_cache import GpuPageCache
+
                 mapped = place.backend.mapped
                 return GpuPageCache(hp, n_ctx, kv.types, kv.vram, n_tok, mapped)
             if kv.tier is not None and place.kv_backend.on_host:
+                from tamis.kv.disk_tier import DiskTier
+
                 return DiskTier(hp, n_ctx, kv.types, kv.tier, n_tok)
         return PagedKV(hp, n_ctx, self.page_store(place, kv.types, -(-n_ctx // PAGE)))
 

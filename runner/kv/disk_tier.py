@@ -20,13 +20,11 @@ from tamis.kv import access_spans as reads
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.frame_pool import Frames, Load, OutOfFramesError
-from tamis.kv.types import KVTypes, Tier
+from tamis.kv.types import UNITS, KVTypes, Tier
 from tamis.kv.unit_file import KVFile
 from tamis.model.hparams import HParams
 
 T = TypeVar("T")
-UNITS = (1, 16, 64)  # tokens of a KV head that are read at once
-UNIT = 16
 N_READER = 4  # threads: a disk answers several requests in the time of one
 MARGIN = 8  # frames beyond what a layer and the pages being written take
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 from tamis.jit_kernels.contract.types import KV_BLOCK, KV_TYPES, PAGE, kv_row
 from tamis.model.hparams import HParams
 
+UNITS = (1, 16, 64)  # tokens of a KV head that a DiskTier reads at once
+UNIT = 16
+
 
 class KVTypes(NamedTuple):
     """The types that keys and values are kept in: of KV_TYPES."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tamis.jit_kernels.backends.base import Backend
-from tamis.jit_kernels.backends.split import SplitBackend
 from tamis.model.hparams import HParams
 from tamis.model.weights import Weights
 
@@ -47,6 +46,8 @@ class Place(NamedTuple):
         """The same layers, with keys, values and attention on the CPU."""
         if self.host is None:
             return self
+        from tamis.jit_kernels.backends.split import SplitBackend
+
         return self._replace(backend=SplitBackend(self.backend, self.host), host=None)
 
     def share(self, hp: HParams) -> HParams:

@@ -15,7 +15,7 @@ from tamis.cli import common
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv import unit_file
-from tamis.kv.disk_tier import UNIT, UNITS
+from tamis.kv.types import UNIT, UNITS
 from tamis.kv.unit_file import KVFile, KVFileError, Units
 from tamis.select.notation import methods
 from tamis.tools.stress_kv import CHUNK, Shape, stress
