@@ -47,7 +47,9 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     for name, n, unit in (("head_dim", hp.head_dim, LANES), ("n_embd", hp.n_embd, 32)):
         if n % unit:
             raise file.error(f"{name} is {n}, only multiples of {unit} are supported")
-    weights = load_weights(file, hp)
+    if arch.recurrent is not None and not hp.recurrent:
+        hp = replace(hp, recurrent=arch.recurrent(hp))
+    weights = load_weights(file, hp, arch.tensors(hp) if arch.tensors else None)
     ropes = [
         rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=weights.rope_freqs)
     ]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tamis.engine.loaded import LoadedModel
 from tamis.graph.workspace import workspace_bytes
+from tamis.kv.recurrent import state_bytes
 from tamis.kv.types import KVOptions, Tier, kv_bytes
 from tamis.model.placement import described, devices
 
@@ -61,7 +62,8 @@ def plans(loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions) -> dict
             kv=most if most is not None and n_rest else n_kv,
             disk=n_rest if backend.on_host else 0,
             host=0 if backend.on_host else n_rest,
-            workspace=workspace_bytes(loaded.model, n_ubatch, backend),
+            workspace=workspace_bytes(loaded.model, n_ubatch, backend)
+            + state_bytes(loaded.model.needs.states),
             available=backend.free_bytes(n_weight),
         )
     return found

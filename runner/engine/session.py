@@ -24,8 +24,10 @@ from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import all_finite
 from tamis.kv.placed import PlacedKV
+from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVOptions, KVTypes
+from tamis.model.hparams import HParams
 from tamis.sampling.chain import SamplerParams
 from tamis.select.base import Selector, SelectorShape
 
@@ -70,16 +72,9 @@ class Session:
         n_tok = max(2, n_ubatch)
         self._loaded, self.n_ctx = loaded, n_ctx
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
-        shape = SelectorShape(
-            n_layer=hp.n_layer,
-            n_head=hp.n_head,
-            n_head_kv=hp.n_head_kv,
-            head_dim=hp.head_dim,
-            n_ctx=n_kv,
-            n_ubatch=n_tok,
-            window=window,
-        )
+        shape = _selector_shape(hp, window, n_kv, n_tok)
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
+        self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
         self._stages = [
             Stage(
@@ -89,6 +84,7 @@ class Session:
                     ws,
                     loaded.new_cache(place, n_ctx, n_tok, kv, whole=plans[place.kv_device].whole),
                     selector.open(shape),
+                    self._states,
                 ),
                 self._audit,
             )
@@ -198,8 +194,13 @@ class Session:
     def _decode(self, token_id: int, *, whole: bool) -> None:
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
-        self._forward.decode(int(ids[0]), self.n_past, self.n_past, whole=whole)
-        self._tokens.append(int(ids[0]))
+        self._states.begin()
+        try:
+            self._forward.decode(int(ids[0]), self.n_past, self.n_past, whole=whole)
+        except BaseException:
+            self._go_back()
+            raise
+        self.end_step(int(ids[0]))
 
     @property
     def batchable(self) -> bool:
@@ -210,6 +211,7 @@ class Session:
         """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
         self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
+        self._states.begin()
 
     def own_step(self) -> Program:
         """The Program of the next token, after `begin_step`, for a Batch."""
@@ -218,6 +220,9 @@ class Session:
     def end_step(self, token_id: int) -> None:
         """Hold the token: its keys and values are in the pages."""
         self._tokens.append(token_id)
+        self._states.end(self.n_past)
+        if self.n_past % self.n_ubatch == 0:
+            self._keep_states()
 
     def logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
         """Append tokens; logits of all of them, in slices f32 [n_row, n_vocab].
@@ -243,6 +248,42 @@ class Session:
         del self._tokens[n_tokens:]
         self._kv.truncate(n_tokens)
         self._forget(n_tokens)
+        self._go_back()
+
+    def _keep_states(self) -> None:
+        """Take a snapshot of the recurrent states."""
+        if self._states.shapes:
+            self._fetch_states()
+            self._states.keep()
+
+    def _go_back(self) -> None:
+        """Make the recurrent states those after the tokens that are held.
+
+        A state cannot be truncated: tokens since the newest snapshot are computed again.
+        """
+        if not self._states.shapes or self._states.n_tokens == self.n_past:
+            return
+        self._wait()
+        first = self._states.go_back(self.n_past)
+        self._send_states()
+        if first < self.n_past:
+            self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
+            self._forget(first)
+        for start in range(first, self.n_past, self.n_ubatch):
+            chunk = self._tokens[start : start + self.n_ubatch]
+            self._states.begin()
+            self._forward.prefill(np.array(chunk, np.int32), start, range(first, self.n_past))
+            self._states.end(start + len(chunk))
+
+    def _send_states(self) -> None:
+        """Show kernels the recurrent states."""
+        for stage in self._stages:
+            stage.backend.send(*self._states.views(stage.layers))
+
+    def _fetch_states(self) -> None:
+        """Show Python the recurrent states."""
+        for stage in self._stages:
+            stage.backend.fetch(*self._states.views(stage.layers))
 
     def remove(self, first: int, end: int) -> None:
         """Forget tokens first .. end - 1; those after move down, and their keys turn with them.
@@ -257,6 +298,11 @@ class Session:
             raise ValueError(f"cannot remove tokens {first} to {end} of {self.n_past}")
         if first == end:
             return
+        if self._states.shapes and end < self.n_past:
+            raise ValueError(
+                f"tokens {first} to {end} of {self.n_past} are part of the states of recurrent "
+                "layers: truncate the sequence, and append what comes after them again"
+            )
         if end == self.n_past:
             self.truncate(first)
             return
@@ -330,6 +376,10 @@ class Session:
                 self._kv.write(layer, *other._kv.read(layer, n_tokens))
             self._send_kv()
         self._tokens = other.tokens[:n_tokens]
+        other._fetch_states()
+        self._states.copy(other._states, n_tokens)
+        self._send_states()
+        self._go_back()
         self.recall()
 
     def recall(self) -> None:
@@ -341,6 +391,9 @@ class Session:
         if n == 0:
             return
         first = self.n_past - n
+        if self._states.shapes:
+            first = self._states.go_back(first)
+            self._send_states()
         self._kv.reserve(first, self.n_past)
         self._fetch_kv()
         pages = self._kv.pages_from(first)
@@ -348,7 +401,9 @@ class Session:
             for start in range(first, self.n_past, self.n_ubatch):
                 chunk = self._tokens[start : start + self.n_ubatch]
                 prompt = range(first, self.n_past)
+                self._states.begin()
                 self._forward.prefill(np.array(chunk, np.int32), start, prompt)
+                self._states.end(start + len(chunk))
         finally:
             self._wait()
             self._kv.put_back(first, pages)
@@ -373,16 +428,24 @@ class Session:
             n_layer = self._loaded.hp.n_layer
             shape = (len(tokens), self._loaded.hp.n_head_kv)
             rows = [kv_row(type, self._loaded.hp.head_dim) for type in types]
-            sizes = [math.prod(shape) * row.itemsize for row in rows]
-            for array, row in zip(saved.arrays(sizes * n_layer), rows * n_layer, strict=True):
-                if not all_finite(np.ndarray(shape, row, array)):
+            sizes = [math.prod(shape) * row.itemsize for row in rows] * n_layer
+            states = [self._states.live.nbytes] if self._states.shapes else []
+            arrays = saved.arrays(sizes + states)
+            for row in rows * n_layer:
+                if not all_finite(np.ndarray(shape, row, next(arrays))):
                     raise saved.error("has keys or values that are not numbers")
-            arrays = saved.arrays(sizes * n_layer)
+            for array in arrays:
+                if not np.isfinite(array.view(np.float32)).all():
+                    raise saved.error("has recurrent states that are not numbers")
+            arrays = saved.arrays(sizes + states)
             with self._restoring():
                 for layer in range(n_layer):
                     k, v = (np.ndarray(shape, row, next(arrays)) for row in rows)
                     self._kv.write(layer, k, v)
                 self._send_kv()
+                for array in arrays:
+                    self._states.load(array.view(np.float32), len(tokens))
+                    self._send_states()
                 self._tokens = tokens
                 self.recall()
 
@@ -431,6 +494,7 @@ class Session:
                 self._kv.put_back(0, kept)
                 self._send_kv()
                 self._tokens = before
+                self._go_back()
                 self.recall()
             raise
 
@@ -445,16 +509,21 @@ class Session:
         try:
             self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
+            self._keep_states()
             for start in range(0, len(tokens), self.n_ubatch):
                 chunk = tokens[start : start + self.n_ubatch]
                 self._loaded.file.check_unchanged()
+                self._states.begin()
                 self._forward.prefill(chunk, n_past + start, prompt)
+                self._states.end(n_past + start + len(chunk))
+                self._keep_states()
                 if progress is not None:
                     progress(start + len(chunk), len(tokens))
                 yield chunk, start + len(chunk) == len(tokens)
             self._tokens += tokens.tolist()
         finally:
             self._kv.truncate(self.n_past)
+            self._go_back()
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
         """The ids as int32, all within the vocabulary and the context; the weights are there."""
@@ -488,6 +557,9 @@ class Session:
         self._fetch_kv()
         for layer in range(self._loaded.hp.n_layer):
             yield from self._kv.read(layer, self.n_past)
+        if self._states.shapes:
+            self._fetch_states()
+            yield self._states.live
 
     def _fetch_kv(self) -> None:
         """Show Python the keys and values of all layers."""
@@ -503,3 +575,17 @@ class Session:
         """Until nothing runs that was started: it may write keys and values."""
         for stage in self._stages:
             stage.backend.fetch()
+
+
+def _selector_shape(
+    hp: HParams, window: tuple[int, ...], n_ctx: int, n_ubatch: int
+) -> SelectorShape:
+    return SelectorShape(
+        n_layer=hp.n_layer,
+        n_head=hp.n_head,
+        n_head_kv=hp.n_head_kv,
+        head_dim=hp.head_dim,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        window=window,
+    )

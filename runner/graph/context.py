@@ -1,5 +1,6 @@
 """What the recorders of a layer share: the model, its buffers, the Program, and the hooks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,10 @@ class Angles:
     sin: np.ndarray
 
 
+# state(name, *shape): one of a layer's recurrent states, float32, which ops go on from.
+State = Callable[..., np.ndarray]
+
+
 class Hooks:
     """What a layer needs beyond its own rows: a sequence's positions, KV cache and devices.
 
@@ -43,6 +48,9 @@ class Hooks:
 
     def attended(self, g: "Graph", layer: int) -> None:
         """Called when attention's output is where the layer's rows are, before g.x changes."""
+
+    def recur(self, g: "Graph", layer: int, record: "Callable[[State], None]") -> None:
+        """Record the ops over a layer's recurrent states."""
 
     def end(self, g: "Graph", layer: int) -> None:
         """Called when the layer has added all it adds to g.x."""

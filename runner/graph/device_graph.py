@@ -1,13 +1,14 @@
 """One place's part of a forward pass, recorded: Programs for prompt chunks and decode phases."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from tamis.graph.attention import new_recording, record_append, record_attention
 from tamis.graph.audit import Audit, Queries
-from tamis.graph.context import Graph, Heads, Hooks
+from tamis.graph.context import Graph, Heads, Hooks, State
 from tamis.graph.layer import record_layer
 from tamis.graph.linear import linear, stored
 from tamis.graph.norm import norm
@@ -17,6 +18,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KVView, zeros
 from tamis.kv.cache import KVCache
+from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.types import KVTypes
 from tamis.model.model import Model, Needs
 from tamis.model.placement import Place
@@ -39,6 +41,7 @@ class Own(NamedTuple):
     ws: Workspace
     kv: KVCache  # of the place's layers, counted from 0
     state: SelectorState  # asked for these layers only, by their numbers in the model
+    states: RecurrentStates  # of all layers
 
 
 class Stage:
@@ -49,7 +52,7 @@ class Stage:
 
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
         self.place, self.backend, self.layers = place, place.backend, place.layers
-        self.ws, self.kv, self.state = own
+        self.ws, self.kv, self.state, self.states = own
         self._model, self._audit = model, audit
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
             raise MethodError(
@@ -232,6 +235,13 @@ class _Around(Hooks):
         if self._freezes(g, layer):
             self._stage.record_copy(g.rec, g.x, self._stage.held)
 
+    def recur(self, g: Graph, layer: int, record: Callable[[State], None]) -> None:
+        states = self._stage.states
+        record(lambda name, *shape: states.view(layer, name).reshape(shape))
+        if layer == self._stage.layers[-1]:
+            self._stage.kv.record_end(g.rec.program, g.rec.step)
+        self.projected = self.ready = len(g.rec.program)
+
     def end(self, g: Graph, layer: int) -> None:
         if self._freezes(g, layer):
             self._stage.record_copy(g.rec, self._stage.held, g.x)
@@ -267,17 +277,33 @@ def record_rows(g: Graph, logits: np.ndarray) -> None:
     record_head(g, g.rec.step, logits)
 
 
+class _Noting(Hooks):
+    """Notes which recurrent states the layers ask for."""
+
+    def __init__(self, ws: Measured) -> None:
+        self._ws = ws
+
+    def recur(self, g: Graph, layer: int, record: Callable[[State], None]) -> None:
+        def state(name: str, *shape: int) -> np.ndarray:
+            self._ws.states[layer, name] = shape
+            return np.zeros(shape, np.float32)
+
+        record(state)
+
+
 def measure(model: Model) -> Needs:
     """What the model's graph needs of a workspace. Raises MissingTensor."""
     ws = Measured(model.hp)
-    record_rows(Graph(model, ws, new_recording(Program(), ws.step, 1), Hooks()), ws.logits)
+    record_rows(Graph(model, ws, new_recording(Program(), ws.step, 1), _Noting(ws)), ws.logits)
     return ws.needs
 
 
 def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
     g.rec.program.hop(g.rec.step)
-    for rope in sorted({g.model.rope_of(layer) for layer in layers}):
+    # Angles that no layer reads have no buffers.
+    ropes = {g.model.rope_of(layer) for layer in layers}
+    for rope in sorted(r for r in ropes if f"cos.{r}" in g.model.needs.rows):
         angles, found = g.angles(rope), g.frequencies(rope)
         g.rec.program.add(
             ops.ROPE_TABLE,

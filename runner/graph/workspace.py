@@ -78,11 +78,12 @@ class Measured(Buffers):
     def __init__(self, hp: HParams) -> None:
         super().__init__(Chunk(hp, 1), Needs())
         self._asked: dict[str, int] = {}
+        self.states: dict[tuple[int, str], tuple[int, ...]] = {}  # by layer and name
 
     @property
     def needs(self) -> Needs:
         """The largest that was asked for of each."""
-        return Needs(dict(self._asked), self._n_in)
+        return Needs(dict(self._asked), dict(self.states), self._n_in)
 
     def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
         """An array of this shape, which is noted."""

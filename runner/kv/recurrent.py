@@ -5,6 +5,7 @@ turned back. Snapshots of it are kept instead: `go_back` restores one and says a
 it was taken, and the session computes the tokens from there on again.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,11 @@ class StateKey(NamedTuple):
     name: str
 
 
+def state_bytes(shapes: Mapping[tuple[int, str], tuple[int, ...]], most: int = MOST) -> int:
+    """Bytes of the states of these shapes, with all snapshots that may be kept."""
+    return 4 * (1 + most) * sum(math.prod(shape) for shape in shapes.values())
+
+
 class _Snapshot(NamedTuple):
     n_tokens: int  # that it was taken after
     values: np.ndarray
@@ -34,11 +40,12 @@ class RecurrentStates:
     the live state is of no use; one that is not ended is recovered by `go_back`.
     """
 
-    def __init__(self, shapes: Mapping[StateKey, tuple[int, ...]], most: int = MOST) -> None:
+    def __init__(self, shapes: Mapping[tuple[int, str], tuple[int, ...]], most: int = MOST) -> None:
         if most < 1:
             raise ValueError(f"{most} snapshots, expected 1 or more")
-        self.shapes, self._most = dict(shapes), most
-        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        self.shapes = {StateKey(*key): shape for key, shape in shapes.items()}
+        self._most = most
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.live = zeros(sum(sizes), np.float32)  # all states, one after another
         ends = np.cumsum([0, *sizes]).tolist()
         self._views = {
@@ -47,11 +54,6 @@ class RecurrentStates:
         }
         self._n_tokens: int | None = 0  # that the live state is after; None between begin and end
         self._snapshots: list[_Snapshot] = []  # by n_tokens, ascending
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the live state and of all snapshots that may be kept."""
-        return (1 + self._most) * self.live.nbytes
 
     @property
     def n_tokens(self) -> int | None:
@@ -66,6 +68,10 @@ class RecurrentStates:
     def view(self, layer: int, name: str) -> np.ndarray:
         """A state of a layer, float32, where kernels read and write it."""
         return self._views[StateKey(layer, name)]
+
+    def views(self, layers: range) -> list[np.ndarray]:
+        """All states of some layers."""
+        return [view for key, view in self._views.items() if key.layer in layers]
 
     def begin(self) -> None:
         """Say that kernels are about to write the live state."""

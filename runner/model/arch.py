@@ -1,6 +1,6 @@
 """What the graph must know of an architecture, beyond what the presence of a tensor tells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,3 +17,7 @@ class Arch:
     normalize_experts: bool = True  # weights of the chosen experts divided by their sum
     # layer(g, il) records a layer in the vocabulary of graph/; None: graph/layer.py, llama's.
     layer: Callable[[Any, int], None] | None = None
+    # tensors(hp): those of a layer beside weights.LAYER_TENSORS, and their shapes.
+    tensors: Callable[[Any], Mapping[str, tuple[int, ...]]] | None = None
+    # recurrent(hp): the layers with a state, where the file has no list of them.
+    recurrent: Callable[[Any], tuple[int, ...]] | None = None

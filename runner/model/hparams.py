@@ -1,6 +1,6 @@
 """What a model's metadata says about its shape: read once, checked, never changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +31,17 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Ssm:
+    """Shapes of recurrent layers; what each counts is their architecture's."""
+
+    n_tap: int = 0  # of the convolution
+    n_inner: int = 0  # channels, or all heads' values
+    n_state: int = 0  # numbers a channel, or of a key
+    n_rank: int = 0  # of the time step (Mamba), or heads
+    n_group: int = 0  # heads of keys
+
+
+@dataclass(frozen=True, slots=True)
 class HParams:
     """Shapes and constants of a model. Counts in elements; n_ctx_train in tokens."""
 
@@ -51,6 +62,10 @@ class HParams:
     n_expert_used: int
     n_ff_expert: int
     sliding_window: int
+    # Not in the text that session files name a model by: it is older than these.
+    n_ff_shared: int = field(default=0, repr=False)  # of the expert that all tokens read
+    recurrent: tuple[int, ...] = field(default=(), repr=False)  # layers that have a state
+    ssm: Ssm = field(default=Ssm(), repr=False)
 
     @property
     def group(self) -> int:
@@ -116,7 +131,33 @@ class _Reader:
             n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
             n_ff_expert=self._count("expert_feed_forward_length", 1 << 22, default=0, least=0),
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
+            n_ff_shared=self._count(
+                "expert_shared_feed_forward_length", 1 << 22, default=0, least=0
+            ),
+            recurrent=self._recurrent(),
+            ssm=Ssm(
+                n_tap=self._count("ssm.conv_kernel", 64, default=0, least=0)
+                or self._count("shortconv.l_cache", 64, default=0, least=0),
+                n_inner=self._count("ssm.inner_size", MAX_EMBD, default=0, least=0),
+                n_state=self._count("ssm.state_size", 1 << 12, default=0, least=0),
+                n_rank=self._count("ssm.time_step_rank", MAX_EMBD, default=0, least=0),
+                n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
+            ),
         )
+
+    def _recurrent(self) -> tuple[int, ...]:
+        """The layers that the file calls recurrent, or that have no heads of keys."""
+        n_layer = self._count("block_count", MAX_LAYER)
+        for key, means in (
+            ("attention.recurrent_layers", True),
+            ("attention.head_count_kv", False),
+        ):
+            value = self._file.metadata.get(f"{self._arch}.{key}")
+            if isinstance(value, np.ndarray):
+                return tuple(i for i, each in enumerate(value[:n_layer]) if bool(each) == means)
+            if isinstance(value, bool | int) and means:
+                return tuple(range(n_layer)) if value else ()
+        return ()
 
     def _rope_scaling(self) -> RopeScaling:
         kind = self._get("rope.scaling.type", str, "none")
@@ -157,9 +198,11 @@ class _Reader:
             self._file.get(name, int)  # raises the error for a missing key
         if isinstance(value, np.ndarray | Strings):
             # Some files give one value a layer; a model whose layers differ is not supported.
-            if len(set(map(int, value))) != 1:
+            # 0: a layer that has none of what is counted.
+            found = set(map(int, value)) - {0}
+            if len(found) > 1:
                 self._fail(key, "differs between layers, which is not supported")
-            value = int(value[0])
+            value = found.pop() if found else 0
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             self._fail(key, f"is {value!r}, expected a whole number from {least} to {most}")
         return value

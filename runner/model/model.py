@@ -14,6 +14,9 @@ class Needs:
     """What a model's graph asks of a workspace, for each row of a chunk."""
 
     rows: Mapping[str, int] = field(default_factory=dict)  # bytes of a row of each named buffer
+    states: Mapping[tuple[int, str], tuple[int, ...]] = field(
+        default_factory=dict
+    )  # by layer, name
     n_in: int = 0  # elements of the widest row that a product reads
 
 

@@ -18,6 +18,7 @@ from tamis.model.hparams import HParams
 TENSORS = {
     "token_embd": "n_vocab n_embd",
     "output_norm": "n_embd",
+    "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
     "output": "n_vocab n_embd",
     "rope_freqs": "n_rot/2",
 }
@@ -43,6 +44,10 @@ LAYER_TENSORS = {
 OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
 
 
+# Matrices that kernels read as float32, in the shapes that the file has.
+FLOATS = {"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"}
+
+
 class MissingTensor(ValueError):
     """The graph reads a tensor that the file has not; the message is its name."""
 
@@ -61,7 +66,7 @@ class Tensor:
     @property
     def label(self) -> str:
         """The name without its layer."""
-        return self.name.split(".")[-1]
+        return self.name.split(".", 2)[-1]
 
     @property
     def optional(self) -> bool:
@@ -132,17 +137,23 @@ class Weights:
     n_bytes: int  # of all tensors in the file
 
 
-def load_weights(file: GGUFFile, hp: HParams) -> Weights:
-    """Views of the file's tensors. Raises GGUFError for a misshapen tensor."""
+def load_weights(
+    file: GGUFFile, hp: HParams, more: Mapping[str, tuple[int, ...]] | None = None
+) -> Weights:
+    """Views of the file's tensors. Raises GGUFError for a misshapen tensor.
+
+    more: shapes of a layer's tensors, beside or instead of those of LAYER_TENSORS.
+    """
     loader = _Loader(file, hp)
+    shapes = LAYER_TENSORS | dict(more or {})
     top = loader.tensors("", TENSORS)
     tied = replace(top.token_embd, name="output")
     return Weights(
         token_embd=top.token_embd,
-        output_norm=top.output_norm,
+        output_norm=top.output_norm or top.token_embd_norm,
         output=top.output or tied,
         rope_freqs=top.rope_freqs.vector if top.rope_freqs else None,
-        blk=tuple(loader.tensors(f"blk.{i}.", LAYER_TENSORS) for i in range(hp.n_layer)),
+        blk=tuple(loader.tensors(f"blk.{i}.", shapes) for i in range(hp.n_layer)),
         n_bytes=sum(t.n_bytes for t in file.tensors.values()),
     )
 
@@ -151,21 +162,22 @@ class _Loader:
     def __init__(self, file: GGUFFile, hp: HParams) -> None:
         self._file, self._hp = file, hp
 
-    def tensors(self, prefix: str, shapes: Mapping[str, str]) -> Tensors:
+    def tensors(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
         return Tensors({name: self._tensor(prefix + name, s) for name, s in shapes.items()})
 
-    def _tensor(self, name: str, shape: str) -> Tensor:
-        bias, dims = f"{name}.bias", shape.split()
-        data = self._data(f"{name}.weight", dims)
-        if data is None or bias not in self._file.tensors:
+    def _tensor(self, name: str, shape: str | tuple[int, ...]) -> Tensor:
+        sizes = self._sizes(shape.split()) if isinstance(shape, str) else shape
+        whole = f"{name}.weight" if f"{name}.weight" in self._file.tensors else name
+        data, bias = self._data(whole, sizes), f"{name}.bias"
+        if bias not in self._file.tensors:
             return Tensor(name, data)
-        return Tensor(name, data, self._vector(bias, self._sizes(dims[:-1] or dims)))
+        return Tensor(name, data, self._vector(bias, sizes[:-1] or sizes))
 
-    def _data(self, name: str, dims: list[str]) -> QTensor | np.ndarray | None:
+    def _data(self, name: str, sizes: tuple[int, ...]) -> QTensor | np.ndarray | None:
         if name not in self._file.tensors:
             return None
-        sizes = self._sizes(dims)
-        if len(sizes) == 1:
+        label = name.removesuffix(".weight").split(".", 2)[-1]
+        if len(sizes) == 1 or label in FLOATS:
             return self._vector(name, sizes)
         type_ = self._checked(name, sizes)
         return QTensor(self._file.data(name), type_.name, int(np.prod(sizes[:-1])), sizes[-1])
@@ -177,7 +189,7 @@ class _Loader:
     def _vector(self, name: str, sizes: tuple[int, ...]) -> np.ndarray:
         type_ = self._checked(name, sizes)
         values = dequantize(self._file.data(name), type_, sizes[::-1])
-        return np.ascontiguousarray(values)
+        return np.ascontiguousarray(values).reshape(sizes)
 
     def _checked(self, name: str, sizes: tuple[int, ...]) -> Any:
         info, expected = self._file.tensors[name], sizes[::-1]

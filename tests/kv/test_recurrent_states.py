@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tamis.kv.recurrent import RecurrentStates, StateKey
+from tamis.kv.recurrent import RecurrentStates, StateKey, state_bytes
 
 SHAPES = {StateKey(0, "conv"): (3, 5), StateKey(0, "scan"): (2, 4, 4), StateKey(2, "scan"): (7,)}
 
@@ -121,5 +121,5 @@ def test_a_loaded_state_has_no_past():
 
 
 def test_the_plan_counts_all_that_may_be_kept():
-    assert new_states(most=3).n_bytes == 4 * 4 * (15 + 32 + 7)
-    assert RecurrentStates({}).n_bytes == 0
+    assert state_bytes(SHAPES, most=3) == 4 * new_states().live.nbytes == 4 * 4 * (15 + 32 + 7)
+    assert state_bytes({}) == 0

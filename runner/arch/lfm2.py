@@ -1,0 +1,55 @@
+"""LFM2: gated short convolutions, and attention in some layers."""
+
+from collections.abc import Mapping
+
+from tamis.graph.attention import append, attention, rope
+from tamis.graph.context import Graph, State
+from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.mlp import mlp
+from tamis.graph.norm import add, norm
+from tamis.graph.recurrent import Part, gated, recurrence, short_conv, whole
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il, which adds to g.x."""
+    w = g.weights(il)
+    h = norm(g, g.x, w.attn_norm)
+    add(g, _short_conv(g, il, h) if il in g.hp.recurrent else _attention(g, il, h))
+    add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
+
+
+def _attention(g: Graph, il: int, h: Source) -> Product:
+    w = g.weights(il)
+    q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
+    queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
+    append(g, il, queries, keys, v)
+    return linear(g, attention(g, il, q), w.attn_output)
+
+
+def _short_conv(g: Graph, il: int, h: Source) -> Product:
+    """C * conv(B * x), where B, C and x are one product of the rows h."""
+    w, n = g.weights(il), g.hp.n_embd
+    (bcx,) = linears(g, h, w["shortconv.in_proj"])
+    product = gated(g, "bx", Part(bcx, 0, n), "none", Part(bcx, 2 * n, n))
+    out = g.ws.rows("conv", n)
+
+    def record(state: State) -> None:
+        short_conv(g, state, whole(product), w["shortconv.conv"], activation="none")
+
+    recurrence(g, il, [product], out, record)
+    return linear(g, gated(g, "bx", Part(bcx, n, n), "none", whole(out)), w["shortconv.out_proj"])
+
+
+def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a layer's tensors."""
+    return {
+        "shortconv.in_proj": (3 * hp.n_embd, hp.n_embd),
+        "shortconv.conv": (hp.n_embd, hp.ssm.n_tap),
+        "shortconv.out_proj": (hp.n_embd, hp.n_embd),
+    }
+
+
+# Where the file names a sliding window, it is that of all attention layers.
+ARCH = Arch(neox=True, layer=layer, tensors=tensors, full_attention_every=1 << 20)

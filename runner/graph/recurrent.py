@@ -1,0 +1,199 @@
+"""Recurrent layers: what goes on from a state instead of keys and values.
+
+The parts are functions from rows to rows; the ops over a layer's states are of the sequence's side,
+between two hops: see Program.hop.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.graph.context import Graph, State
+from tamis.jit_kernels.contract import ops
+from tamis.model.weights import MissingTensor, Tensor
+
+
+class Part(NamedTuple):
+    """Some elements of each row of x: rows_per_tok runs of n, `step` elements apart."""
+
+    x: np.ndarray  # f32 [n_tok, width]
+    first: int
+    n: int
+    rows_per_tok: int = 1
+    step: int = 0
+
+    @property
+    def at(self) -> np.ndarray:
+        """The elements from the first one on."""
+        return self.x.reshape(-1)[self.first :]
+
+    @property
+    def stride(self) -> int:
+        """Elements from a token's row to the next one's."""
+        return int(np.prod(self.x.shape[1:]))
+
+
+def whole(x: np.ndarray) -> Part:
+    """All elements of each row."""
+    return Part(x, 0, int(np.prod(x.shape[1:])))
+
+
+def recurrence(
+    g: Graph, il: int, rows: Sequence[np.ndarray], out: np.ndarray, record: Callable[[State], None]
+) -> np.ndarray:
+    """Out, which `record(state)` makes from `rows` and a layer's states; each f32 [n_tok, ...]."""
+    g.rec.program.hop(g.rec.step, *rows)
+    g.hooks.recur(g, il, record)
+    g.rec.program.hop(g.rec.step, out)
+    return out
+
+
+def short_conv(
+    g: Graph, state: State, x: Part, w: Tensor, *, activation: str = "silu"
+) -> np.ndarray:
+    """The causal convolution of each channel of x, f32 [n_tok, n]."""
+    taps = np.ascontiguousarray(w.vector.reshape(x.n, -1).T)  # [n_tap, n]
+    y = g.ws.rows("conv", x.n)
+    g.rec.program.add(
+        ops.SHORT_CONV,
+        (activation,),
+        step=g.rec.step,
+        x=x.at,
+        w=taps,
+        bias=w.bias,
+        state=state("conv", len(taps) - 1, x.n),
+        y=y,
+        n=x.n,
+        n_tap=len(taps),
+        x_stride=x.stride,
+        y_stride=x.n,
+    )
+    return y
+
+
+def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) -> np.ndarray:
+    """X * activation(z), or activation(z) alone, in the buffer of this name."""
+    y = g.ws.rows(name, z.rows_per_tok * z.n)
+    g.rec.program.add(
+        ops.GATE_ROWS,
+        (activation,),
+        step=g.rec.step,
+        x=None if x is None else x.at,
+        z=z.at,
+        y=y,
+        n=z.n,
+        rows_per_tok=z.rows_per_tok,
+        x_stride=0 if x is None else x.stride,
+        x_step=0 if x is None else x.step,
+        z_stride=z.stride,
+        z_step=z.step,
+    )
+    return y
+
+
+class Steps(NamedTuple):
+    """Time steps and the decays that they make of a state's rates."""
+
+    dt: np.ndarray  # f32 [n_tok, n]
+    decay: np.ndarray | None  # f32 [n_tok, n]
+
+
+def steps(g: Graph, x: Part, bias: Tensor, rates: np.ndarray | None) -> Steps:
+    """softplus(x + bias), and exp of it times rates; rates f32, each of as many neighbours."""
+    if bias.bias is None:
+        raise MissingTensor(f"{bias.name}.bias")
+    n = x.n * x.rows_per_tok
+    found = Steps(g.ws.rows("dt", n), None if rates is None else g.ws.rows("decay", n))
+    g.rec.program.add(
+        ops.DECAY,
+        step=g.rec.step,
+        x=x.at,
+        bias=bias.bias,
+        a=rates,
+        dt=found.dt,
+        decay=found.decay,
+        n=x.n,
+        rows_per_tok=x.rows_per_tok,
+        x_stride=x.stride,
+        x_step=x.step,
+        run=1 if rates is None else n // rates.size,
+    )
+    return found
+
+
+def l2_normed(g: Graph, x: Part) -> None:
+    """Record that each of x's runs, which lie one after another, gets length 1, in place."""
+    g.rec.program.add(
+        ops.L2_NORM,
+        step=g.rec.step,
+        x=x.at,
+        n=x.n,
+        rows_per_tok=x.rows_per_tok,
+        stride=x.stride,
+        eps_f=g.hp.rms_eps,
+    )
+
+
+def gated_norm(
+    g: Graph, x: np.ndarray, z: Part, w: Tensor, *, order: str = "norm", activation: str = "silu"
+) -> np.ndarray:
+    """Norm and gate of x, f32 [n_tok, rows * n], in place; w f32 [n] or [rows, n]."""
+    n = w.vector.shape[-1]
+    g.rec.program.add(
+        ops.GATED_NORM,
+        (order, activation),
+        step=g.rec.step,
+        x=x,
+        z=z.at,
+        w=w.vector,
+        y=x,
+        n=n,
+        rows_per_tok=x[0].size // n,
+        z_stride=z.stride,
+        w_step=n if w.vector.ndim == 2 else 0,
+        eps_f=g.hp.rms_eps,
+    )
+    return x
+
+
+class Scan(NamedTuple):
+    """A linear scan: its rule, what each token brings, and the heads."""
+
+    rule: str  # "add" or "delta"
+    q: Part  # each head's part of a row
+    k: Part
+    v: Part
+    decay: np.ndarray  # f32 [n_tok, n_head] or [n_tok, n_head * head_k]
+    beta: np.ndarray | None = None  # f32 [n_tok, n_head]
+    skip: np.ndarray | None = None  # f32 [n_head]
+    tiled: bool = False  # head h reads keys of head h % n_head_k, else neighbours share them
+    scale: float = 1.0
+
+
+def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray) -> None:
+    """Record y, f32 [n_tok, n_head * head_v], of a scan."""
+    v, k, n_head = scan.v, scan.k, scan.v.rows_per_tok
+    by_channel = scan.decay[0].size > n_head
+    assert scan.q.stride == k.stride == v.stride
+    g.rec.program.add(
+        ops.LINEAR_SCAN,
+        (scan.rule, "channel" if by_channel else "head", k.n, v.n),
+        step=g.rec.step,
+        q=scan.q.at,
+        k=k.at,
+        v=v.at,
+        decay=scan.decay,
+        beta=scan.beta,
+        skip=scan.skip,
+        state=state("scan", n_head, k.n, v.n),
+        y=y,
+        n_head=n_head,
+        n_head_k=k.rows_per_tok,
+        tiled=int(scan.tiled),
+        stride=v.stride,
+        qk_step=k.step,
+        v_step=v.step,
+        decay_stride=scan.decay[0].size,
+        scale_f=scan.scale,
+    )
