@@ -25,15 +25,15 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> list[Launch]
     if head_k > MOST_ROWS:
         raise ValueError(f"head_k is {head_k}, expected at most {MOST_ROWS}")
     n_part, delta, by_channel = (head_v + WARP - 1) // WARP, rule == "delta", decay == "channel"
-    per_head = head_k if by_channel else 1
+    per_head, n_held, n_part_sum = head_k if by_channel else 1, WARP * head_k, WARP * WARPS
 
     def kernel(
         tid, n_thread, step, q, k, v, decay, beta, skip, state, y, n_head, n_head_k, tiled, stride,
         qk_step, v_step, decay_stride, scale_f,
     ):  # fmt: skip
-        held = cuda.shared.array(WARP * head_k, float32)
-        recalled = cuda.shared.array(WARP * WARPS, float32)
-        answers = cuda.shared.array(WARP * WARPS, float32)
+        held = cuda.shared.array(n_held, float32)
+        recalled = cuda.shared.array(n_part_sum, float32)
+        answers = cuda.shared.array(n_part_sum, float32)
         n_tok, mine = load_i64(step + STEP.n_tok), WARP * warp() + lane()
         for item in range(tid, n_head * n_part, n_thread):
             h, column = item // n_part, WARP * (item % n_part) + lane()

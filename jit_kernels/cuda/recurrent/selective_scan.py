@@ -19,9 +19,10 @@ def selective_scan(n_state: int) -> list[Launch]:
     threads = 32
     while threads < 256 and 4 * n_state * 2 * threads <= MOST_SHARED:
         threads *= 2
+    n_held = n_state * threads
 
     def kernel(tid, n_thread, step, x, dt, b, c, a, d, state, y, n, bc_stride):
-        held = cuda.shared.array(n_state * threads, float32)
+        held = cuda.shared.array(n_held, float32)
         n_tok = load_i64(step + STEP.n_tok)
         for i in range(tid * threads + thread(), n, n_thread * threads):
             for s in range(n_state):
