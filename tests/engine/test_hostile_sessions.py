@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from guarded import fork_and_wait
+from precompiled import compile_for
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine import session_file
@@ -21,6 +22,7 @@ IDS = list(range(3, 43))
 def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("hostile") / "m.gguf"
     engine = Engine.load(write_tiny_model(path, TinySpec("llama", "F32")), n_threads=1)
+    compile_for(engine, [{"n_ctx": 256, "attn": attn} for attn in METHODS], 40, 3)
     yield engine
     engine.close()
 

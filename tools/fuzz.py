@@ -1,0 +1,57 @@
+"""Coverage-guided fuzzing of what reads files and texts of others, with atheris (libFuzzer).
+
+`python -m tamis.tools.fuzz html --minutes 10` starts from the target's seeds and the corpus, with
+another random seed each time; an input that is a finding is written to the folder of --findings.
+Needs `pip install "tamis[fuzz]"`.
+"""
+
+import argparse
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+NAMES = (
+    "gguf", "text", "template", "gbnf", "regex", "schema", "session", "cache", "kv", "html",
+    "document", "http", "attn",
+)  # fmt: skip
+MEMORY_MIB = 4096
+SECONDS = 20  # that an input may take
+
+
+def main() -> None:
+    """Fuzz one target; ends with a status other than 0 at the first finding."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, help="of the random numbers; another each time")
+    parser.add_argument("--corpus", type=Path, help="a folder of inputs to start from")
+    parser.add_argument("--findings", type=Path, default=Path())
+    arguments = parser.parse_args()
+    try:
+        import atheris
+    except ImportError:
+        sys.exit('fuzzing needs atheris: pip install "tamis[fuzz]"')
+    # Only what reads is watched: NumPy's and Numba's branches say nothing.
+    with atheris.instrument_imports(include=["tamis", "html", "_markupbase", "pypdf", "jinja2"]):
+        from tamis.tools import fuzz_targets
+    target, seed = fuzz_targets.TARGETS[arguments.name], arguments.seed or secrets.randbits(31)
+    with tempfile.TemporaryDirectory(prefix="tamis-corpus-") as folder:
+        for i, data in enumerate(fuzz_targets.seeds(arguments.name)):
+            (Path(folder) / f"seed{i}").write_bytes(data)
+        more = [] if arguments.corpus is None else [str(arguments.corpus / arguments.name)]
+        options = [
+            f"-max_total_time={round(60 * arguments.minutes)}",
+            f"-seed={seed}",
+            f"-rss_limit_mb={MEMORY_MIB}",
+            f"-timeout={SECONDS}",
+            f"-artifact_prefix={arguments.findings}/{arguments.name}-",
+            "-max_len=300000",
+        ]
+        print(f"{arguments.name}: seed {seed}")
+        atheris.Setup([sys.argv[0], *options, folder, *more], target)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

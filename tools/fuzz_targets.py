@@ -1,0 +1,330 @@
+"""What is fuzzed: a function of bytes for each reader of what others write, and seeds for it.
+
+A target returns or raises one of the errors that its reader documents; anything else, a wrong
+result (AssertionError) or the end of the process, is a finding. They need no fuzzer: see fuzz.py
+and tests/fuzz.
+"""
+
+import contextlib
+import functools
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tamis.arch.load import ArchError
+from tamis.bindings.drop_in.caches import LlamaDiskCache, LlamaState
+from tamis.engine import session_file
+from tamis.engine.engine import Engine
+from tamis.engine.session import Session, SessionFileError
+from tamis.formats.dequant import dequantize
+from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.formats.vocab import Vocab
+from tamis.jit_kernels.compile.library import KernelLibrary
+from tamis.jit_kernels.compile.workers import CompileError, Progress
+from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.kv.unit_file import KVFile, KVFileError, Units
+from tamis.private_files import write_whole
+from tamis.sampling.base import SamplerError
+from tamis.sampling.grammar import gbnf_grammar, json_grammar
+from tamis.select.base import DECODE, PREFILL, SelectorShape
+from tamis.select.notation import methods, parse_method
+from tamis.summary.cache import Cache, key_of
+from tamis.summary.documents import DocumentError, html_text, read_document
+from tamis.text.chat_template import ChatTemplate, PromptError
+from tamis.text.tokenizer import TokenizerError
+from tamis.tools.random_model import Shape, write_random_model
+
+SHAPE = Shape(1, 2, 1, 16, 32, 64, 300, 256)
+MODEL = b"MODEL"  # in a seed of a session: what the session's model is called
+MAX_TENSOR = 1 << 20  # elements of a tensor that are dequantized
+METHODS = ("dense", "snapkv:budget=60,window=8", "h2o:budget=60,s=16")
+TEXTS = ["", "Hello world", "x" * 99, "é日本 \U0001f600\n\t", "<|im_start|>user\n"]
+MESSAGES = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", "content": ""}]
+
+
+class OnlyCompiled(KernelLibrary):
+    """Kernels that are there: a file that asks for others is refused, at once."""
+
+    def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
+        """Raise CompileError where one is missing."""
+        if missing := self.missing(specs := list(specs)):
+            raise CompileError(f"{missing[0].symbol} is not compiled")
+        super().load(specs, progress)
+
+
+@functools.cache
+def folder() -> Path:
+    """Where files go, until the process ends."""
+    holder = tempfile.TemporaryDirectory(prefix="tamis-fuzz-")
+    _holders.append(holder)
+    return Path(holder.name)
+
+
+_holders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def model() -> Path:
+    """A tiny model."""
+    path = folder() / "model.gguf"
+    write_random_model(path, SHAPE, "Q8_0")
+    return path
+
+
+@functools.cache
+def engine() -> Engine:
+    """The tiny model's engine; kernels of sessions of METHODS are there."""
+    loaded = Engine.load(model(), n_threads=1)
+    for attn in METHODS:
+        _two_tokens(loaded.session(64, 16, attn))
+    return loaded
+
+
+def _two_tokens(session: Session) -> None:
+    logits = session.prefill([3, 4])
+    assert logits.shape == (session._engine.hp.n_vocab,)
+    session.decode(5)
+
+
+def gguf(data: bytes) -> None:
+    """A model file: opened, read, loaded, and two tokens computed."""
+    engine()
+    path = folder() / "fuzzed.gguf"
+    path.write_bytes(data)
+    with contextlib.suppress(GGUFError), GGUFFile(path) as file:
+        for name, info in file.tensors.items():
+            if np.prod(info.shape) < MAX_TENSOR:
+                with contextlib.suppress(ValueError):
+                    dequantize(file.data(name), info.type, info.shape)
+        Vocab.from_gguf(file)
+    with contextlib.suppress(
+        GGUFError, ArchError, TokenizerError, ValueError, MemoryError, CompileError
+    ):
+        loaded = Engine.load(path, n_threads=1, library=OnlyCompiled())
+        try:
+            with contextlib.suppress(PromptError):
+                loaded.encode_chat(MESSAGES)
+            _two_tokens(loaded.session(64, 16))
+        finally:
+            loaded.close()
+
+
+def text(data: bytes) -> None:
+    """A text: tokenized, and back."""
+    tokenizer = engine().tokenizer
+    source = data.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(TokenizerError, UnicodeEncodeError):
+        ids = tokenizer.encode(source)
+        assert all(0 <= i < engine().hp.n_vocab for i in ids)
+        tokenizer.decode(ids)
+
+
+def template(data: bytes) -> None:
+    """A chat template, and after a zero byte a message."""
+    source, _, message = data.partition(b"\0")
+    content = message.decode("utf-8", "replace")
+    messages = [*MESSAGES, {"role": "user", "content": content}]
+    with contextlib.suppress(PromptError):
+        made = ChatTemplate(source.decode("utf-8", "replace"), "<s>", "</s>")
+        made.render(messages)
+        made.render_parts(messages)
+
+
+def gbnf(data: bytes) -> None:
+    """A GBNF grammar."""
+    with contextlib.suppress(SamplerError):
+        gbnf_grammar(data.decode("utf-8", "replace"))
+
+
+def regex(data: bytes) -> None:
+    """A regular expression of a JSON schema."""
+    pattern = data.decode("utf-8", "replace")
+    with contextlib.suppress(SamplerError):
+        json_grammar({"type": "string", "pattern": pattern})
+
+
+def schema(data: bytes) -> None:
+    """A JSON schema."""
+    with contextlib.suppress(SamplerError, ValueError, RecursionError):
+        json_grammar(json.loads(data))
+
+
+def session(data: bytes) -> None:
+    """A session file with right checksums: a header, a zero byte, and the arrays' bytes."""
+    text_, _, rows = data.partition(b"\0")
+    path = folder() / "session"
+    path.write_bytes(data)
+    with contextlib.suppress(SessionFileError):
+        session_file.SessionFile(path).__exit__()
+    try:
+        header = json.loads(text_.replace(MODEL, engine().session(64)._fingerprint().encode()))
+    except (ValueError, RecursionError):
+        return
+    half = len(rows) // 2
+    arrays = [np.frombuffer(part, np.uint8) for part in (rows[:half], rows[half:])]
+    session_file.write(path, header, arrays)
+    for attn in METHODS:
+        found = engine().session(64, 16, attn)
+        found.prefill([3, 4])
+        try:
+            found.load(path)
+        except ValueError:
+            assert found.tokens == [3, 4]
+        if found.n_past < 64:
+            found.decode(5)
+
+
+def cache(data: bytes) -> None:
+    """A file of LlamaDiskCache, and an answer of the summaries' cache."""
+    own = folder() / "cache"
+    states = LlamaDiskCache(str(own))
+    for path in own.iterdir():
+        path.unlink()
+    with write_whole(own / "a.npz", durable=False) as file:
+        file.write(data)
+    with contextlib.suppress(KeyError):
+        assert isinstance(states[[1, 2, 3]], LlamaState)
+    answers, key = Cache(own), key_of("a")
+    with write_whole(own / f"{key}.json", durable=False) as file:
+        file.write(data)
+    answers.get(key)
+
+
+def kv(data: bytes) -> None:
+    """The file of keys and values, overwritten: read as it was, or an error."""
+    units, rows = _units()
+    file = units._file
+    file.write(0, [memoryview(rows.reshape(-1))])
+    if data:
+        file.write(data[0] * 8, [memoryview(data[1 : 64 * 32 - data[0] * 8 + 1])])
+    memory = np.zeros_like(rows)
+    try:
+        units.read(np.arange(64), memory, np.arange(64))
+    except KVFileError:
+        return
+    assert (memory == rows).all()
+
+
+@functools.cache
+def _units() -> tuple[Units, np.ndarray]:
+    rows = np.random.default_rng(0).integers(0, 256, (64, 32), np.uint8)
+    units = Units(KVFile(folder()), 0, 64, 32)
+    units.write(0, [rows])
+    return units, rows
+
+
+def html(data: bytes) -> None:
+    """A page."""
+    html_text(data.decode("utf-8", "replace"))
+
+
+def document(data: bytes) -> None:
+    """A file of any kind, PDFs among them."""
+    with contextlib.suppress(DocumentError):
+        read_document("file", data)
+
+
+def http(data: bytes) -> None:
+    """The body of a request to the server: read and checked, not answered."""
+    from tamis.bindings.serve.body import parse
+    from tamis.bindings.serve.errors import ApiError
+    from tamis.bindings.serve.requests import Limits, Reader
+
+    reader = Reader(engine(), "tiny", Limits(n_ctx=64, n_choices=8))
+    for read in (reader.chat_task, reader.completion_task, reader.inputs):
+        with contextlib.suppress(ApiError):
+            read(parse(data))
+
+
+def attn(data: bytes) -> None:
+    """The text of --attn and --prefill."""
+    shape = SelectorShape(2, 4, 2, 32, 512, 16, (0, 0))
+    for role in (DECODE, PREFILL):
+        with contextlib.suppress(ValueError, MemoryError):
+            parse_method(data.decode("utf-8", "replace"), role).open(shape)
+
+
+def _seeds() -> dict[str, list[bytes]]:
+    """Some right inputs of each target."""
+    hp = engine().hp
+    n = 2 * hp.n_head_kv * hp.head_dim * hp.n_layer
+    rows = b"\1\2" * (2 * n)
+    header = {"model": MODEL.decode(), "tokens": [3, 4], "kv": ["f16", "f16"]}
+    body = {"model": "x", "messages": MESSAGES, "max_tokens": 3, "temperature": 0.5, "stop": ["a"]}
+    page = b"<!doctype html><title>t</title><h1>a</h1><p>b<ul><li>c</ul><pre>d</pre><!-- e -->"
+    names = [f"{name}(window)" if "inner" in _fields(m) else name for name, m in methods().items()]
+    return {
+        "gguf": [model().read_bytes()],
+        "text": [t.encode() for t in TEXTS],
+        "template": [
+            b"{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}\0Hi",
+            b"{% macro f(x) %}{{ x }}{% endmacro %}{{ f(messages[0].content) }}{% set a = 1 %}",
+            b"{{ messages | map(attribute='role') | join(',') | upper }}\0\xff",
+        ],
+        "gbnf": [b'root ::= "a" | b*\nb ::= [a-z0-9]+ ("x" | "y")?', b'root ::= [^"\\\\]{2,5}'],
+        "regex": [b"^[a-z]+(\\d{2,3}|x?)$", b"(?:a|b)*c", b"\\w+@\\w+"],
+        "schema": [
+            b'{"type":"object","properties":{"a":{"type":"integer","minimum":1}},"required":["a"]}',
+            b'{"anyOf":[{"enum":["a","b"]},{"type":"array","items":{"type":"number"}}]}',
+            b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":5}}}',
+        ],
+        "session": [json.dumps(header).encode() + b"\0" + rows],
+        "cache": [_npz()],
+        "kv": [b"", b"\0" + bytes(9), b"\7abc"],
+        "html": [page, b"<![CDATA[x]]><![if x]><?php ?><a b='c", b"&amp;&#x41;&#999999999;<p"],
+        "document": [page, b"# a\n\ntext", b"%PDF-1.4\n", _pdf()],
+        "http": [
+            json.dumps(body).encode(),
+            json.dumps({"prompt": ["a", [1, 2]], "n": 2, "logprobs": 1, "seed": 1}).encode(),
+            json.dumps(body | {"response_format": {"type": "json_object"}, "n": 2}).encode(),
+        ],
+        "attn": [name.encode() for name in names] + [b"tactic:P=0.9,c=16", b"lfps@0-0+topk:k=9@1"],
+    }
+
+
+def _fields(method: Any) -> Any:
+    return method.__dataclass_fields__
+
+
+def _npz() -> bytes:
+    own = folder() / "seed"
+    states = LlamaDiskCache(str(own))
+    ids, scores = np.arange(3, dtype=np.int32), np.zeros((0, 9), np.float32)
+    states[[1, 2, 3]] = LlamaState(ids, scores, 3, b"abc", 3, 7)
+    (path,) = own.iterdir()
+    data = path.read_bytes()
+    assert zipfile.is_zipfile(path)
+    return data
+
+
+def _pdf() -> bytes:
+    """A page with a text, as small as pypdf reads it; its table of objects is missing."""
+    stream = b"BT /F1 12 Tf 9 9 Td (Hello) Tj ET"
+    return (
+        b"%%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
+        b"2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
+        b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]/Contents 4 0 R"
+        b"/Resources<</Font<</F1 5 0 R>>>>>>endobj\n"
+        b"4 0 obj<</Length %d>>stream\n%s\nendstream endobj\n"
+        b"5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj\n"
+        b"trailer<</Root 1 0 R>>\n%%%%EOF" % (len(stream), stream)
+    )
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    f.__name__: f
+    for f in (
+        gguf, text, template, gbnf, regex, schema, session, cache, kv, html, document, http, attn,
+    )
+}  # fmt: skip
+
+
+@functools.cache
+def seeds(name: str) -> list[bytes]:
+    """Right inputs of a target, the same ones every time."""
+    return _seeds()[name]
