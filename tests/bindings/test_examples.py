@@ -34,6 +34,14 @@ def test_the_example_of_embedding_runs(model_path, root):
 
 
 @pytest.mark.model
+def test_the_example_of_an_own_method_runs(model_path, root):
+    lines = output(root / "examples" / "own_method.py", model_path("smollm2")).splitlines()
+    mass = [float(line.split()[-1]) for line in lines]
+    assert mass[0] == 1
+    assert all(0.3 < found < 1 for found in mass[1:])
+
+
+@pytest.mark.model
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_example_of_a_pipe_runs(model_path, root, tmp_path):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
