@@ -1,6 +1,5 @@
 """Which positions of a layer an op is about to read, told from its fields just before it runs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,33 +33,27 @@ def fields_of(call: Call, program: Program) -> Fields:
     return Fields(dict(zip(call.spec.op.fields, call.values, strict=True)), program.arrays)
 
 
-def reads_keys(op: ops.Op) -> bool:
-    """Whether an op reads keys of positions before those of its own call."""
-    return "k_pages" in op.fields and op is not ops.ROPE_APPEND
-
-
-def reader_of(op: ops.Op) -> str:
-    """What an op that reads keys is to KV_TAKE: one of ops.KV_READERS."""
-    if op is ops.ATTEND:
-        return "chosen"
-    return op.name if op.name in SPANS else "all"
-
-
 def reads_all(call: Call, program: Program) -> bool:
     """Whether an op reads, or selects for ATTEND, every key of the context at some step."""
     op, fields = call.spec.op, fields_of(call, program)
     if op is ops.SELECT_WINDOW:
         return fields["n_recent"] == 0
-    return reads_keys(op) and reader_of(op) == "all"
+    return op.reads is ops.READS_ALL
 
 
 def spans(call: Call, program: Program) -> Spans:
-    """What an op other than ATTEND reads, of all KV heads."""
-    fields = fields_of(call, program)
+    """What an op that reads other than its Selection reads, of all KV heads."""
+    reads, fields = call.spec.op.reads, fields_of(call, program)
     if "step" not in fields.values:
         return [(0, EVERYTHING)]
     n_tok, pos = map(int, fields.array("step")[:2])
-    return SPANS.get(call.spec.op.name, _every)(fields, n_tok, pos)
+    low = high = 0
+    if reads.found:
+        found = fields.array(reads.found).reshape(-1)[reads.first :: reads.every]
+        low, high = int(found.min()), int(found.max())
+    block, x, y = (fields[name] if name else 0 for name in (reads.block, reads.x, reads.y))
+    first, end, other, last = reads.spans(low, high, block, x, y, n_tok, pos)
+    return [(a, b) for a, b in ((first, end), (other, last)) if a < b]
 
 
 def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.ndarray, int]:
@@ -98,49 +91,3 @@ def _inside(
     np.add.at(edges, heads * n + starts // grain, 1)
     np.add.at(edges, heads * n + (stops - 1) // grain + 1, -1)
     return edges.cumsum().reshape(shape[0], n)[:, :-1] > 0
-
-
-def _every(_fields: Fields, n_tok: int, pos: int) -> Spans:
-    return [(0, pos + n_tok)]
-
-
-def _quest_bounds(fields: Fields, _n_tok: int, pos: int) -> Spans:
-    page, filled = fields["page"], int(fields.array("filled")[0])
-    return [(min(filled, pos) // page * page, pos + 1)]
-
-
-def _hip_means(fields: Fields, n_tok: int, pos: int) -> Spans:
-    block, top, end = fields["block"], fields["top"], pos + n_tok
-    first = min(int(fields.array("filled").min()), pos // block)
-    if first == end // block:
-        return []
-    return [((first >> 2 * top) * (block << 2 * top), end)]
-
-
-def _hip_search(fields: Fields, n_tok: int, pos: int) -> Spans:
-    block, end = fields["block"], pos + n_tok
-    tail = max(0, pos + 1 - fields["n_local"]) // block * block
-    return [(0, min(fields["n_sink"] * block, end)), (tail, end)]
-
-
-def _lfps_start(fields: Fields, n_tok: int, pos: int) -> Spans:
-    follows = fields.array("meta").reshape(-1, 6)[:, ops.LFPS_META.next // 8] == pos
-    return [] if follows.all() else _every(fields, n_tok, pos)
-
-
-# Ops that read only some of the keys, whatever these are; every other one may read all.
-SPANS: dict[str, Callable[[Fields, int, int], Spans]] = {
-    "quest_bounds": _quest_bounds,
-    "hip_means": _hip_means,
-    "hip_search": _hip_search,
-    "lfps_start": _lfps_start,
-}
-# Their fields that tell which, as KV_TAKE has them: found, block, x and y.
-FOUND = {
-    "chosen": ("", "", "", ""),
-    "all": ("", "", "", ""),
-    "quest_bounds": ("filled", "page", "", ""),
-    "hip_means": ("filled", "block", "top", ""),
-    "hip_search": ("", "block", "n_sink", "n_local"),
-    "lfps_start": ("meta", "", "", ""),
-}

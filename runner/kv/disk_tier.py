@@ -165,7 +165,7 @@ class DiskTier(KVCache):
         calls = program.calls
         if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return [i for i, call in enumerate(calls) if reads.reads_keys(call.spec.op)]
+        return [i for i, call in enumerate(calls) if call.spec.op.reads is not ops.READS_NOTHING]
 
     def begin(self, pos: int, n_tok: int) -> None:
         """Make positions pos .. pos + n_tok - 1 writable in all layers. Raises KVFileError."""
@@ -203,7 +203,7 @@ class DiskTier(KVCache):
             self.table.strides[0]
         )
         n_page = -(-int(self._end[layer]) // PAGE)
-        if call.spec.op is ops.ATTEND:
+        if call.spec.op.reads is ops.READS_SELECTION:
             need, n_key = reads.chosen(call, program, n_page, self._unit)
         else:
             need, n_key = self._spanned(reads.spans(call, program), n_page)
@@ -213,7 +213,7 @@ class DiskTier(KVCache):
             self._counts.n_chosen += n_key * side.unit_bytes // self._unit
             self._counts.n_covered += int(flat.sum()) * side.unit_bytes
         self.bring_units(layer, [flat] * n_side)
-        if call.spec.op is ops.ATTEND:
+        if call.spec.op.reads is ops.READS_SELECTION:
             self._read_ahead((layer + 1) % self._hp.n_layer)
 
     def _fill(self, layer: int, page: int, n_line: int) -> None:

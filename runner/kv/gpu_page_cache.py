@@ -13,7 +13,6 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
-from tamis.kv.access_spans import FOUND, reader_of, reads_keys
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.page_store import huge_zeros
@@ -162,18 +161,19 @@ class GpuPageCache(KVCache):
 
         fields: of the op; q_block: of ATTEND's constants.
         """
-        reader = reader_of(op)
-        if reader == "chosen":
+        reads = op.reads
+        if reads is ops.READS_SELECTION:
             names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
             chosen = {name: fields[name] for name in names}
             chosen |= {"state": self._state, "wanted": self._wanted, "q_block": q_block}
             program.add(ops.KV_WANT, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
-        found, block, x, y = (fields.get(name) for name in FOUND[reader])
+        names = reads.found, reads.block, reads.x, reads.y
+        found, block, x, y = (fields.get(name) for name in names)
         program.add(
             ops.KV_TAKE,
-            (reader,),
+            (reads.name,),
             step=step,
             state=self._state,
             table=self._table,
@@ -183,7 +183,7 @@ class GpuPageCache(KVCache):
             missing=self._missing,
             counts=self._counts,
             found=found,
-            n_found=0 if found is None else _n_found(reader, found),
+            n_found=0 if found is None else found.size // reads.every,
             block=block,
             x=x,
             y=y,
@@ -244,10 +244,6 @@ class GpuPageCache(KVCache):
             )
 
 
-def _n_found(reader: str, found: np.ndarray) -> int:
-    return found.size // (len(ops.LFPS_META) if reader == "lfps_start" else 1)
-
-
 class _Bringing(Program):
     """A Program that records, before each op that reads keys, that what it reads is brought."""
 
@@ -256,7 +252,7 @@ class _Bringing(Program):
         self._kv, self._step = kv, step
 
     def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
-        if reads_keys(op):
+        if op.reads is not ops.READS_NOTHING:
             named = dict(zip(op.constants, constants, strict=True))
             self._kv.record_bring(self, self._step, op, how, named.get("q_block", 0))
         super().add(op, constants, **how)

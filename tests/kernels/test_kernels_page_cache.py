@@ -247,11 +247,11 @@ def test_what_an_op_reads_is_found_from_its_fields(case, n_tok, pos):
     spans = spans_of(op, constants, step_of(n_tok, pos), fields)
     end = (pos + n_tok - 1) // PAGE + 1
     wanted = {page for a, b in spans for page in range(a // PAGE, min(end, -(-b // PAGE)))}
-    reader, rng = reads.reader_of(op), np.random.default_rng(case)
-    found, block, x, y = (fields.get(name, 0) for name in reads.FOUND[reader])
-    n_found = 0 if isinstance(found, int) else len(found)
+    how, rng = op.reads, np.random.default_rng(case)
+    found, block, x, y = (fields.get(name, 0) for name in (how.found, how.block, how.x, how.y))
+    n_found = 0 if isinstance(found, int) else found.size // how.every
     given = {"found": found, "n_found": n_found, "block": block, "x": x, "y": y}
-    check_taken(Maps(rng, 22, 32), 1, sorted(wanted), n_tok, pos, reader, **given)
+    check_taken(Maps(rng, 22, 32), 1, sorted(wanted), n_tok, pos, how.name, **given)
 
 
 @pytest.mark.on_threads

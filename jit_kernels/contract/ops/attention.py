@@ -1,6 +1,6 @@
 """RoPE, the KV append and attention over a Selection."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, op
 from tamis.jit_kernels.contract.types import KV_BLOCK, PAGE
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
@@ -22,6 +22,7 @@ ROPE_APPEND = op(
     "head_dim neox type_k type_v",
     "step q k v q_norm k_norm cos sin k_pages v_pages k_table v_table n_head n_head_kv n_half"
     " eps_f",
+    reads=READS_NOTHING,
 )
 
 # Attention of q f32 [n_tok, n_head, head_dim] over the selected blocks of a layer's pages;
@@ -41,6 +42,7 @@ ATTEND = op(
     "head_dim group q_block type_k type_v",
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head_kv window n_split stride partial out lse scratch scale_f",
+    reads=READS_SELECTION,
 )
 
 # Join the n_split parts of each head: out f32 [n_tok, n_head, head_dim], lse as above. q_block is

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 
 
 class _AuditFields(NamedTuple):
@@ -35,6 +35,7 @@ AUDIT_HEADS = op(
     "head_dim type_k type_v",
     "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
     " n_head window capacity given report work scale_f",
+    reads=READS_ALL,
 )
 
 

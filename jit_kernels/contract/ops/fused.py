@@ -1,6 +1,6 @@
 """Fused ops that only a GPU launches, chosen by backends/fusion.py."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, op
 from tamis.jit_kernels.contract.ops.attention import ATTEND
 
 # What a GPU runs in one launch instead of several other ops, for few rows (fusion.py): no
@@ -28,6 +28,7 @@ PRODUCT_KEEP = op(
     "linear.gemv_epilogue", "product_keep", "type neox",
     f"{_X} w w2 w3 bias bias2 bias3 q n n2 first n_row cos sin n_half k_pages v_pages k_table"
     " v_table",
+    reads=READS_NOTHING,
 )  # fmt: skip
 
 # ATTEND of one query a row, whose rows of out are also packed as by PACK_ROWS of source "rows",
@@ -38,6 +39,7 @@ ATTEND_PACK = op(
     "attend_pack",
     "head_dim group type_k type_v",
     " ".join((*ATTEND.fields, "packed", "early")),
+    reads=READS_SELECTION,
 )
 
 LAUNCHED = PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_KEEP, ATTEND_PACK  # a GPU's only

@@ -7,10 +7,6 @@ from tamis.jit_kernels.contract.op import op
 KV_RANKS = 1024  # of frames, by who is taken first
 KV_OLD = 1 << 20  # a frame that nobody asks for was last used so long before the first pass
 
-# What an op may be to KV_TAKE, and what it reads: what ATTEND reads; all positions; or only some,
-# whatever these are (access_spans): found is `filled` or `meta`, x is top or n_sink, y n_local.
-KV_READERS = ("chosen", "all", "quest_bounds", "hip_means", "hip_search", "lfps_start")
-
 
 class _KVState(NamedTuple):
     """Byte offsets of what is known of the frames of keys and values: int64s."""
@@ -78,12 +74,12 @@ KV_WANT = op(
 )
 
 # Frames for the pages of a layer that an op is about to read and that are in none: missing int32
-# [n_page], state.n_missing of them, in any order. reader, see KV_READERS: which pages these are:
-# for "chosen" those marked in wanted, for others found int64 [n_found], block, x and y are fields
-# of that op. Taken are frames that their layer did not ask for the last time, longest ago first,
-# then those of the layers that come up last; none that this layer asked for in this pass. n_cache
-# is at least n_page and a multiple of 16. Counts hits and misses, and state.serial up. counts int32
-# [KV_RANKS] is scratch.
+# [n_page], state.n_missing of them, in any order. reader, of KV_READERS, names that op's Reads: for
+# "chosen" the pages are those marked in wanted, for others those of its spans, of found, of which
+# n_found int64s count, block, x and y. Taken are frames that their layer did not ask for the last
+# time, longest ago first, then those of the layers that come up last; none that this layer asked
+# for in this pass. n_cache is at least n_page and a multiple of 16. Counts hits and misses, and
+# state.serial up. counts int32 [KV_RANKS] is scratch.
 KV_TAKE = op(
     "kv.page_cache",
     "kv_take",

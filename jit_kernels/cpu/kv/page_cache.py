@@ -4,11 +4,16 @@ from typing import Any
 
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import KV_OLD, KV_RANKS, KV_STATE, LFPS_META, STEP
+from tamis.jit_kernels.contract.ops import (
+    KV_OLD,
+    KV_RANKS,
+    KV_READERS,
+    KV_STATE,
+    READS_SELECTION,
+    STEP,
+)
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cpu.lang.intrinsic import load_i32, load_i64, store_i32, store_i64
-
-META_SIZE = 8 * len(LFPS_META)  # bytes of a row of LFPS
 
 
 @njit
@@ -110,62 +115,6 @@ def kv_want() -> Any:
 
 
 @njit
-def least(found, n_found):
-    """The least of n_found int64s."""
-    x = load_i64(found)
-    for i in range(1, n_found):
-        x = min(x, load_i64(found + 8 * i))
-    return x
-
-
-@njit
-def all_follow(meta, n_row, pos):
-    """Whether the tables of all of LFPS's rows go on at pos."""
-    follow = True
-    for r in range(n_row):
-        follow = follow and load_i64(meta + META_SIZE * r + LFPS_META.next) == pos
-    return follow
-
-
-def spans_of(reader: str) -> Any:
-    """The function (found, n_found, block, x, y, n_tok, pos): two ranges of positions, each read.
-
-    They are kv/access_spans.py's.
-    """
-
-    @njit
-    def everything(found, n_found, block, x, y, n_tok, pos):
-        return 0, pos + n_tok, 0, 0
-
-    @njit
-    def of_quest_bounds(found, n_found, block, x, y, n_tok, pos):
-        return min(load_i64(found), pos) // block * block, pos + 1, 0, 0
-
-    @njit
-    def of_hip_means(found, n_found, block, x, y, n_tok, pos):
-        end = pos + n_tok
-        first = min(least(found, n_found), pos // block)
-        return (first >> 2 * x) * (block << 2 * x), 0 if first == end // block else end, 0, 0
-
-    @njit
-    def of_hip_search(found, n_found, block, x, y, n_tok, pos):
-        end = pos + n_tok
-        return 0, min(x * block, end), max(0, pos + 1 - y) // block * block, end
-
-    @njit
-    def of_lfps_start(found, n_found, block, x, y, n_tok, pos):
-        return 0, 0 if all_follow(found, n_found, pos) else pos + n_tok, 0, 0
-
-    return {
-        "all": everything,
-        "quest_bounds": of_quest_bounds,
-        "hip_means": of_hip_means,
-        "hip_search": of_hip_search,
-        "lfps_start": of_lfps_start,
-    }[reader]
-
-
-@njit
 def rank_of(used, now, n_layer):
     """Which frames are taken first: those of the largest rank; none of rank 0."""
     age = (now - used) & 0xFFFFFFFF
@@ -205,8 +154,18 @@ def take_frames(maps, sizes, n, now):
 
 def kv_take(reader: str) -> Any:
     """Kernel of KV_TAKE: one thread's work."""
-    marked = reader == "chosen"
-    spans = spans_of("all" if marked else reader)
+    reads = KV_READERS[reader]
+    marked, spans = reads is READS_SELECTION, njit(reads.spans)
+    before, every = 8 * reads.first, 8 * reads.every
+
+    @njit
+    def bounds(found, n_found):
+        """The least and the largest of the int64s that count; 0 where there are none."""
+        low = high = load_i64(found + before) if n_found > 0 else 0
+        for i in range(1, n_found):
+            value = load_i64(found + before + every * i)
+            low, high = min(low, value), max(high, value)
+        return low, high
 
     @njit
     def want(wanted, serial, ranges, page):
@@ -225,7 +184,8 @@ def kv_take(reader: str) -> Any:
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
         serial = load_i64(state + KV_STATE.serial)
         now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
-        ranges, hits, n = spans(found, n_found, block, x, y, n_tok, pos), 0, 0
+        low, high = bounds(found, n_found)
+        ranges, hits, n = spans(low, high, block, x, y, n_tok, pos), 0, 0
         for page in range((pos + n_tok - 1) // PAGE + 1):
             if not want(wanted, serial, ranges, page):
                 continue

@@ -8,7 +8,14 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from tamis.jit_kernels.contract.ops import KV_OLD, KV_RANKS, KV_STATE, LFPS_META, STEP
+from tamis.jit_kernels.contract.ops import (
+    KV_OLD,
+    KV_RANKS,
+    KV_READERS,
+    KV_STATE,
+    READS_SELECTION,
+    STEP,
+)
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cuda.lang.grid import (
     THREADS,
@@ -34,7 +41,6 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import count_bits, equal_lanes
 
-META_SIZE = 8 * len(LFPS_META)  # bytes of a row of LFPS
 PIECE = 4 * 16 * THREADS  # bytes that a block brings at once
 TAKERS = KV_RANKS  # threads of KV_TAKE, one a rank
 
@@ -160,65 +166,6 @@ def kv_want() -> list[Launch]:
 
 
 @device
-def least(found, n_found):
-    """The least of n_found int64s."""
-    x = load_i64(found)
-    for i in range(1, n_found):
-        x = min(x, load_i64(found + 8 * i))
-    return x
-
-
-@device
-def all_follow(meta, n_row, pos):
-    """Whether the tables of all of LFPS's rows go on at pos."""
-    follow = True
-    for r in range(n_row):
-        follow = follow and load_i64(meta + META_SIZE * r + LFPS_META.next) == pos
-    return follow
-
-
-def spans_of(reader: str) -> Any:
-    """The function (found, n_found, block, x, y, n_tok, pos): two ranges of positions, each read.
-
-    They are kv/access_spans.py's.
-    """
-
-    @device
-    def everything(found, n_found, block, x, y, n_tok, pos):
-        return int64(0), pos + n_tok, int64(0), int64(0)
-
-    @device
-    def of_quest_bounds(found, n_found, block, x, y, n_tok, pos):
-        first = quotient(min(load_i64(found), pos), block) * block
-        return first, pos + 1, int64(0), int64(0)
-
-    @device
-    def of_hip_means(found, n_found, block, x, y, n_tok, pos):
-        end = pos + n_tok
-        first = min(least(found, n_found), quotient(pos, block))
-        high = int64(0) if first == quotient(end, block) else end
-        return (first >> 2 * x) * (block << 2 * x), high, int64(0), int64(0)
-
-    @device
-    def of_hip_search(found, n_found, block, x, y, n_tok, pos):
-        end = pos + n_tok
-        return int64(0), min(x * block, end), quotient(max(0, pos + 1 - y), block) * block, end
-
-    @device
-    def of_lfps_start(found, n_found, block, x, y, n_tok, pos):
-        high = int64(0) if all_follow(found, n_found, pos) else pos + n_tok
-        return int64(0), high, int64(0), int64(0)
-
-    return {
-        "all": everything,
-        "quest_bounds": of_quest_bounds,
-        "hip_means": of_hip_means,
-        "hip_search": of_hip_search,
-        "lfps_start": of_lfps_start,
-    }[reader]
-
-
-@device
 def rank_of(used, now, n_layer):
     """Which frames are taken first: those of the largest rank; none of rank 0."""
     age = (now - int64(used)) & 0xFFFFFFFF
@@ -287,8 +234,18 @@ def take_frames(maps, sizes, n, now, ranks, counts):
 
 def kv_take(reader: str) -> list[Launch]:
     """Kernel of KV_TAKE: one block's work; which frame a page gets is left to chance."""
-    marked = reader == "chosen"
-    spans = spans_of("all" if marked else reader)
+    reads = KV_READERS[reader]
+    marked, spans = reads is READS_SELECTION, device(reads.spans)
+    before, every = 8 * reads.first, 8 * reads.every
+
+    @device
+    def bounds(found, n_found):
+        """The least and the largest of the int64s that count; 0 where there are none."""
+        low = high = load_i64(found + before) if n_found > 0 else int64(0)
+        for i in range(1, n_found):
+            value = load_i64(found + before + every * i)
+            low, high = min(low, value), max(high, value)
+        return low, high
 
     @device
     def want(wanted, serial, ranges, page):
@@ -308,7 +265,8 @@ def kv_take(reader: str) -> list[Launch]:
         n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
         serial = load_i64(state + KV_STATE.serial)
         now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
-        ranges, hits = spans(found, n_found, block, x, y, n_tok, pos), int32(0)
+        low, high = bounds(found, n_found)
+        ranges, hits = spans(low, high, block, x, y, n_tok, pos), int32(0)
         if thread() < 2:
             seen[thread()] = 0
         sync_block()

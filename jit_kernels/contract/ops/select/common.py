@@ -1,6 +1,6 @@
 """Selection ops that several methods share."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 
 TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
 
@@ -22,6 +22,7 @@ SCORE_KEYS = op(
     "score_keys",
     "head_dim heads group type_k",
     "step q counts k_pages k_table scores maxima n_head_kv capacity n_sink n_local drop",
+    reads=READS_ALL,
 )
 
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: the first n_sink positions, the last
@@ -69,6 +70,7 @@ COLUMN_SUMS = op(
     "column_sums",
     "head_dim heads group",
     "step q past past_pos k_pages k_table sums scores n_head_kv capacity n_past scale_f",
+    reads=READS_ALL,
 )
 
 # The softmax of one query token over its Selection of single positions, summed over a row's heads,
@@ -80,6 +82,7 @@ COLUMN_ADD = op(
     "head_dim group",
     "step q k_pages k_table indptr indices sums lines scores n_row heads_per_kv n_head_kv capacity"
     " most scale_f",
+    reads=READS_ALL,
 )
 
 # Kept sets: kept int32 [n_row, 1 + n_keep], how many positions and these, ascending, from n_sink to

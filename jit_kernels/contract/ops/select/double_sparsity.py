@@ -1,6 +1,6 @@
 """Ops of `double_sparsity`."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 
 # Double Sparsity (Yang et al. 2024, arXiv 2408.07092). channels int32 [n_head_kv, n_label],
 # ascending: those with the largest sum of |q_c k_c| over the queries that past holds before this
@@ -11,6 +11,7 @@ LABEL_CHANNELS = op(
     "label_channels",
     "head_dim heads",
     "step q past past_pos k_pages k_table channels work n_head_kv n_label n_past",
+    reads=READS_ALL,
 )
 
 # labels f16 [n_head_kv, n_label, capacity]: the keys' elements in these channels, written for pos,
@@ -20,6 +21,7 @@ LABEL_KEYS = op(
     "label_keys",
     "head_dim",
     "step q k_pages k_table channels labels parts n_head n_head_kv n_label capacity fresh",
+    reads=READS_ALL,
 )
 
 # scores and maxima as SCORE_KEYS leaves them, of parts and labels. capacity: a multiple of 256.

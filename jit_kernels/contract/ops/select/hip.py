@@ -1,7 +1,23 @@
 """Ops of `hip`."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, Ranges, Reads, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
+
+
+def _new_blocks(
+    low: int, _high: int, block: int, top: int, _y: int, n_tok: int, pos: int
+) -> Ranges:
+    end = pos + n_tok
+    first = min(low, pos // block)
+    return (first >> 2 * top) * (block << 2 * top), 0 if first == end // block else end, 0, 0
+
+
+def _ends(
+    _low: int, _high: int, block: int, n_sink: int, n_local: int, n_tok: int, pos: int
+) -> Ranges:
+    end = pos + n_tok
+    return 0, min(n_sink * block, end), max(0, pos + 1 - n_local) // block * block, end
+
 
 SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 
@@ -16,6 +32,7 @@ HIP_ESTIMATE = op(
     "head_dim group",
     "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
     " n_local",
+    reads=READS_ALL,
 )
 
 # A search over kept means: of blocks of `block` positions, of four blocks, of 16 and so on up to
@@ -30,6 +47,7 @@ HIP_MEANS = op(
     "hip_means",
     "head_dim type_k",
     "step k_pages k_table means extents filled sums n_head_kv room top block",
+    reads=Reads("hip_means", _new_blocks, found="filled", block="block", x="top"),
 )
 
 # mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
@@ -48,6 +66,7 @@ HIP_SEARCH = op(
     "head_dim group type_k",
     "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
     " block n_sink n_local mask_block q_stride n_near scale_f",
+    reads=Reads("hip_search", _ends, block="block", x="n_sink", y="n_local"),
 )
 
 # The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, Ranges, Reads, op
 
 
 class _LfpsMeta(NamedTuple):
@@ -17,6 +17,12 @@ class _LfpsMeta(NamedTuple):
 
 
 LFPS_META = _LfpsMeta(0, 8, 16, 24, 32, 40)
+
+
+def _unless_all_follow(
+    low: int, high: int, _block: int, _x: int, _y: int, n_tok: int, pos: int
+) -> Ranges:
+    return 0, 0 if low == pos and high == pos else pos + n_tok, 0, 0
 
 
 class _LfpsStats(NamedTuple):
@@ -53,6 +59,13 @@ LFPS_START = op(
     "head_dim heads group",
     "step q k_pages v_pages k_table v_table past past_pos ver sla bits stats spread meta means"
     " scores n_head_kv capacity n_past n_sink n_local a_f decay_f scale_f",
+    reads=Reads(
+        "lfps_start",
+        _unless_all_follow,
+        found="meta",
+        first=LFPS_META.next // 8,
+        every=len(LFPS_META),
+    ),
 )
 
 # sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and the best
@@ -67,6 +80,7 @@ LFPS_SETS = op(
     "step q k_pages k_table ver sla bits stats spread meta means scores order sets counts"
     " n_head_kv capacity set_capacity n_sink n_local bypass period a_f budget_f epsilon_f decay_f"
     " scale_f",
+    reads=READS_ALL,
 )
 
 # Outputs f32 [n_head, head_dim] of bypassed rows' heads: joined with the mean value, which weighs
@@ -77,4 +91,5 @@ LFPS_BYPASS = op(
     "head_dim heads group",
     "step q k_pages k_table spread meta means sets counts out n_head_kv set_capacity bypass"
     " scale_f",
+    reads=READS_ALL,
 )

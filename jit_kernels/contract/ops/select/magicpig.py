@@ -1,6 +1,6 @@
 """Ops of `magicpig`; `hyperattention` reads the tables of LSH_TABLES."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 
 LSH_WORKERS = 64  # threads that LSH_CODES and LSH_QUERY keep busy at most
 LSH_ROWS = 8  # keys that are hashed together
@@ -14,6 +14,7 @@ LSH_CENTRE = op(
     "lsh_centre",
     "head_dim",
     "step k_pages k_table centre norms begin n_head_kv capacity n_sink n_local",
+    reads=READS_ALL,
 )
 
 # codes uint16 [n_head_kv, n_table, capacity]: bit i of table t is set where the key without the
@@ -25,6 +26,7 @@ LSH_CODES = op(
     "lsh_codes",
     "head_dim n_plane n_bit n_table",
     "k_pages k_table centre planes begin codes work n_head_kv capacity n_sink work_size",
+    reads=READS_ALL,
 )
 
 # The same of queries that heads of a KV head share: codes uint16 [n_head, n_table].
@@ -55,6 +57,7 @@ LSH_SAMPLE = op(
     "head_dim n_bit n_table",
     "step q k_pages k_table centre norms begin codes starts order bias sets log_weight counts bits"
     " n_head heads_per_kv n_head_kv capacity set_capacity n_bias n_sink",
+    reads=READS_ALL,
 )
 
 

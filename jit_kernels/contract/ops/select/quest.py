@@ -1,6 +1,11 @@
 """Ops of `quest`."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Ranges, Reads, op
+
+
+def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: int) -> Ranges:
+    return min(low, pos) // page * page, pos + 1, 0, 0
+
 
 # Quest (Tang et al. 2024, arXiv 2406.10774). bounds f16 [n_head_kv, n_page, 2, head_dim]: largest
 # and smallest elements of the keys of each page of `page` positions (of keys of other types, the
@@ -12,6 +17,7 @@ QUEST_BOUNDS = op(
     "quest_bounds",
     "head_dim type_k",
     "step q k_pages k_table bounds filled parts n_head n_head_kv n_page page",
+    reads=Reads("quest_bounds", _new_pages, found="filled", block="page"),
 )
 
 # scores f32 [n_head, n_page]: the upper bound of q . k over each page up to pos's; a group's first

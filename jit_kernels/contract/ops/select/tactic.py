@@ -1,6 +1,6 @@
 """Ops of `tactic`."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
@@ -21,6 +21,7 @@ TACTIC_SEED = op(
     "head_dim",
     "k_pages k_table extent centroids means norms moving n_head_kv n_slot n_segment segment"
     " per_cluster n_sink seed",
+    reads=READS_ALL,
 )
 
 # labels int32 [n_head_kv, capacity]: the nearest centroid of the position's segment, the lowest of
@@ -31,6 +32,7 @@ TACTIC_ASSIGN = op(
     "head_dim",
     "k_pages k_table extent centroids norms moving labels panels n_head_kv n_slot n_segment"
     " segment per_cluster capacity n_sink",
+    reads=READS_ALL,
 )
 
 # starts and order by labels; centroids that have members become their means. cursor: scratch, int32
@@ -41,6 +43,7 @@ TACTIC_MEAN = op(
     "head_dim",
     "k_pages k_table extent centroids means norms moving labels starts order cursor n_head_kv"
     " n_slot n_segment segment per_cluster capacity n_sink",
+    reads=READS_ALL,
 )
 
 # scores f32 [n_head, n_slot]: q . centroid, for one query token; n_slot is a multiple of 16.
@@ -65,6 +68,7 @@ TACTIC_BUDGET = op(
     "head_dim",
     "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
     " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
+    reads=READS_ALL,
 )
 
 # The same for all heads of a KV head, in one order: rank int32 [n_head_kv, n_slot], the clusters by
@@ -78,6 +82,7 @@ TACTIC_JOINT = op(
     "head_dim group",
     "step q k_pages k_table extent scores starts order sizes density rank keep work n_head_kv"
     " n_slot capacity n_sink counted n_sample n_reach share_f first_share_f margin_f scale_f",
+    reads=READS_ALL,
 )
 
 # marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the

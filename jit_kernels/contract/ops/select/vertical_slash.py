@@ -1,6 +1,6 @@
 """Ops of `vertical_slash`."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import READS_ALL, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
 
 # Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
@@ -15,6 +15,7 @@ SLASH_LINES = op(
     "head_dim group",
     "step q k_pages k_table vertical slash columns diagonals work n_row n_last n_vertical n_slash"
     " n_sink n_local capacity scale_f",
+    reads=READS_ALL,
 )
 
 # The Selection of single positions that lie on a column, or for one of a row's queries on a
