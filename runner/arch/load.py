@@ -50,9 +50,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     if arch.recurrent is not None and not hp.recurrent:
         hp = replace(hp, recurrent=arch.recurrent(hp))
     weights = load_weights(file, hp, arch.tensors(hp) if arch.tensors else None)
-    ropes = [
-        rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=weights.rope_freqs)
-    ]
+    factors = weights.rope_freqs if arch.rope_factors else None
+    ropes = [rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors)]
     if arch.rope_base_window:
         ropes.append(rope_frequencies(hp, base=arch.rope_base_window, scaling=RopeScaling()))
     model = Model(hp, arch, weights, tuple(ropes))

@@ -15,6 +15,7 @@ class Arch:
     full_attention_every: int = 1  # layer i is full where (i + 1) % this == 0, else sliding window
     rope_base_window: float = 0.0  # rotary base of sliding-window layers; 0 = the model's own
     normalize_experts: bool = True  # weights of the chosen experts divided by their sum
+    rope_factors: bool = True  # rope_freqs.weight, where the file has it, divides frequencies
     # layer(g, il) records a layer in the vocabulary of graph/; None: graph/layer.py, llama's.
     layer: Callable[[Any, int], None] | None = None
     # tensors(hp): those of a layer beside weights.LAYER_TENSORS, and their shapes.

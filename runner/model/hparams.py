@@ -8,6 +8,7 @@ import numpy as np
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.strings import Strings
 
+LEAST_HEAD_DIM = 16  # elements that kernels read at once
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
 # Kernels are compiled for these, and larger ones take longer: twice what any known model has.
 MAX_HEAD_DIM, MAX_GROUP, MAX_EXPERT, MAX_EXPERT_USED = 1024, 128, 4096, 64
@@ -97,19 +98,7 @@ class _Reader:
 
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
-        n_head = self._count("attention.head_count", MAX_EMBD)
-        n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
-        if n_head % n_head_kv:
-            self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
-        if n_head // n_head_kv > MAX_GROUP:
-            self._fail(
-                "attention.head_count",
-                f"{n_head} heads for {n_head_kv} KV heads: at most {MAX_GROUP} may share one",
-            )
-        head_dim = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // n_head)
-        value_dim = self._count("attention.value_length", MAX_HEAD_DIM, default=head_dim)
-        if value_dim != head_dim:
-            self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
+        n_head, n_head_kv, head_dim = self._heads(n_embd)
         n_rot = self._count("rope.dimension_count", head_dim, default=head_dim)
         n_expert = self._count("expert_count", MAX_EXPERT, default=0, least=0)
         most_used = min(n_expert, MAX_EXPERT_USED)
@@ -144,6 +133,26 @@ class _Reader:
                 n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
             ),
         )
+
+    def _heads(self, n_embd: int) -> tuple[int, int, int]:
+        """Heads, KV heads and elements of a head."""
+        has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
+        n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
+        if n_head == 0:
+            return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has keys and values
+        n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
+        if n_head % n_head_kv:
+            self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
+        if n_head // n_head_kv > MAX_GROUP:
+            self._fail(
+                "attention.head_count",
+                f"{n_head} heads for {n_head_kv} KV heads: at most {MAX_GROUP} may share one",
+            )
+        head_dim = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // n_head)
+        value_dim = self._count("attention.value_length", MAX_HEAD_DIM, default=head_dim)
+        if value_dim != head_dim:
+            self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
+        return n_head, n_head_kv, head_dim
 
     def _recurrent(self) -> tuple[int, ...]:
         """The layers that the file calls recurrent, or that have no heads of keys."""
