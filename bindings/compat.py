@@ -7,9 +7,11 @@ error.
 """
 
 import contextlib
+import os
 import random
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,6 +146,7 @@ class Llama:
         self.cache: BaseLlamaCache | None = None
         self._seed, self._logits_all, self._embedding = seed, logits_all, embedding
         self._lock = threading.RLock()
+        _living.add(self)
         self._engine = load_engine(model_path, n_threads, n_gpu_layers, offload_kqv=offload_kqv)
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
         self._session = self._engine.session(
@@ -303,6 +306,13 @@ class Llama:
         self._row = rows[-1]
         return rows
 
+    def _begin_anew(self) -> None:
+        """Forget the text that another thread was in the midst of when the process forked."""
+        self._turn += 1
+        self._ahead.clear()
+        self._row = None
+        self._session.truncate(0)
+
     def _forget_ahead(self) -> None:
         n_past, n_ahead = self._session.n_past, len(self._ahead)
         self._ahead.clear()
@@ -428,12 +438,13 @@ class Llama:
 
     def _sampler(self, sampling: Sampling, seed: int | None = None) -> Sampler:
         seed = self._seed if seed is None else seed
+        grammar = sampling.grammar
         return sampling.sampler(
             self.n_vocab(),
             seed=None if seed == LLAMA_DEFAULT_SEED else seed & 0xFFFFFFFF,
             last_n=self.last_n_tokens_size,
             ids=lambda: self.input_ids,
-            tokenizer=self._tokenizer_of_grammars,
+            grammar=None if grammar is None else grammar.step(self._tokenizer_of_grammars()),
         )
 
     def _tokenizer_of_grammars(self) -> GrammarTokenizer:
@@ -787,6 +798,22 @@ class Llama:
         spec = f"hf:{repo_id}" + (f"/{file_of(repo_id, filename)}" if filename else "")
         path = models.pull(spec, dest=None if local_dir is None else Path(local_dir))
         return cls(str(path), **kwargs)
+
+
+_living: weakref.WeakSet[Llama] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: a lock that another thread held is free, and what it guarded begins anew."""
+    for llama in list(_living):
+        if llama._lock.acquire(blocking=False):  # free, or this thread's own
+            llama._lock.release()
+        else:
+            llama._lock = threading.RLock()
+            llama._begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _id(token: int | None) -> int:

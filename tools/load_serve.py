@@ -2,9 +2,11 @@
 
 python -m tamis.tools.load_serve -m MODEL --clients 16 --minutes 3 -- [flags of tamis serve]
 starts a server, asks each question alone, then all clients ask at once, greedily, some of them in
-streams and some breaking off. It ends with counts of wrong, mixed and lost answers, latencies, the
-server's memory over time and tokens per second of one stream and of four; exit code 1 where an
-answer was wrong, mixed (another question's) or lost, or where memory grew. Products of one row and
+streams and some breaking off; beside them are clients with grammars, tools and embeddings, and
+hostile and slow ones (--strangers, see load_strangers). It ends with counts of wrong, mixed and
+lost answers, latencies, the server's memory, descriptors and threads over time, and tokens per
+second of one stream and of four; exit code 1 where an answer was wrong, mixed (another question's)
+or lost, or where memory grew. Products of one row and
 of several round differently: an answer may leave the one alone at a token where that one's
 likeliest two were within CLOSE of each other; these are counted apart.
 """
@@ -24,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tamis.tools.load_strangers import Strangers
 
 CLOSE = 0.02  # nats between two tokens that rounding may decide
 MOST_GROWTH = 0.05  # of memory, from the first minute's end to the end
@@ -168,6 +172,13 @@ def memory(pid: int) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
+def state(pid: int) -> tuple[int, int, int]:
+    """Bytes of its own, descriptors and threads of a process."""
+    folder = Path(f"/proc/{pid}")
+    n_open, n_thread = (sum(1 for _ in (folder / name).iterdir()) for name in ("fd", "task"))
+    return memory(pid), n_open, n_thread
+
+
 def judge(found: Found, given: str, question: str, right: dict[str, Alone]) -> None:
     """Count an answer."""
     expected = right[question]
@@ -258,6 +269,7 @@ def main() -> int:
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--strangers", type=int, default=2, help="other clients (default: 2)")
     parser.add_argument("-n", "--max-tokens", type=int, default=24)
     parser.add_argument("flags", nargs="*", help="flags of tamis serve, after --")
     arguments = parser.parse_args()
@@ -270,7 +282,8 @@ def main() -> int:
     print(json.dumps(report | {"exit": code}))
     taken = report["memory_mb"]
     flat = taken[-1] <= (1 + MOST_GROWTH) * taken[len(taken) // 3]
-    return int(bool(report["lost"] or report["wrong"] or report["mixed"] or code or not flat))
+    bad = report["lost"] or report["wrong"] or report["mixed"] or report["strangers_wrong"]
+    return int(bool(bad or code or not flat))
 
 
 def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -280,23 +293,33 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
     print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
     right = {question: Alone(port, question, n) for question in questions(24)}
     print(f"{len(right)} answers alone, {len({a.text for a in right.values()})} different")
-    taken: list[int] = []
+    strangers = Strangers(port)
+    taken: list[tuple[int, int, int]] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(1):
-            taken.append(memory(pid))
+            taken.append(state(pid))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     begin = time.monotonic()
+    end = begin + 60 * arguments.minutes
+    others = [
+        threading.Thread(target=strangers.run, args=(i, end)) for i in range(arguments.strangers)
+    ]
+    for other in others:
+        other.start()
     found = load(port, arguments.clients, 60 * arguments.minutes, n, right)
+    for other in others:
+        other.join()
     seconds = time.monotonic() - begin
     over.set()
     watcher.join()
-    for text in (*found.wrong, *found.mixed, *found.lost)[:10]:
+    for text in (*found.wrong, *found.mixed, *found.lost, *strangers.wrong)[:10]:
         print("!", text)
     ordered = sorted(found.seconds)
+    sampled = [taken[i * (len(taken) - 1) // 9] for i in range(10)]
     return {
         "clients": arguments.clients,
         "seconds": round(seconds, 1),
@@ -313,7 +336,11 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
         "tokens_per_s": round(found.tokens / seconds, 1),
         "one_stream": round(rates[1], 1),
         "four_streams": round(rates[4], 1),
-        "memory_mb": [round(taken[i * (len(taken) - 1) // 9] / 1e6, 1) for i in range(10)],
+        "strangers": dict(strangers.counts),
+        "strangers_wrong": len(strangers.wrong),
+        "memory_mb": [round(bytes_ / 1e6, 1) for bytes_, _, _ in sampled],
+        "descriptors": [n_open for _, n_open, _ in sampled],
+        "threads": [n_thread for _, _, n_thread in sampled],
         "cpus": len(os.sched_getaffinity(0)),
     }
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tamis.bindings.drop_in.completion import Chunk
 from tamis.bindings.drop_in.grammar import LlamaGrammar
@@ -15,8 +15,13 @@ from tamis.bindings.drop_in.tools import (
     plain_messages,
     template_messages,
 )
-from tamis.engine.engine import Engine
-from tamis.text.chat_template import ChatTemplate, default_template, encode_chat
+from tamis.formats.vocab import Vocab
+from tamis.text.chat_template import (
+    ChatTemplate,
+    ChatTokenizer,
+    default_template,
+    encode_chat,
+)
 
 _LLAMA2 = """\
 {%- set ns = namespace(system='') %}
@@ -40,10 +45,26 @@ _NAMED = {
 }
 
 
+class TextModel(Protocol):
+    """What turns conversations into tokens: an Engine, or its vocabulary and template alone."""
+
+    @property
+    def vocab(self) -> Vocab:
+        """The tokens."""
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """From text to tokens."""
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model file's own, or the usual one for its tokens. Raises PromptError."""
+
+
 class ChatFormat:
     """A template, and the stop strings that go with it."""
 
-    def __init__(self, engine: Engine, name: str | None) -> None:
+    def __init__(self, engine: TextModel, name: str | None) -> None:
         self._engine = engine
         self.stop: tuple[str, ...] = ()
         if name in (None, "chat_template.default"):

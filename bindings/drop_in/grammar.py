@@ -4,7 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+from tamis.sampling.grammar import (
+    Grammar,
+    GrammarTokenizer,
+    compile_gbnf,
+    compile_schema,
+    gbnf_grammar,
+    json_grammar,
+)
 
 
 class LlamaGrammar:
@@ -37,3 +44,9 @@ class LlamaGrammar:
         if self._is_schema:
             return Grammar(json_grammar(json.loads(self._grammar)), tokenizer)
         return Grammar(gbnf_grammar(self._grammar), tokenizer)
+
+    def compiled_here(self) -> str:
+        """Its text for llguidance, for a process that may crash: nothing is tried out before."""
+        if self._is_schema:
+            return compile_schema(json.loads(self._grammar))
+        return compile_gbnf(self._grammar)

@@ -8,7 +8,6 @@ import numpy as np
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.sampling.base import Candidates, Step
 from tamis.sampling.chain import Sampler, SamplerParams, build_chain
-from tamis.sampling.grammar import GrammarTokenizer
 from tamis.sampling.logits import LogitBias, Penalties
 
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -91,10 +90,11 @@ class Sampling:
         seed: int | None,
         last_n: int,
         ids: Ids,
-        tokenizer: Callable[[], GrammarTokenizer],
+        grammar: Step | None,
     ) -> Sampler:
         """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
 
+        grammar: the compiled step of `self.grammar`, by whoever has a tokenizer for it.
         As in llama_cpp, the prompt's tokens are not penalised, a temperature of 0 is greedy and a
         negative one draws from all tokens as they are. Raises SamplerError, ImportError.
         """
@@ -103,8 +103,8 @@ class Sampling:
             steps.append(_Processors(self.logits_processor, ids))
         if self.logit_bias:
             steps.append(LogitBias({int(i): float(b) for i, b in self.logit_bias.items()}))
-        if self.grammar is not None:
-            steps.append(self.grammar.step(tokenizer()))
+        if grammar is not None:
+            steps.append(grammar)
         penalties = self.repeat_penalty, self.frequency_penalty, self.presence_penalty
         if last_n and penalties != (1.0, 0.0, 0.0):
             steps.append(Penalties(last_n, *penalties))

@@ -12,17 +12,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tamis.bindings.serve.errors import ApiError
 
-OPEN = {"/", "/health"}  # that need no key: a page and a number without data of anyone
+OPEN = {"/", "/health", "/ready"}  # that need no key: a page and states without data of anyone
 LOCAL = ("localhost", "127.0.0.1", "::1")
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: the names this server is called by, and the key, "" for none."""
+    """Who may ask: the names this server is called by, and the keys, a line each, "" for none."""
 
     hosts: tuple[str, ...] = LOCAL
     key: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, each of a client of its own."""
+        return tuple(line.strip() for line in self.key.splitlines() if line.strip())
 
 
 class Guard:
@@ -30,6 +35,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, access: Access, log: Log) -> None:
         self._app, self._access, self._log = app, access, log
+        self._keys = [key.encode() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
@@ -46,7 +52,11 @@ class Guard:
             await send(message)
 
         try:
-            error = self._refusal(scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            owner = self._owner(headers)
+            error = self._refusal(scope["path"], headers, known=owner is not None)
+            client = scope.get("client")
+            scope["tamis.owner"] = (client[0] if client else "") if owner is None else owner
             if error is not None:
                 await _refuse(error, noted)
             else:
@@ -56,18 +66,22 @@ class Guard:
             path = scope["path"][:80].encode("ascii", "backslashreplace").decode()
             self._log(f"{scope['method']} {path!r} {status or 'cut off'} {seconds:.2f} s")
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+    def _owner(self, headers: Headers) -> int | None:
+        """The number of the key that a request has; None where it has none of them."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Headers are read as Latin-1. Compared in the same time whatever is given.
+        data, found = given.strip().encode("latin-1"), None
+        for i, key in enumerate(self._keys):
+            if hmac.compare_digest(data, key):
+                found = i
+        return found if scheme.lower() == "bearer" else None
+
+    def _refusal(self, path: str, headers: Headers, *, known: bool) -> ApiError | None:
         if _host(headers.get("host", "")) not in self._access.hosts:
             return ApiError(
                 403, "this server does not answer to that Host: see --allow-host", code="host"
             )
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = self._access.key.encode()
-        # Headers are read as Latin-1. Compared in the same time for every wrong key.
-        right = (
-            hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
-        )
-        if key and not right and path not in OPEN:
+        if self._keys and not known and path not in OPEN:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
             return error

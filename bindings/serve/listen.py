@@ -1,55 +1,258 @@
-"""The socket and the signals around an application: uvicorn, ended by SIGINT or SIGTERM."""
+"""The sockets and the signals around an application: uvicorn's HTTP, with limits to connections."""
 
 import asyncio
 import contextlib
+import errno
+import resource
 import signal
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tamis.bindings.serve.app import Server
+from tamis.bindings.serve.guard import Log
 
-MOST_CONNECTIONS = 512
 IDLE_SECONDS = 30  # that a connection without a request is kept
+GRACE, ABANDON = 1, 0.6  # seconds after a signal: for connections to end, for the model to
+LAST_WAIT = 0.2  # seconds for the worker's thread, when nobody waits for it any more
+BACKLOG = 512
+RESERVED = 128  # descriptors for everything but connections; one of these may need two
+RETRY_SECONDS, LOG_SECONDS = 0.25, 60  # without descriptors: between attempts, between log lines
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+
+
+@dataclass(frozen=True)
+class Connections:
+    """How many there may be, and how long each may take."""
+
+    total: int = 512
+    per_address: int = 256
+    header_seconds: float = 10  # for the head of a request, from its first byte or the connection
+    stall_seconds: float = 60  # that a client may leave what was sent to it unread
 
 
 def serve(
-    server: Server, host: str, port: int, *, grace: int, ready: Callable[[str], None]
-) -> None:
-    """Serve until a signal comes; replies under way then end with an error.
+    server: Server,
+    host: str,
+    port: int,
+    *,
+    connections: Connections,
+    ready: Callable[[str], None],
+    log: Log,
+) -> bool:
+    """Serve until a signal comes; replies under way then end with an error within 2 seconds.
 
-    ready(url) is called when connections are taken. Raises OSError where the address is taken.
+    ready(url) is called when connections are taken. Returns whether the worker has ended: where the
+    model is in a long step it has not, and only the end of the process ends it. Raises OSError
+    where the address is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.setblocking(False)
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             server.app,
+            http="h11",
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            proxy_headers=False,  # anyone could write them: addresses are those of connections
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=grace,
+            timeout_graceful_shutdown=GRACE,
         )
+        inner = _Uvicorn(config, _Gate(connections, log))
         try:
-            asyncio.run(_until_signal(_Uvicorn(config), server, listener, lambda: ready(url)))
+            asyncio.run(_until_signal(inner, server, listener, lambda: ready(url)))
         finally:
             server.stop()
-            server.close()
+            ended = server.close(LAST_WAIT)
+    return ended
+
+
+class _Gate:
+    """The connections there are. A full house loses those that wait for nothing, oldest first."""
+
+    def __init__(self, limits: Connections, log: Log) -> None:
+        self.limits, self._log = limits, log
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._total = min(limits.total, max(8, (soft - RESERVED) // 2))
+        if self._total < limits.total:
+            log(f"{soft} descriptors are allowed: at most {self._total} connections at once")
+        self._open: dict[_Connection, str] = {}
+        self._by_address: Counter[str] = Counter()
+        self._logged = -float(LOG_SECONDS)
+
+    def admits(self, address: str) -> bool:
+        """Whether one more connection may be taken; idle ones are closed for it."""
+        if self._by_address[address] >= self.limits.per_address and not self._evict(address):
+            return False
+        if len(self._open) < self._total:
+            return True
+        return self._evict(self._by_address.most_common(1)[0][0]) or self.evict()
+
+    def evict(self) -> bool:
+        """Close the oldest idle connection; whether there was one."""
+        return self._evict(None)
+
+    def _evict(self, address: str | None) -> bool:
+        idle = [c for c, where in self._open.items() if c.idle and address in (None, where)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda each: each.since)
+        oldest.transport.abort()
+        self.remove(oldest)
+        return True
+
+    def add(self, connection: "_Connection", address: str) -> None:
+        self._open[connection] = address
+        self._by_address[address] += 1
+
+    def remove(self, connection: "_Connection") -> None:
+        address = self._open.pop(connection, None)
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def exhausted(self, error: OSError) -> None:
+        """The system has no descriptor or memory for a connection."""
+        if time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
+            self._log(f"no connection can be taken: {error.strerror}; trying again")
+        self.evict()
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, ended where a request's head or a reply's reader takes too long."""
+
+    def __init__(self, gate: _Gate, address: str, **given: Any) -> None:
+        super().__init__(**given)
+        self._gate, self._address = gate, address
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self.since = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._gate.add(self, self._address)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.remove(self)
+        self._stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.idle:
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+        elif self._head is None and not self.transport.is_closing():
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        self.since = time.monotonic()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            seconds = self._gate.limits.stall_seconds
+            self._stall = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _await_head(self) -> None:
+        seconds = self._gate.limits.header_seconds
+        self._head = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self) -> None:
+        for timer in (self._head, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._head = self._stall = None
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn, which would raise the signals once more when it has ended."""
+    """uvicorn with an accept loop of its own, which would raise signals once more at its end."""
+
+    def __init__(self, config: uvicorn.Config, gate: _Gate) -> None:
+        super().__init__(config)
+        self._gate = gate
+        self._accepting: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        self.servers = []
+        self._accepting = asyncio.create_task(self._accept(sockets[0]))
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        assert self._accepting is not None
+        self._accepting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._accepting
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (address, *_) = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._gate.exhausted(error)
+                    await asyncio.sleep(RETRY_SECONDS)
+                continue  # others are of a client that has gone already
+            if not self._gate.admits(address):
+                with contextlib.suppress(OSError):
+                    connection.send(_FULL)
+                connection.close()
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.connect_accepted_socket(partial(self._protocol, address), connection)
+
+    def _protocol(self, address: str) -> _Connection:
+        return _Connection(
+            self._gate,
+            address,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            _loop=asyncio.get_running_loop(),
+        )
 
 
 async def _until_signal(
@@ -61,9 +264,10 @@ async def _until_signal(
         inner.force_exit = inner.should_exit  # the second time
         inner.should_exit = True
         server.stop()
+        loop.call_later(ABANDON, server.abandon)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    listener.listen(MOST_CONNECTIONS)
+    listener.listen(BACKLOG)
     ready()
     await inner.serve(sockets=[listener])

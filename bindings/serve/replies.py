@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from tamis.bindings.drop_in import chat, completion
 from tamis.bindings.drop_in.completion import Chunk, Piece
 from tamis.bindings.serve.errors import ApiError
-from tamis.bindings.serve.requests import Task
+from tamis.bindings.serve.tasks import Task
 from tamis.bindings.serve.worker import Completion, Emit, Event, Progress
 
 
@@ -19,6 +20,16 @@ class Mailbox:
     def __init__(self) -> None:
         self._waiting: deque[tuple[asyncio.Queue[tuple[int, Event]], tuple[int, Event]]] = deque()
         self._waking = False
+        self._readers: weakref.WeakSet[Events] = weakref.WeakSet()
+
+    def add(self, reader: "Events") -> None:
+        """Have a reader end with `end_all`."""
+        self._readers.add(reader)
+
+    def end_all(self, error: ApiError) -> None:
+        """End all replies; in the loop."""
+        for reader in list(self._readers):
+            reader.end(error)
 
     def post(
         self,
@@ -47,6 +58,11 @@ class Events:
     def __init__(self, mailbox: Mailbox) -> None:
         self._loop, self._mailbox = asyncio.get_running_loop(), mailbox
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        mailbox.add(self)
+
+    def end(self, error: ApiError) -> None:
+        """Let the reader find an error where it finds nothing else; in the loop."""
+        self._queue.put_nowait((0, error))
 
     def emitter(self, i: int) -> Emit:
         """What job i is given to send with, from the worker's thread."""

@@ -1,27 +1,25 @@
-"""From the bodies of requests to jobs: prompts as tokens, sampling, limits."""
+"""From the bodies of requests to tasks: prompts as tokens, sampling, limits.
+
+It runs where a request may take time and memory: see `helper`. Grammars are left as texts.
+"""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tamis.bindings.drop_in import chat
 from tamis.bindings.drop_in.completion import Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body
-from tamis.bindings.serve.errors import ApiError, invalid, too_long
-from tamis.bindings.serve.worker import Completion, Emit
-from tamis.engine.engine import Engine
-from tamis.sampling.chain import Sampler
-from tamis.sampling.grammar import GrammarTokenizer
+from tamis.bindings.serve.errors import invalid, too_long
+from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
+from tamis.bindings.serve.text import TextModel, TooManyTokens
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_LOGPROBS = 20
-LAST_N = 64  # tokens that penalties look back at
-SEEDS = 1 << 32
-Emitter = Callable[[int], Emit]  # of the i-th choice
+MAX_SALT = 1024
 
 
 @dataclass(frozen=True)
@@ -32,26 +30,13 @@ class Limits:
     n_choices: int  # n times the number of prompts
 
 
-class Task(NamedTuple):
-    """A completion or chat completion, checked: one choice an entry of requests."""
-
-    requests: list[Request]
-    sampling: Sampling
-    seed: int
-    stream: bool
-    include_usage: bool
-    progress: bool
-    wanted: chat.Wanted | None  # of a chat
-    prompt_tokens: int
-
-
 class Reader:
-    """Makes tasks and jobs for one engine. One call at a time."""
+    """Makes tasks for one model. One call at a time."""
 
-    def __init__(self, engine: Engine, model: str, limits: Limits) -> None:
-        self._engine, self._model, self.limits = engine, model, limits
+    def __init__(self, text: TextModel, model: str, limits: Limits) -> None:
+        self._text, self._model, self.limits = text, model, limits
+        self._n_vocab = len(text.vocab)
         self._format: chat.ChatFormat | None = None
-        self._grammars: GrammarTokenizer | None = None
 
     def chat_task(self, body: Body) -> Task:
         """A chat completion. Raises ApiError."""
@@ -62,9 +47,13 @@ class Reader:
             _check_message(message)
         wanted = self._wanted(body)
         if self._format is None:
-            self._format = chat.ChatFormat(self._engine, None)
+            self._format = chat.ChatFormat(self._text, None)
         try:
             ids = self._format.encode(messages, wanted.tools)
+        except TooManyTokens as error:
+            raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
+        except RecursionError:
+            raise invalid("the messages or tools are nested too deeply", "messages") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise invalid(
                 f"the messages do not fit the chat template: {error}", "messages"
@@ -101,30 +90,20 @@ class Reader:
         sampling = replace(task.sampling, grammar=_grammar(body))
         return task._replace(requests=requests, sampling=sampling)
 
-    def inputs(self, body: Body) -> list[list[int]]:
+    def inputs(self, body: Body) -> Inputs:
         """The tokens of the texts of an embeddings request. Raises ApiError."""
+        packed = body.text("encoding_format") == "base64"
+        dimensions = body.integer("dimensions", 1, 1 << 20)
         found = [ids for _, ids in self._prompts(body.get("input"), "input")]
         for ids in found:
             if len(ids) > self.limits.n_ctx:
                 raise too_long(len(ids), self.limits.n_ctx)
-        return found
+        return Inputs(found, packed=packed, dimensions=dimensions)
 
-    def jobs(self, task: Task, emit: Emitter) -> list[Completion]:
-        """The jobs of a task, a sampler each. Raises ApiError."""
-        try:
-            return [
-                Completion(
-                    request.prompt,
-                    emit(i),
-                    request=request,
-                    sampler=self._sampler(task.sampling, (task.seed + i) % SEEDS),
-                )
-                for i, request in enumerate(task.requests)
-            ]
-        except ImportError as error:
-            raise ApiError(501, str(error), code="unsupported") from None
-        except (ValueError, TypeError) as error:  # also SamplerError: a grammar, a number
-            raise invalid(str(error)) from None
+    def tokens(self, body: Body) -> list[int]:
+        """The tokens of a text of any length. Raises ApiError."""
+        flags = {name: body.flag(name) for name in ("add_special", "parse_special")}
+        return self._text.unbounded.encode(body.text("content") or "", **flags)
 
     def _wanted(self, body: Body) -> chat.Wanted:
         tools = body.records("tools", MAX_TOOLS)
@@ -142,6 +121,8 @@ class Reader:
                 raise invalid("a tool has no function with a name", "tools")
         try:
             return chat.wanted(given)
+        except RecursionError:
+            raise invalid("tools are nested too deeply", "tools") from None
         except (ValueError, AttributeError, TypeError) as error:
             raise invalid(str(error), "tool_choice") from None
 
@@ -167,13 +148,14 @@ class Reader:
         seed = body.integer("seed", -(SEEDS >> 1), SEEDS)
         return Task(
             requests=requests,
-            sampling=_sampling(body, self._engine.hp.n_vocab),
+            sampling=_sampling(body, self._n_vocab),
             seed=secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed % SEEDS,
             stream=body.flag("stream"),
             include_usage=options.get("include_usage") is True,
             progress=body.flag("return_progress"),
             wanted=None,
             prompt_tokens=sum(map(len, prompts)),
+            salt=_salt(body),
         )
 
     def _prompts(self, given: Any, name: str = "prompt") -> list[tuple[str, list[int]]]:
@@ -187,13 +169,16 @@ class Reader:
         return [self._prompt(item, name) for item in items]
 
     def _prompt(self, item: Any, name: str) -> tuple[str, list[int]]:
-        tokenizer, n_vocab = self._engine.tokenizer, self._engine.hp.n_vocab
+        tokenizer, n_vocab = self._text.tokenizer, self._n_vocab
         if isinstance(item, str):
             # JSON may write half a surrogate pair, which no reply could echo in UTF-8.
             item = item.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
             # A prompt is the client's own template, as llama.cpp's server has it; a text to embed
             # may come from anywhere.
-            ids = tokenizer.encode(item, parse_special=name == "prompt")
+            try:
+                ids = tokenizer.encode(item, parse_special=name == "prompt")
+            except TooManyTokens as error:
+                raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
             ids = ids or [i for i in [tokenizer.bos] if i is not None]
             if not ids:
                 raise invalid(f"{name} has no tokens", name)
@@ -203,25 +188,7 @@ class Reader:
         for i in item:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < n_vocab:
                 raise invalid(f"{name} has a token that is not one of 0 to {n_vocab - 1}", name)
-        return tokenizer.decode(item, special=True), item
-
-    def _sampler(self, sampling: Sampling, seed: int) -> Sampler:
-        return sampling.sampler(
-            self._engine.hp.n_vocab,
-            seed=seed,
-            last_n=LAST_N,
-            ids=_no_ids,
-            tokenizer=self._tokenizer_of_grammars,
-        )
-
-    def _tokenizer_of_grammars(self) -> GrammarTokenizer:
-        if self._grammars is None:
-            self._grammars = GrammarTokenizer(self._engine.tokenizer, self._engine.hp.n_vocab)
-        return self._grammars
-
-
-def _no_ids() -> Any:
-    raise AssertionError("requests bring no functions of tokens")
+        return self._text.unbounded.decode(item, special=True), item
 
 
 def _check_message(message: dict[str, Any]) -> None:
@@ -240,12 +207,22 @@ def _grammar(body: Body) -> LlamaGrammar | None:
     """What an answer must look like: response_format's or else grammar's. Raises ApiError."""
     try:
         form = chat.grammar_of(body.record("response_format"))
+    except RecursionError:
+        raise invalid("response_format is nested too deeply", "response_format") from None
     except KeyError as error:
         raise invalid(f"response_format has no {error}", "response_format") from None
     except (ValueError, TypeError) as error:
         raise invalid(str(error), "response_format") from None
     text = body.text("grammar")
     return LlamaGrammar.from_string(text) if form is None and text is not None else form
+
+
+def _salt(body: Body) -> str:
+    """The text that tells prefixes apart, "" for none: vLLM's cache_salt."""
+    salt = body.text("cache_salt")
+    if salt is not None and not 1 <= len(salt) <= MAX_SALT:
+        raise invalid(f"cache_salt has {len(salt)} characters, expected 1 to {MAX_SALT}")
+    return salt or ""
 
 
 def _sampling(body: Body, n_vocab: int) -> Sampling:

@@ -7,8 +7,8 @@ token.
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,12 +16,17 @@ import numpy as np
 
 from tamis.bindings.drop_in.caches import longest_token_prefix
 from tamis.bindings.drop_in.completion import Answer, Piece, Request
-from tamis.bindings.serve.errors import ApiError, busy, stopping
+from tamis.bindings.serve.errors import ApiError, busy, invalid, stopping
+from tamis.bindings.serve.masks import Masks, MaskStep
+from tamis.bindings.serve.tasks import SEEDS, Task
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
-from tamis.engine.session import Session
+from tamis.engine.session import ContextError, Session
+from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
 
+LAST_N = 64  # tokens that penalties look back at
+MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 
 
@@ -39,8 +44,13 @@ class Embedding(NamedTuple):
     rows: np.ndarray
 
 
+# Prompts share pages of equal beginnings within a scope only: who waits for an answer could tell
+# from its time, and from usage, what is held.
+Scope = Hashable
+SHARED: Scope = ""
 Event = Progress | Piece | Embedding | ApiError
 Emit = Callable[[Event], None]  # called in the worker's thread; must not block
+Emitter = Callable[[int], Emit]  # of the i-th choice
 
 
 @dataclass(eq=False)
@@ -52,6 +62,8 @@ class Job:
     cancelled: bool = False  # set by whoever has lost interest; the slot is then free soon
     n_cached: int = 0
     n_answer: int = 0
+    scope: Scope = field(default=SHARED, kw_only=True)
+    owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
 
 
 @dataclass(eq=False)
@@ -60,6 +72,7 @@ class Completion(Job):
 
     request: Request = field(kw_only=True)
     sampler: Sampler = field(kw_only=True)
+    mask: MaskStep | None = field(default=None, kw_only=True)  # of its sampler
 
 
 @dataclass(eq=False)
@@ -82,7 +95,7 @@ class _Slot:
 
     def __init__(self, session: Session, tokenizer: Any) -> None:
         self.session, self._tokenizer = session, tokenizer
-        self.used = 0.0
+        self.used, self.scope = 0.0, SHARED
         self.clear()
 
     def clear(self) -> None:
@@ -93,7 +106,7 @@ class _Slot:
 
     def take(self, job: Job) -> None:
         """Begin a job; the session holds the part of its prompt that need not be read."""
-        self.job, job.n_cached = job, self.session.n_past
+        self.job, job.n_cached, self.scope = job, self.session.n_past, job.scope
         self.used = time.monotonic()
         left = job.prompt[job.n_cached :]
         if isinstance(job, Completion):
@@ -122,11 +135,15 @@ def _hidden(session: Session, ids: Sequence[int]) -> Generator[int, None, np.nda
 class Worker:
     """Owns the sessions; `submit` and `stop` may be called from any thread."""
 
-    def __init__(self, engine: Engine, sessions: Sequence[Session], n_queue: int) -> None:
+    def __init__(
+        self, engine: Engine, sessions: Sequence[Session], n_queue: int, n_owner: int = 1
+    ) -> None:
         self._batch = Batch(engine)
         self._slots = [_Slot(session, engine.tokenizer) for session in sessions]
         self.n_queue, self.counts = n_queue, Counts()
+        self._n_owner = n_owner  # that share the queue
         self._waiting: deque[Job] = deque()
+        self._served: dict[Hashable, int] = {}  # by owner: the number of its last turn
         self._changed = threading.Condition()
         self._stopping = False
         self._outbox: list[tuple[Job, Event]] = []  # sent all at once, just before a step
@@ -155,9 +172,12 @@ class Worker:
                 raise stopping()
             self._forget_cancelled()
             n_free = len(self._slots) - self.n_running
-            if len(self._waiting) + len(jobs) > self.n_queue + n_free:
+            mine = sum(job.owner == jobs[0].owner for job in self._waiting)
+            share = self.n_queue // self._n_owner
+            full = len(self._waiting) + len(jobs) > self.n_queue + n_free
+            if full or (mine and mine + len(jobs) > share + n_free):
                 self.counts.refused += len(jobs)
-                raise busy(len(self._waiting))
+                raise busy(mine)
             self._waiting.extend(jobs)
             self.counts.jobs += len(jobs)
             self._changed.notify()
@@ -168,9 +188,10 @@ class Worker:
             self._stopping = True
             self._changed.notify()
 
-    def join(self) -> None:
-        """Wait for the end of the thread, after `stop`."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait for the end of the thread, after `stop`; whether it has ended in time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -213,13 +234,27 @@ class Worker:
             free = [slot for slot in self._slots if slot.job is None]
             if not free:
                 return
-            job = self._waiting.popleft()
+            job = self._next()
             try:
                 slot = self._placed(job, free)
                 slot.take(job)
             except Exception as error:
                 self.counts.failed += 1
                 self._send(job, _as_api_error(error))
+
+    def _next(self) -> Job:
+        """Take a waiting job: of the owner that runs the fewest, or was served the longest ago."""
+        running = Counter(slot.job.owner for slot in self._slots if slot.job is not None)
+        first: dict[Hashable, Job] = {}
+        for job in self._waiting:
+            first.setdefault(job.owner, job)
+        owner = min(first, key=lambda each: (running[each], self._served.get(each, -1)))
+        waiting = {each.owner for each in self._waiting} | running.keys()
+        turn = 1 + max(self._served.values(), default=0)
+        self._served = {each: n for each, n in self._served.items() if each in waiting}
+        self._served[owner] = turn
+        self._waiting.remove(first[owner])
+        return first[owner]
 
     def _placed(self, job: Job, free: list[_Slot]) -> _Slot:
         """The slot for a job, whose session holds as much of the prompt as any does."""
@@ -229,6 +264,8 @@ class Worker:
             return slot
 
         def held(slot: _Slot) -> int:  # the last token runs again: its logits are needed
+            if slot.scope != job.scope:
+                return 0
             return min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
 
         slot = max(free, key=lambda slot: (held(slot), -slot.used))
@@ -281,7 +318,7 @@ class Worker:
     def _step(self) -> None:
         """Choose a token for each answer and append it, of all answers that go on."""
         tokens: dict[Session, int] = {}
-        slots = [slot for slot in self._slots if slot.row is not None]
+        slots = self._ready()
         for slot in slots:
             try:
                 token = self._choose(slot)
@@ -302,6 +339,22 @@ class Worker:
         self.counts.steps += 1
         for slot in slots:
             slot.row = rows.get(slot.session)
+
+    def _ready(self) -> list[_Slot]:
+        """The slots whose next token can be chosen: a grammar that takes long holds up nobody."""
+        slots = [slot for slot in self._slots if slot.row is not None]
+        seconds = 0.0 if self._reader() is not None else MASK_WAIT
+        ready = []
+        for slot in slots:
+            mask = slot.job.mask if isinstance(slot.job, Completion) else None
+            try:
+                if mask is None or mask.ready(seconds):
+                    ready.append(slot)
+                else:
+                    seconds = 0.0
+            except Exception as error:
+                self._fail(slot, _as_api_error(error))
+        return ready
 
     def _choose(self, slot: _Slot) -> int | None:
         """The next token of an answer, None at its end; what it adds to the text is sent."""
@@ -336,11 +389,40 @@ class Worker:
             slot.release()
 
 
+def completions(
+    task: Task, emit: Emitter, n_vocab: int, masks: Masks | None = None
+) -> list[Completion]:
+    """The jobs of a task, a sampler each; masks: of its grammar.
+
+    Raises ApiError for numbers that no sampler takes.
+    """
+    found = []
+    for i, request in enumerate(task.requests):
+        mask = None if masks is None or not task.masked else masks.step(i, n_vocab)
+        seed = (task.seed + i) % SEEDS
+        try:
+            sampler = task.sampling.sampler(
+                n_vocab, seed=seed, last_n=LAST_N, ids=_no_ids, grammar=mask
+            )
+        except (ValueError, TypeError) as error:  # also SamplerError: a number
+            raise invalid(str(error)) from None
+        job = Completion(request.prompt, emit(i), request=request, sampler=sampler, mask=mask)
+        found.append(job)
+    return found
+
+
+def _no_ids() -> Any:
+    raise AssertionError("requests bring no functions of tokens")
+
+
 def _as_api_error(error: Exception) -> ApiError:
     """The error for a client: what it did, or without details what went wrong here."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ValueError | MemoryError):
-        status = 400 if isinstance(error, ValueError) else 503
-        return ApiError(status, str(error) or "out of memory", code="failed")
+    if isinstance(error, LogitsError):
+        return ApiError(500, f"the model failed: {error}", code="failed")
+    if isinstance(error, SamplerError | ContextError):
+        return ApiError(400, str(error), code="failed")
+    if isinstance(error, MemoryError):
+        return ApiError(503, str(error) or "out of memory", code="failed")
     return ApiError(500, f"the model failed: {type(error).__name__}", code="failed")

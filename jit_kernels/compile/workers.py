@@ -13,10 +13,11 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tamis.child_environment import child_environment
 from tamis.jit_kernels.compile.worker import CPU_SECONDS, MEMORY_BYTES
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.private_files import remove_unfinished
@@ -65,17 +66,6 @@ def compile_specs(
             worker.stop()
 
 
-def worker_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: it imports nothing from the working directory.
-
-    PYTHONPATH keeps its absolute folders only: an empty entry is the working directory.
-    """
-    # OpenBLAS, which nothing here calls, would map memory for a thread a core.
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **own}
-    folders = [p for p in env.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)]
-    return env | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
-
-
 class _Worker:
     """One compile process; `finished` grows by a symbol a kernel."""
 
@@ -93,7 +83,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=worker_environment(command.env),
+            env=child_environment(command.env),
             # Ctrl-C in the terminal is for the parent, which stops its workers itself.
             start_new_session=True,
         )

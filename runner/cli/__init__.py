@@ -142,11 +142,16 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{clear}tamis: {text}\n")
 
 
+def printable(text: str) -> str:
+    """A text that others wrote, for a terminal or a log: control characters as escapes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def one_line(error: Exception) -> str:
     """The error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    text = with_flags(" ".join(str(error).split()))
+        return printable(f"{error.filename}: {error.strerror}")
+    text = with_flags(printable(" ".join(str(error).split())))
     if isinstance(error, MemoryError):
         return text or "out of memory: lower --ctx or take a smaller model"
     if isinstance(error, ValueError | RuntimeError | OSError | ImportError):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import UsageError
+from tamis.cli import UsageError, printable
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ class Progress:
 
 def note(text: str) -> None:
     """A line for the person, on standard error."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 def count(text: str) -> int:

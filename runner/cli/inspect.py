@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from tamis.cli import common, one_line
+from tamis.cli import common, one_line, printable
 
 SHOWN = 8  # items of a long array
 
@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(json.dumps(report) + "\n")
             return 0
         lines = [f"{path}", ""]
-        lines += [f"{key:<48} {_short(value)}" for key, value in metadata.items()]
+        lines += [f"{printable(key):<48} {_short(value)}" for key, value in metadata.items()]
         lines += ["", *_table(tensors, arguments.tensors), "", *_memory_lines(memory)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(printable("\n".join(lines)) + "\n")
     return 0
 
 

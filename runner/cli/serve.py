@@ -1,6 +1,7 @@
 """`tamis serve`: OpenAI's API over HTTP, and a page to chat with, for this machine's programs."""
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from tamis.cli import UsageError, common
 
 GIB = 1 << 30
 MOST_CHOICES = 8  # of one request
-GRACE = 3  # seconds that open connections have when the server ends
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--api-key", default="", help="what clients must send; others can see it here")
-    key.add_argument("--api-key-file", metavar="FILE", help="a file with it, which is better")
+    key.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="a file with it, which is better; or several, a line each",
+    )
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="share no part of a prompt's cache between requests (with several keys: between keys)",
+    )
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -57,8 +66,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of one request (default: 4MiB)",
     )
+    _add_limits(parser)
     parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
     parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """What one client may take of the server."""
+    for name, default, text in (
+        ("--timeout-header", 10, "for the head of a request"),
+        ("--timeout-request", 60, "for a request's body, and for preparing it"),
+        ("--timeout-prepare", 20, "of processor time, for a request's template, tokens, grammar"),
+    ):
+        parser.add_argument(
+            name,
+            type=common.count,
+            default=default,
+            metavar="SECONDS",
+            help=f"{text} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--memory-prepare",
+        type=common.size,
+        default=GIB,
+        metavar="SIZE",
+        help="of memory, for the same (default: 1GiB)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=common.count,
+        default=512,
+        metavar="N",
+        help="at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-connections-per-address",
+        type=common.count,
+        default=256,
+        metavar="N",
+        help="at once from one address (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,6 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
         max_body=arguments.max_body,
         metrics=arguments.metrics,
         access=access,
+        isolate=arguments.isolate,
+        timeout_request=arguments.timeout_request,
+        timeout_prepare=arguments.timeout_prepare,
+        helper_bytes=arguments.memory_prepare,
     )
     server = app.Server(engine, sessions, settings, _log)
 
@@ -86,7 +137,17 @@ def run(arguments: argparse.Namespace) -> int:
         n = len(sessions)
         common.note(f"serving {settings.model} at {url}: {n} answers at once, Ctrl-C ends")
 
-    listen.serve(server, arguments.host, arguments.port, grace=GRACE, ready=ready)
+    connections = listen.Connections(
+        arguments.max_connections,
+        arguments.max_connections_per_address,
+        arguments.timeout_header,
+        arguments.timeout_request,
+    )
+    ended = listen.serve(
+        server, arguments.host, arguments.port, connections=connections, ready=ready, log=_log
+    )
+    if not ended:  # a thread is in a long step of the model, which nothing interrupts
+        os._exit(0)
     engine.close()
     return 0
 

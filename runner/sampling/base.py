@@ -18,6 +18,10 @@ class SamplerError(ValueError):
     """A sampling parameter, a chain, saved state or logits that cannot be used; says what can."""
 
 
+class LogitsError(SamplerError):
+    """Logits that no token can be chosen by: the fault of the model, not of parameters."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The values a parameter may have: low <= value <= high, or low < value where `above`."""

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tamis.sampling.base import RANGES, Candidates, SamplerError, Step, check, resolve_seed
+from tamis.sampling.base import (
+    RANGES,
+    Candidates,
+    LogitsError,
+    SamplerError,
+    Step,
+    check,
+    resolve_seed,
+)
 from tamis.sampling.choose import Dist, Greedy, Mirostat, MirostatV2
 from tamis.sampling.dry import Dry, breaker_sequences
 from tamis.sampling.logits import DynaTemp, LogitBias, Penalties, Temp, check_bias
@@ -285,9 +293,9 @@ class Sampler:
         if math.isfinite(top):
             return logits
         if top == -math.inf:
-            raise SamplerError("all logits are -inf, expected at least one finite: check the model")
+            raise LogitsError("all logits are -inf, expected at least one finite: check the model")
         row = int(np.argmax(logits))
-        raise SamplerError(
+        raise LogitsError(
             f"the logit of token {row} is {logits[row]}, expected a finite number: the forward "
             "pass overflowed or the model file is damaged"
         )

@@ -4,15 +4,24 @@ llguidance follows the bytes of a text through an Earley parser and gives, for e
 of tokens whose bytes can come next.
 """
 
+import functools
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
+from tamis.child_environment import child_environment
 from tamis.sampling.base import Candidates, SamplerError, Step
 
+# llguidance's compiler recurses along chains of rules: 4 MiB of stack end at 1,500 of them. A text
+# of so few bytes has at most 700; a longer one is first compiled in a process of its own.
+_SAFE_BYTES = 4096
+_TRIAL_STACK = 4 << 20  # half of what threads usually have
+_TRIAL_SECONDS, _TRIAL_BYTES = 30, 2 << 30
 # Between the marks of a JSON text. Without a limit, small models write nothing else for ever.
 _SPACE = r"[ \n\t]{0,16}"
 
@@ -70,8 +79,56 @@ def json_grammar(schema: Any) -> str:
     """A JSON schema as text for llguidance. Raises SamplerError, ImportError.
 
     As llama.cpp reads schemas, an object with properties has no others unless the schema says so.
+    A long one is first compiled by another process, whose crash is a SamplerError here.
     """
-    text = json.dumps(_closed(schema))
+    _try_out("schema", _schema_text(schema))
+    return compile_schema(schema)
+
+
+def gbnf_grammar(text: str) -> str:
+    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises as json_grammar."""
+    _try_out("gbnf", text)
+    return compile_gbnf(text)
+
+
+def _schema_text(schema: Any) -> str:
+    try:
+        return json.dumps(_closed(schema))
+    except RecursionError:
+        raise SamplerError("JSON schema: nested too deeply, expected fewer levels") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _try_out(kind: str, text: str) -> None:
+    """Compile a long text in a process with half of this one's stack. Raises SamplerError."""
+    _llguidance()  # ImportError here, not a failure there
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= _SAFE_BYTES:
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "tamis.sampling.grammar", kind],
+            cwd="/",
+            env=child_environment({}),
+            input=data,
+            capture_output=True,
+            timeout=2 * _TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SamplerError(f"grammar: takes over {_TRIAL_SECONDS} s to compile") from None
+    if done.returncode < 0:
+        raise SamplerError(
+            f"grammar: compiling it ends a process by signal {-done.returncode}: it is too deep, "
+            "or takes too much time; expected fewer rules or $refs that lead to each other"
+        )
+    if done.returncode:
+        raise SamplerError(done.stdout.decode("utf-8", "replace") or "grammar: cannot be compiled")
+
+
+def compile_schema(schema: Any) -> str:
+    """As json_grammar, in this process whatever its length."""
+    text = _schema_text(schema)
     overrides: Any = {"whitespace_pattern": _SPACE}
     try:
         found = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=overrides)
@@ -98,8 +155,8 @@ def _closed(schema: Any) -> Any:
     return found
 
 
-def gbnf_grammar(text: str) -> str:
-    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises SamplerError."""
+def compile_gbnf(text: str) -> str:
+    """As gbnf_grammar, in this process whatever its length."""
     library = _llguidance()
     try:
         found = library.grammar_from("gbnf", text)
@@ -113,6 +170,15 @@ def _checked(grammar: str) -> str:
     if wrong:
         raise SamplerError(f"grammar: {messages[0].splitlines()[0]}")
     return grammar
+
+
+def allowed(c: Candidates, mask: bytes, n_vocab: int) -> Candidates:
+    """The candidates whose bit is set in a mask. SamplerError where there are none."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=n_vocab, bitorder="little")
+    kept = c.take(bits.astype(bool)[c.ids], c.sorted)
+    if not len(kept):
+        raise SamplerError("the grammar allows none of the tokens left: put it first")
+    return kept
 
 
 class Grammar(Step):
@@ -133,13 +199,13 @@ class Grammar(Step):
 
     def apply(self, c: Candidates) -> Candidates:
         """Return the candidates that the grammar allows. SamplerError where there are none."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return allowed(c, self.mask(), self._n_vocab)
+
+    def mask(self) -> bytes:
+        """The tokens that can come next, a bit each, the lowest first. Raises SamplerError."""
+        found: bytes = self._matcher.compute_bitmask()
         self._raise_error()
-        allowed = np.unpackbits(bits, count=self._n_vocab, bitorder="little").astype(bool)
-        kept = c.take(allowed[c.ids], c.sorted)
-        if not len(kept):
-            raise SamplerError("the grammar allows none of the tokens left: put it first")
-        return kept
+        return found
 
     def accept(self, token_id: int) -> None:
         """Go on with a token. SamplerError where the grammar does not allow it; nothing changes."""
@@ -172,3 +238,40 @@ class Grammar(Step):
         """Go on with several tokens."""
         for token_id in token_ids:
             self.accept(int(token_id))
+
+
+def _trial(kind: str) -> int:
+    """The trial of a text: standard input, compiled under limits; 0 where it can be used."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_STACK, (_TRIAL_STACK, _TRIAL_STACK))
+    resource.setrlimit(resource.RLIMIT_CPU, (_TRIAL_SECONDS, _TRIAL_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_BYTES, _TRIAL_BYTES))
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
+    try:
+        grammar = compile_schema(json.loads(text)) if kind == "schema" else compile_gbnf(text)
+        Grammar(grammar, GrammarTokenizer(_Bytes(), _Bytes.n_vocab)).mask()
+    except SamplerError as error:
+        sys.stdout.write(str(error))
+        return 1
+    return 0
+
+
+class _Bytes:
+    """A vocabulary of the 256 bytes and an end, for trials."""
+
+    n_vocab = 257
+    bos: int | None = None
+    eos: int | None = 256
+    eog = frozenset([256])
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<end>" * special
+
+
+if __name__ == "__main__":
+    sys.exit(_trial(sys.argv[1]))

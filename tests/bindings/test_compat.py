@@ -4,8 +4,10 @@ import inspect
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -664,3 +666,44 @@ def test_the_examples_of_llama_cpps_readme_run_through_a_shim(model_path, root):
     assert found["draft"]["usage"]["completion_tokens"] <= 8
     assert (found["embedding"]["data"], found["embeddings"]) == (1, 2)
     assert len(found["low level"]) > 10
+
+
+def test_a_fork_beside_a_thread_that_holds_the_lock_goes_on_anew(llm):
+    expected = text_of(llm(PROMPT, max_tokens=6, temperature=0))
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        with llm._lock:
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            assert llm.n_tokens == 0  # what the thread was doing to the text is not known
+            os.write(write, text_of(llm(PROMPT, max_tokens=6, temperature=0)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert os.read(read, 1 << 16).decode() == expected
+    os.close(read)
+    assert text_of(llm(PROMPT, max_tokens=6, temperature=0)) == expected
+
+
+def test_a_fork_within_a_call_keeps_the_lock_and_the_text(llm):
+    llm.eval([5, 6, 7])
+    with llm._lock:
+        pid = os.fork()
+        if pid == 0:
+            same = llm._lock._is_owned() and llm.n_tokens == 3
+            os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

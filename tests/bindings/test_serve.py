@@ -4,6 +4,7 @@ import json
 import queue
 import threading
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from tiny_models import TinySpec, write_tiny_model
@@ -173,6 +174,80 @@ def test_a_key_opens_everything_but_health_and_the_page(engine):
         assert client.get("/v1/models", headers={"Authorization": key}).status_code == 200
         assert client.get("/metrics", headers={"Authorization": key}).status_code == 404
     server.stop()
+    server.close()
+
+
+def test_each_of_several_keys_opens(engine):
+    access = Access(key="one\n\n  two \n")
+    server = Server(engine, sessions(engine, 1), Settings("tiny", access=access), lambda line: None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        for key, status in (
+            ("one", 200),
+            ("two", 200),
+            ("three", 401),
+            ("", 401),
+            ("one\ntwo", 401),
+        ):
+            found = client.get("/v1/models", headers={"Authorization": f"Bearer {key}".encode()})
+            assert found.status_code == status
+    server.stop()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "isolate", "salts", "shared"),
+    [
+        ("", False, ("", ""), True),
+        ("one", False, ("", ""), True),
+        ("one\ntwo", False, ("", ""), False),
+        ("", True, ("", ""), False),
+        ("", False, ("x", "x"), True),
+        ("", False, ("x", "y"), False),
+        ("", False, ("", "x"), False),
+        ("one\ntwo", False, ("x", "x"), False),
+    ],
+)
+def test_who_is_told_what_others_have_asked(engine, key, isolate, salts, shared):
+    settings = Settings("tiny", access=Access(key=key), isolate=isolate)
+    server = Server(engine, sessions(engine, 2), settings, lambda line: None)
+    keys = (key.splitlines() or [""]) * 2
+    prompt = {"prompt": list(range(5, 90)), "max_tokens": 1}
+    cached = []
+    with TestClient(server.app, base_url="http://localhost") as client:
+        for given, salt in zip(keys, salts, strict=False):
+            body = prompt | ({"cache_salt": salt} if salt else {})
+            found = client.post(TEXT, json=body, headers={"Authorization": f"Bearer {given}"})
+            cached.append(found.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        if not isolate:  # one's own is always reused
+            body = prompt | ({"cache_salt": salts[0]} if salts[0] else {})
+            head = {"Authorization": f"Bearer {keys[0]}"}
+            found = client.post(TEXT, json=body, headers=head).json()
+            assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 84
+    assert cached == [0, 84 if shared else 0]
+    server.stop()
+    server.close()
+
+
+@pytest.mark.parametrize("salt", ["", 5, "x" * 5000])
+def test_a_salt_that_is_none_is_refused(client, salt):
+    refused(client.post(TEXT, json={"prompt": "the", "cache_salt": salt}), 400)
+
+
+def test_ready_says_whether_a_request_would_be_taken(engine):
+    server = Server(engine, sessions(engine, 1), Settings("tiny", n_queue=1), lambda line: None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        assert client.get("/ready").status_code == 200
+        go_on = threading.Event()
+        jobs = [job(engine, range(5, 90))[0] for _ in range(2)]
+        jobs[0].emit = lambda event: go_on.wait(60)
+        for each in jobs:
+            server.worker.submit([each])
+        assert client.get("/ready").status_code == 503
+        assert client.get("/health").status_code == 200
+        go_on.set()
+        server.stop()
+        assert client.get("/ready").status_code == 503
+        assert client.get("/health").status_code == 503
     server.close()
 
 
@@ -435,6 +510,68 @@ def test_one_that_fails_fails_alone(engine, worker):
     assert error.status == 500
     assert "within" not in error.message  # a client is not shown the inside
     assert isinstance(answer(others)[0], str)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_no_numbers_are_the_models_fault(engine, worker, monkeypatch, bad):
+    def damaged(*given):
+        return np.full(engine.hp.n_vocab, bad, np.float32)
+
+    each, events = job(engine, range(5, 40))
+    sample = each.sampler.sample
+    each.sampler.sample = lambda row: sample(damaged(row))
+    worker.submit([each])
+    error, _ = answer(events)
+    assert error.status == 500
+    assert error.body["error"]["type"] == "server_error"
+    assert "logit" in error.message
+
+
+def test_owners_take_turns_whoever_came_first(engine):
+    worker = Worker(engine, sessions(engine, 1), n_queue=16, n_owner=2)
+    order, go_on = [], threading.Event()
+    first, _ = job(engine, range(5, 20), 1)
+    first.emit = lambda event: go_on.wait(60)
+    worker.submit([first])
+    waits = []
+    for i, owner in enumerate("aaaab"):
+        each, events = job(engine, range(6 + i, 30), 1)
+        each.owner = owner
+
+        def emit(event, owner=owner, events=events):
+            order.extend(owner for _ in [event] if isinstance(event, Piece) and event.finish)
+            events.put(event)
+
+        each.emit = emit
+        worker.submit([each])
+        waits.append(events)
+    go_on.set()
+    for events in waits:
+        answer(events)
+    assert order.index("b") <= 1
+    worker.stop()
+    worker.join()
+
+
+def test_one_owner_does_not_fill_the_queue_of_several(engine):
+    worker = Worker(engine, sessions(engine, 1), n_queue=4, n_owner=2)
+    go_on = threading.Event()
+    jobs = [job(engine, range(5, 90))[0] for _ in range(6)]
+    jobs[0].emit = lambda event: go_on.wait(60)
+    for each in jobs:
+        each.owner = "a"
+    worker.submit(jobs[:1])
+    while not worker.n_running:
+        pass
+    worker.submit(jobs[1:3])
+    with pytest.raises(ApiError) as refusal:
+        worker.submit(jobs[3:4])
+    assert refusal.value.status == 429
+    jobs[4].owner = "b"
+    worker.submit(jobs[4:5])
+    go_on.set()
+    worker.stop()
+    worker.join()
 
 
 def test_stopping_ends_what_runs_and_what_waits(engine):

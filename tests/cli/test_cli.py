@@ -46,6 +46,23 @@ def tiny_file(folder: Path) -> Path:
 # Exit codes and error messages
 
 
+def test_control_characters_of_a_file_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_file(tmp_path)
+    data = path.read_bytes()
+    evil = b"\x1b]0;evil\x07general.nam"
+    name = b"general.architecture"
+    assert data.count(name) == 1
+    path.write_bytes(data.replace(name, evil[: len(name)].ljust(len(name), b"\x1b")))
+    main(["inspect", "-m", str(path)])
+    common.note("a path \x1b[2J of others")
+    found = capsys.readouterr()
+    assert "evil" in found.out
+    for text in found:
+        assert not [c for c in text if not c.isprintable() and c not in "\n\t"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -1,6 +1,8 @@
 """The grammar step: what may come next, in any order of steps, copied and saved."""
 
 import copy
+import threading
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -13,7 +15,13 @@ from tamis.formats.vocab import Vocab
 from tamis.sampling.base import Candidates, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.sampling.choose import Dist, Greedy
-from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+from tamis.sampling.grammar import (
+    Grammar,
+    GrammarTokenizer,
+    compile_gbnf,
+    gbnf_grammar,
+    json_grammar,
+)
 from tamis.text.tokenizer import tokenizer_for
 
 
@@ -93,3 +101,52 @@ def test_wrong_grammars_and_schemas_are_errors():
             gbnf_grammar(text)
     with pytest.raises(SamplerError, match=r"schema|grammar"):
         json_grammar({"type": "no such type"})
+
+
+def chained_refs(n):
+    defs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(n)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{n}": {"type": "string"}}}
+
+
+def chained_rules(n):
+    rules = "".join(f"a{i} ::= a{i + 1}\n" for i in range(n))
+    return f'root ::= a0\n{rules}a{n} ::= "x"\n'
+
+
+def test_grammars_too_deep_for_the_native_stack_are_errors():
+    with pytest.raises(SamplerError, match="signal 11"):
+        json_grammar(chained_refs(6000))
+    with pytest.raises(SamplerError, match="signal 11"):
+        gbnf_grammar(chained_rules(3000))
+    deep = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    with pytest.raises(SamplerError, match="nested too deeply"):
+        json_grammar(deep)
+
+
+def test_long_grammars_that_are_not_deep_are_taken_and_wrong_ones_named():
+    words = " | ".join(f'"word{i}"' for i in range(500))
+    assert gbnf_grammar(f"root ::= {words}")
+    with pytest.raises(SamplerError, match="grammar: "):
+        gbnf_grammar(f"root ::= {words} | (")
+    assert json_grammar({"enum": [f"word{i}" for i in range(900)]})
+    with pytest.raises(SamplerError, match="no such type"):
+        json_grammar({"enum": [f"word{i}" for i in range(900)], "type": "no such type"})
+
+
+def test_every_text_short_enough_for_this_process_compiles_on_a_quarter_of_its_stack():
+    names = [a + b for a in ascii_lowercase for b in ascii_lowercase]
+    text, i = "root::=aa\n", 0
+    while len(text) < 4000:
+        text += f"{names[i]}::={names[i + 1]}\n"
+        i += 1
+    text += f'{names[i]}::="x"\n'
+    found, size = [], threading.stack_size(2 << 20)
+    try:
+        thread = threading.Thread(target=lambda: found.append(compile_gbnf(text)))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(size)
+    assert found

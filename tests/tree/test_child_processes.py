@@ -16,6 +16,9 @@ STARTS = (
 )  # fmt: skip
 # Every call that may start a process: the file, and why nothing of the working directory is run.
 KNOWN = {
+    "bindings/serve/helper.py:os.fork": "no other program",
+    "bindings/serve/helpers.py:subprocess.Popen": "-P, and / as working directory",
+    "runner/sampling/grammar.py:subprocess.run": "-P, and / as working directory",
     "jit_kernels/compile/workers.py:subprocess.Popen": "-P, and a private working directory",
     "runner/fetch/packages.py:subprocess.Popen": "-P, and a working directory of its own",
     "tools/compare_llamacpp.py:multiprocessing.Pipe": "starts nothing",
@@ -51,12 +54,12 @@ def test_the_modules_that_start_processes_are_imported_whole(name):
 
 
 def test_an_entry_of_pythonpath_that_means_the_working_directory_is_left_out(monkeypatch):
-    from tamis.jit_kernels.compile.workers import worker_environment
+    from tamis.child_environment import child_environment
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/some/where", ".", "relative"]))
-    assert worker_environment({})["PYTHONPATH"] == "/some/where"
+    assert child_environment({})["PYTHONPATH"] == "/some/where"
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    assert "PYTHONPATH" not in worker_environment({"A": "b"})
+    assert "PYTHONPATH" not in child_environment({"A": "b"})
 
 
 COMPILE = """

@@ -1,0 +1,269 @@
+"""The process that prepares strangers' requests: one fork for each, under limits of its own.
+
+python -m tamis.bindings.serve.helper SOCKET CONFIG is started by `helpers`. It has the model's
+vocabulary and template, and for each socket that it is sent it forks. The fork parses the body,
+renders, tokenizes and compiles grammars, and stays as long as its answer needs masks. It is killed
+where the server closes its socket; what ended it is the last frame there.
+"""
+
+import contextlib
+import copy
+import ctypes
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.requests import Limits, Reader
+from tamis.bindings.serve.tasks import Task, inputs_to_json, to_json
+from tamis.bindings.serve.text import TextModel
+from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
+from tamis.sampling.base import SamplerError
+from tamis.sampling.grammar import Grammar, GrammarTokenizer
+
+STACK = 4 << 20
+KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
+STEP_SECONDS = 5  # of processor time for the mask of one token
+MOST_SECONDS = 3600
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+
+
+def main() -> int:
+    """Fork for each socket that comes, until the server goes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal: the server ends this process
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    config = Config(**json.loads(sys.argv[2]))
+    if identity(config.path) != config.identity:
+        sys.stderr.write("tamis: the model file has changed since the server has loaded it\n")
+        return 1
+    text = TextModel.load(config.path, config.n_ctx)
+    reader = Reader(text, config.model, Limits(config.n_ctx, config.n_choices))
+    _quiet()
+    gc.collect()
+    gc.freeze()  # forks share what none of them collects
+    _Nursery(control, config, text, reader).run()
+    return 0
+
+
+def _quiet() -> None:
+    """No output from here on: a crash would write of what it was given."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+
+
+class _Nursery:
+    """The processes that there are: started, killed where nobody waits, and their ends told."""
+
+    def __init__(
+        self, control: socket.socket, config: Config, text: TextModel, reader: Reader
+    ) -> None:
+        self._control, self._config, self._text, self._reader = control, config, text, reader
+        self._grammars: GrammarTokenizer | None = None
+        self._children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor
+        self._ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._wake = wake
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._ended, select.POLLIN)
+
+    def run(self) -> None:
+        """Until the server closes the socket of control."""
+        while True:
+            for number, _ in self._poll.poll():
+                if number == self._control.fileno():
+                    if not self._start():
+                        self._kill_all()
+                        return
+                elif number == self._ended:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._ended, 4096)
+                    self._reap()
+                elif number in self._children:  # the server has closed its end
+                    self._poll.unregister(number)
+                    os.kill(self._children[number][0], signal.SIGKILL)
+
+    def _start(self) -> bool:
+        data, numbers, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not data:
+            return False
+        channel = socket.socket(fileno=numbers[0])
+        if data == b"g" and self._grammars is None:
+            with contextlib.suppress(ImportError, SamplerError):  # each request tells
+                self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
+            gc.freeze()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                self._become(channel, parent)
+            finally:
+                os._exit(1)
+        self._children[channel.fileno()] = pid, channel
+        self._poll.register(channel, 0)  # POLLHUP comes without being asked for
+        return True
+
+    def _become(self, channel: socket.socket, parent: int) -> NoReturn:
+        """In the fork: leave all that is others', take limits, and answer."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        channel = socket.socket(fileno=os.dup2(channel.detach(), 3))
+        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        _limit(self._config)
+        _Child(channel, self._text, self._reader, self._grammars).run()
+        os._exit(0)
+
+    def _reap(self) -> None:
+        ended = {}
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended[found[0]] = found[1]
+        for number, (pid, channel) in list(self._children.items()):
+            if pid in ended:
+                del self._children[number]
+                with contextlib.suppress(KeyError):
+                    self._poll.unregister(number)
+                channel.setblocking(False)
+                killed = os.WTERMSIG(ended[pid]) if os.WIFSIGNALED(ended[pid]) else 0
+                with contextlib.suppress(OSError):
+                    channel.send(frame(Kind.ENDED, bytes([killed])))
+                channel.close()
+
+    def _kill_all(self) -> None:
+        for pid, _ in self._children.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _limit(config: Config) -> None:
+    """Of this process: time, memory, half a stack; no files, processes, core dumps."""
+    with open("/proc/self/statm") as statm:
+        held = int(statm.read().split()[0]) * resource.getpagesize()
+    for what, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+        (resource.RLIMIT_STACK, STACK),
+        (resource.RLIMIT_AS, held + config.n_byte),
+    ):
+        resource.setrlimit(what, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (config.seconds, MOST_SECONDS))
+
+
+class _Child:
+    """One request: read, prepared, and its masks as long as they are asked for."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        text: TextModel,
+        reader: Reader,
+        grammars: GrammarTokenizer | None,
+    ) -> None:
+        self._channel, self._text, self._reader, self._grammars = channel, text, reader, grammars
+        self._frames, self._steps = Frames(), list[Grammar]()
+
+    def run(self) -> None:
+        _, data = self._receive()
+        name, _, body = data.partition(b"\n")
+        try:
+            result = self._result(name.decode(), body)
+        except Exception as error:
+            self._channel.sendall(frame(Kind.ERROR, _told(error)))
+            return
+        self._channel.sendall(frame(Kind.RESULT, result))
+        for i in range(len(self._steps)):
+            self._send_mask(i)
+        while self._steps:
+            kind, data = self._receive()
+            assert kind is Kind.TOKENS
+            i, token = TOKEN.unpack(data)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            most = int(used.ru_utime + used.ru_stime) + STEP_SECONDS
+            resource.setrlimit(resource.RLIMIT_CPU, (min(most, MOST_SECONDS), MOST_SECONDS))
+            try:
+                self._steps[i].accept(token)
+            except SamplerError as error:
+                self._refuse(i, error)
+            else:
+                self._send_mask(i)
+
+    def _result(self, name: str, body: bytes) -> bytes:
+        fields = parse(body)
+        if name == "embeddings":
+            return inputs_to_json(self._reader.inputs(fields))
+        if name == "tokenize":
+            return json.dumps(self._reader.tokens(fields)).encode()
+        read = {"chat": self._reader.chat_task, "completion": self._reader.completion_task}
+        task: Task = read[name](fields)
+        if task.grammar is not None:
+            self._compile(task.grammar, len(task.requests))
+        return to_json(task)
+
+    def _compile(self, grammar: LlamaGrammar, n_choice: int) -> None:
+        if self._grammars is None:
+            self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
+        before = _private_bytes()
+        first = Grammar(grammar.compiled_here(), self._grammars)
+        first.mask()
+        self._steps = [first, *(copy.deepcopy(first) for _ in range(n_choice - 1))]
+        if _private_bytes() - before > KEPT_BYTES:
+            raise invalid(f"the grammar takes more than {KEPT_BYTES >> 20} MiB: make it smaller")
+
+    def _send_mask(self, i: int) -> None:
+        try:
+            mask = self._steps[i].mask()
+        except SamplerError as error:
+            self._refuse(i, error)
+        else:
+            self._channel.sendall(frame(Kind.MASK, CHOICE.pack(i) + mask))
+
+    def _refuse(self, i: int, error: SamplerError) -> None:
+        self._channel.sendall(frame(Kind.REFUSED, CHOICE.pack(i) + str(error)[:1000].encode()))
+
+    def _receive(self) -> tuple[Kind, bytes]:
+        while (found := self._frames.next()) is None:
+            data = self._channel.recv(1 << 20)
+            if not data:
+                os._exit(0)
+            self._frames.feed(data)
+        return found
+
+
+def _private_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        _, resident, shared = map(int, statm.read().split()[:3])
+    return (resident - shared) * resource.getpagesize()
+
+
+def _told(error: Exception) -> bytes:
+    """An error for the client, as JSON."""
+    if isinstance(error, SamplerError):
+        error = invalid(str(error)[:2000])
+    if isinstance(error, ImportError):
+        error = ApiError(501, str(error), code="unsupported")
+    if isinstance(error, MemoryError | RecursionError):
+        what = "memory" if isinstance(error, MemoryError) else "levels of nesting"
+        error = ApiError(400, f"preparing the request takes too much {what}", code="too_costly")
+    if not isinstance(error, ApiError):
+        error = ApiError(500, f"a bug of tamis: {type(error).__name__}", code="internal")
+    return json.dumps([error.status, error.message, error.code, error.param]).encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The server's side of `helper`: requests that may cost much have a process of their own.
+
+The helper is started with the first such request. A process of it that crashes, or takes too much
+time or memory, is one client's error.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tamis.bindings.serve.errors import ApiError, busy, costly, crashed, no_helper, stopping
+from tamis.bindings.serve.masks import Masks
+from tamis.bindings.serve.turns import Turns
+from tamis.bindings.serve.wire import Broken, Config, Frames, Kind, frame
+from tamis.child_environment import child_environment
+
+AT_ONCE = 2  # requests that are being prepared
+SIGXCPU = 24
+_GRAMMARS = (b'"grammar"', b'"response_format"', b'"tool_choice"')
+
+
+@dataclass
+class Prepared:
+    """A request that was prepared: JSON, and the masks of its grammar until these are closed."""
+
+    result: bytes
+    masks: Masks
+
+
+class Helpers:
+    """Prepares requests, a few at a time and each client in turn. Its calls are of one loop."""
+
+    def __init__(self, config: Config, seconds: float, n_queue: int) -> None:
+        self._config, self._seconds, self._n_queue = config, seconds, n_queue
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._turns = Turns(AT_ONCE)
+        self._closed = False
+
+    async def prepare(self, name: str, body: bytes, owner: Hashable) -> Prepared:
+        """What the helper makes of a body. Raises ApiError; where cancelled its process ends."""
+        if self._turns.n_waiting >= self._n_queue:
+            raise busy(self._turns.n_waiting)
+        await self._turns.enter(owner)
+        channel: socket.socket | None = None
+        try:
+            channel = self._channel(grammar=any(word in body for word in _GRAMMARS))
+            async with asyncio.timeout(self._seconds):
+                prepared = await self._ask(channel, name.encode() + b"\n" + body)
+            channel = None
+            return prepared
+        except TimeoutError:
+            raise costly(self._seconds) from None
+        finally:
+            if channel is not None:
+                channel.close()
+            self._turns.leave(owner)
+
+    def close(self) -> None:
+        """End the helper and its processes."""
+        self._closed = True
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.2)  # it ends its processes
+        self._forget()
+
+    def _channel(self, *, grammar: bool) -> socket.socket:
+        """A socket whose other end a process of the helper has. Raises ApiError."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise no_helper(str(error)) from None
+        ours.setblocking(False)
+        with theirs:
+            for _ in range(2):  # a helper that has ended is started once more
+                try:
+                    socket.send_fds(self._started(), [b"g" if grammar else b"p"], [theirs.fileno()])
+                    return ours
+                except OSError:
+                    self._forget()
+        ours.close()
+        raise no_helper("the helper process cannot be reached")
+
+    def _started(self) -> socket.socket:
+        if self._closed:
+            raise stopping()
+        if self._process is not None and self._process.poll() is not None:
+            self._forget()
+        if self._control is None:
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-P", "-m", "tamis.bindings.serve.helper"]
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), json.dumps(self._config._asdict())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=child_environment({}),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C in the terminal is for the server
+                )
+            self._control = ours
+        return self._control
+
+    def _forget(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._control = self._process = None
+
+    async def _ask(self, channel: socket.socket, request: bytes) -> Prepared:
+        loop, frames = asyncio.get_running_loop(), Frames()
+        with contextlib.suppress(OSError):  # it may have ended: the last frame says how
+            await loop.sock_sendall(channel, frame(Kind.REQUEST, request))
+        while True:
+            found = self._next(frames)
+            if found is None:
+                try:
+                    data = await loop.sock_recv(channel, 1 << 20)
+                except OSError:
+                    data = b""
+                if not data:
+                    raise stopping() if self._closed else no_helper("its process has ended")
+                frames.feed(data)
+                continue
+            kind, data = found
+            if kind is Kind.RESULT:
+                return Prepared(data, Masks(channel, frames))
+            raise self._error(kind, data)
+
+    @staticmethod
+    def _next(frames: Frames) -> tuple[Kind, bytes] | None:
+        try:
+            return frames.next()
+        except Broken:
+            raise no_helper("its process has sent what is no answer") from None
+
+    def _error(self, kind: Kind, data: bytes) -> ApiError:
+        if kind is Kind.ERROR:
+            status, message, code, param = json.loads(data)
+            return ApiError(int(status), str(message), code=code, param=param)
+        number = data[0] if kind is Kind.ENDED and data else 0
+        if self._closed:
+            return stopping()
+        if number == SIGXCPU:
+            return costly(self._config.seconds)
+        return crashed(number) if number else no_helper("its process has ended")

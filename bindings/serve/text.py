@@ -1,0 +1,72 @@
+"""The text half of a model for the server: vocabulary, template, and a tokenizer with a limit."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from tamis.formats.gguf import GGUFFile
+from tamis.formats.vocab import Vocab
+from tamis.text.chat_template import ChatTemplate, default_template
+from tamis.text.tokenizer import Tokenizer, tokenizer_for
+
+
+class TooManyTokens(Exception):
+    """A text of which its length alone says that it has at least `n` tokens."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(f"at least {n} tokens")
+        self.n = n
+
+
+class BoundedTokenizer:
+    """A tokenizer that refuses, before it reads them, texts that cannot have `most` tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: Vocab, most: int) -> None:
+        self._tokenizer, self._most = tokenizer, most
+        # Bytes in the file, which are no fewer than those a token stands for.
+        self._longest = max(map(len, vocab.tokens.raws()))
+        self.bos, self.add_bos = tokenizer.bos, tokenizer.add_bos
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """As Tokenizer.encode. Raises TooManyTokens."""
+        self._check(text)
+        return self._tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """As Tokenizer.encode_parts. Raises TooManyTokens."""
+        parts = list(parts)
+        self._check("".join(text for text, _ in parts))
+        return self._tokenizer.encode_parts(parts)
+
+    def has_special(self, text: str) -> bool:
+        """As Tokenizer.has_special."""
+        return self._tokenizer.has_special(text)
+
+    def _check(self, text: str) -> None:
+        n_byte = len(text.encode("utf-8", "surrogatepass"))
+        least = -(-n_byte // self._longest)
+        if least > self._most:
+            raise TooManyTokens(least)
+
+
+class TextModel:
+    """Vocabulary and chat template of a model, with a tokenizer for texts of a context."""
+
+    def __init__(self, vocab: Vocab, tokenizer: Tokenizer, n_ctx: int) -> None:
+        self.vocab, self.unbounded, self.n_ctx = vocab, tokenizer, n_ctx
+        self.tokenizer = BoundedTokenizer(tokenizer, vocab, n_ctx)
+
+    @classmethod
+    def load(cls, path: str, n_ctx: int) -> "TextModel":
+        """That of a model file. Raises OSError, GGUFError, TokenizerError."""
+        vocab = Vocab.from_gguf(GGUFFile(path))
+        return cls(vocab, tokenizer_for(vocab), n_ctx)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or the usual one for its tokens. Raises PromptError."""
+        source = self.vocab.chat_template or default_template(self.vocab.tokens)
+        tokens = self.vocab.tokens
+        bos, eos = ("" if i is None else tokens[i] for i in (self.vocab.bos, self.vocab.eos))
+        return ChatTemplate(source, bos=bos, eos=eos)

@@ -1,0 +1,161 @@
+"""Clients beside the usual ones of load_serve: grammars, tools, embeddings, hostile and slow ones.
+
+Each has an answer that it must get: the one it got alone, or a refusal in time.
+"""
+
+import http.client
+import json
+import math
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+SLOW = 60  # seconds that a refusal may take
+CITIES = ["Paris", "Rome", "Oslo"]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": CITIES}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+WORDS = ["red ship", "blue house", "the capital of France", "rain and wind"]
+CLOSE = 1e-3  # between an embedding and the one alone, of length 1
+
+
+class Strangers:
+    """What these clients have asked, and what was wrong. `run` is a thread's."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._lock = threading.Lock()
+        self._vectors = [self._embed(text) for text in WORDS]
+        self._kinds: list[tuple[str, Callable[[int], str | None]]] = [
+            ("grammar", self._grammar),
+            ("embedding", self._embedding),
+            ("tool", self._tool),
+            ("too_deep", self._too_deep),
+            ("too_long", self._too_long),
+            ("no_json", self._no_json),
+            ("half_open", self._half_open),
+            ("left", self._left),
+        ]
+
+    def run(self, me: int, end: float) -> None:
+        """Ask one after another until the time is over."""
+        turn = me
+        while time.monotonic() < end:
+            name, ask = self._kinds[turn % len(self._kinds)]
+            turn += 1
+            try:
+                wrong = ask(turn)
+            except Exception as error:
+                wrong = repr(error)
+            with self._lock:
+                self.counts["busy" if wrong == "busy" else name] += 1
+                if wrong not in (None, "busy"):
+                    self.wrong.append(f"{name}: {wrong}")
+
+    def _post(self, path: str, body: bytes) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
+        try:
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def _chat(self, turn: int, **more: Any) -> tuple[int, Any]:
+        messages = [{"role": "user", "content": f"What is the weather in {CITIES[turn % 3]}?"}]
+        body = {"messages": messages, "temperature": 1.0, "seed": turn, "max_tokens": 60} | more
+        return self._post("/v1/chat/completions", json.dumps(body).encode())
+
+    def _grammar(self, turn: int) -> str | None:
+        schema = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"]}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        status, reply = self._chat(turn, response_format=form, n=1 + turn % 2)
+        if status != 200:
+            return "busy" if status == 429 else f"status {status}: {reply}"
+        for choice in reply["choices"]:
+            text, reason = choice["message"]["content"], choice["finish_reason"]
+            if reason == "stop" and json.loads(text)["city"] not in CITIES:
+                return repr(text)
+        return None
+
+    def _tool(self, turn: int) -> str | None:
+        choice = {"type": "function", "function": {"name": "get_weather"}}
+        status, reply = self._chat(turn, tools=[WEATHER], tool_choice=choice)
+        if status != 200:
+            return "busy" if status == 429 else f"status {status}: {reply}"
+        found = reply["choices"][0]
+        if found["finish_reason"] == "length":
+            return None
+        call = json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])
+        right = call["city"] in CITIES and isinstance(call["days"], int) and call["days"] <= 9
+        return None if right else repr(call)
+
+    def _embed(self, text: str) -> list[float] | None:
+        status, reply = self._post("/v1/embeddings", json.dumps({"input": text}).encode())
+        vector: list[float] = reply["data"][0]["embedding"] if status == 200 else []
+        return None if status == 429 else vector
+
+    def _embedding(self, turn: int) -> str | None:
+        right, found = self._vectors[turn % len(WORDS)], self._embed(WORDS[turn % len(WORDS)])
+        if found is None or right is None:
+            return "busy"
+        return None if math.dist(right, found) < CLOSE else "another vector"
+
+    def _refused(self, path: str, body: bytes) -> str | None:
+        begin = time.monotonic()
+        status, reply = self._post(path, body)
+        if status == 429:
+            return "busy"
+        seconds = time.monotonic() - begin
+        return None if status == 400 and seconds < SLOW else f"{status} in {seconds:.1f} s: {reply}"
+
+    def _too_deep(self, turn: int) -> str | None:
+        defs: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
+        schema = {"$ref": "#/$defs/d0", "$defs": defs | {"d6000": {"type": "string"}}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+        return self._refused("/v1/chat/completions", json.dumps(body).encode())
+
+    def _too_long(self, turn: int) -> str | None:
+        return self._refused("/v1/completions", b'{"prompt": "' + b"word " * 600_000 + b'"}')
+
+    def _no_json(self, turn: int) -> str | None:
+        return self._refused("/v1/completions", b'{"prompt": ' + b"[" * (100 << turn % 9))
+
+    def _half_open(self, turn: int) -> str | None:
+        """Connections that say half a thing; they are closed here, or there when they are old."""
+        held = [socket.create_connection(("127.0.0.1", self._port), 30) for _ in range(40)]
+        for connection in held:
+            connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: local")
+        time.sleep(0.5)
+        for connection in held:
+            connection.close()
+        return None
+
+    def _left(self, turn: int) -> str | None:
+        """A stream with a grammar, left after its first bytes; a long text, left at once."""
+        body = {"prompt": "a", "max_tokens": 200, "stream": True, "grammar": "root ::= [a-z ]*"}
+        for path, data in (
+            ("/v1/completions", json.dumps(body).encode()),
+            ("/tokenize", b'{"content": "' + b"abcdefgh" * 100_000 + b'"}'),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
+            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            if path != "/tokenize":
+                connection.getresponse().read(16)
+            connection.close()
+        return None
