@@ -123,12 +123,12 @@ class _Worker:
         if code == -signal.SIGXCPU:
             return (
                 f"compiling kernel {self._current} took more than {CPU_SECONDS} s: the model or "
-                "--attn asks for a kernel that is too large"
+                "attn asks for a kernel that is too large"
             )
         if "MemoryError" in last or "out of memory" in last:
             return (
                 f"compiling kernel {self._current} took more than {MEMORY_BYTES >> 30} GiB, or "
-                f"there is less memory: free some, or the model or --attn asks for a kernel that "
+                f"there is less memory: free some, or the model or attn asks for a kernel that "
                 f"is too large:\n{last}"
             )
         killed = f" (the compiler was ended by {signal.Signals(-code).name})" if code < 0 else ""

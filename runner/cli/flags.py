@@ -15,6 +15,7 @@ FLAGS = {
     "kv_dir": "--kv-dir",
     "kv_vram": "--kv-vram",
     "kv_unit": "--kv-unit",
+    "n_words": "--length",  # of a summary
 }
 # What somebody wrote is in quotes and stays; an apostrophe within a word is none.
 _QUOTED = r"""(?<![\w=])'[^']*'|(?<![\w=])"[^"]*\""""

@@ -91,6 +91,6 @@ def _halves(word: str, size: int, count: Count, n_max: int) -> Iterator[tuple[st
         yield word, size
         return
     if len(word) == 1:
-        raise ValueError(f"{word!r} takes {size} tokens, a part has room for {n_max}: raise --ctx")
+        raise ValueError(f"{word!r} takes {size} tokens, a part has room for {n_max}: raise n_ctx")
     for half in (word[: len(word) // 2], word[len(word) // 2 :]):
         yield from _halves(half, count(half), count, n_max)

@@ -111,8 +111,8 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
     if n_ctx < n_least:
         raise ContextError(
             f"n_ctx is {n_ctx}, a text of {n_text} tokens read in parts, with answers of "
-            f"{settings.task.n_words} words, needs at least {n_least}: raise --ctx or lower "
-            "--length"
+            f"{settings.task.n_words} words, needs at least {n_least}: raise n_ctx or lower "
+            "n_words"
         )
     return _plan(engine, settings, n_text, n_ctx, n_around, types)
 

@@ -82,7 +82,7 @@ class Reader:
         if len(ids) + n_answer > plan.n_ctx:
             raise ContextError(
                 f"the prompt is {len(ids)} tokens and the answer up to {n_answer}, n_ctx is "
-                f"{plan.n_ctx}: raise --ctx"
+                f"{plan.n_ctx}: raise n_ctx"
             )
         session = self._open(plan, watch)
         n_kept = self._recall(session, plan, text, ids)

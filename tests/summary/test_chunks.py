@@ -29,7 +29,7 @@ def test_sections_come_before_paragraphs_before_lines_before_words():
 
 def test_a_word_alone_too_long_is_cut_inside():
     assert split("abcdefgh", len, 3) == ["ab", "cd", "ef", "gh"]
-    with pytest.raises(ValueError, match="takes 2 tokens, a part has room for 1: raise --ctx"):
+    with pytest.raises(ValueError, match="takes 2 tokens, a part has room for 1: raise n_ctx"):
         split("aü", lambda text: len(text.encode()), 1)
 
 

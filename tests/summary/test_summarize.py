@@ -246,7 +246,7 @@ def test_an_answer_that_was_cut_is_counted(engine):
 
 
 def test_a_context_with_no_room_for_parts_is_refused_with_what_it_takes(engine):
-    with pytest.raises(ContextError, match=r"n_ctx is 300, .* needs at least (\d+): raise --ctx"):
+    with pytest.raises(ContextError, match=r"n_ctx is 300, .* needs at least (\d+): raise n_ctx"):
         summarize(engine, TEXT, replace(SHORT, n_ctx=300))
     with pytest.raises(ContextError) as error:
         summarize(engine, TEXT, replace(SHORT, n_ctx=20))

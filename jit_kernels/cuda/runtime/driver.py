@@ -98,7 +98,7 @@ class Device:
         if n_bytes > free:
             raise MemoryError(
                 f"{n_bytes / GIB:.2f} GiB more are needed on {self.name}, free are "
-                f"{free / GIB:.2f} of {total / GIB:.1f} GiB: lower --ctx or use a smaller model"
+                f"{free / GIB:.2f} of {total / GIB:.1f} GiB: lower n_ctx or use a smaller model"
             )
         buffer = Buffer(self, int(self._call("cuMemAlloc", max(1, n_bytes))), n_bytes)
         self._call("cuMemsetD8Async", buffer.address, 0, max(1, n_bytes), self.stream)
