@@ -87,7 +87,7 @@ def engine() -> Engine:
 
 def _two_tokens(session: Session) -> None:
     logits = session.prefill([3, 4])
-    assert logits.shape == (session._engine.hp.n_vocab,)
+    assert logits.shape == (session._loaded.hp.n_vocab,)
     session.decode(5)
 
 

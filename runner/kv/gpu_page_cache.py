@@ -169,8 +169,8 @@ class GpuPageCache(KVCache):
             program.add(ops.KV_WANT, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
-        names = reads.found, reads.block, reads.x, reads.y
-        found, block, x, y = (fields.get(name) for name in names)
+        told_by = reads.found, reads.block, reads.x, reads.y
+        found, block, x, y = (fields.get(name) for name in told_by)
         program.add(
             ops.KV_TAKE,
             (reads.name,),
