@@ -43,6 +43,7 @@ SHAPE = Shape(1, 2, 1, 16, 32, 64, 300, 256)
 MODEL = b"MODEL"  # in a seed of a session: what the session's model is called
 MAX_TENSOR = 1 << 20  # elements of a tensor that are dequantized
 METHODS = ("dense", "snapkv:budget=60,window=8", "h2o:budget=60,s=16")
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TEXTS = ["", "Hello world", "x" * 99, "é日本 \U0001f600\n\t", "<|im_start|>user\n"]
 MESSAGES = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", "content": ""}]
 
@@ -80,6 +81,7 @@ def model() -> Path:
 def engine() -> Engine:
     """The tiny model's engine; kernels of sessions of METHODS are there."""
     loaded = Engine.load(model(), n_threads=1)
+    loaded._template = ChatTemplate(TEMPLATE)  # the file has none
     for attn in METHODS:
         _two_tokens(loaded.session(64, 16, attn))
     return loaded
@@ -199,7 +201,7 @@ def kv(data: bytes) -> None:
     """The file of keys and values, overwritten: read as it was, or an error."""
     units, rows = _units()
     file = units._file
-    file.write(0, [memoryview(rows.reshape(-1))])
+    file.write(0, [rows.reshape(-1).data])
     if data:
         file.write(data[0] * 8, [memoryview(data[1 : 64 * 32 - data[0] * 8 + 1])])
     memory = np.zeros_like(rows)
@@ -251,9 +253,7 @@ def attn(data: bytes) -> None:
 
 def _seeds() -> dict[str, list[bytes]]:
     """Some right inputs of each target."""
-    hp = engine().hp
-    n = 2 * hp.n_head_kv * hp.head_dim * hp.n_layer
-    rows = b"\1\2" * (2 * n)
+    rows = b"\1\2" * (2 * 2 * SHAPE.n_head_kv * SHAPE.head_dim * SHAPE.n_layer)
     header = {"model": MODEL.decode(), "tokens": [3, 4], "kv": ["f16", "f16"]}
     body = {"model": "x", "messages": MESSAGES, "max_tokens": 3, "temperature": 0.5, "stop": ["a"]}
     page = b"<!doctype html><title>t</title><h1>a</h1><p>b<ul><li>c</ul><pre>d</pre><!-- e -->"

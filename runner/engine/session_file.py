@@ -97,10 +97,10 @@ class SessionFile:
     def _arrays(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
         at = self._at
         for i, size in enumerate(sizes):
-            data = np.frombuffer(self._read(at, size), np.uint8)
-            if self._table is not None and zlib.crc32(data.data) != self._table[i][1]:
+            data = self._read(at, size)
+            if self._table is not None and zlib.crc32(data) != self._table[i][1]:
                 raise SessionFileError(f"{self.path} was changed while it was read: read it again")
-            yield data
+            yield np.frombuffer(data, np.uint8)
             at += size
 
     def _checked(self) -> tuple[dict[str, Any], int, int, list[tuple[int, int]] | None]:
