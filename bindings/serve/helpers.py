@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tamis.bindings.serve.errors import ApiError, busy, costly, crashed, no_helper, stopping
 from tamis.bindings.serve.masks import Masks
 from tamis.bindings.serve.turns import Turns
-from tamis.bindings.serve.wire import Broken, Config, Frames, Kind, frame
+from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind
 from tamis.child_environment import child_environment
 
 AT_ONCE = 2  # requests that are being prepared
@@ -51,7 +51,7 @@ class Helpers:
         try:
             channel = self._channel(grammar=any(word in body for word in _GRAMMARS))
             async with asyncio.timeout(self._seconds):
-                prepared = await self._ask(channel, name.encode() + b"\n" + body)
+                prepared = await self._ask(channel, name.encode() + b"\n", body)
             channel = None
             return prepared
         except TimeoutError:
@@ -117,10 +117,12 @@ class Helpers:
             self._process.wait()
         self._control = self._process = None
 
-    async def _ask(self, channel: socket.socket, request: bytes) -> Prepared:
+    async def _ask(self, channel: socket.socket, name: bytes, body: bytes) -> Prepared:
         loop, frames = asyncio.get_running_loop(), Frames()
         with contextlib.suppress(OSError):  # it may have ended: the last frame says how
-            await loop.sock_sendall(channel, frame(Kind.REQUEST, request))
+            head = HEADER.pack(Kind.REQUEST, len(name) + len(body)) + name
+            await loop.sock_sendall(channel, head)
+            await loop.sock_sendall(channel, body)  # large: not copied
         while True:
             found = self._next(frames)
             if found is None:

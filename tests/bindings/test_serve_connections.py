@@ -104,7 +104,9 @@ def test_half_open_connections_end_and_keep_nobody_out(path, tmp_path):
 def test_a_head_that_trickles_in_is_cut_off_also_on_a_connection_used_before(path, tmp_path):
     with Process(path, tmp_path, "--timeout-header", "1") as server:
         connection = server.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b"200 OK" in connection.recv(1 << 16)
+        text = b""
+        while b'{"status":"ok"}' not in text:
+            text += connection.recv(1 << 16)
         begin = time.monotonic()
         connection.settimeout(0.1)
         for letter in HALF * 4:
