@@ -236,8 +236,10 @@ def http(data: bytes) -> None:
     from tamis.bindings.serve.body import parse
     from tamis.bindings.serve.errors import ApiError
     from tamis.bindings.serve.requests import Limits, Reader
+    from tamis.bindings.serve.text import TextModel
 
-    reader = Reader(engine(), "tiny", Limits(n_ctx=64, n_choices=8))
+    model = TextModel(engine().vocab, engine().tokenizer, n_ctx=64)
+    reader = Reader(model, "tiny", Limits(n_ctx=64, n_choices=8))
     for read in (reader.chat_task, reader.completion_task, reader.inputs):
         with contextlib.suppress(ApiError):
             read(parse(data))

@@ -21,7 +21,7 @@ FOLDERS = {
 }
 # The modules that may read the environment, each in one documented function.
 MAY_READ_ENVIRONMENT = {
-    "jit_kernels/compile/workers.py": "handed to the compile workers, with NUMBA_OPT",
+    "runner/child_environment.py": "handed on to child processes",
     "jit_kernels/compile/store.py": "XDG_CACHE_HOME: the folder of compiled kernels",
     "runner/fetch/base.py": "TAMIS_MODELS, XDG_CACHE_HOME: the folder of models; handed to pip",
 }
