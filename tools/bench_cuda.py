@@ -101,7 +101,7 @@ def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int)
     packed = zeros(ops.packed_bytes(n_tok, n_in), np.uint8)
     program.add(
         ops.PACK_ROWS, (ops.packed_form(type_), "rows"), step=step, x=x, other=None, packed=packed,
-        n=n_in, scratch=0, eps_f=0.0,
+        n=n_in, scratch=0, eps=0.0,
     )  # fmt: skip
     for w in matrices:
         w.flags.writeable = True
@@ -187,7 +187,7 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
         v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
         indices=sel.indices, log_weight=None, block=sel.block, n_row=sel.n_row,
         heads_per_kv=N_HEAD // N_HEAD_KV, n_head_kv=N_HEAD_KV, window=0, n_split=split,
-        stride=stride, partial=partial, out=out, lse=None, scratch=0, scale_f=HEAD_DIM**-0.5,
+        stride=stride, partial=partial, out=out, lse=None, scratch=0, scale=HEAD_DIM**-0.5,
     )  # fmt: skip
     if split > 1:
         program.add(

@@ -118,7 +118,7 @@ def tamis_product(
         packed=packed,
         n=n_in,
         scratch=scratch,
-        eps_f=0.0,
+        eps=0.0,
     )
     program.add(
         ops.MATMUL,

@@ -35,7 +35,8 @@ class CpuProgram:
             for j, (name, value) in enumerate(zip(call.spec.op.fields, call.values, strict=True)):
                 at = starts[i] + TURNS // 8 + j
                 at = slice(at, at + 1)
-                view = self._args[at].view(np.float64) if name.endswith("_f") else self._args[at]
+                a_float = name in call.spec.op.floats
+                view = self._args[at].view(np.float64) if a_float else self._args[at]
                 view[0] = value
             args = self._args.ctypes.data + 8 * int(starts[i])
             self.tape[i] = library.address(call.spec), args, call.sync, 0

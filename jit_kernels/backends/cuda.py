@@ -188,7 +188,7 @@ class CudaProgram:
     def _step_of(self, call: Call) -> Step:
         fields: dict[str, int | float] = {}
         for name, value in zip(call.spec.op.fields, call.values, strict=True):
-            if name.endswith("_f"):
+            if name in call.spec.op.floats:
                 fields[name] = float(value)
             elif name == "scratch":
                 fields[name] = self._scratch.address + TURNS

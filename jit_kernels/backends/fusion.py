@@ -53,7 +53,7 @@ class _Rows(NamedTuple):
 
     packed: int
     normed: int
-    eps_f: float
+    eps: float
 
 
 def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
@@ -144,7 +144,7 @@ def fused(
         elif following and _products(steps, i, n_block):
             to = other(rows.packed)
             one = _normed(rows, products, following, to)
-            made = _Rows(to, int(one is not None), following.fields["eps_f"])
+            made = _Rows(to, int(one is not None), following.fields["eps"])
             one = one or _gated(rows, products, following, to, private)
             made = made if one else None
             found += [one] if one else _plain(rows, products)

@@ -1,16 +1,27 @@
 """An op of the contract and the record that changes per call; the ops are in contract/ops.
 
+An op's arguments are a record: a class whose annotations are its fields, in the order in which they
+lie in the argument struct, 8 bytes each. An Address is the address of an array, an int is a count
+or a flag (both int64), a float is float64 in the struct and float32 in the kernel. Records are
+plain classes: as NamedTuples they would cost every start 20 to 40 ms. Only where kernels are
+compiled a record becomes one.
+
 A kernel of either backend is built by a function with the op's name in the op's file
 (`cpu/<file>.py`, `cuda/<file>.py`), called with the op's constants as keywords; it returns a
-function `kernel(tid, n_thread, *fields)`. A field whose name ends in "_f" is a float (float64 in
-the struct, float32 in the kernel), every other one an int64: an address or a count.
+function `kernel(tid, n_thread, a)`, and a is the record.
 
-`step` is the address of the int64 record that changes per call: see STEP.
 Shapes: x [n_tok, n] means n_tok rows of n elements, row-major; n_tok is read from step.
 """
 
+import functools
+import re
+from collections import namedtuple
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, NewType
+
+Address = NewType("Address", int)
+PARAMETERS = ["tid", "n_thread", "a"]  # of a kernel
+
 
 Ranges = tuple[int, int, int, int]  # positions first .. end - 1, and first .. end - 1
 
@@ -43,17 +54,73 @@ READS_ALL = Reads("all")
 
 
 class Op(NamedTuple):
-    """One op: its name, the file of its kernels, its constants and its argument struct."""
+    """One op: its kernels' file, its argument record, its constants, the keys it reads."""
 
-    name: str
     file: str
-    constants: tuple[str, ...]
-    fields: tuple[str, ...]
+    record: type
+    declared: str  # the constants, with spaces between
     reads: Reads = READS_NOTHING
+
+    @property
+    def name(self) -> str:
+        """The record's name in snake case: that of the op's builders and, in capitals, the op's."""
+        return _name_of(self.record)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The names of what a kernel is compiled for."""
+        return _split(self.declared)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in the order of the argument struct."""
+        return tuple(_types_of(self.record))
+
+    @property
+    def floats(self) -> frozenset[str]:
+        """The fields that are floats."""
+        return _named(self.record, float)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """The fields that are addresses of arrays."""
+        return _named(self.record, Address)
+
+    @property
+    def values(self) -> Any:
+        """The record as a NamedTuple: what kernels take."""
+        return _values_of(self.record)
+
+
+@functools.cache
+def _name_of(record: type) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()
+
+
+@functools.cache
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
+@functools.cache
+def _types_of(record: type) -> dict[str, Any]:
+    # A record may add fields to another one's: the base's come first.
+    bases = reversed(record.__mro__)
+    return {k: v for base in bases for k, v in vars(base).get("__annotations__", {}).items()}
+
+
+@functools.cache
+def _named(record: type, kind: Any) -> frozenset[str]:
+    return frozenset(name for name, type in _types_of(record).items() if type is kind)
+
+
+@functools.cache
+def _values_of(record: type) -> Any:
+    return namedtuple(record.__name__, tuple(_types_of(record)))
 
 
 class _Step(NamedTuple):
-    """Byte offsets of the step record."""
+    """Byte offsets of the step record: int64s that change per call."""
 
     n_tok: int  # rows of this call
     pos: int  # position of the first row
@@ -66,11 +133,12 @@ STEP = _Step(0, 8, 16, 24, 32)
 STEP_SIZE = 5
 
 
-def op(file: str, name: str, constants: str, fields: str, reads: Reads | None = None) -> Op:
-    """An op of these constants and fields, names with spaces between.
+def op(file: str, record: type, constants: str = "", reads: Reads | None = None) -> Op:
+    """An op with this record and these constants, names with spaces between.
 
     reads: to be said where it is given pages of keys; nothing otherwise.
     """
-    names = tuple(fields.split())
-    assert reads is not None or "k_pages" not in names, f"{name}: which keys does it read?"
-    return Op(name, file, tuple(constants.split()), names, reads or READS_NOTHING)
+    assert reads is not None or "k_pages" not in _types_of(record), (
+        f"{record.__name__}: which keys does it read?"
+    )
+    return Op(file, record, constants, reads or READS_NOTHING)

@@ -103,7 +103,7 @@ class Program:
             int(value)
             for call in found.calls
             for name, value in zip(call.spec.op.fields, call.values, strict=True)
-            if not name.endswith("_f")
+            if name not in call.spec.op.floats
         }
         found.arrays = {at: array for at, array in self.arrays.items() if at in named}
         return found

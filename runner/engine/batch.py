@@ -140,7 +140,7 @@ def _moved(call: Call, moves: set[tuple[int, int, int]]) -> Call:
     """The call with each address of a move (begin, end, by how much) moved."""
 
     def moved(name: str, value: int | float) -> int | float:
-        if not name.endswith("_f"):
+        if name not in call.spec.op.floats:
             for begin, end, by in moves:
                 if begin <= value < end:
                     return value + by

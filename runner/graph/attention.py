@@ -66,7 +66,7 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
         n_head=q.x.shape[1],
         n_head_kv=k.x.shape[1],
         n_half=angles.cos.shape[1],
-        eps_f=g.hp.rms_eps,
+        eps=g.hp.rms_eps,
     )
 
 
@@ -132,7 +132,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         out=rows.out,
         lse=rows.lse,
         scratch=ws.scratch,
-        scale_f=hp.head_dim**-0.5,
+        scale=hp.head_dim**-0.5,
     )
     if split > 1:
         _record_merge(rec, rows, partial, split)

@@ -312,7 +312,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
             cos=angles.cos,
             sin=angles.sin,
             n_half=len(found.inv_freq),
-            scale_f=found.scale,
+            scale=found.scale,
         )
     if kv is not None:
         kv.record_begin(g.rec.program, g.rec.step)
@@ -332,7 +332,7 @@ def record_embedding(g: Graph) -> None:
         table=table.data,
         y=g.x,
         n=g.hp.n_embd,
-        scale_f=math.sqrt(g.hp.n_embd) if g.model.arch.scale_embedding else 1.0,
+        scale=math.sqrt(g.hp.n_embd) if g.model.arch.scale_embedding else 1.0,
     )
 
 

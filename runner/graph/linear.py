@@ -83,7 +83,7 @@ def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> N
         packed=packed,
         n=n_in,
         scratch=g.ws.scratch,
-        eps_f=rows.eps,
+        eps=rows.eps,
     )
     for i, (tensor, y, add) in enumerate(outputs):
         w = tensor.matrix

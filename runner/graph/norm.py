@@ -50,6 +50,6 @@ def record_norm(g: Graph, rows: Source, y: np.ndarray, *, add: bool = False) -> 
         y=y,
         n=len(rows.other),
         rows_per_tok=1,
-        eps_f=rows.eps,
+        eps=rows.eps,
     )
     return y

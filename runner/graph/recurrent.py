@@ -131,7 +131,7 @@ def l2_normed(g: Graph, x: Part) -> None:
         n=x.n,
         rows_per_tok=x.rows_per_tok,
         stride=x.stride,
-        eps_f=g.hp.rms_eps,
+        eps=g.hp.rms_eps,
     )
 
 
@@ -152,7 +152,7 @@ def gated_norm(
         rows_per_tok=x[0].size // n,
         z_stride=z.stride,
         w_step=n if w.vector.ndim == 2 else 0,
-        eps_f=g.hp.rms_eps,
+        eps=g.hp.rms_eps,
     )
     return x
 
@@ -195,5 +195,5 @@ def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray) -> None:
         qk_step=k.step,
         v_step=v.step,
         decay_stride=scan.decay[0].size,
-        scale_f=scan.scale,
+        scale=scan.scale,
     )

@@ -271,7 +271,7 @@ class LastQueries:
             scores=scores,
             n_head_kv=shape.n_head_kv,
             capacity=sums.shape[1],
-            scale_f=shape.head_dim**-0.5,
+            scale=shape.head_dim**-0.5,
             **self.of(layer),
         )
 

@@ -240,8 +240,8 @@ class _State(SelectorState):
             n_head_kv=self.shape.n_head_kv,
             n_block=p.s,
             n_top=p.k,
-            tau_f=p.tau,
-            join_f=p.join,
+            tau=p.tau,
+            join=p.join,
             **middle,
         )
         rec.program.add(

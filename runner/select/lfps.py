@@ -150,7 +150,7 @@ class _State(SelectorState):
             n_head_kv=self.shape.n_head_kv,
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
-            scale_f=self.shape.head_dim**-0.5,
+            scale=self.shape.head_dim**-0.5,
         )
 
     def observe(
@@ -197,9 +197,9 @@ class _State(SelectorState):
             "capacity": self._scores.shape[1],
             "n_sink": self._params.sink,
             "n_local": self._params.local,
-            "a_f": self._params.a,
-            "decay_f": self._params.r,
-            "scale_f": self.shape.head_dim**-0.5,
+            "a": self._params.a,
+            "decay": self._params.r,
+            "scale": self.shape.head_dim**-0.5,
         }
 
     def _start(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
@@ -234,8 +234,8 @@ class _State(SelectorState):
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
             period=p.renew,
-            budget_f=p.budget,
-            epsilon_f=p.epsilon,
+            budget=p.budget,
+            epsilon=p.epsilon,
             **self._tables(layer),
         )
 

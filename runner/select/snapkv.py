@@ -126,7 +126,7 @@ class _State(StartingState):
             n_top=self._n_top[layer],
             pool=p.kernel,
             average=int(p.pool == "mean"),
-            ada_f=p.ada,
+            ada=p.ada,
         )
 
 

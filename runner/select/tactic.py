@@ -244,10 +244,10 @@ class _State(SelectorState):
             "n_sink": p.sink,
             "counted": int(p.outside == "counted"),
             "n_sample": p.sample,
-            "share_f": p.P,
-            "first_share_f": p.first,
-            "margin_f": p.margin,
-            "scale_f": shape.head_dim**-0.5,
+            "share": p.P,
+            "first_share": p.first,
+            "margin": p.margin,
+            "scale": shape.head_dim**-0.5,
         }
         if p.rows == "joint":
             rec.program.add(

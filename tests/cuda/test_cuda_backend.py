@@ -138,7 +138,7 @@ def feed_forward(step):
     ):  # fmt: skip
         program.add(
             ops.PACK_ROWS, ("quantised", source), step=step, x=rows, other=other, packed=packed,
-            n=n, scratch=0, eps_f=0.0,
+            n=n, scratch=0, eps=0.0,
         )  # fmt: skip
         for i, to in enumerate(products):
             n_out = to.shape[1]

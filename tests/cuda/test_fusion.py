@@ -37,7 +37,7 @@ class Buffers:
 def pack(program, at, x, source, n, other=None):
     program.add(
         ops.PACK_ROWS, ("quantised", source), step=at.step, x=x, other=other, packed=at.packed, n=n,
-        scratch=0, eps_f=1e-5 if source == "norm" else 0.0,
+        scratch=0, eps=1e-5 if source == "norm" else 0.0,
     )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def multiply(program, at, n_in, *ys, add=0):
 
 
 def attend(program, at):
-    fields = dict.fromkeys(ops.ATTEND.fields, 1) | {"n_row": N_HEAD // 2, "scale_f": 0.1}
+    fields = dict.fromkeys(ops.ATTEND.fields, 1) | {"n_row": N_HEAD // 2, "scale": 0.1}
     program.add(
         ops.ATTEND, (HEAD_DIM, 2, 1, *F16),
         **fields | {"step": at.step, "q": at.q, "out": at.att},
@@ -67,7 +67,7 @@ def turn(program, at):
     names = "cos", "sin", "k_pages", "v_pages", "k_table", "v_table"
     program.add(
         ops.ROPE_APPEND, (HEAD_DIM, 1, *F16), step=at.step, q=at.q, k=at.k, v=at.v, q_norm=None,
-        k_norm=None, n_head=N_HEAD, n_head_kv=N_HEAD_KV, n_half=HEAD_DIM // 2, eps_f=1e-5,
+        k_norm=None, n_head=N_HEAD, n_head_kv=N_HEAD_KV, n_half=HEAD_DIM // 2, eps=1e-5,
         **{name: 101 + i for i, name in enumerate(names)},
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
 
     def rows(packed, n_in, normed=0):
         eps = 1e-5 if normed else 0.0
-        return {"step": step, "packed": packed, "normed": normed, "eps_f": eps, "n_in": n_in}
+        return {"step": step, "packed": packed, "normed": normed, "eps": eps, "n_in": n_in}
 
     assert keep.spec.constants == ("Q8_0", 1)
     assert keep.fields == rows(one, N) | {

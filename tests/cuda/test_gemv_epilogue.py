@@ -93,7 +93,7 @@ def products(type_, x, normed, matrices, befores, biases, add):
             out[f"y{end}"] = befores[i]
         else:
             fields[f"y{end}"] = 0
-    found = run(ops.PRODUCTS, (type_,), out, eps_f=EPS, add=add, **fields)
+    found = run(ops.PRODUCTS, (type_,), out, eps=EPS, add=add, **fields)
     return [found[f"y{end}"] for end in ("", "2", "3")[: len(matrices)]]
 
 
@@ -155,7 +155,7 @@ def test_a_product_is_packed_for_its_norm(place, type_, n_tok, n_in, n_out, add)
     unwritten = np.full((n_tok, 3 * n_out), 0xA5, np.uint8)
     found = run(
         ops.PRODUCT_NORM, (type_,), {"y": before, "to": unwritten}, step=step_of(n_tok, 11),
-        packed=packed(x, type_), normed=0, eps_f=0.0, n_in=n_in, w=data, bias=bias, n=n_out,
+        packed=packed(x, type_), normed=0, eps=0.0, n_in=n_in, w=data, bias=bias, n=n_out,
         add=add, weight=weight,
     )  # fmt: skip
     expected = x.astype(np.float64) @ decoded.T + bias + add * before
@@ -183,7 +183,7 @@ def test_a_gate_and_what_it_is_for_are_packed(place, type_, activation, n_tok, n
     found = run(
         ops.PRODUCT_GATE, (type_, activation),
         {"to": np.full((n_tok, 3 * n), 0xA5, np.uint8)}, step=step_of(n_tok, 11),
-        packed=packed(x, type_), normed=0, eps_f=0.0, n_in=n_in, w=gate[0], w2=up[0], n=n,
+        packed=packed(x, type_), normed=0, eps=0.0, n_in=n_in, w=gate[0], w2=up[0], n=n,
     )  # fmt: skip
     wide = x.astype(np.float64)
     function = {"silu": silu, "gelu": gelu_tanh}[activation]
@@ -230,7 +230,7 @@ def test_queries_and_keys_are_turned_and_kept(
     for n_row in np.add.reduceat(widths, parts):
         found = run(
             ops.PRODUCT_KEEP, (type_, neox), found, step=step_of(n_tok, pos),
-            packed=packed(x, type_), normed=0, eps_f=0.0, n_in=n_in, n=widths[0], n2=widths[1],
+            packed=packed(x, type_), normed=0, eps=0.0, n_in=n_in, n=widths[0], n2=widths[1],
             first=first, n_row=int(n_row), cos=cos, sin=sin, n_half=half, k_table=tables[0],
             v_table=tables[1], **fields,
         )  # fmt: skip

@@ -78,7 +78,7 @@ def test_heads_are_normed_turned_and_kept(shape, types, n_tok, pos, normed):
         ops.ROPE_APPEND, (head_dim, neox, *types), out={"q": q, "k": k, "k_pages": pages[0],
         "v_pages": pages[1]}, step=step_of(n_tok, pos), v=v, cos=np.cos(angles).astype("f4"),
         sin=np.sin(angles).astype("f4"), k_table=tables[0], v_table=tables[1], n_head=n_head,
-        n_head_kv=n_head_kv, n_half=n_half, eps_f=1e-3, **norms,
+        n_head_kv=n_head_kv, n_half=n_half, eps=1e-3, **norms,
         absent=[] if normed else ["q_norm", "k_norm"],
     ):  # fmt: skip
         # Two products and a sum of values below 10, with rounded factors.

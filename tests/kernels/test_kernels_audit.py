@@ -84,7 +84,7 @@ def test_a_report_is_what_numpy_finds(head_dim, types, rows_per_kv, pos, block, 
         indices=np.concatenate(rows).astype(np.int32), block=block, n_row=n_row,
         heads_per_kv=heads_per_kv, n_head=n_head, window=window, capacity=capacity,
         given=given,
-        scale_f=SCALE, **({"log_weight": log_weight} if weighted else {}),
+        scale=SCALE, **({"log_weight": log_weight} if weighted else {}),
         absent=[] if weighted else ["log_weight"],
     ):  # fmt: skip
         # Logits of up to 10 are float32 sums of 80 products; their weights err by as much.

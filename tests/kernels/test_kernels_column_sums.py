@@ -47,7 +47,7 @@ def test_sums_are_of_the_last_queries_weights(head_dim, heads, group, pos, n_hel
             "scores": np.full((N_HEAD_KV * heads, capacity), np.nan, np.float32),
         },
         step=step_of(1, pos), q=q[pos:], past=past, past_pos=past_pos, k_pages=paged(k, table),
-        k_table=table, n_head_kv=N_HEAD_KV, capacity=capacity, n_past=n_past, scale_f=SCALE,
+        k_table=table, n_head_kv=N_HEAD_KV, capacity=capacity, n_past=n_past, scale=SCALE,
     ):  # fmt: skip
         # Sums of up to 35 float32 weights.
         np.testing.assert_allclose(found["sums"], expected, rtol=1e-4, atol=1e-6)
@@ -68,7 +68,7 @@ def test_a_query_that_is_missing_ends_the_ones_before_it():
         ops.COLUMN_SUMS, (head_dim, heads, group),
         out={"sums": np.zeros((n, 64), np.float32), "scores": np.zeros((n, 64), np.float32)},
         step=step_of(1, 11), q=q[11:], past=past, past_pos=at, k_pages=paged(k, table),
-        k_table=table, n_head_kv=N_HEAD_KV, capacity=64, n_past=4, scale_f=SCALE,
+        k_table=table, n_head_kv=N_HEAD_KV, capacity=64, n_past=4, scale=SCALE,
     ):  # fmt: skip
         np.testing.assert_allclose(found["sums"].sum(axis=1), 1, rtol=1e-5)
         assert (found["sums"][:, 11:] == 0).all()
@@ -98,6 +98,6 @@ def test_a_steps_weights_over_its_selection_are_added(head_dim, heads, group, n_
         },
         step=step_of(1, n - 1), q=q, k_pages=paged(k, table), k_table=table,
         indptr=np.cumsum([0, *sizes]).astype(np.int32), indices=np.concatenate(rows), n_row=n_row,
-        heads_per_kv=heads, n_head_kv=N_HEAD_KV, capacity=n, most=most, scale_f=SCALE,
+        heads_per_kv=heads, n_head_kv=N_HEAD_KV, capacity=n, most=most, scale=SCALE,
     ):  # fmt: skip
         np.testing.assert_allclose(found["sums"], expected, rtol=1e-5, atol=1e-5)

@@ -121,8 +121,8 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(
     }  # fmt: skip
     for found in runs(
         ops.CIS_GATE, (head_dim, heads, group), out=out, step=step_of(1, pos), q=q,
-        n_head_kv=n_head_kv, n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau_f=0.8,
-        join_f=join,
+        n_head_kv=n_head_kv, n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau=0.8,
+        join=join,
     ):  # fmt: skip
         assert found["chosen"].tolist() == chosen.ravel().tolist()
         np.testing.assert_array_equal(found["refs"], [e[1] for e in expected])

@@ -29,7 +29,7 @@ def test_rms_norm(add, n_tok, rows_per_tok, n, row):
     expected = add * before.astype(np.float64) + rms_norm(x[row:].astype(np.float64), w, 1e-3)
     for found in runs(
         ops.RMS_NORM, (add,), out={"y": before}, step=step_of(n_tok, 9, row), x=x, w=w, n=n,
-        rows_per_tok=rows_per_tok, eps_f=1e-3,
+        rows_per_tok=rows_per_tok, eps=1e-3,
     ):  # fmt: skip
         # A float32 sum of at most 64 squares, a root, a division and two products.
         np.testing.assert_allclose(found["y"], expected, rtol=2e-6, atol=1e-6)
@@ -44,7 +44,7 @@ def test_rope_table(n_tok, pos, n_half):
     unwritten = np.full((n_tok, n_half), np.nan, np.float32)
     for found in runs(
         ops.ROPE_TABLE, out={"cos": unwritten, "sin": unwritten}, step=step_of(n_tok, pos),
-        inv_freq=inv_freq, n_half=n_half, scale_f=1.25,
+        inv_freq=inv_freq, n_half=n_half, scale=1.25,
     ):  # fmt: skip
         # Angles are float64; the cosine is rounded to float32 before the product, and after it.
         np.testing.assert_allclose(found["cos"], 1.25 * np.cos(angles), rtol=0, atol=3e-7)

@@ -242,7 +242,7 @@ def test_the_search_keeps_the_best_chunks_of_each_level(
         step=step_of(n_tok, pos), q=q, k_pages=paged(rows, table), k_table=table, means=means,
         extents=extents, n_row=n_row, heads_per_kv=2 * group, n_head_kv=2, room=room, top=top,
         n_chunk=n_chunk, block=block, n_sink=n_sink, n_local=n_local, mask_block=mask_block,
-        q_stride=q_stride, n_near=n_near, scale_f=scale,
+        q_stride=q_stride, n_near=n_near, scale=scale,
     ):  # fmt: skip
         # Keys that a GPU rounds weigh the heads by 1e-4 more or less: one close call may differ.
         others = np.flatnonzero((found["mask"] != expected).any(axis=1))
@@ -261,7 +261,7 @@ def test_equal_means_keep_the_lower_blocks():
         out={"mask": np.full((1, 9), -7, np.int32), "work": np.zeros((1, work), np.float32)},
         step=step_of(1, 99), q=q, k_pages=paged(k, table), k_table=table, means=means,
         extents=extents, n_row=1, heads_per_kv=1, n_head_kv=1, room=room, top=top, n_chunk=8,
-        block=1, n_sink=3, n_local=10, mask_block=1, q_stride=1, n_near=14, scale_f=1.0,
+        block=1, n_sink=3, n_local=10, mask_block=1, q_stride=1, n_near=14, scale=1.0,
     ):  # fmt: skip
         assert found["mask"][0].tolist() == [8, *range(3, 11)]
 

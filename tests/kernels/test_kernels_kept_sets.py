@@ -98,7 +98,7 @@ def test_votes_are_pooled_and_budgets_follow_them(average, pool, n_top, ada):
             "pooled": np.full((n_row, capacity), np.nan, np.float32),
         },
         step=step_of(1, pos), sums=sums, n_row=n_row, capacity=capacity, n_keep=n_keep,
-        n_sink=n_sink, n_local=n_local, n_top=n_top, pool=pool, average=average, ada_f=ada,
+        n_sink=n_sink, n_local=n_local, n_top=n_top, pool=pool, average=average, ada=ada,
     ):  # fmt: skip
         assert rows_in(found["kept"]) == expected
         assert found["begin"] == [high]

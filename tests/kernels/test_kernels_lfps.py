@@ -42,7 +42,7 @@ class Sequence:
         pages = {"k_pages": paged(self.k, self.table), "k_table": self.table}
         if values:
             pages |= {"v_pages": paged(self.v, self.table), "v_table": self.table}
-        return pages | {"n_head_kv": N_HEAD_KV, "scale_f": HEAD_DIM**-0.5}
+        return pages | {"n_head_kv": N_HEAD_KV, "scale": HEAD_DIM**-0.5}
 
 
 def empty_tables(group, capacity=CAPACITY):
@@ -61,7 +61,7 @@ def empty_tables(group, capacity=CAPACITY):
 
 def scalars(p=P, capacity=CAPACITY):
     return {
-        "capacity": capacity, "n_sink": p.sink, "n_local": p.local, "decay_f": p.r, "a_f": p.a,
+        "capacity": capacity, "n_sink": p.sink, "n_local": p.local, "decay": p.r, "a": p.a,
     }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_tables_start_from_the_last_queries(pos, n, group):
 
 def step(seq, pos, tables, bypass, *, group, period, p=P):
     """One decode step by the ops, on one thread's buffers; all runs must agree."""
-    meta = {"bypass": bypass, "period": period, "budget_f": p.budget, "epsilon_f": p.epsilon}
+    meta = {"bypass": bypass, "period": period, "budget": p.budget, "epsilon": p.epsilon}
     n_row, n_set = N_HEAD // group, seq.capacity // 5
     out = tables | {
         "order": np.zeros((n_row, 2, seq.capacity), np.int32),

@@ -120,7 +120,7 @@ def test_queries_and_keys_get_length_one(n_tok, rows, n, gap):
     expected = heads / np.sqrt((heads**2).sum(-1, keepdims=True) + 1e-3)
     for found in runs(
         ops.L2_NORM, out={"x": x}, step=step_of(n_tok), n=n, rows_per_tok=rows,
-        stride=rows * n + gap, eps_f=1e-3,
+        stride=rows * n + gap, eps=1e-3,
     ):  # fmt: skip
         np.testing.assert_allclose(
             found["x"][:, : rows * n].reshape(heads.shape), expected, rtol=3e-6, atol=1e-7
@@ -143,7 +143,7 @@ def test_a_norm_and_its_gate(n_tok, rows, n, order, activation, shared):
     for found in runs(
         ops.GATED_NORM, (order, activation), out={"y": unwritten(n_tok, rows, n)},
         step=step_of(n_tok), x=x, z=z, w=w, n=n, rows_per_tok=rows, z_stride=rows * n + 3,
-        w_step=0 if shared else n, eps_f=1e-3,
+        w_step=0 if shared else n, eps=1e-3,
     ):  # fmt: skip
         np.testing.assert_allclose(found["y"], expected, rtol=5e-6, atol=2e-6)
 
@@ -215,7 +215,7 @@ def check_linear_scan(rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tile
     given = scan_inputs(rng, decay, head_k, head_v, n_tok, n_head, n_head_k)
     expected, after = scan_expected(given, rule, head_k, head_v, n_head, n_head_k, tiled, 0.5)
     for found in runs(
-        ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(n_tok), scale_f=0.5,
+        ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(n_tok), scale=0.5,
         out={"y": unwritten(n_tok, n_head, head_v), "state": given["state"]},
         **scan_fields(given, head_k, head_v, n_head, n_head_k, tiled),
     ):  # fmt: skip
@@ -252,7 +252,7 @@ def test_a_linear_scan_without_beta_and_skip_has_ones_and_zeros_there():
     fields = scan_fields(given, 8, 37, 2, 2, 0) | {"decay_stride": 0, "decay": given["decay"][0]}
     del fields["beta"], fields["skip"]
     for found in runs(
-        ops.LINEAR_SCAN, ("add", "head", 8, 37), step=step_of(3), scale_f=1.0,
+        ops.LINEAR_SCAN, ("add", "head", 8, 37), step=step_of(3), scale=1.0,
         out={"y": unwritten(3, 2, 37), "state": given["state"]}, absent=("beta", "skip"), **fields,
     ):  # fmt: skip
         np.testing.assert_allclose(found["state"], after, rtol=2e-5, atol=2e-5)
@@ -269,7 +269,7 @@ def test_a_chunk_is_its_tokens_one_by_one(rule, decay, head_k, head_v):
     shape = head_k, head_v, n_head, n_head, 0
     whole = list(
         runs(
-            ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(n_tok), scale_f=0.5,
+            ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(n_tok), scale=0.5,
             out={"y": unwritten(n_tok, n_head, head_v), "state": given["state"]},
             **scan_fields(given, *shape),
         )
@@ -277,7 +277,7 @@ def test_a_chunk_is_its_tokens_one_by_one(rule, decay, head_k, head_v):
     rows, state = [], given["state"]
     for t in range(n_tok):
         calls = runs(
-            ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(1), scale_f=0.5,
+            ops.LINEAR_SCAN, (rule, decay, head_k, head_v), step=step_of(1), scale=0.5,
             out={"y": unwritten(1, n_head, head_v), "state": state},
             **scan_fields(given, *shape, first=t, n_tok=1),
         )  # fmt: skip

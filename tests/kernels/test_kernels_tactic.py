@@ -291,8 +291,8 @@ def test_the_budget_is_that_of_the_reference(
         },
         step=step_of(1, n_kv - 1), q=q, extent=np.array([n_sink, end, n_cluster]), scores=scores,
         starts=starts, order=order, n_head=4, heads_per_kv=heads_per_kv, n_slot=n_slot,
-        capacity=capacity, n_sink=n_sink, counted=counted, n_sample=n_sample, share_f=share,
-        first_share_f=0.02, margin_f=margin, scale_f=scale, **keys.fields,
+        capacity=capacity, n_sink=n_sink, counted=counted, n_sample=n_sample, share=share,
+        first_share=0.02, margin=margin, scale=scale, **keys.fields,
     ):  # fmt: skip
         for head in range(4):
             h, query = head // heads_per_kv, q[0, head].astype(float)
@@ -377,8 +377,8 @@ def test_the_joint_budget_is_that_of_the_reference(
         },
         step=step_of(1, n_kv - 1), q=q, extent=np.array([n_sink, end, n_cluster]), starts=starts,
         order=order, n_slot=n_slot, capacity=capacity, n_sink=n_sink, counted=counted,
-        n_sample=n_sample, n_reach=n_reach, share_f=share, first_share_f=0.02, margin_f=margin,
-        scale_f=scale, **keys.fields,
+        n_sample=n_sample, n_reach=n_reach, share=share, first_share=0.02, margin=margin,
+        scale=scale, **keys.fields,
     ):  # fmt: skip
         for h in range(2):
             heads, rank = slice(group * h, group * h + group), found["rank"][h, :n_cluster]
@@ -418,7 +418,7 @@ def test_without_clusters_nothing_is_kept_of_them(op):
         op, constants, out=out | scratch, step=step_of(1, 8), q=np.ones((1, 2, 16), np.float32),
         extent=np.array([4, 4, 0]), starts=np.zeros((2, 17), np.int32),
         order=np.zeros((2, 9), np.int32), n_slot=16, capacity=9, n_sink=4, counted=1, n_sample=0,
-        share_f=0.9, first_share_f=0.02, margin_f=0, scale_f=0.25, **own, **keys.fields,
+        share=0.9, first_share=0.02, margin=0, scale=0.25, **own, **keys.fields,
     ):  # fmt: skip
         assert found["keep"].tolist() == [0, 0]
 

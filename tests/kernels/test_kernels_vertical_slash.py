@@ -59,7 +59,7 @@ def test_lines_are_those_of_the_last_queries_weights(
         },
         step=step_of(n_tok, pos), q=q, k_pages=paged(k, table), k_table=table, n_row=n_row,
         n_last=n_last, n_vertical=n_vertical, n_slash=n_slash, n_sink=n_sink, n_local=n_local,
-        capacity=capacity, scale_f=0.3,
+        capacity=capacity, scale=0.3,
     ):  # fmt: skip
         # Sums of up to 112 float32 weights.
         np.testing.assert_allclose(found["vertical"][:, :n], weights[0], rtol=1e-4, atol=1e-5)

@@ -170,7 +170,7 @@ class Case:
             "heads_per_kv": heads.heads_per_kv,
             "n_head_kv": heads.n_head_kv,
             "window": self.window,
-            "scale_f": self.scale,
+            "scale": self.scale,
         }
 
 

@@ -60,7 +60,7 @@ def packed(x, type_, source="rows", other=None, row=0):
         for made in runs(
             ops.PACK_ROWS, (ops.packed_form(type_), source), out={"packed": unwritten},
             scratch=ops.matmul_scratch(n), step=step_of(n_tok, 0, row), x=x, other=other, n=n,
-            eps_f=1e-3,
+            eps=1e-3,
         )
     ]  # fmt: skip
     for again in found[1:]:

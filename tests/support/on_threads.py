@@ -394,9 +394,9 @@ def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarra
         raise error
 
 
-def _both(launch: Any, *fields: Any) -> None:
-    handed = launch.start(*fields) if launch.start is not None else None
-    launch.kernel(*fields, *([handed] if launch.hands_on else []))
+def _both(launch: Any, *given: Any) -> None:
+    handed = launch.start(*given) if launch.start is not None else None
+    launch.kernel(*given, *([handed] if launch.hands_on else []))
 
 
 class OnThreads:
@@ -417,7 +417,8 @@ class OnThreads:
             constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
             for launch in getattr(module, call.spec.op.name)(**constants):
                 for tid in range(self._n_block):
-                    body = partial(_both, launch, tid, self._n_block, *call.values)
+                    record = call.spec.op.values(*call.values)
+                    body = partial(_both, launch, tid, self._n_block, record)
                     run_block(body, launch.threads, arrays)
 
     def fetch(self, *arrays: np.ndarray) -> None:

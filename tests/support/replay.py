@@ -112,7 +112,7 @@ class Replay:
             indices=sel.indices, log_weight=sel.log_weight, block=sel.block, n_row=sel.n_row,
             heads_per_kv=self.n_head // self.n_head_kv, n_head_kv=self.n_head_kv, window=0,
             n_split=1, stride=rows.stride, partial=None, out=rows.out, lse=None,
-            scratch=self._scratch, scale_f=self.head_dim**-0.5,
+            scratch=self._scratch, scale=self.head_dim**-0.5,
         )  # fmt: skip
 
 

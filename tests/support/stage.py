@@ -80,7 +80,7 @@ class Stage:
             block=sel.block, n_row=sel.n_row, heads_per_kv=shape.group,
             n_head_kv=shape.n_head_kv, window=0, n_split=1, stride=1, partial=None, out=self._out,
             lse=None, scratch=np.zeros(ops.attend_scratch(group, shape.head_dim), np.uint8),
-            scale_f=shape.head_dim**-0.5,
+            scale=shape.head_dim**-0.5,
         )  # fmt: skip
         self.state.observe(rec, 0, self._q, self._kv, sel)
         return self._backend.link(program), sel

@@ -35,9 +35,9 @@ class Apart(CpuBackend):
         own = Program()
         own.arrays = {at: self._copy(array, make=True) for at, array in program.arrays.items()}
         for call in program.calls:
-            names = call.spec.op.fields
+            names, floats = call.spec.op.fields, call.spec.op.floats
             values = [
-                own.arrays[v].at(v) if not name.endswith("_f") and v in own.arrays else v
+                own.arrays[v].at(v) if name not in floats and v in own.arrays else v
                 for name, v in zip(names, call.values, strict=True)
             ]
             own.calls.append(call._replace(values=tuple(values)))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_ALL, op
+from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 
 
 class _AuditFields(NamedTuple):
@@ -23,20 +23,36 @@ class _AuditFields(NamedTuple):
 
 AUDIT = _AuditFields(*range(11))
 
-# One query token's attention checked against dense attention over every position that the layer's
-# window allows: report f64 [n_head, len(AUDIT)]. given f32 [n_head, head_dim] is the method's
-# output; the Selection and the pages are as for ATTEND; a log-weight changes what the kept weights
-# are in kept_entropy only. Logits and weights are float32 as in ATTEND, their sums float64. Recall
-# counts equal logits in the Selection's favour. capacity: a multiple of 16, above pos. work:
-# scratch, f64 [n_thread (n_head, where that is less), audit_work(capacity, head_dim)].
-AUDIT_HEADS = op(
-    "select.audit",
-    "audit_heads",
-    "head_dim type_k type_v",
-    "step q k_pages v_pages k_table v_table indptr indices log_weight block n_row heads_per_kv"
-    " n_head window capacity given report work scale_f",
-    reads=READS_ALL,
-)
+
+class AuditHeads:
+    """One query token's attention checked against dense attention over all positions it may see.
+
+    A log-weight changes what the retained weights are in kept_entropy only. Logits and weights are
+    float32 as in ATTEND, their sums float64. Recall counts equal logits in the Selection's favour.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address  # these and the Selection as for ATTEND
+    v_pages: Address
+    k_table: Address
+    v_table: Address
+    indptr: Address
+    indices: Address
+    log_weight: Address
+    block: int
+    n_row: int
+    heads_per_kv: int
+    n_head: int
+    window: int
+    capacity: int  # a multiple of 16, above pos
+    given: Address  # f32 [n_head, head_dim]: the method's output
+    report: Address  # f64 [n_head, len(AUDIT)]
+    work: Address  # scratch, f64 [min(n_thread, n_head), audit_work(capacity, head_dim)]
+    scale: float
+
+
+AUDIT_HEADS = op("select.audit", AuditHeads, "head_dim type_k type_v", reads=READS_ALL)
 
 
 def audit_work(capacity: int, head_dim: int) -> int:

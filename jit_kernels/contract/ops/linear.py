@@ -1,37 +1,92 @@
 """Embedding, matmul, activations: ops that dequantize weights. type: the ggml type's name."""
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
 FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
-STRIP = 16  # rows of weights that ARRANGE puts side by side
+STRIP = 16  # rows of weights that ARRANGE interleaves
 
-# table: [n_vocab] rows of n elements in their ggml encoding; ids int32 [n_tok];
-# y f32 [n_tok, n] = row * scale.
-EMBED = op("linear.embed", "embed", "type", "step ids table y n scale_f")
 
-# Rows for MATMUL. source: what a row is made of, of x f32 [n_tok, n] from row step.row on: "rows",
-# x itself; "norm", x / sqrt(mean(x^2) + eps) * other f32 [n] (Zhang and Sennrich 2019, arXiv
-# 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or gelu_tanh(x) * other, f32 [n_tok, n].
-# packed: packed_bytes(n_tok, n) at a cache line, in a form of the backend's own; form:
-# packed_form(type of the weights). scratch as for MATMUL.
-PACK_ROWS = op("linear.pack", "pack_rows", "form source", "step x other packed n scratch eps_f")
+class Embed:
+    """y = rows ids of the table, dequantized, times scale."""
 
-# y [n_tok, n_out] (+)= x @ w.T + bias. packed: x [n_tok, n_in] as PACK_ROWS left it; w: n_out rows
-# of n_in elements in their ggml encoding; bias f32 [n_out] or 0; add: 1 adds to y; y_stride in
-# elements; scratch: n_thread * matmul_scratch(n_in) bytes.
-MATMUL = op(
-    "linear.matmul", "matmul", "type", "step packed w bias y n_in n_out y_stride add scratch"
-)
+    step: Address
+    ids: Address  # int32 [n_tok]
+    table: Address  # [n_vocab] rows of n elements in their ggml encoding
+    y: Address  # f32 [n_tok, n]
+    n: int
+    scale: float
 
-# The rows of w as strips of STRIP rows, for the MATMUL of such a type (STRIP_TYPES): see
-# cpu/linear/interleaved.py. n_in is a multiple of 64, n_out of STRIP.
-ARRANGE = op("linear.repack", "arrange", "type", "w strips n_in n_out")
 
-# y = silu(gate) * up or gelu_tanh(gate) * up, f32 [n_tok, n]; activation: "silu" or "gelu".
-GATE = op("linear.activation", "gate", "activation", "step gate up y n")
+EMBED = op("linear.embed", Embed, "type")
+
+
+class PackRows:
+    """Rows for MATMUL, in a form of the backend's own: packed_form(type of the weights).
+
+    source, what a row is made of: "rows", x itself; "norm", x / sqrt(mean(x^2) + eps) * other
+    (Zhang and Sennrich 2019, arXiv 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or
+    gelu_tanh(x) * other.
+    """
+
+    step: Address
+    x: Address  # f32 [n_tok, n], from row step.row on
+    other: Address  # f32 [n] of "norm", f32 [n_tok, n] of an activation, else 0
+    packed: Address  # packed_bytes(n_tok, n), at a cache line
+    n: int
+    scratch: Address  # as for MATMUL
+    eps: float
+
+
+PACK_ROWS = op("linear.pack", PackRows, "form source")
+
+
+class Matmul:
+    """y (+)= x @ w.T + bias."""
+
+    step: Address
+    packed: Address  # x [n_tok, n_in] as PACK_ROWS left it
+    w: Address  # n_out rows of n_in elements in their ggml encoding
+    bias: Address  # f32 [n_out], or 0
+    y: Address  # f32 [n_tok, n_out]
+    n_in: int
+    n_out: int
+    y_stride: int  # elements from a row of y to the next
+    add: int  # 1: adds to y
+    scratch: Address  # n_thread * matmul_scratch(n_in) bytes
+
+
+MATMUL = op("linear.matmul", Matmul, "type")
+
+
+class Arrange:
+    """Interleaved weights, STRIP output rows side by side, for the MATMUL of STRIP_TYPES.
+
+    The layout is cpu/linear/interleaved.py's.
+    """
+
+    w: Address  # n_out rows of n_in elements in their ggml encoding
+    strips: Address  # strip_bytes(type, n_out, n_in)
+    n_in: int  # a multiple of 64
+    n_out: int  # a multiple of STRIP
+
+
+ARRANGE = op("linear.repack", Arrange, "type")
+
+
+class Gate:
+    """y = silu(gate) * up, or gelu_tanh(gate) * up; activation: "silu" or "gelu"."""
+
+    step: Address
+    gate: Address  # f32 [n_tok, n]
+    up: Address  # f32 [n_tok, n]
+    y: Address  # f32 [n_tok, n]
+    n: int
+
+
+GATE = op("linear.activation", Gate, "activation")
 
 # The ggml types that ARRANGE has, by the name that MATMUL knows a matrix in strips by.
 STRIP_TYPES = {

@@ -1,20 +1,51 @@
 """Mixture of experts."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# Mixture of experts. logits f32 [n_tok, n_expert] -> ids int32 and weights f32 [n_tok, n_used]:
-# the n_used largest softmax probabilities, divided by their sum where norm is 1.
-MOE_ROUTE = op("linear.moe", "moe_route", "", "step logits ids weights n_expert n_used norm")
 
-# y f32 [n_tok, n_used, n_out] = x @ w[ids].T; x f32 rows of n_in, one a token where
-# x_per_slot is 0, one a (token, slot) where it is 1. w: n_expert matrices of n_out rows.
-# scratch as for MATMUL. ids are from 0 to n_expert - 1.
-MOE_MATMUL = op(
-    "linear.moe",
-    "moe_matmul",
-    "type",
-    "step x w ids y n_in n_out n_used n_expert x_per_slot scratch",
-)
+class MoeRoute:
+    """The n_used largest softmax probabilities of each token."""
 
-# y f32 [n_tok, n] += sum over slots of weights * x f32 [n_tok, n_used, n].
-MOE_SUM = op("linear.moe", "moe_sum", "", "step x weights y n n_used")
+    step: Address
+    logits: Address  # f32 [n_tok, n_expert]
+    ids: Address  # int32 [n_tok, n_used]
+    weights: Address  # f32 [n_tok, n_used]
+    n_expert: int
+    n_used: int
+    norm: int  # 1: weights are divided by their sum
+
+
+MOE_ROUTE = op("linear.moe", MoeRoute)
+
+
+class MoeMatmul:
+    """y = x @ w[ids].T."""
+
+    step: Address
+    x: Address  # f32, rows of n_in: one a token, or one a (token, slot)
+    w: Address  # n_expert matrices of n_out rows in their ggml encoding
+    ids: Address  # int32 [n_tok, n_used], from 0 to n_expert - 1
+    y: Address  # f32 [n_tok, n_used, n_out]
+    n_in: int
+    n_out: int
+    n_used: int
+    n_expert: int
+    x_per_slot: int  # 0: x has one row a token; 1: one a (token, slot)
+    scratch: Address  # as for MATMUL
+
+
+MOE_MATMUL = op("linear.moe", MoeMatmul, "type")
+
+
+class MoeSum:
+    """y += sum over slots of weights * x."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n_used, n]
+    weights: Address  # f32 [n_tok, n_used]
+    y: Address  # f32 [n_tok, n]
+    n: int
+    n_used: int
+
+
+MOE_SUM = op("linear.moe", MoeSum)

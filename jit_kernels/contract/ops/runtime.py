@@ -1,15 +1,36 @@
 """The thread team's entries and what measures the roofline."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# What bounds every other op; profiles compare with it. Reads n float32 at x once; y f32 [n_thread]:
-# the sum of each thread's share (a rest of less than 128 may be left out).
-READ_RATE = op("runtime.roofline", "read_rate", "", "x y n")
 
-# n products and n sums a thread, in registers (rounded down to whole rounds): y f32 [n_thread] is
-# drawn towards 1.
-FMA_RATE = op("runtime.roofline", "fma_rate", "", "y n")
+class ReadRate:
+    """Read x once: the bandwidth that bounds every other op; profiles compare with it."""
 
-# The thread team's own entries: no argument struct, see cpu/runtime/team.py.
-TEAM_RUN = op("runtime.team", "team_run", "", "")
-TEAM_WORKER = op("runtime.team", "team_worker", "", "")
+    x: Address  # f32 [n]
+    y: Address  # f32 [n_thread]: sums of the threads' shares; a rest below 128 may be left out
+    n: int
+
+
+READ_RATE = op("runtime.roofline", ReadRate)
+
+
+class FmaRate:
+    """n products and n sums a thread, in registers; rounded down to whole rounds."""
+
+    y: Address  # f32 [n_thread]: drawn towards 1
+    n: int
+
+
+FMA_RATE = op("runtime.roofline", FmaRate)
+
+
+class TeamRun:
+    """The thread team's own entry: no argument record, see cpu/runtime/team.py."""
+
+
+class TeamWorker:
+    """The entry of a team's other threads: no argument record."""
+
+
+TEAM_RUN = op("runtime.team", TeamRun)
+TEAM_WORKER = op("runtime.team", TeamWorker)

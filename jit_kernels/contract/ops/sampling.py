@@ -1,16 +1,38 @@
 """The largest logits and their log-sum, without the rest of the vocabulary."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# The n_best largest of logits f32 [n_vocab], of equal ones those with the lowest ids, and what
-# makes probabilities of them. The vocabulary is cut in n_part even parts (the last ones may be
-# shorter, or empty): of each, ids int32 and values f32 [n_part, n_best] in an order of the
-# backend's own, id -1 and -inf where it has fewer; sums f32 [n_part, 2]: the largest logit x (at
-# least -3e38), and the sum of exp(logit - x). An impossible token, whose logit is -inf, may be
-# left out.
-LOGIT_PARTS = op("linear.logits", "logit_parts", "", "logits ids values sums n_vocab n_best n_part")
 
-# The same of all parts: best_ids int32 and best_values f32 [n_best], total f32 [2].
-LOGIT_BEST = op(
-    "linear.logits", "logit_best", "", "ids values sums best_ids best_values total n_best n_part"
-)
+class LogitParts:
+    """The n_best largest logits of each part of the vocabulary, of equal ones the lowest ids.
+
+    The vocabulary is cut into n_part even parts; the last ones may be shorter, or empty. An
+    impossible token, whose logit is -inf, may be left out.
+    """
+
+    logits: Address  # f32 [n_vocab]
+    ids: Address  # int32 [n_part, n_best], in an order of the backend's own; -1: a part has fewer
+    values: Address  # f32 [n_part, n_best]; -inf where ids is -1
+    sums: Address  # f32 [n_part, 2]: the largest logit x, at least -3e38; sum of exp(logit - x)
+    n_vocab: int
+    n_best: int
+    n_part: int
+
+
+LOGIT_PARTS = op("linear.logits", LogitParts)
+
+
+class LogitBest:
+    """The n_best largest of all parts, by falling logit."""
+
+    ids: Address  # as LOGIT_PARTS left them
+    values: Address
+    sums: Address
+    best_ids: Address  # int32 [n_best]
+    best_values: Address  # f32 [n_best]
+    total: Address  # f32 [2]: largest logit and sum, as in sums
+    n_best: int
+    n_part: int
+
+
+LOGIT_BEST = op("linear.logits", LogitBest)

@@ -183,17 +183,17 @@ def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -
 def _adding(
     at: Layout, head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]
 ) -> tuple[Any, Any]:
-    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, at_pos, window).
+    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, seen).
 
-    add: a batch of n keys. at_pos: position of the first query's token, and how far apart the
-    tokens are.
+    add: a batch of n keys. seen: position of the first query's token, how far apart the tokens are,
+    and the window.
     """
     weights = softmax(at)
     if q_block == 1:
         pack, score, weigh = few_queries(at, (head_dim, group), kv_types)
 
         @njit(error_model="numpy")
-        def add_few(state, batch, ahead, pages, n, n_q, at_pos, window):
+        def add_few(state, batch, ahead, pages, n, n_q, seen):
             score(state, batch, pages, padded(n))
             weights(state, batch, group, padded(n))
             weigh(state, batch, ahead, pages, n)
@@ -204,15 +204,15 @@ def _adding(
     mask = masking(at, group)
 
     @njit(error_model="numpy")
-    def add_many(state, batch, ahead, pages, n, n_q, at_pos, window):
-        pos, stride = at_pos
+    def add_many(state, batch, ahead, pages, n, n_q, seen):
+        pos, stride, window = seen
         tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
         unpack(state, batch, pages, n, padded(n))
         score_all(state, tiles, padded(n))
         first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
         too_old = pos + (n_q - 1) // group * stride - window if window != 0 else -1
         if load_i32(last) > pos or load_i32(first) <= too_old:
-            mask(state, batch, n_q, padded(n), at_pos, window)
+            mask(state, batch, n_q, padded(n), (pos, stride), window)
         weights(state, batch, n_q, padded(n))
         weigh_all(state, tiles, n)
 
@@ -232,49 +232,45 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     pack, add = _adding(at, head_dim, group, q_block, (type_k, type_v))
     start, finish, finish_part = _ends(at, head_dim, group)
 
-    def kernel(
-        tid, n_thread, turns, step, q, k_pages, v_pages, k_table, v_table, indptr, indices,
-        log_weight, block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out,
-        lse, scratch, scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        row_q = q + 4 * head_dim * n_row * group * load_i64(step + STEP.row)
-        n_head, state = n_row * group, (scratch + tid * state_size + 63) // 64 * 64
-        n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
+    def kernel(tid, n_thread, turns, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        row_q = a.q + 4 * head_dim * a.n_row * group * load_i64(a.step + STEP.row)
+        n_head, state = a.n_row * group, (a.scratch + tid * state_size + 63) // 64 * 64
+        n_item = (n_tok + q_block - 1) // q_block * a.n_row * a.n_split
         turn = 0
         item, end = take(turn, tid, n_thread, n_item, turns)
         while item < n_item:
             while item < end:
-                part, row = item % n_split, item // n_split
-                n_part = min(n_split - part, end - item)
+                part, row = item % a.n_split, item // a.n_split
+                n_part = min(a.n_split - part, end - item)
                 item += n_part
-                head, first_tok = row % n_row * group, row // n_row * q_block
+                head, first_tok = row % a.n_row * group, row // a.n_row * q_block
                 n_q = min(n_tok - first_tok, q_block) * group
-                first = pos + stride * first_tok
-                low = max(0, first - window + 1) if window != 0 else 0
-                high = first + stride * (n_q // group - 1)
-                begin, last = load_i32(indptr + 4 * row), load_i32(indptr + 4 * row + 4)
-                begin = first_at_least(indices, begin, last, low // block)
-                n_seen = first_at_least(indices, begin, last, high // block + 1) - begin
-                cursor = begin + n_seen * part // n_split, 0
-                last = begin + n_seen * (part + n_part) // n_split
+                first = pos + a.stride * first_tok
+                low = max(0, first - a.window + 1) if a.window != 0 else 0
+                high = first + a.stride * (n_q // group - 1)
+                begin, last = load_i32(a.indptr + 4 * row), load_i32(a.indptr + 4 * row + 4)
+                begin = first_at_least(a.indices, begin, last, low // a.block)
+                n_seen = first_at_least(a.indices, begin, last, high // a.block + 1) - begin
+                cursor = begin + n_seen * part // a.n_split, 0
+                last = begin + n_seen * (part + n_part) // a.n_split
                 query = n_head * first_tok + head
-                at_q = row_q + 4 * head_dim * (n_head * stride * first_tok + head)
-                start(state, at_q, n_q, 4 * head_dim * n_head * stride, scale_f)
+                at_q = row_q + 4 * head_dim * (n_head * a.stride * first_tok + head)
+                start(state, at_q, n_q, 4 * head_dim * n_head * a.stride, a.scale)
                 pack(state)
-                keys = last, indices, log_weight, block, low, high
-                tables, pages = (k_table, v_table, n_head_kv), (k_pages, v_pages)
-                h = head // heads_per_kv
+                keys = last, a.indices, a.log_weight, a.block, low, high
+                tables, pages = (a.k_table, a.v_table, a.n_head_kv), (a.k_pages, a.v_pages)
+                h = head // a.heads_per_kv
                 batch, ahead = state + at.batches, state + at.batches + BATCH.size
                 n, cursor = gather(batch, cursor, keys, tables, h)
                 while n > 0:
                     n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
-                    add(state, batch, ahead, pages, n, n_q, (first, stride), window)
+                    add(state, batch, ahead, pages, n, n_q, (first, a.stride, a.window))
                     n, batch, ahead = n_ahead, ahead, batch
-                if n_split == 1:
-                    finish(state, n_q, query, n_head, out, lse)
+                if a.n_split == 1:
+                    finish(state, n_q, query, n_head, a.out, a.lse)
                 else:
-                    finish_part(state, n_q, query, n_head, partial, (part, n_part, n_split))
+                    finish_part(state, n_q, query, n_head, a.partial, (part, n_part, a.n_split))
             turn += 1
             item, end = take(turn, tid, n_thread, n_item, turns)
 
@@ -289,26 +285,26 @@ def attend_merge(head_dim: int, q_block: int) -> Any:
     def weight_of(part, top):
         return np.exp(load_f32(part + row_size) - top)
 
-    def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
-        for query in range(tid, load_i64(step + STEP.n_tok) * n_head, n_thread):
-            parts = partial + part_size * n_split * query
+    def kernel(tid, n_thread, a):
+        for query in range(tid, load_i64(a.step + STEP.n_tok) * a.n_head, n_thread):
+            parts = a.partial + part_size * a.n_split * query
             top, total = LOWEST, ZERO
-            for p in range(n_split):
+            for p in range(a.n_split):
                 top = max(top, load_f32(parts + part_size * p + row_size))
-            for p in range(n_split):
+            for p in range(a.n_split):
                 part = parts + part_size * p
                 total += weight_of(part, top) * load_f32(part + row_size + 4)
-            factor, to = ONE / total if total > ZERO else ZERO, out + row_size * query
+            factor, to = ONE / total if total > ZERO else ZERO, a.out + row_size * query
             for d in range(0, row_size, 4 * LANES):
                 store_f(to + d, zero_f())
-            for p in range(n_split):
+            for p in range(a.n_split):
                 part = parts + part_size * p
                 if load_f32(part + row_size + 4) > ZERO:
                     weight = splat_f(weight_of(part, top) * factor)
                     for d in range(0, row_size, 4 * LANES):
                         store_f(to + d, load_f(to + d) + load_f(part + d) * weight)
-            if lse != 0:
+            if a.lse != 0:
                 log = np.float32(math.log(total)) if total > ZERO else ZERO
-                store_f32(lse + 4 * query, top + log)
+                store_f32(a.lse + 4 * query, top + log)
 
     return kernel

@@ -31,14 +31,14 @@ from tamis.jit_kernels.cpu.linear.norm import normalise
 def rope_table() -> Any:
     """Kernel of ROPE_TABLE; angles in float64, so that long contexts keep their precision."""
 
-    def kernel(tid, n_thread, step, inv_freq, cos, sin, n_half, scale_f):
-        pos = load_i64(step + STEP.pos)
-        for t in range(tid, load_i64(step + STEP.n_tok), n_thread):
-            for i in range(n_half):
-                angle = (pos + t) * load_f64(inv_freq + 8 * i)
-                at = 4 * (n_half * t + i)
-                store_f32(cos + at, np.float32(math.cos(angle)) * scale_f)
-                store_f32(sin + at, np.float32(math.sin(angle)) * scale_f)
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            for i in range(a.n_half):
+                angle = (pos + t) * load_f64(a.inv_freq + 8 * i)
+                at = 4 * (a.n_half * t + i)
+                store_f32(a.cos + at, np.float32(math.cos(angle)) * a.scale)
+                store_f32(a.sin + at, np.float32(math.sin(angle)) * a.scale)
 
     return kernel
 
@@ -81,27 +81,24 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
     turn = turn_halves if neox else turn_neighbours
     keep_k, keep_v = (rows_of_type(type, head_dim).write for type in (type_k, type_v))
 
-    def kernel(
-        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
-        n_head, n_head_kv, n_half, eps_f,
-    ):  # fmt: skip
-        n_tok, pos, n_row = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos), 4 * head_dim
-        n_item = n_head + 2 * n_head_kv
+    def kernel(tid, n_thread, a):
+        n_tok, pos, n_row = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos), 4 * head_dim
+        n_item = a.n_head + 2 * a.n_head_kv
         for item in range(tid, n_tok * n_item, n_thread):
             t, h = item // n_item, item % n_item
-            kv = (h - n_head) % n_head_kv
-            head, norm = q + n_row * (n_head * t + h), q_norm
-            if h >= n_head + n_head_kv:
-                head = v + n_row * (n_head_kv * t + kv)
-            elif h >= n_head:
-                head, norm = k + n_row * (n_head_kv * t + kv), k_norm
-            if h < n_head + n_head_kv:
+            kv = (h - a.n_head) % a.n_head_kv
+            head, norm = a.q + n_row * (a.n_head * t + h), a.q_norm
+            if h >= a.n_head + a.n_head_kv:
+                head = a.v + n_row * (a.n_head_kv * t + kv)
+            elif h >= a.n_head:
+                head, norm = a.k + n_row * (a.n_head_kv * t + kv), a.k_norm
+            if h < a.n_head + a.n_head_kv:
                 if norm != 0:
-                    normalise(head, norm, head, head_dim, eps_f, 0)
-                turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
-            if h >= n_head + n_head_kv:
-                keep_v(head, v_pages, row_at(v_table, n_head_kv, kv, pos + t))
-            elif h >= n_head:
-                keep_k(head, k_pages, row_at(k_table, n_head_kv, kv, pos + t))
+                    normalise(head, norm, head, head_dim, a.eps, 0)
+                turn(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
+            if h >= a.n_head + a.n_head_kv:
+                keep_v(head, a.v_pages, row_at(a.v_table, a.n_head_kv, kv, pos + t))
+            elif h >= a.n_head:
+                keep_k(head, a.k_pages, row_at(a.k_table, a.n_head_kv, kv, pos + t))
 
     return kernel

@@ -77,27 +77,27 @@ def crc32c() -> Any:
             p += 1
         return crc
 
-    def kernel(tid, n_thread, data, rows, sums, n, size):
-        whole = size // 8 * 8
-        for i in range(4 * tid, n // 4 * 4, 4 * n_thread):
+    def kernel(tid, n_thread, a):
+        whole = a.size // 8 * 8
+        for i in range(4 * tid, a.n // 4 * 4, 4 * n_thread):
             # The instruction takes three cycles and one can start in each: four chains at once.
-            p = data + size * load_i64(rows + 8 * i)
-            q = data + size * load_i64(rows + 8 * i + 8)
-            r = data + size * load_i64(rows + 8 * i + 16)
-            s = data + size * load_i64(rows + 8 * i + 24)
-            a = b = c = d = ALL_ONES
+            p = a.data + a.size * load_i64(a.rows + 8 * i)
+            q = a.data + a.size * load_i64(a.rows + 8 * i + 8)
+            r = a.data + a.size * load_i64(a.rows + 8 * i + 16)
+            s = a.data + a.size * load_i64(a.rows + 8 * i + 24)
+            b = c = d = e = ALL_ONES
             for at in range(0, whole, 8):
-                a = word(a, _load_word(p + at))
-                b = word(b, _load_word(q + at))
-                c = word(c, _load_word(r + at))
-                d = word(d, _load_word(s + at))
-            store_i32(sums + 4 * i, rest(a, p + whole, p + size) ^ ALL_ONES)
-            store_i32(sums + 4 * i + 4, rest(b, q + whole, q + size) ^ ALL_ONES)
-            store_i32(sums + 4 * i + 8, rest(c, r + whole, r + size) ^ ALL_ONES)
-            store_i32(sums + 4 * i + 12, rest(d, s + whole, s + size) ^ ALL_ONES)
+                b = word(b, _load_word(p + at))
+                c = word(c, _load_word(q + at))
+                d = word(d, _load_word(r + at))
+                e = word(e, _load_word(s + at))
+            store_i32(a.sums + 4 * i, rest(b, p + whole, p + a.size) ^ ALL_ONES)
+            store_i32(a.sums + 4 * i + 4, rest(c, q + whole, q + a.size) ^ ALL_ONES)
+            store_i32(a.sums + 4 * i + 8, rest(d, r + whole, r + a.size) ^ ALL_ONES)
+            store_i32(a.sums + 4 * i + 12, rest(e, s + whole, s + a.size) ^ ALL_ONES)
         if tid == 0:
-            for i in range(n // 4 * 4, n):
-                p = data + size * load_i64(rows + 8 * i)
-                store_i32(sums + 4 * i, rest(ALL_ONES, p, p + size) ^ ALL_ONES)
+            for i in range(a.n // 4 * 4, a.n):
+                p = a.data + a.size * load_i64(a.rows + 8 * i)
+                store_i32(a.sums + 4 * i, rest(ALL_ONES, p, p + a.size) ^ ALL_ONES)
 
     return kernel

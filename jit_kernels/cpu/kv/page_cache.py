@@ -45,28 +45,25 @@ def kv_claim() -> Any:
         store_i32(entries + 4 * page, slot)
         return True
 
-    def kernel(
-        tid, n_thread, step, state, table, ring, owner, used, k_home, v_home, k_frames, v_frames,
-        n_layer, n_page, n_ring, n_head_kv, k_bytes, v_bytes,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         if tid == 0:
-            store_i64(state + KV_STATE.n_pass, load_i64(state + KV_STATE.n_pass) + 1)
+            store_i64(a.state + KV_STATE.n_pass, load_i64(a.state + KV_STATE.n_pass) + 1)
         first, lines = pos // PAGE, pos % PAGE
-        maps, sizes = (table, ring, owner, used), (n_layer, n_page, n_ring)
-        for layer in range(tid, n_layer, n_thread):
+        maps, sizes = (a.table, a.ring, a.owner, a.used), (a.n_layer, a.n_page, a.n_ring)
+        for layer in range(tid, a.n_layer, n_thread):
             new = claimed(maps, layer, first, sizes)
             for page in range(first + 1, (pos + n_tok - 1) // PAGE + 1):
                 claimed(maps, layer, page, sizes)
             if not new or lines == 0:
                 continue
-            home, slot = layer * n_page + first, layer * n_ring + first % n_ring
-            for h in range(n_head_kv):
-                source, to = PAGE * (n_head_kv * home + h), PAGE * (n_head_kv * slot + h)
-                k_from, k_to = k_home + k_bytes * source, k_frames + k_bytes * to
-                copy_bytes(k_from, k_to, 0, k_bytes * lines)
-                v_from, v_to = v_home + v_bytes * source, v_frames + v_bytes * to
-                copy_bytes(v_from, v_to, 0, v_bytes * lines)
+            home, slot = layer * a.n_page + first, layer * a.n_ring + first % a.n_ring
+            for h in range(a.n_head_kv):
+                source, to = PAGE * (a.n_head_kv * home + h), PAGE * (a.n_head_kv * slot + h)
+                k_from, k_to = a.k_home + a.k_bytes * source, a.k_frames + a.k_bytes * to
+                copy_bytes(k_from, k_to, 0, a.k_bytes * lines)
+                v_from, v_to = a.v_home + a.v_bytes * source, a.v_frames + a.v_bytes * to
+                copy_bytes(v_from, v_to, 0, a.v_bytes * lines)
 
     return kernel
 
@@ -74,21 +71,18 @@ def kv_claim() -> Any:
 def kv_keep() -> Any:
     """Kernel of KV_KEEP: threads take layers in turn."""
 
-    def kernel(
-        tid, n_thread, step, k_home, v_home, k_frames, v_frames, n_layer, n_page, n_ring, n_head_kv,
-        k_bytes, v_bytes,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        for layer in range(tid, n_layer, n_thread):
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        for layer in range(tid, a.n_layer, n_thread):
             for page in range(pos // PAGE, (pos + n_tok - 1) // PAGE + 1):
                 first, end = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
-                home, slot = layer * n_page + page, layer * n_ring + page % n_ring
-                for h in range(n_head_kv):
-                    to, source = PAGE * (n_head_kv * home + h), PAGE * (n_head_kv * slot + h)
-                    k_from, k_to = k_frames + k_bytes * source, k_home + k_bytes * to
-                    copy_bytes(k_from, k_to, k_bytes * first, k_bytes * end)
-                    v_from, v_to = v_frames + v_bytes * source, v_home + v_bytes * to
-                    copy_bytes(v_from, v_to, v_bytes * first, v_bytes * end)
+                home, slot = layer * a.n_page + page, layer * a.n_ring + page % a.n_ring
+                for h in range(a.n_head_kv):
+                    to, source = PAGE * (a.n_head_kv * home + h), PAGE * (a.n_head_kv * slot + h)
+                    k_from, k_to = a.k_frames + a.k_bytes * source, a.k_home + a.k_bytes * to
+                    copy_bytes(k_from, k_to, a.k_bytes * first, a.k_bytes * end)
+                    v_from, v_to = a.v_frames + a.v_bytes * source, a.v_home + a.v_bytes * to
+                    copy_bytes(v_from, v_to, a.v_bytes * first, a.v_bytes * end)
 
     return kernel
 
@@ -96,20 +90,21 @@ def kv_keep() -> Any:
 def kv_want() -> Any:
     """Kernel of KV_WANT: threads take entries of the Selection in turn."""
 
-    def kernel(
-        tid, n_thread, step, state, indptr, indices, wanted, n_row, q_block, block, window, stride
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         if n_tok == 0:
             return
-        last = pos + stride * (n_tok - 1)
-        low = max(0, pos - window + 1) if window != 0 else 0
-        serial, n_rows = load_i64(state + KV_STATE.serial), (n_tok + q_block - 1) // q_block * n_row
-        for i in range(load_i32(indptr) + tid, load_i32(indptr + 4 * n_rows), n_thread):
-            first = block * load_i32(indices + 4 * i)
-            first, end = max(first, low), min(last, first + block - 1)
+        last = pos + a.stride * (n_tok - 1)
+        low = max(0, pos - a.window + 1) if a.window != 0 else 0
+        serial, n_rows = (
+            load_i64(a.state + KV_STATE.serial),
+            (n_tok + a.q_block - 1) // a.q_block * a.n_row,
+        )
+        for i in range(load_i32(a.indptr) + tid, load_i32(a.indptr + 4 * n_rows), n_thread):
+            first = a.block * load_i32(a.indices + 4 * i)
+            first, end = max(first, low), min(last, first + a.block - 1)
             for page in range(first // PAGE, end // PAGE + 1 if first <= end else 0):
-                store_i32(wanted + 4 * page, serial)
+                store_i32(a.wanted + 4 * page, serial)
 
     return kernel
 
@@ -175,35 +170,32 @@ def kv_take(reader: str) -> Any:
         first, last = PAGE * page, PAGE * page + PAGE
         return (low < last and first < high) or (other < last and first < end)
 
-    def kernel(
-        tid, n_thread, step, state, table, owner, used, wanted, missing, counts, found, n_found,
-        block, x, y, layer, n_layer, n_page, n_first, n_cache,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        serial = load_i64(state + KV_STATE.serial)
-        now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
-        low, high = bounds(found, n_found)
-        ranges, hits, n = spans(low, high, block, x, y, n_tok, pos), 0, 0
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        serial = load_i64(a.state + KV_STATE.serial)
+        now = load_i64(a.state + KV_STATE.n_pass) * a.n_layer + a.layer
+        low, high = bounds(a.found, a.n_found)
+        ranges, hits, n = spans(low, high, a.block, a.x, a.y, n_tok, pos), 0, 0
         for page in range((pos + n_tok - 1) // PAGE + 1):
-            if not want(wanted, serial, ranges, page):
+            if not want(a.wanted, serial, ranges, page):
                 continue
-            frame = load_i32(table + 4 * (n_page * layer + page))
+            frame = load_i32(a.table + 4 * (a.n_page * a.layer + page))
             if frame < 0:
-                store_i32(missing + 4 * n, page)
+                store_i32(a.missing + 4 * n, page)
                 n += 1
                 continue
             hits += 1
-            if frame >= n_first:
-                store_i32(used + 4 * (frame - n_first), now)
+            if frame >= a.n_first:
+                store_i32(a.used + 4 * (frame - a.n_first), now)
         if n > 0:
-            maps = table, owner, used, missing, counts
-            take_frames(maps, (layer, n_layer, n_page, n_first, n_cache), n, now)
-        store_i64(state + KV_STATE.serial, serial + 1)
-        store_i64(state + KV_STATE.n_missing, n)
-        store_i64(state + KV_STATE.n_hit, load_i64(state + KV_STATE.n_hit) + hits)
-        store_i64(state + KV_STATE.n_miss, load_i64(state + KV_STATE.n_miss) + n)
+            maps = a.table, a.owner, a.used, a.missing, a.counts
+            take_frames(maps, (a.layer, a.n_layer, a.n_page, a.n_first, a.n_cache), n, now)
+        store_i64(a.state + KV_STATE.serial, serial + 1)
+        store_i64(a.state + KV_STATE.n_missing, n)
+        store_i64(a.state + KV_STATE.n_hit, load_i64(a.state + KV_STATE.n_hit) + hits)
+        store_i64(a.state + KV_STATE.n_miss, load_i64(a.state + KV_STATE.n_miss) + n)
 
     return kernel
 
@@ -211,15 +203,12 @@ def kv_take(reader: str) -> Any:
 def kv_bring() -> Any:
     """Kernel of KV_BRING: threads take pages in turn."""
 
-    def kernel(
-        tid, n_thread, state, table, missing, k_home, v_home, k_frames, v_frames, layer, n_page,
-        n_head_kv, k_bytes, v_bytes,
-    ):  # fmt: skip
-        k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
-        for i in range(tid, load_i64(state + KV_STATE.n_missing), n_thread):
-            home = n_page * layer + load_i32(missing + 4 * i)
-            frame = load_i32(table + 4 * home)
-            copy_bytes(k_home + k_size * home, k_frames + k_size * frame, 0, k_size)
-            copy_bytes(v_home + v_size * home, v_frames + v_size * frame, 0, v_size)
+    def kernel(tid, n_thread, a):
+        k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes
+        for i in range(tid, load_i64(a.state + KV_STATE.n_missing), n_thread):
+            home = a.n_page * a.layer + load_i32(a.missing + 4 * i)
+            frame = load_i32(a.table + 4 * home)
+            copy_bytes(a.k_home + k_size * home, a.k_frames + k_size * frame, 0, k_size)
+            copy_bytes(a.v_home + v_size * home, a.v_frames + v_size * frame, 0, v_size)
 
     return kernel

@@ -12,6 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.cpu.lang.half import FLOAT, narrowed_half, widened_half
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -229,19 +230,18 @@ def call_kernel(b, fn, tid, n_thread, args):
     b.call(b.inttoptr(fn, KERNEL.as_pointer()), [tid, n_thread, args])
 
 
-def struct_reader(kinds: tuple[str, ...]) -> Any:
-    """An intrinsic that reads an argument struct: address -> tuple of its 8-byte fields.
-
-    kinds: "i" (int64) or "f" (float64 in the struct, float32 in the kernel), one a field.
-    """
-    record = types.Tuple([float32 if kind == "f" else int64 for kind in kinds])
+def struct_reader(op: Op) -> Any:
+    """An intrinsic that reads an op's argument struct: address -> NamedTuple of its fields."""
+    floats = [name in op.floats for name in op.fields]
+    fields = [float32 if a_float else int64 for a_float in floats]
+    record = types.BaseTuple.from_types(fields, op.values)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         fields = []
-        for i, kind in enumerate(kinds):
+        for i, a_float in enumerate(floats):
             at = builder.add(values[0], ir.Constant(I64, 8 * i))
-            field = builder.load(pointer(builder, at, DOUBLE if kind == "f" else I64), align=8)
-            fields.append(builder.fptrunc(field, FLOAT) if kind == "f" else field)
+            field = builder.load(pointer(builder, at, DOUBLE if a_float else I64), align=8)
+            fields.append(builder.fptrunc(field, FLOAT) if a_float else field)
         return context.make_tuple(builder, sig.return_type, fields)
 
     @intrinsic

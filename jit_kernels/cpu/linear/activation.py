@@ -32,17 +32,17 @@ def gate(activation: str) -> Any:
     """Kernel of GATE: threads share the elements of all rows."""
     function = {"silu": silu, "gelu": gelu}[activation]
 
-    def kernel(tid, n_thread, step, gate, up, y, n):
-        total = load_i64(step + STEP.n_tok) * n
+    def kernel(tid, n_thread, a):
+        total = load_i64(a.step + STEP.n_tok) * a.n
         # Whole vectors a thread: how many threads there are does not change how a value is made.
         n_vector = (total + LANES - 1) // LANES
         first = LANES * (n_vector * tid // n_thread)
         last = min(total, LANES * (n_vector * (tid + 1) // n_thread))
         whole = first + (last - first) // LANES * LANES
         for i in range(first, whole, LANES):
-            store_f(y + 4 * i, function(load_f(gate + 4 * i)) * load_f(up + 4 * i))
+            store_f(a.y + 4 * i, function(load_f(a.gate + 4 * i)) * load_f(a.up + 4 * i))
         for i in range(whole, last):
-            value = lane(function(splat_f(load_f32(gate + 4 * i))), 0)
-            store_f32(y + 4 * i, value * load_f32(up + 4 * i))
+            value = lane(function(splat_f(load_f32(a.gate + 4 * i))), 0)
+            store_f32(a.y + 4 * i, value * load_f32(a.up + 4 * i))
 
     return kernel

@@ -11,12 +11,12 @@ def embed(type: str) -> Any:
     """Kernel of EMBED: each thread decodes whole rows."""
     decode, row_bytes = decode_of(type), row_bytes_of(type)
 
-    def kernel(tid, n_thread, step, ids, table, y, n, scale_f):
-        size = row_bytes(n)
-        for t in range(tid, load_i64(step + STEP.n_tok), n_thread):
-            row = y + 4 * n * t
-            decode(table + size * load_i32(ids + 4 * t), n, row)
-            for i in range(n):
-                store_f32(row + 4 * i, load_f32(row + 4 * i) * scale_f)
+    def kernel(tid, n_thread, a):
+        size = row_bytes(a.n)
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            row = a.y + 4 * a.n * t
+            decode(a.table + size * load_i32(a.ids + 4 * t), a.n, row)
+            for i in range(a.n):
+                store_f32(row + 4 * i, load_f32(row + 4 * i) * a.scale)
 
     return kernel

@@ -61,22 +61,23 @@ def start_rows(y, stride, n_tok, n, bias, add):
 
 
 def panels_of(type: str, tiles: ModuleType) -> Any:
-    """The function that decodes elements k .. k + n of n_row rows from r on into panels.
+    """The function that dequantizes elements k .. k + n of n_row rows of w from r on into panels.
 
-    It returns how many panels they are.
+    decode_panels(a, r, n_row, k, n, rows, panels), a: MATMUL's record. It returns how many panels
+    they are.
     """
     decode, row_bytes, pack_panel = decode_of(type), row_bytes_of(type), tiles.pack_panel
     size = tiles.PANEL
 
     @njit(error_model="numpy")
-    def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
+    def decode_panels(a, r, n_row, k, n, rows, panels):
         n_panel = (n + DEPTH - 1) // DEPTH
         for i in range(NR):
             row = rows + ROW * i
             if i >= n_row or n < DEPTH * n_panel:
                 clear(row, 4 * DEPTH * n_panel)
             if i < n_row:
-                decode(w + row_bytes(n_in) * (r + i) + row_bytes(k), n, row)
+                decode(a.w + row_bytes(a.n_in) * (r + i) + row_bytes(k), n, row)
         for i in range(n_panel):
             pack_panel(rows + 4 * DEPTH * i, panels + size * i)
         return n_panel
@@ -85,20 +86,20 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
 
 
 def panels_of_strips(type: str, tiles: ModuleType) -> Any:
-    """The same of a matrix in strips: r is a multiple of STRIP, n of 32, n_row of STRIP."""
+    """The same of interleaved weights: r is a multiple of STRIP, n of 32, n_row of STRIP."""
     write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
     panel_size, n_strip = tiles.PANEL, NR // STRIP
 
     @njit(error_model="numpy")
-    def decode_panels(w, n_in, r, n_row, k, n, rows, panels):
-        strip_size = n_in // block * STRIP * size
+    def decode_panels(a, r, n_row, k, n, rows, panels):
+        strip_size = a.n_in // block * STRIP * size
         for i in range(n // DEPTH):
             panel = panels + panel_size * i
             if n_row < NR:
                 clear(panel, panel_size)
             for s in range(n_strip):
                 if STRIP * s < n_row:
-                    strip = w + strip_size * (r // STRIP + s)
+                    strip = a.w + strip_size * (r // STRIP + s)
                     write(strip, k + DEPTH * i, panel, STRIP * s, rows)
         return n // DEPTH
 
@@ -108,9 +109,8 @@ def panels_of_strips(type: str, tiles: ModuleType) -> Any:
 def gemm_of(type: str) -> Any:
     """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
-    gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch): y's columns
-    first..last, its rows `rows_of_x`, a pair whose first is a multiple of MR; w, bias and y start
-    at row 0; y_stride in bytes; scratch: PANEL_SCRATCH bytes.
+    gemm(a, columns, rows_of_x, scratch), a: MATMUL's record: y's columns first .. last - 1 and its
+    rows `rows_of_x`, a pair whose first is a multiple of MR; scratch: PANEL_SCRATCH bytes.
     """
     tiles = tiles_of(packed_form(type))
     in_strips = STRIP_TYPES.get(type)
@@ -123,8 +123,9 @@ def gemm_of(type: str) -> Any:
     assert MR <= PACKED_ROWS
 
     @njit(error_model="numpy")
-    def add_panels(panels, block, n, y, stride, n_row, n_col, spare):
-        """Add the products of n panels and blocks to n_row x n_col sums at y."""
+    def add_panels(panels, block, n, at, n_row, n_col, spare):
+        """Add the products of n panels and blocks to n_row x n_col sums; at: y and its stride."""
+        y, stride = at
         whole, row = n_row == MR and n_col == NR, 4 * NR
         to, to_stride = (y, stride) if whole else (spare, row)
         if not whole:
@@ -136,28 +137,28 @@ def gemm_of(type: str) -> Any:
             copy_part(spare, row, y, stride, n_row, n_col)
 
     @njit(error_model="numpy")
-    def gemm(w, n_in, first, last, packed, rows_of_x, y, y_stride, bias, add, scratch):
+    def gemm(a, columns, rows_of_x, scratch):
         groups = (scratch + 63) // 64 * 64
         rows = groups + GROUP * group_size
         spare = rows + NR * ROW
-        n_block, (first_row, last_row) = (n_in + DEPTH - 1) // DEPTH, rows_of_x
+        n_block, (first_row, last_row) = (a.n_in + DEPTH - 1) // DEPTH, rows_of_x
+        (first, last), y_stride = columns, 4 * a.y_stride
         for r in range(first, last, GROUP * NR):
-            n_col, bias_at = min(last - r, GROUP * NR), bias + 4 * r if bias != 0 else 0
-            start_at = y + y_stride * first_row + 4 * r
-            start_rows(start_at, y_stride, last_row - first_row, n_col, bias_at, add)
-            for k in range(0, n_in, K_BLOCK):
-                n, n_panel = min(K_BLOCK, n_in - k), 0
+            n_col, bias_at = min(last - r, GROUP * NR), a.bias + 4 * r if a.bias != 0 else 0
+            start_at = a.y + y_stride * first_row + 4 * r
+            start_rows(start_at, y_stride, last_row - first_row, n_col, bias_at, a.add)
+            for k in range(0, a.n_in, K_BLOCK):
+                n, n_panel = min(K_BLOCK, a.n_in - k), 0
                 for c in range(0, n_col, NR):
                     panels = groups + group_size * (c // NR)
                     n_row = min(NR, n_col - c)
-                    n_panel = decode_panels(w, n_in, r + c, n_row, k, n, rows, panels)
+                    n_panel = decode_panels(a, r + c, n_row, k, n, rows, panels)
                 for t in range(first_row, last_row, MR):
-                    block = packed + block_size * (n_block * (t // MR) + k // DEPTH)
+                    block = a.packed + block_size * (n_block * (t // MR) + k // DEPTH)
                     for c in range(0, n_col, NR):
                         panels = groups + group_size * (c // NR)
-                        at, n_row = y + y_stride * t + 4 * (r + c), min(MR, last_row - t)
-                        add_panels(
-                            panels, block, n_panel, at, y_stride, n_row, min(NR, n_col - c), spare
-                        )
+                        at = a.y + y_stride * t + 4 * (r + c), y_stride
+                        n_row, n_left = min(MR, last_row - t), min(NR, n_col - c)
+                        add_panels(panels, block, n_panel, at, n_row, n_left, spare)
 
     return gemm

@@ -91,15 +91,17 @@ def best_of(x, low, high, ids, values, n):
 def logit_parts() -> Any:
     """Kernel of LOGIT_PARTS: threads take parts in turn."""
 
-    def kernel(tid, n_thread, logits, ids, values, sums, n_vocab, n_best, n_part):
-        size = (n_vocab + n_part - 1) // n_part
-        for p in range(tid, n_part, n_thread):
-            low = min(p * size, n_vocab)
-            high = min(low + size, n_vocab)
-            top = largest(logits + 4 * low, high - low)
-            store_f32(sums + 8 * p, top)
-            store_f32(sums + 8 * p + 4, exp_sum(logits + 4 * low, high - low, top))
-            best_of(logits, low, high, ids + 4 * n_best * p, values + 4 * n_best * p, n_best)
+    def kernel(tid, n_thread, a):
+        size = (a.n_vocab + a.n_part - 1) // a.n_part
+        for p in range(tid, a.n_part, n_thread):
+            low = min(p * size, a.n_vocab)
+            high = min(low + size, a.n_vocab)
+            top = largest(a.logits + 4 * low, high - low)
+            store_f32(a.sums + 8 * p, top)
+            store_f32(a.sums + 8 * p + 4, exp_sum(a.logits + 4 * low, high - low, top))
+            best_of(
+                a.logits, low, high, a.ids + 4 * a.n_best * p, a.values + 4 * a.n_best * p, a.n_best
+            )
 
     return kernel
 
@@ -120,21 +122,21 @@ def next_best(ids, values, n, last_id, last):
 def logit_best() -> Any:
     """Kernel of LOGIT_BEST: one thread takes the best of the parts one by one."""
 
-    def kernel(tid, n_thread, ids, values, sums, best_ids, best_values, total, n_best, n_part):
+    def kernel(tid, n_thread, a):
         if tid == 0:
             last_id, last = -1, np.float32(np.inf)
-            for i in range(n_best):
-                at = next_best(ids, values, n_best * n_part, last_id, last)
-                last_id = load_i32(ids + 4 * at) if at >= 0 else -1
-                last = load_f32(values + 4 * at) if at >= 0 else NOTHING
-                store_i32(best_ids + 4 * i, last_id)
-                store_f32(best_values + 4 * i, last)
+            for i in range(a.n_best):
+                at = next_best(a.ids, a.values, a.n_best * a.n_part, last_id, last)
+                last_id = load_i32(a.ids + 4 * at) if at >= 0 else -1
+                last = load_f32(a.values + 4 * at) if at >= 0 else NOTHING
+                store_i32(a.best_ids + 4 * i, last_id)
+                store_f32(a.best_values + 4 * i, last)
             top, exps = LOWEST, np.float32(0)
-            for p in range(n_part):
-                top = max(top, load_f32(sums + 8 * p))
-            for p in range(n_part):
-                exps += load_f32(sums + 8 * p + 4) * np.exp(load_f32(sums + 8 * p) - top)
-            store_f32(total, top)
-            store_f32(total + 4, exps)
+            for p in range(a.n_part):
+                top = max(top, load_f32(a.sums + 8 * p))
+            for p in range(a.n_part):
+                exps += load_f32(a.sums + 8 * p + 4) * np.exp(load_f32(a.sums + 8 * p) - top)
+            store_f32(a.total, top)
+            store_f32(a.total + 4, exps)
 
     return kernel

@@ -84,45 +84,44 @@ def rows_of(type: str) -> Any:
 def few_of_pairs(type: str) -> tuple[int, Any]:
     """Rows of weights in a unit, and the function that multiplies units with few rows of x.
 
-    few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare); units: first and last;
-    y_stride in bytes.
+    few(a, units, n_tok, spare), a: MATMUL's record; units: first and last.
     """
     pair, row_bytes = rows_of(type), row_bytes_of(type)
 
     @njit(error_model="numpy")
-    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
-        size = row_bytes(n_in)
+    def few(a, units, n_tok, spare):
+        size = row_bytes(a.n_in)
         for r in range(2 * units[0], 2 * units[1], 2):
-            row, next = w + size * r, min(r + 1, n_out - 1)  # the last may have no other row
+            row, next = a.w + size * r, min(r + 1, a.n_out - 1)  # the last may have no other row
             for t in range(n_tok):
-                to = y + y_stride * t
-                sums = pair(row, w + size * next, n_in, packed + 8 * n_in * t, spare)
-                store_sum(to + 4 * r, sums[0], bias + 4 * r, bias, add)
+                to = a.y + 4 * a.y_stride * t
+                sums = pair(row, a.w + size * next, a.n_in, a.packed + 8 * a.n_in * t, spare)
+                store_sum(to + 4 * r, sums[0], a.bias + 4 * r, a.bias, a.add)
                 if next > r:
-                    store_sum(to + 4 * next, sums[1], bias + 4 * next, bias, add)
+                    store_sum(to + 4 * next, sums[1], a.bias + 4 * next, a.bias, a.add)
 
     return 2, few
 
 
 def few_of_strips(type: str) -> tuple[int, Any]:
-    """The same of a matrix in strips, WIDE of which are a unit."""
+    """The same of interleaved weights, WIDE strips of which are a unit."""
     one, several = product_of(type, 1), product_of(type, ROWS)
     block, size, wide = OF_TYPE[type].block, strip_block(type), WIDE
 
     @njit(error_model="numpy")
-    def few(w, n_in, units, n_out, packed, n_tok, y, y_stride, bias, add, spare):
-        length = n_in // block * STRIP * size
-        for s in range(wide * units[0], min(wide * units[1], n_out // STRIP), wide):
-            strip, to, t = w + length * s, y + 4 * STRIP * s, 0
-            apart = length if STRIP * (s + 1) < n_out else 0
-            of_bias = bias + 4 * STRIP * s if bias != 0 else 0
+    def few(a, units, n_tok, spare):
+        length, stride = a.n_in // block * STRIP * size, 4 * a.y_stride
+        for s in range(wide * units[0], min(wide * units[1], a.n_out // STRIP), wide):
+            strip, to, t = a.w + length * s, a.y + 4 * STRIP * s, 0
+            apart = length if STRIP * (s + 1) < a.n_out else 0
+            of_bias = a.bias + 4 * STRIP * s if a.bias != 0 else 0
             while t < n_tok:
                 n_row = min(ROWS, n_tok - t)
-                x, at = (packed + 8 * n_in * t, 8 * n_in, n_row), (to + y_stride * t, y_stride)
+                x, at = (a.packed + 8 * a.n_in * t, 8 * a.n_in, n_row), (to + stride * t, stride)
                 if n_row > 1:
-                    several(strip, apart, n_in, x, at, of_bias, add)
+                    several(strip, apart, a.n_in, x, at, of_bias, a.add)
                 else:
-                    one(strip, apart, n_in, x, at, of_bias, add)
+                    one(strip, apart, a.n_in, x, at, of_bias, a.add)
                 t += n_row
 
     return wide * STRIP, few
@@ -134,34 +133,29 @@ def matmul(type: str) -> Any:
     unit, few = few_of_strips(in_strips) if in_strips else few_of_pairs(type)
 
     @njit(error_model="numpy")
-    def many(shared, w, n_in, n_out, packed, n_tok, y, y_stride, bias, add, mine):
+    def many(tid, n_thread, turns, a, n_tok, mine):
         # Threads share (part of the rows of x, unit of NR weights), in this order.
-        tid, n_thread, turns = shared
-        n_unit = (n_out + NR - 1) // NR
+        n_unit = (a.n_out + NR - 1) // NR
         n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
         begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
         while begin < n_unit * n_part:
             for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
                 rows = share_of(part, n_part, n_tok, MR)
                 first = NR * max(0, begin - n_unit * part)
-                last = min(n_out, NR * (end - n_unit * part))
-                gemm(w, n_in, first, last, packed, rows, y, y_stride, bias, add, mine)
+                last = min(a.n_out, NR * (end - n_unit * part))
+                gemm(a, (first, last), rows, mine)
             turn += 1
             begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
 
-    def kernel(
-        tid, n_thread, turns, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
-        n_tok, stride = load_i64(step + STEP.n_tok), 4 * y_stride
-        mine = scratch + tid * scratch_of(n_in)
+    def kernel(tid, n_thread, turns, a):
+        n_tok, mine = load_i64(a.step + STEP.n_tok), a.scratch + tid * scratch_of(a.n_in)
         if n_tok > FEW_ROWS:
-            shared = tid, n_thread, turns
-            many(shared, w, n_in, n_out, packed, n_tok, y, stride, bias, add, mine)
+            many(tid, n_thread, turns, a, n_tok, mine)
             return
-        n_unit, turn = (n_out + unit - 1) // unit, 0
+        n_unit, turn = (a.n_out + unit - 1) // unit, 0
         begin, end = take(turn, tid, n_thread, n_unit, turns)
         while begin < n_unit:
-            few(w, n_in, (begin, end), n_out, packed, n_tok, y, stride, bias, add, mine)
+            few(a, (begin, end), n_tok, mine)
             turn += 1
             begin, end = take(turn, tid, n_thread, n_unit, turns)
 
@@ -172,17 +166,15 @@ def moe_matmul(type: str) -> Any:
     """Kernel of MOE_MATMUL: a token's row with the rows of each expert it was sent to."""
     pair, row_bytes, pack = rows_of(type), row_bytes_of(type), pack_row(packed_form(type))
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
-        size, mine = row_bytes(n_in), scratch + tid * scratch_of(n_in)
-        first, last = share_of(tid, n_thread, n_out, 1)
-        for slot in range(load_i64(step + STEP.n_tok) * n_used):
-            expert = w + size * n_out * load_i32(ids + 4 * slot)
-            pack(x + 4 * n_in * (slot if x_per_slot != 0 else slot // n_used), n_in, mine)
+    def kernel(tid, n_thread, a):
+        size, mine = row_bytes(a.n_in), a.scratch + tid * scratch_of(a.n_in)
+        first, last = share_of(tid, n_thread, a.n_out, 1)
+        for slot in range(load_i64(a.step + STEP.n_tok) * a.n_used):
+            expert = a.w + size * a.n_out * load_i32(a.ids + 4 * slot)
+            pack(a.x + 4 * a.n_in * (slot if a.x_per_slot != 0 else slot // a.n_used), a.n_in, mine)
             for r in range(first, last, 2):
-                row, next, to = expert + size * r, min(r + 1, last - 1), y + 4 * n_out * slot
-                sums = pair(row, expert + size * next, n_in, mine, mine + 8 * n_in)
+                row, next, to = expert + size * r, min(r + 1, last - 1), a.y + 4 * a.n_out * slot
+                sums = pair(row, expert + size * next, a.n_in, mine, mine + 8 * a.n_in)
                 store_f32(to + 4 * r, sums[0])
                 store_f32(to + 4 * next, sums[1])
 

@@ -38,10 +38,10 @@ def normalise(row, w, out, n, eps, add):
 def rms_norm(add: int) -> Any:
     """Kernel of RMS_NORM: each thread takes whole rows."""
 
-    def kernel(tid, n_thread, step, x, w, y, n, rows_per_tok, eps_f):
-        n_row = load_i64(step + STEP.n_tok) * rows_per_tok
-        source = x + 4 * n * rows_per_tok * load_i64(step + STEP.row)
+    def kernel(tid, n_thread, a):
+        n_row = load_i64(a.step + STEP.n_tok) * a.rows_per_tok
+        source = a.x + 4 * a.n * a.rows_per_tok * load_i64(a.step + STEP.row)
         for r in range(tid, n_row, n_thread):
-            normalise(source + 4 * n * r, w, y + 4 * n * r, n, eps_f, add)
+            normalise(source + 4 * a.n * r, a.w, a.y + 4 * a.n * r, a.n, a.eps, add)
 
     return kernel

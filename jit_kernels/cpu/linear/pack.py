@@ -116,19 +116,19 @@ def pack_rows(form: str, source: str) -> Any:
                 pack_in_block(at, rest if i < n_row else 0, block, i)
             block += size
 
-    def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
-        n_tok, mine = load_i64(step + STEP.n_tok), scratch + tid * scratch_of(n)
-        row, apart = 4 * n, 4 * n if other_rows else 0
-        x += row * load_i64(step + STEP.row)
-        other += apart * load_i64(step + STEP.row)
+    def kernel(tid, n_thread, a):
+        n_tok, mine = load_i64(a.step + STEP.n_tok), a.scratch + tid * scratch_of(a.n)
+        row, apart = 4 * a.n, 4 * a.n if other_rows else 0
+        x = a.x + row * load_i64(a.step + STEP.row)
+        other = a.other + apart * load_i64(a.step + STEP.row)
         if n_tok <= FEW_ROWS:
-            share = share_of(tid, n_thread, n, CHUNK)
+            share = share_of(tid, n_thread, a.n, CHUNK)
             for t in range(n_tok):
-                pack_few(share, x + row * t, other + apart * t, n, eps_f, packed + 2 * row * t)
+                pack_few(share, x + row * t, other + apart * t, a.n, a.eps, a.packed + 2 * row * t)
             return
-        n_block = (n + DEPTH - 1) // DEPTH
+        n_block = (a.n + DEPTH - 1) // DEPTH
         for t in range(MR * tid, n_tok, MR * n_thread):
-            block, n_row = packed + size * n_block * (t // MR), min(MR, n_tok - t)
-            pack_block(x + row * t, other + apart * t, n_row, n, eps_f, block, mine)
+            block, n_row = a.packed + size * n_block * (t // MR), min(MR, n_tok - t)
+            pack_block(x + row * t, other + apart * t, n_row, a.n, a.eps, block, mine)
 
     return kernel

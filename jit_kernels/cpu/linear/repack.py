@@ -225,12 +225,13 @@ def arrange(type: str) -> Any:
     put, row_bytes = PUT[type], row_bytes_of(type)
     block, block_bytes = OF_TYPE[type].block, STRIP * strip_block(type)
 
-    def kernel(tid, n_thread, w, strips, n_in, n_out):
-        first, last = share_of(tid, n_thread, n_out, STRIP)
-        row_size, to = row_bytes(n_in), strips + n_in // block * block_bytes * (first // STRIP)
+    def kernel(tid, n_thread, a):
+        first, last = share_of(tid, n_thread, a.n_out, STRIP)
+        row_size = row_bytes(a.n_in)
+        to = a.strips + a.n_in // block * block_bytes * (first // STRIP)
         for r in range(first, last, STRIP):
-            for i in range(n_in // block):
-                put(w + row_size * r + row_bytes(block) * i, row_size, to)
+            for i in range(a.n_in // block):
+                put(a.w + row_size * r + row_bytes(block) * i, row_size, to)
                 to += block_bytes
 
     return kernel

@@ -20,27 +20,27 @@ def short_conv(activation: str) -> Any:
     """Kernel of SHORT_CONV: threads share the channels."""
     function = ACTIVATIONS[activation]
 
-    def kernel(tid, n_thread, step, x, w, bias, state, y, n, n_tap, x_stride, y_stride):
-        n_tok, n_before = load_i64(step + STEP.n_tok), n_tap - 1
-        first, whole, last = channels(tid, n_thread, n)
+    def kernel(tid, n_thread, a):
+        n_tok, n_before = load_i64(a.step + STEP.n_tok), a.n_tap - 1
+        first, whole, last = channels(tid, n_thread, a.n)
         for t in range(n_tok):
-            out = y + 4 * y_stride * t
+            out = a.y + 4 * a.y_stride * t
             for c in range(first, whole, LANES):
-                total = load_f(bias + 4 * c) if bias != 0 else zero_f()
-                for j in range(n_tap):
-                    row = row_of(state, x, n, x_stride, n_before, t + j)
-                    total = fma(load_f(w + 4 * (n * j + c)), load_f(row + 4 * c), total)
+                total = load_f(a.bias + 4 * c) if a.bias != 0 else zero_f()
+                for j in range(a.n_tap):
+                    row = row_of(a.state, a.x, a.n, a.x_stride, n_before, t + j)
+                    total = fma(load_f(a.w + 4 * (a.n * j + c)), load_f(row + 4 * c), total)
                 store_f(out + 4 * c, function(total))
             for c in range(whole, last):
-                one = load_f32(bias + 4 * c) if bias != 0 else load_f32(w) * 0
-                for j in range(n_tap):
-                    row = row_of(state, x, n, x_stride, n_before, t + j)
-                    one += load_f32(w + 4 * (n * j + c)) * load_f32(row + 4 * c)
+                one = load_f32(a.bias + 4 * c) if a.bias != 0 else load_f32(a.w) * 0
+                for j in range(a.n_tap):
+                    row = row_of(a.state, a.x, a.n, a.x_stride, n_before, t + j)
+                    one += load_f32(a.w + 4 * (a.n * j + c)) * load_f32(row + 4 * c)
                 store_f32(out + 4 * c, lane(function(splat_f(one)), 0))
         # Row j of the new state comes from row j + n_tok >= j: ascending, none is read too late.
         for j in range(n_before):
-            row = row_of(state, x, n, x_stride, n_before, n_tok + j)
+            row = row_of(a.state, a.x, a.n, a.x_stride, n_before, n_tok + j)
             for c in range(first, last):
-                store_f32(state + 4 * (n * j + c), load_f32(row + 4 * c))
+                store_f32(a.state + 4 * (a.n * j + c), load_f32(row + 4 * c))
 
     return kernel

@@ -17,20 +17,18 @@ def gate_rows(activation: str) -> Any:
     """Kernel of GATE_ROWS: threads take rows in turn."""
     function = ACTIVATIONS[activation]
 
-    def kernel(
-        tid, n_thread, step, x, z, y, n, rows_per_tok, x_stride, x_step, z_stride, z_step,
-    ):  # fmt: skip
-        whole = n // LANES * LANES
-        for r in range(tid, load_i64(step + STEP.n_tok) * rows_per_tok, n_thread):
-            t, j = r // rows_per_tok, r % rows_per_tok
-            a = x + 4 * (x_stride * t + x_step * j) if x != 0 else 0
-            b, out = z + 4 * (z_stride * t + z_step * j), y + 4 * n * r
+    def kernel(tid, n_thread, a):
+        whole = a.n // LANES * LANES
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
+            t, j = r // a.rows_per_tok, r % a.rows_per_tok
+            x = a.x + 4 * (a.x_stride * t + a.x_step * j) if a.x != 0 else 0
+            z, out = a.z + 4 * (a.z_stride * t + a.z_step * j), a.y + 4 * a.n * r
             for i in range(0, 4 * whole, 4 * LANES):
-                gate = function(load_f(b + i))
-                store_f(out + i, gate * load_f(a + i) if a != 0 else gate)
-            for i in range(4 * whole, 4 * n, 4):
-                one = lane(function(splat_f(load_f32(b + i))), 0)
-                store_f32(out + i, one * load_f32(a + i) if a != 0 else one)
+                gate = function(load_f(z + i))
+                store_f(out + i, gate * load_f(x + i) if x != 0 else gate)
+            for i in range(4 * whole, 4 * a.n, 4):
+                one = lane(function(splat_f(load_f32(z + i))), 0)
+                store_f32(out + i, one * load_f32(x + i) if x != 0 else one)
 
     return kernel
 
@@ -44,19 +42,17 @@ def softplus(x):
 def decay() -> Any:
     """Kernel of DECAY: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, x, bias, a, dt, decay, n, rows_per_tok, x_stride, x_step, run,
-    ):  # fmt: skip
-        for r in range(tid, load_i64(step + STEP.n_tok) * rows_per_tok, n_thread):
-            t, j = r // rows_per_tok, r % rows_per_tok
-            row = x + 4 * (x_stride * t + x_step * j)
-            for i in range(n):
-                element = n * j + i
-                value = softplus(load_f32(row + 4 * i) + load_f32(bias + 4 * element))
-                if dt != 0:
-                    store_f32(dt + 4 * (n * r + i), value)
-                if decay != 0:
-                    rate = load_f32(a + 4 * (element // run))
-                    store_f32(decay + 4 * (n * r + i), np.exp(value * rate))
+    def kernel(tid, n_thread, a):
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
+            t, j = r // a.rows_per_tok, r % a.rows_per_tok
+            row = a.x + 4 * (a.x_stride * t + a.x_step * j)
+            for i in range(a.n):
+                element = a.n * j + i
+                value = softplus(load_f32(row + 4 * i) + load_f32(a.bias + 4 * element))
+                if a.dt != 0:
+                    store_f32(a.dt + 4 * (a.n * r + i), value)
+                if a.decay != 0:
+                    rate = load_f32(a.a + 4 * (element // a.run))
+                    store_f32(a.decay + 4 * (a.n * r + i), np.exp(value * rate))
 
     return kernel

@@ -106,30 +106,28 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
     n_vector = head_v // LANES
     n_part = n_vector + head_v % LANES  # vectors of columns, then single ones
 
-    def kernel(
-        tid, n_thread, step, q, k, v, decay, beta, skip, state, y, n_head, n_head_k, tiled, stride,
-        qk_step, v_step, decay_stride, scale_f,
-    ):  # fmt: skip
-        n_tok, per_head = load_i64(step + STEP.n_tok), head_k if by_channel else 1
-        for item in range(tid, n_head * n_part, n_thread):
+    def kernel(tid, n_thread, a):
+        n_tok, per_head = load_i64(a.step + STEP.n_tok), head_k if by_channel else 1
+        for item in range(tid, a.n_head * n_part, n_thread):
             h, part = item // n_part, item % n_part
             single = part >= n_vector
             column = 4 * (LANES * n_vector + part - n_vector if single else LANES * part)
-            kv = h % n_head_k if tiled != 0 else h // (n_head // n_head_k)
-            columns = state + 4 * head_k * head_v * h + column
+            kv = h % a.n_head_k if a.tiled != 0 else h // (a.n_head // a.n_head_k)
+            columns = a.state + 4 * head_k * head_v * h + column
             for t in range(n_tok):
-                at, value = stride * t + qk_step * kv, v + 4 * (stride * t + v_step * h) + column
-                gates = decay + 4 * (decay_stride * t + per_head * h)
-                rate = load_f32(beta + 4 * (n_head * t + h)) if beta != 0 else np.float32(1)
-                through = load_f32(skip + 4 * h) if skip != 0 else np.float32(0)
-                out = y + 4 * head_v * (n_head * t + h) + column
+                at = a.stride * t + a.qk_step * kv
+                value = a.v + 4 * (a.stride * t + a.v_step * h) + column
+                gates = a.decay + 4 * (a.decay_stride * t + per_head * h)
+                rate = load_f32(a.beta + 4 * (a.n_head * t + h)) if a.beta != 0 else np.float32(1)
+                through = load_f32(a.skip + 4 * h) if a.skip != 0 else np.float32(0)
+                out = a.y + 4 * head_v * (a.n_head * t + h) + column
                 if single:
-                    one = ones(columns, q + 4 * at, k + 4 * at, value, gates, rate)
-                    store_f32(out, one * scale_f + through * load_f32(value))
+                    one = ones(columns, a.q + 4 * at, a.k + 4 * at, value, gates, rate)
+                    store_f32(out, one * a.scale + through * load_f32(value))
                 else:
-                    found = vectors(columns, q + 4 * at, k + 4 * at, value, gates, rate)
+                    found = vectors(columns, a.q + 4 * at, a.k + 4 * at, value, gates, rate)
                     added = splat_f(through) * load_f(value)
-                    store_f(out, fma(found, splat_f(scale_f), added))
+                    store_f(out, fma(found, splat_f(a.scale), added))
 
     by_channel = decay == "channel"
     return kernel

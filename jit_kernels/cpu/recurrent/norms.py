@@ -14,16 +14,16 @@ from tamis.jit_kernels.cpu.recurrent.elementwise import ACTIVATIONS
 def l2_norm() -> Any:
     """Kernel of L2_NORM: threads take rows in turn."""
 
-    def kernel(tid, n_thread, step, x, n, rows_per_tok, stride, eps_f):
-        whole = n // LANES * LANES
+    def kernel(tid, n_thread, a):
+        whole = a.n // LANES * LANES
         # 1 / sqrt(sum + eps) is 1 / sqrt(mean + eps / n), divided by sqrt(n).
-        root = np.float32(1) / np.sqrt(np.float32(n))
-        for r in range(tid, load_i64(step + STEP.n_tok) * rows_per_tok, n_thread):
-            row = x + 4 * (stride * (r // rows_per_tok) + n * (r % rows_per_tok))
-            scale = scale_of(row, n, eps_f / np.float32(n)) * root
+        root = np.float32(1) / np.sqrt(np.float32(a.n))
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
+            row = a.x + 4 * (a.stride * (r // a.rows_per_tok) + a.n * (r % a.rows_per_tok))
+            scale = scale_of(row, a.n, a.eps / np.float32(a.n)) * root
             for i in range(0, 4 * whole, 4 * LANES):
                 store_f(row + i, load_f(row + i) * splat_f(scale))
-            for i in range(4 * whole, 4 * n, 4):
+            for i in range(4 * whole, 4 * a.n, 4):
                 store_f32(row + i, load_f32(row + i) * scale)
 
     return kernel
@@ -33,21 +33,21 @@ def gated_norm(order: str, activation: str) -> Any:
     """Kernel of GATED_NORM: threads take rows in turn."""
     function, gate_first = ACTIVATIONS[activation], {"norm": False, "gate": True}[order]
 
-    def kernel(tid, n_thread, step, x, z, w, y, n, rows_per_tok, z_stride, w_step, eps_f):
-        whole = n // LANES * LANES
-        for r in range(tid, load_i64(step + STEP.n_tok) * rows_per_tok, n_thread):
-            t, j = r // rows_per_tok, r % rows_per_tok
-            row, out, weights = x + 4 * n * r, y + 4 * n * r, w + 4 * w_step * j
-            gates = z + 4 * (z_stride * t + n * j)
+    def kernel(tid, n_thread, a):
+        whole = a.n // LANES * LANES
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
+            t, j = r // a.rows_per_tok, r % a.rows_per_tok
+            row, out, weights = a.x + 4 * a.n * r, a.y + 4 * a.n * r, a.w + 4 * a.w_step * j
+            gates = a.z + 4 * (a.z_stride * t + a.n * j)
             if not gate_first:
-                normalise(row, weights, out, n, eps_f, 0)
+                normalise(row, weights, out, a.n, a.eps, 0)
                 row = out
             for i in range(0, 4 * whole, 4 * LANES):
                 store_f(out + i, load_f(row + i) * function(load_f(gates + i)))
-            for i in range(4 * whole, 4 * n, 4):
+            for i in range(4 * whole, 4 * a.n, 4):
                 one = lane(function(splat_f(load_f32(gates + i))), 0)
                 store_f32(out + i, load_f32(row + i) * one)
             if gate_first:
-                normalise(out, weights, out, n, eps_f, 0)
+                normalise(out, weights, out, a.n, a.eps, 0)
 
     return kernel

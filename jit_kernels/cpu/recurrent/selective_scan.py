@@ -20,32 +20,32 @@ from tamis.jit_kernels.cpu.recurrent.elementwise import channels
 def selective_scan(n_state: int) -> Any:
     """Kernel of SELECTIVE_SCAN: threads share the channels, one a lane."""
 
-    def kernel(tid, n_thread, step, x, dt, b, c, a, d, state, y, n, bc_stride):
-        n_tok = load_i64(step + STEP.n_tok)
-        first, whole, last = channels(tid, n_thread, n)
+    def kernel(tid, n_thread, a):
+        n_tok = load_i64(a.step + STEP.n_tok)
+        first, whole, last = channels(tid, n_thread, a.n)
         for i in range(4 * first, 4 * whole, 4 * LANES):
             for t in range(n_tok):
-                row, mixed = 4 * n * t + i, 4 * bc_stride * t
-                value, rate = load_f(x + row), load_f(dt + row)
-                total, drive = load_f(d + i) * value, rate * value
+                row, mixed = 4 * a.n * t + i, 4 * a.bc_stride * t
+                value, rate = load_f(a.x + row), load_f(a.dt + row)
+                total, drive = load_f(a.d + i) * value, rate * value
                 for s in range(n_state):
-                    at = state + 4 * n * s + i
-                    kept = vexp(rate * load_f(a + 4 * n * s + i)) * load_f(at)
-                    new = fma(drive, broadcast_f(b + mixed + 4 * s), kept)
+                    at = a.state + 4 * a.n * s + i
+                    kept = vexp(rate * load_f(a.a + 4 * a.n * s + i)) * load_f(at)
+                    new = fma(drive, broadcast_f(a.b + mixed + 4 * s), kept)
                     store_f(at, new)
-                    total = fma(new, broadcast_f(c + mixed + 4 * s), total)
-                store_f(y + row, total)
+                    total = fma(new, broadcast_f(a.c + mixed + 4 * s), total)
+                store_f(a.y + row, total)
         for i in range(4 * whole, 4 * last, 4):
             for t in range(n_tok):
-                row, mixed = 4 * n * t + i, 4 * bc_stride * t
-                one, pace = load_f32(x + row), load_f32(dt + row)
-                out = load_f32(d + i) * one
+                row, mixed = 4 * a.n * t + i, 4 * a.bc_stride * t
+                one, pace = load_f32(a.x + row), load_f32(a.dt + row)
+                out = load_f32(a.d + i) * one
                 for s in range(n_state):
-                    at = state + 4 * n * s + i
-                    kept_one = lane(vexp(splat_f(pace * load_f32(a + 4 * n * s + i))), 0)
-                    entry = load_f32(at) * kept_one + pace * one * load_f32(b + mixed + 4 * s)
+                    at = a.state + 4 * a.n * s + i
+                    kept_one = lane(vexp(splat_f(pace * load_f32(a.a + 4 * a.n * s + i))), 0)
+                    entry = load_f32(at) * kept_one + pace * one * load_f32(a.b + mixed + 4 * s)
                     store_f32(at, entry)
-                    out += entry * load_f32(c + mixed + 4 * s)
-                store_f32(y + row, out)
+                    out += entry * load_f32(a.c + mixed + 4 * s)
+                store_f32(a.y + row, out)
 
     return kernel

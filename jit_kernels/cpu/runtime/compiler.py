@@ -15,7 +15,7 @@ from numba.core import codegen, config, cpu
 
 from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract.layout import TURNS
-from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.contract.op import PARAMETERS, Op
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.intrinsic import struct_reader
@@ -37,19 +37,17 @@ def _entry(op: Op, constants: dict[str, int | str]) -> Any:
     function = getattr(module, op.name)(**constants)
     if not op.fields:
         return function
-    expected = ["tid", "n_thread", *op.fields]
     found = list(inspect.signature(function).parameters)
     shares = found[2:3] == ["turns"]  # see cpu/lang/work_sharing.py
-    if found[:2] + found[2 + shares :] != expected:
-        raise TypeError(f"kernel {op.name} takes {found}, the contract says {expected}")
-    kernel = njit(**OPTIONS)(function)
-    fields = struct_reader(tuple("f" if name.endswith("_f") else "i" for name in op.fields))
+    if found[:2] + found[2 + shares :] != PARAMETERS:
+        raise TypeError(f"kernel {op.name} takes {found}, the contract says {PARAMETERS}")
+    kernel, record = njit(**OPTIONS)(function), struct_reader(op)
 
     def entry(tid, n_thread, args):
-        kernel(tid, n_thread, *fields(args + TURNS))
+        kernel(tid, n_thread, record(args + TURNS))
 
     def entry_with_turns(tid, n_thread, args):
-        kernel(tid, n_thread, args, *fields(args + TURNS))
+        kernel(tid, n_thread, args, record(args + TURNS))
 
     return entry_with_turns if shares else entry
 
@@ -86,7 +84,7 @@ def optimised(spec: KernelSpec, machine: Any) -> Any:
     before it links it to its caller, and LLVM's code generator leaves addresses in that function
     that are `getelementptr null, integer`; the caller's passes then delete every load and store
     through them as undefined. All optimisation happens here, once, on the whole kernel.
-    Raises TypeError where the kernel does not have the fields of its op.
+    Raises TypeError where the kernel does not take the op's record.
     """
     level = vars(config)["OPT"]
     assert level == 0, f"NUMBA_OPT is {level}, must be 0"

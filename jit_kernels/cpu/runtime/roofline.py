@@ -11,18 +11,18 @@ UNIT = 8 * LANES  # float32s of a round of reads: eight sums, so that no additio
 def read_rate() -> Any:
     """Kernel of READ_RATE: each thread sums a range of whole units."""
 
-    def kernel(tid, n_thread, x, y, n):
-        n_unit, size = n // UNIT, 4 * LANES
+    def kernel(tid, n_thread, a):
+        n_unit, size = a.n // UNIT, 4 * LANES
         first, last = n_unit * tid // n_thread, n_unit * (tid + 1) // n_thread
-        a, b, c, d = zero_f(), zero_f(), zero_f(), zero_f()
-        e, f, g, h = zero_f(), zero_f(), zero_f(), zero_f()
-        for i in range(first, last):
-            at = x + 4 * UNIT * i
-            a, b = a + load_f(at), b + load_f(at + size)
-            c, d = c + load_f(at + 2 * size), d + load_f(at + 3 * size)
-            e, f = e + load_f(at + 4 * size), f + load_f(at + 5 * size)
-            g, h = g + load_f(at + 6 * size), h + load_f(at + 7 * size)
-        store_f32(y + 4 * tid, hsum(((a + b) + (c + d)) + ((e + f) + (g + h))))
+        b, c, d, e = zero_f(), zero_f(), zero_f(), zero_f()
+        f, g, h, i = zero_f(), zero_f(), zero_f(), zero_f()
+        for unit in range(first, last):
+            at = a.x + 4 * UNIT * unit
+            b, c = b + load_f(at), c + load_f(at + size)
+            d, e = d + load_f(at + 2 * size), e + load_f(at + 3 * size)
+            f, g = f + load_f(at + 4 * size), g + load_f(at + 5 * size)
+            h, i = h + load_f(at + 6 * size), i + load_f(at + 7 * size)
+        store_f32(a.y + 4 * tid, hsum(((b + c) + (d + e)) + ((f + g) + (h + i))))
 
     return kernel
 
@@ -30,16 +30,16 @@ def read_rate() -> Any:
 def fma_rate() -> Any:
     """Kernel of FMA_RATE: ten chains, more than any CPU's latency times its units."""
 
-    def kernel(tid, n_thread, y, n):
-        half, start = splat_f(0.5), splat_f(load_f32(y + 4 * tid))
-        a, b, c, d, e = start, start + half, start - half, start * half, half - start
-        f, g, h, i, j = b + half, c + half, d + half, e + half, b + b
-        for _ in range(n // (10 * LANES)):
-            a, b, c = fma(a, half, half), fma(b, half, half), fma(c, half, half)
-            d, e, f = fma(d, half, half), fma(e, half, half), fma(f, half, half)
-            g, h, i = fma(g, half, half), fma(h, half, half), fma(i, half, half)
-            j = fma(j, half, half)
-        total = hsum(((a + b) + (c + d)) + ((e + f) + (g + h)) + (i + j))
-        store_f32(y + 4 * tid, total / (10 * LANES))
+    def kernel(tid, n_thread, a):
+        half, start = splat_f(0.5), splat_f(load_f32(a.y + 4 * tid))
+        b, c, d, e, f = start, start + half, start - half, start * half, half - start
+        g, h, i, j, k = c + half, d + half, e + half, f + half, c + c
+        for _ in range(a.n // (10 * LANES)):
+            b, c, d = fma(b, half, half), fma(c, half, half), fma(d, half, half)
+            e, f, g = fma(e, half, half), fma(f, half, half), fma(g, half, half)
+            h, i, j = fma(h, half, half), fma(i, half, half), fma(j, half, half)
+            k = fma(k, half, half)
+        total = hsum(((b + c) + (d + e)) + ((f + g) + (h + i)) + (j + k))
+        store_f32(a.y + 4 * tid, total / (10 * LANES))
 
     return kernel

@@ -147,11 +147,11 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
     attend, read = _dense(head_dim, type_v), rows_of_type(type_k, head_dim).read
 
     @njit(error_model="numpy")
-    def score(query, k_pages, k_table, heads, low, n, logits, scale, row):
+    def score(a, query, heads, low, n, logits, row):
         top, (n_head_kv, h) = LOWEST, heads
         for i in range(n):
-            read(k_pages, row_at(k_table, n_head_kv, h, low + i), row)
-            x = dot_float(query, row, head_dim) * scale
+            read(a.k_pages, row_at(a.k_table, n_head_kv, h, low + i), row)
+            x = dot_float(query, row, head_dim) * a.scale
             store_f32(logits + 4 * i, x)
             top = max(top, x)
         return top
@@ -166,28 +166,25 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
         store_f64(own + 8 * AUDIT.error, math.sqrt(error))
         store_f64(own + 8 * AUDIT.norm, math.sqrt(norm))
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head, window, capacity, given, report, work, scale_f,
-    ):  # fmt: skip
-        pos, n_head_kv = load_i64(step + STEP.pos), n_head // heads_per_kv
-        low = max(0, pos - window + 1) if window != 0 else 0
+    def kernel(tid, n_thread, a):
+        pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head // a.heads_per_kv
+        low = max(0, pos - a.window + 1) if a.window != 0 else 0
         n = pos + 1 - low
-        sums = work + 8 * (head_dim + (2 * head_dim + 3 * capacity + 1) // 2) * tid
+        sums = a.work + 8 * (head_dim + (2 * head_dim + 3 * a.capacity + 1) // 2) * tid
         part, line = sums + 8 * head_dim, sums + 12 * head_dim
         logits = line + 4 * head_dim
-        weights, marks = logits + 4 * capacity, logits + 8 * capacity
-        for head in range(tid, n_head, n_thread):
-            h, r = head // heads_per_kv, head // (n_head // n_row)
-            own, at, heads = report + 8 * len(AUDIT) * head, 4 * head_dim * head, (n_head_kv, h)
-            top = score(q + at, k_pages, k_table, heads, low, n, logits, scale_f, line)
-            begin, end = load_i32(indptr + 4 * r), load_i32(indptr + 4 * r + 4)
+        weights, marks = logits + 4 * a.capacity, logits + 8 * a.capacity
+        for head in range(tid, a.n_head, n_thread):
+            h, r = head // a.heads_per_kv, head // (a.n_head // a.n_row)
+            own, at, heads = a.report + 8 * len(AUDIT) * head, 4 * head_dim * head, (n_head_kv, h)
+            top = score(a, a.q + at, heads, low, n, logits, line)
+            begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
             weigh(logits, weights, n, top)
-            mark(marks, (begin, end, indices, log_weight, block), low, n)
+            mark(marks, (begin, end, a.indices, a.log_weight, a.block), low, n)
             total, entropy, kept, n_kept, kept_entropy = spread(logits, weights, marks, n, top)
             best_weight, hits = best(logits, weights, marks, n, n_kept)
-            attend(weights, v_pages, v_table, heads, low, n, (sums, part, line))
-            compare(given + at, sums, total, own)
+            attend(weights, a.v_pages, a.v_table, heads, low, n, (sums, part, line))
+            compare(a.given + at, sums, total, own)
             store_f64(own + 8 * AUDIT.n_seen, np.float64(n))
             store_f64(own + 8 * AUDIT.n_kept, np.float64(n_kept))
             store_f64(own + 8 * AUDIT.mass, kept / total)
@@ -195,9 +192,9 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
             store_f64(own + 8 * AUDIT.recall, hits / n_kept if n_kept > 0 else 0.0)
             store_f64(own + 8 * AUDIT.entropy, entropy)
             store_f64(own + 8 * AUDIT.kept_entropy, kept_entropy)
-            first = head % heads_per_kv == 0
-            max_k = longest_k(k_pages, k_table, heads, low, n, line) if first else 0.0
-            max_v = longest_v(v_pages, v_table, heads, low, n, line) if first else 0.0
+            first = head % a.heads_per_kv == 0
+            max_k = longest_k(a.k_pages, a.k_table, heads, low, n, line) if first else 0.0
+            max_v = longest_v(a.v_pages, a.v_table, heads, low, n, line) if first else 0.0
             store_f64(own + 8 * AUDIT.max_k, max_k)
             store_f64(own + 8 * AUDIT.max_v, max_v)
 

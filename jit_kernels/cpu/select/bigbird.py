@@ -31,26 +31,23 @@ def write_random(out, low, high, n, state):
 def bigbird_select() -> Any:
     """Kernel of BIGBIRD_SELECT. Some ten thousand draws at most: one thread makes them."""
 
-    def kernel(
-        tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent, n_random,
-        seed,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         count = 0
-        store_i32(indptr, 0)
-        for qb in range((n_tok + q_block - 1) // q_block):
-            oldest = pos + qb * q_block
-            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
-            low = max(0, oldest - n_recent + 1) // block
-            sinks = min(low, n_sink)
-            n = min(n_random, low - sinks)
-            for r in range(n_row):
-                state = following(following((seed * n_row + r) * 1048583 + oldest // block))
-                write_ends(indices, count, sinks, 0, 0)
-                write_random(indices + 4 * (count + sinks), sinks, low, n, state)
-                count = write_ends(indices, count + sinks + n, 0, low, newest // block + 1)
-                store_i32(indptr + 4 * (qb * n_row + r + 1), count)
+        store_i32(a.indptr, 0)
+        for qb in range((n_tok + a.q_block - 1) // a.q_block):
+            oldest = pos + qb * a.q_block
+            newest = pos + min(n_tok, (qb + 1) * a.q_block) - 1
+            low = max(0, oldest - a.n_recent + 1) // a.block
+            sinks = min(low, a.n_sink)
+            n = min(a.n_random, low - sinks)
+            for r in range(a.n_row):
+                state = following(following((a.seed * a.n_row + r) * 1048583 + oldest // a.block))
+                write_ends(a.indices, count, sinks, 0, 0)
+                write_random(a.indices + 4 * (count + sinks), sinks, low, n, state)
+                count = write_ends(a.indices, count + sinks + n, 0, low, newest // a.block + 1)
+                store_i32(a.indptr + 4 * (qb * a.n_row + r + 1), count)
 
     return kernel

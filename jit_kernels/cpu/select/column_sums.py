@@ -60,31 +60,28 @@ def column_sums(head_dim: int, heads: int, group: int) -> Any:
     """Kernel of COLUMN_SUMS: threads take KV heads in turn."""
     sweep, size, rows_per_kv = sweeping(head_dim, heads, PAGE), 4 * head_dim, heads // group
 
-    def kernel(
-        tid, n_thread, step, q, past, past_pos, k_pages, k_table, sums, scores, n_head_kv,
-        capacity, n_past, scale_f,
-    ):  # fmt: skip
-        pos, stride = load_i64(step + STEP.pos), 4 * capacity
-        n_query = n_kept(past_pos, n_past, pos)
-        for h in range(tid, n_head_kv, n_thread):
-            first, row = sums + stride * rows_per_kv * h, scores + stride * heads * h
+    def kernel(tid, n_thread, a):
+        pos, stride = load_i64(a.step + STEP.pos), 4 * a.capacity
+        n_query = n_kept(a.past_pos, a.n_past, pos)
+        for h in range(tid, a.n_head_kv, n_thread):
+            first, row = a.sums + stride * rows_per_kv * h, a.scores + stride * heads * h
             for r in range(rows_per_kv):
                 for i in range(0, stride, 64):
                     store_f32x16(first + stride * r + i, zero_f32x16())
             for t in range(max(1, n_query)):
-                p, queries = pos, q + size * heads * h
+                p, queries = pos, a.q + size * heads * h
                 if n_query > 0:
                     p = pos - 1 - t
-                    queries = past + size * heads * (n_head_kv * (p % n_past) + h)
+                    queries = a.past + size * heads * (a.n_head_kv * (p % a.n_past) + h)
                 end = (p // PAGE + 1) * PAGE
                 for j in range(0, end, PAGE):
-                    keys = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    keys = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
                     following = min(j + PAGE, end - PAGE)
-                    ahead = key_at(k_pages, k_table, n_head_kv, h, following, head_dim)
+                    ahead = key_at(a.k_pages, a.k_table, a.n_head_kv, h, following, head_dim)
                     sweep(queries, keys, ahead, row + 4 * j, stride)
                 for g in range(heads):
                     own, to = row + stride * g, first + stride * (g // group)
-                    share = splat_f32x16(ONE / exponentials(own, p + 1, end, scale_f))
+                    share = splat_f32x16(ONE / exponentials(own, p + 1, end, a.scale))
                     for i in range(0, 4 * end, 64):
                         x = load_f32x16(to + i) + load_f32x16(own + i) * share
                         store_f32x16(to + i, x)
@@ -96,23 +93,20 @@ def column_add(head_dim: int, group: int) -> Any:
     """Kernel of COLUMN_ADD: threads take rows in turn."""
     pick, size = picking(head_dim, group), 4 * head_dim
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, indptr, indices, sums, lines, scores, n_row,
-        heads_per_kv, n_head_kv, capacity, most, scale_f,
-    ):  # fmt: skip
-        for r in range(tid, n_row, n_thread):
-            begin = load_i32(indptr + 4 * r)
-            n, kept, h = load_i32(indptr + 4 * r + 4) - begin, indices + 4 * begin, r * group
-            own, rows = scores + 4 * most * group * r, lines + 4 * most * r
+    def kernel(tid, n_thread, a):
+        for r in range(tid, a.n_row, n_thread):
+            begin = load_i32(a.indptr + 4 * r)
+            n, kept, h = load_i32(a.indptr + 4 * r + 4) - begin, a.indices + 4 * begin, r * group
+            own, rows = a.scores + 4 * a.most * group * r, a.lines + 4 * a.most * r
             for i in range(n):
                 j = load_i32(kept + 4 * i)
-                store_i32(rows + 4 * i, key_row(k_table, n_head_kv, h // heads_per_kv, j))
-            pick(q + size * h, k_pages, rows, n, own, 4 * most)
+                store_i32(rows + 4 * i, key_row(a.k_table, a.n_head_kv, h // a.heads_per_kv, j))
+            pick(a.q + size * h, a.k_pages, rows, n, own, 4 * a.most)
             for g in range(group):
-                weights, end = own + 4 * most * g, (n + 15) // 16 * 16
-                share = ONE / exponentials(weights, n, end, scale_f)
+                weights, end = own + 4 * a.most * g, (n + 15) // 16 * 16
+                share = ONE / exponentials(weights, n, end, a.scale)
                 for i in range(n):
-                    at = sums + 4 * (capacity * r + load_i32(kept + 4 * i))
+                    at = a.sums + 4 * (a.capacity * r + load_i32(kept + 4 * i))
                     store_f32(at, load_f32(at) + load_f32(weights + 4 * i) * share)
 
     return kernel

@@ -68,20 +68,20 @@ def copy_row(source, to, n):
 def select_window() -> Any:
     """Kernel of SELECT_WINDOW. A few thousand integers at most: one thread writes them."""
 
-    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent):
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         count = 0
-        store_i32(indptr, 0)
-        for qb in range((n_tok + q_block - 1) // q_block):
-            oldest = pos + qb * q_block
-            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
-            low = max(0, oldest - n_recent + 1) // block if n_recent != 0 else 0
-            sinks = min(low, (n_sink + block - 1) // block)
-            for r in range(n_row):
-                count = write_ends(indices, count, sinks, low, newest // block + 1)
-                store_i32(indptr + 4 * (qb * n_row + r + 1), count)
+        store_i32(a.indptr, 0)
+        for qb in range((n_tok + a.q_block - 1) // a.q_block):
+            oldest = pos + qb * a.q_block
+            newest = pos + min(n_tok, (qb + 1) * a.q_block) - 1
+            low = max(0, oldest - a.n_recent + 1) // a.block if a.n_recent != 0 else 0
+            sinks = min(low, (a.n_sink + a.block - 1) // a.block)
+            for r in range(a.n_row):
+                count = write_ends(a.indices, count, sinks, low, newest // a.block + 1)
+                store_i32(a.indptr + 4 * (qb * a.n_row + r + 1), count)
 
     return kernel
 
@@ -126,29 +126,26 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
                 if page * PAGE + i < low or page * PAGE + i >= high:
                     store_f32(scores + stride * r + 4 * i, LOWEST)
 
-    def kernel(
-        tid, n_thread, step, q, counts, k_pages, k_table, scores, maxima, n_head_kv, capacity,
-        n_sink, n_local, drop,
-    ):  # fmt: skip
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, drop)
+    def kernel(tid, n_thread, a):
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, a.drop)
         first, last = low // PAGE, (high + PAGE - 1) // PAGE
         span = first // 4
         n_span = (last + 3) // 4 - span
         begin = max(first, 4 * (span + n_span * tid // n_thread))
         end = min(last, 4 * (span + n_span * (tid + 1) // n_thread))
-        stride = 4 * capacity
-        for h in range(n_head_kv):
-            n = load_i32(counts + 4 * h) if counts != 0 else heads
+        stride = 4 * a.capacity
+        for h in range(a.n_head_kv):
+            n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
             if n == 0 or high <= low:
                 continue
             queries, row, tops = (
-                q + 4 * head_dim * heads * h, scores + stride * heads * h,
-                maxima + stride // 16 * heads * h,
+                a.q + 4 * head_dim * heads * h, a.scores + stride * heads * h,
+                a.maxima + stride // 16 * heads * h,
             )  # fmt: skip
             for page in range(begin, end):
-                keys = k_pages + size * row_at(k_table, n_head_kv, h, page * PAGE)
+                keys = a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, page * PAGE)
                 following = min(page + 1, end - 1) * PAGE
-                ahead = k_pages + size * row_at(k_table, n_head_kv, h, following)
+                ahead = a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, following)
                 at = row + 4 * PAGE * page
                 sweep(n, queries, keys, ahead, at, stride)
                 if group > 1:
@@ -331,24 +328,21 @@ def write_best(scores, low, high, k, out):
 def select_best() -> Any:
     """Kernel of SELECT_BEST: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, scores, maxima, order, sets, counts, n_row, group, capacity,
-        set_capacity, n_sink, n_local, n_top,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, 0)
-        for r in range(tid, n_row, n_thread):
-            out, row = sets + 4 * set_capacity * r, scores + 4 * capacity * group * r
-            tops, found = maxima + capacity // 4 * group * r, order + 4 * capacity * r
-            n = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
-            if high - low <= n_top:
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, 0)
+        for r in range(tid, a.n_row, n_thread):
+            out, row = a.sets + 4 * a.set_capacity * r, a.scores + 4 * a.capacity * a.group * r
+            tops, found = a.maxima + a.capacity // 4 * a.group * r, a.order + 4 * a.capacity * r
+            n = write_ends(out, 0, min(a.n_sink, pos + 1), 0, 0)
+            if high - low <= a.n_top:
                 n = write_ends(out, n, 0, low, high)
-            elif n_top > 0:
-                count = survivors(row, tops, low, high, n_top, found)
-                keep_top(row, found, count, n_top)
-                copy_row(found, out + 4 * n, n_top)
-                n += n_top
-            store_i32(counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
+            elif a.n_top > 0:
+                count = survivors(row, tops, low, high, a.n_top, found)
+                keep_top(row, found, count, a.n_top)
+                copy_row(found, out + 4 * n, a.n_top)
+                n += a.n_top
+            store_i32(a.counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
 
     return kernel
 
@@ -356,25 +350,22 @@ def select_best() -> Any:
 def select_top_k() -> Any:
     """Kernel of SELECT_TOP_K: threads take rows in turn; all rows have the same size."""
 
-    def kernel(
-        tid, n_thread, step, scores, indptr, indices, n_row, capacity, block, n_sink, n_recent,
-        n_top,
-    ):  # fmt: skip
-        n_block = load_i64(step + STEP.pos) // block + 1
-        size = min(n_block, n_sink + n_recent + n_top)
+    def kernel(tid, n_thread, a):
+        n_block = load_i64(a.step + STEP.pos) // a.block + 1
+        size = min(n_block, a.n_sink + a.n_recent + a.n_top)
         everything = size == n_block
-        for r in range(tid, n_row, n_thread):
-            store_i32(indptr, 0)
-            store_i32(indptr + 4 * (r + 1), (r + 1) * size)
-            row, low, high = scores + 4 * capacity * r, n_sink, n_block - n_recent
-            at = indices + 4 * size * r
+        for r in range(tid, a.n_row, n_thread):
+            store_i32(a.indptr, 0)
+            store_i32(a.indptr + 4 * (r + 1), (r + 1) * size)
+            row, low, high = a.scores + 4 * a.capacity * r, a.n_sink, n_block - a.n_recent
+            at = a.indices + 4 * size * r
             if everything:
                 write_ends(at, 0, n_block, 0, 0)
                 continue
-            write_ends(at, 0, n_sink, 0, 0)
-            if n_top > 0:
-                write_best(row, low, high, n_top, at + 4 * n_sink)
-            write_ends(at, n_sink + n_top, 0, high, n_block)
+            write_ends(at, 0, a.n_sink, 0, 0)
+            if a.n_top > 0:
+                write_best(row, low, high, a.n_top, at + 4 * a.n_sink)
+            write_ends(at, a.n_sink + a.n_top, 0, high, n_block)
 
     return kernel
 
@@ -382,18 +373,15 @@ def select_top_k() -> Any:
 def select_union() -> Any:
     """Kernel of SELECT_UNION: threads take KV heads in turn."""
 
-    def kernel(
-        tid, n_thread, step, sets, counts, bits, joined, n_joined, rows_per_kv, n_head_kv, capacity,
-        joined_capacity, n_word,
-    ):  # fmt: skip
-        n = load_i64(step + STEP.pos) // 64 + 1
-        for h in range(tid, n_head_kv, n_thread):
-            words, out, count = bits + 8 * n_word * h, joined + 4 * joined_capacity * h, 0
+    def kernel(tid, n_thread, a):
+        n = load_i64(a.step + STEP.pos) // 64 + 1
+        for h in range(tid, a.n_head_kv, n_thread):
+            words, out, count = a.bits + 8 * a.n_word * h, a.joined + 4 * a.joined_capacity * h, 0
             for w in range(n):
                 store_i64(words + 8 * w, 0)
-            for r in range(h * rows_per_kv, (h + 1) * rows_per_kv):
-                row = sets + 4 * capacity * r
-                for i in range(load_i32(counts + 4 * r)):
+            for r in range(h * a.rows_per_kv, (h + 1) * a.rows_per_kv):
+                row = a.sets + 4 * a.capacity * r
+                for i in range(load_i32(a.counts + 4 * r)):
                     j = load_i32(row + 4 * i)
                     at = words + 8 * (j >> 6)
                     store_i64(at, load_i64(at) | (1 << (j & 63)))
@@ -403,7 +391,7 @@ def select_union() -> Any:
                     store_i32(out + 4 * count, 64 * w + lowest_bit(word))
                     word &= word - 1
                     count += 1
-            store_i32(n_joined + 4 * h, count)
+            store_i32(a.n_joined + 4 * h, count)
 
     return kernel
 
@@ -411,14 +399,14 @@ def select_union() -> Any:
 def select_pack() -> Any:
     """Kernel of SELECT_PACK: threads take rows in turn; each adds up the sizes before its own."""
 
-    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
+    def kernel(tid, n_thread, a):
         begin = 0
-        for r in range(n_row):
-            count = load_i32(counts + 4 * r)
+        for r in range(a.n_row):
+            count = load_i32(a.counts + 4 * r)
             if r % n_thread == tid:
-                store_i32(indptr, 0)
-                store_i32(indptr + 4 * (r + 1), begin + count)
-                copy_row(sets + 4 * capacity * r, indices + 4 * begin, count)
+                store_i32(a.indptr, 0)
+                store_i32(a.indptr + 4 * (r + 1), begin + count)
+                copy_row(a.sets + 4 * a.capacity * r, a.indices + 4 * begin, count)
             begin += count
 
     return kernel

@@ -32,20 +32,20 @@ META = 8 * len(CIS_META)
 def select_psaw() -> Any:
     """Kernel of SELECT_PSAW. A few thousand integers at most: one thread writes them."""
 
-    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_local, drop):
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         count = 0
-        store_i32(indptr, 0)
-        for qb in range((n_tok + q_block - 1) // q_block):
-            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
+        store_i32(a.indptr, 0)
+        for qb in range((n_tok + a.q_block - 1) // a.q_block):
+            newest = pos + min(n_tok, (qb + 1) * a.q_block) - 1
             # P grows with the position: the oldest query of the block sees furthest.
-            low = window_start(pos + qb * q_block, n_local, drop) // block
-            sinks = min(low, (n_sink + block - 1) // block)
-            for r in range(n_row):
-                count = write_ends(indices, count, sinks, low, newest // block + 1)
-                store_i32(indptr + 4 * (qb * n_row + r + 1), count)
+            low = window_start(pos + qb * a.q_block, a.n_local, a.drop) // a.block
+            sinks = min(low, (a.n_sink + a.block - 1) // a.block)
+            for r in range(a.n_row):
+                count = write_ends(a.indices, count, sinks, low, newest // a.block + 1)
+                store_i32(a.indptr + 4 * (qb * a.n_row + r + 1), count)
 
     return kernel
 
@@ -91,33 +91,31 @@ def cis_gate(head_dim: int, heads: int, group: int) -> Any:
         store_i64(at + CIS_META.n_ref, n_ref + 1)
         store_i64(at + CIS_META.n_retrieval, load_i64(at + CIS_META.n_retrieval) + 1)
 
-    def kernel(
-        tid, n_thread, step, q, refs, meta, chosen, asking, n_asking, n_head_kv, n_block, n_sink,
-        n_local, n_top, drop, tau_f, join_f,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, drop)
-        for h in range(tid, n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, a.drop)
+        for h in range(tid, a.n_head_kv, n_thread):
             rows, reading = range(rows_per_kv * h, rows_per_kv * (h + 1)), False
-            store_i32(n_asking + 4 * h, 0)
+            store_i32(a.n_asking + 4 * h, 0)
             for r in rows:
-                at, decision = meta + META * r, EVERYTHING
+                at, decision = a.meta + META * r, EVERYTHING
                 store_i64(at + CIS_META.n_step, load_i64(at + CIS_META.n_step) + 1)
-                if high - low > n_top:
-                    n_ref, own = references(at, pos, n_block), refs + size * group * n_block * r
-                    decision = latest(q + size * group * r, own, n_ref, tau_f)
+                if high - low > a.n_top:
+                    n_ref = references(at, pos, a.n_block)
+                    own = a.refs + size * group * a.n_block * r
+                    decision = latest(a.q + size * group * r, own, n_ref, a.tau)
                 store_i64(at + CIS_META.next, -1 if decision == EVERYTHING else pos + 1)
-                store_i32(chosen + 4 * r, decision)
+                store_i32(a.chosen + 4 * r, decision)
                 reading |= decision == RETRIEVE
             if not reading:
                 continue
             for r in rows:
-                at, queries = meta + META * r, q + size * group * r
-                own, n_ref = refs + size * group * n_block * r, load_i64(at + CIS_META.n_ref)
+                at, queries = a.meta + META * r, a.q + size * group * r
+                own, n_ref = a.refs + size * group * a.n_block * r, load_i64(at + CIS_META.n_ref)
                 # The keys are read anyway: rows whose best reference is not so near ask as well.
-                if latest(queries, own, n_ref, max(tau_f, join_f)) == RETRIEVE:
-                    store_i32(chosen + 4 * r, RETRIEVE)
-                    retrieve(at, queries, own, asking + size * heads * h, n_asking + 4 * h)
+                if latest(queries, own, n_ref, max(a.tau, a.join)) == RETRIEVE:
+                    store_i32(a.chosen + 4 * r, RETRIEVE)
+                    retrieve(at, queries, own, a.asking + size * heads * h, a.n_asking + 4 * h)
 
     return kernel
 
@@ -164,44 +162,42 @@ def _dilated(order, count, radius, low, high, out):
 def cis_sets() -> Any:
     """Kernel of CIS_SETS: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, chosen, meta, scores, maxima, order, ref_sets, ref_counts, sets,
-        counts, n_row, rows_per_kv, group, n_block, capacity, set_capacity, n_sink, n_local, n_top,
-        n_best, radius, drop,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, drop)
-        last = min(capacity - 1, pos + radius)  # of neighbours: there once the set is shared
-        for r in range(tid, n_row, n_thread):
-            decision = load_i32(chosen + 4 * r)
-            out = sets + 4 * set_capacity * r
-            n = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, a.drop)
+        last = min(a.capacity - 1, pos + a.radius)  # of neighbours: there once the set is shared
+        for r in range(tid, a.n_row, n_thread):
+            decision = load_i32(a.chosen + 4 * r)
+            out = a.sets + 4 * a.set_capacity * r
+            n = write_ends(out, 0, min(a.n_sink, pos + 1), 0, 0)
             if decision == EVERYTHING:
                 n = write_ends(out, n, 0, low, high)
             elif decision == RETRIEVE:
-                scored = r // rows_per_kv * rows_per_kv  # rows that retrieve are scored in order
+                scored = (
+                    r // a.rows_per_kv * a.rows_per_kv
+                )  # rows that retrieve are scored in order
                 for other in range(scored, r):
-                    scored += load_i32(chosen + 4 * other) == RETRIEVE
-                found = order + 4 * capacity * r
-                row = scores + 4 * capacity * group * scored
-                tops = maxima + capacity // 4 * group * scored
-                count = survivors(row, tops, low, high, n_top, found)
-                keep_top(row, found, count, n_top)
-                copy_row(found, out + 4 * n, n_top)
-                n += n_top
-                _mark_best(row, found, n_top, n_best)
-                slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
-                to = ref_sets + 4 * set_capacity * slot
-                size = _dilated(found, n_top, radius, low, last, to)
-                store_i32(ref_counts + 4 * slot, size)
+                    scored += load_i32(a.chosen + 4 * other) == RETRIEVE
+                found = a.order + 4 * a.capacity * r
+                row = a.scores + 4 * a.capacity * a.group * scored
+                tops = a.maxima + a.capacity // 4 * a.group * scored
+                count = survivors(row, tops, low, high, a.n_top, found)
+                keep_top(row, found, count, a.n_top)
+                copy_row(found, out + 4 * n, a.n_top)
+                n += a.n_top
+                _mark_best(row, found, a.n_top, a.n_best)
+                slot = a.n_block * r + load_i64(a.meta + META * r + CIS_META.n_ref) - 1
+                to = a.ref_sets + 4 * a.set_capacity * slot
+                size = _dilated(found, a.n_top, a.radius, low, last, to)
+                store_i32(a.ref_counts + 4 * slot, size)
             else:
-                slot = n_block * r + decision
-                shared = ref_sets + 4 * set_capacity * slot
-                size = load_i32(ref_counts + 4 * slot)
+                slot = a.n_block * r + decision
+                shared = a.ref_sets + 4 * a.set_capacity * slot
+                size = load_i32(a.ref_counts + 4 * slot)
                 begin = first_at_least(shared, 0, size, low)
                 end = first_at_least(shared, begin, size, high)
                 copy_row(shared + 4 * begin, out + 4 * n, end - begin)
                 n += end - begin
-            store_i32(counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
+            store_i32(a.counts + 4 * r, write_ends(out, n, 0, high, pos + 1))
 
     return kernel

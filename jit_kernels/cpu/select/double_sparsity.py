@@ -41,30 +41,29 @@ def label_channels(head_dim: int, heads: int) -> Any:
     """
     size = 4 * head_dim
 
-    def kernel(
-        tid, n_thread, step, q, past, past_pos, k_pages, k_table, channels, work, n_head_kv,
-        n_label, n_past,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        n_query = n_kept(past_pos, n_past, pos)
-        for h in range(tid, n_head_kv, n_thread):
-            sums, out = work + size * h, channels + 4 * n_label * h
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        n_query = n_kept(a.past_pos, a.n_past, pos)
+        for h in range(tid, a.n_head_kv, n_thread):
+            sums, out = a.work + size * h, a.channels + 4 * a.n_label * h
             for d in range(0, head_dim, 16):
                 of_queries, of_keys = zero_f32x16(), zero_f32x16()
                 for t in range(max(1, n_query)):
-                    queries = q + size * heads * h
+                    queries = a.q + size * heads * h
                     if n_query > 0:
-                        queries = past + size * heads * (n_head_kv * ((pos - 1 - t) % n_past) + h)
+                        queries = a.past + size * heads * (
+                            a.n_head_kv * ((pos - 1 - t) % a.n_past) + h
+                        )
                     for g in range(heads):
                         of_queries += vabs(load_f32x16(queries + size * g + 4 * d))
                 for j in range(pos + 1):
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
                     of_keys += vabs(load_f16x16(key + 2 * d))
                 store_f32x16(sums + 4 * d, of_queries * of_keys)
-            if n_label < head_dim:
-                write_best(sums, 0, head_dim, n_label, out)
+            if a.n_label < head_dim:
+                write_best(sums, 0, head_dim, a.n_label, out)
             else:
-                write_ends(out, 0, n_label, 0, 0)
+                write_ends(out, 0, a.n_label, 0, 0)
 
     return kernel
 
@@ -72,25 +71,22 @@ def label_channels(head_dim: int, heads: int) -> Any:
 def label_keys(head_dim: int) -> Any:
     """Kernel of LABEL_KEYS: threads share the positions."""
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, channels, labels, parts, n_head, n_head_kv,
-        n_label, capacity, fresh,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        first = 0 if fresh != 0 else pos
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        first = 0 if a.fresh != 0 else pos
         n = pos + 1 - first
         begin, end = first + n * tid // n_thread, first + n * (tid + 1) // n_thread
-        for h in range(n_head_kv):
-            for c in range(n_label):
-                channel, to = load_i32(channels + 4 * (n_label * h + c)), n_label * h + c
+        for h in range(a.n_head_kv):
+            for c in range(a.n_label):
+                channel, to = load_i32(a.channels + 4 * (a.n_label * h + c)), a.n_label * h + c
                 for j in range(begin, end):
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                    store_i16(labels + 2 * (capacity * to + j), load_u16(key + 2 * channel))
-        for head in range(tid, n_head, n_thread):
-            own = channels + 4 * n_label * (head // (n_head // n_head_kv))
-            for c in range(n_label):
-                x = load_f32(q + 4 * (head_dim * head + load_i32(own + 4 * c)))
-                store_f32(parts + 4 * (n_label * head + c), x)
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+                    store_i16(a.labels + 2 * (a.capacity * to + j), load_u16(key + 2 * channel))
+        for head in range(tid, a.n_head, n_thread):
+            own = a.channels + 4 * a.n_label * (head // (a.n_head // a.n_head_kv))
+            for c in range(a.n_label):
+                x = load_f32(a.q + 4 * (head_dim * head + load_i32(own + 4 * c)))
+                store_f32(a.parts + 4 * (a.n_label * head + c), x)
 
     return kernel
 
@@ -127,17 +123,15 @@ def label_score(n_label: int, heads: int, group: int) -> Any:
                 top = vmax(top, load_f32x16(row + i))
             store_f32x16(tops + stride // 16 * r, top)
 
-    def kernel(
-        tid, n_thread, step, parts, labels, scores, maxima, n_head_kv, capacity, n_sink, n_local,
-    ):  # fmt: skip
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
-        first, last, stride = low // SPAN, (high + SPAN - 1) // SPAN, 4 * capacity
-        for h in range(n_head_kv):
-            queries, own = parts + part_row * heads * h, labels + 2 * capacity * n_label * h
-            rows, tops = scores + stride * heads * h, maxima + stride // 16 * heads * h
+    def kernel(tid, n_thread, a):
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
+        first, last, stride = low // SPAN, (high + SPAN - 1) // SPAN, 4 * a.capacity
+        for h in range(a.n_head_kv):
+            queries, own = a.parts + part_row * heads * h, a.labels + 2 * a.capacity * n_label * h
+            rows, tops = a.scores + stride * heads * h, a.maxima + stride // 16 * heads * h
             for s in range(first + tid, last if high > low else first, n_thread):
                 for j in range(SPAN * s, SPAN * (s + 1), width):
-                    score(queries, own + 2 * j, 2 * capacity, rows + 4 * j, stride)
+                    score(queries, own + 2 * j, 2 * a.capacity, rows + 4 * j, stride)
                 finish(rows + 4 * SPAN * s, SPAN * s, low, high, stride, tops + 64 * s)
 
     return kernel

@@ -70,45 +70,41 @@ def hip_estimate(head_dim: int, group: int) -> Any:
     """Kernel of HIP_ESTIMATE: threads take rows in turn."""
 
     @njit(error_model="numpy")
-    def score(heads, k_pages, k_table, n_head_kv, h, first, end, stride):
-        """The best q . k over every stride-th key of positions first .. end - 1."""
+    def score(a, heads, h, first):
+        """The best q . k over every stride-th key of the block from position `first` on."""
         best, j = LOWEST, first
-        while j < end:  # a range would divide by its step
-            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+        while j < first + a.block:  # a range would divide by its step
+            key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
             for g in range(group):
                 best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
-            j += stride
+            j += a.stride
         return best
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, mask, tree, n_row, heads_per_kv, n_head_kv,
-        n_chunk, block, stride, n_sink, n_local,
-    ):  # fmt: skip
-        high = max(n_sink, (load_i64(step + STEP.pos) + 1 - n_local) // block)
-        n = high - n_sink
-        for r in range(tid, n_row, n_thread):
-            h, heads = r * group // heads_per_kv, q + 4 * head_dim * group * r
-            chosen = mask + 4 * (1 + n_chunk) * r
-            chunks = tree + 32 * n_chunk * r
-            branches, scores = chunks + 8 * n_chunk, chunks + 24 * n_chunk
-            count = min(n, n_chunk)
+    def kernel(tid, n_thread, a):
+        high = max(a.n_sink, (load_i64(a.step + STEP.pos) + 1 - a.n_local) // a.block)
+        n = high - a.n_sink
+        for r in range(tid, a.n_row, n_thread):
+            h, heads = r * group // a.heads_per_kv, a.q + 4 * head_dim * group * r
+            chosen = a.mask + 4 * (1 + a.n_chunk) * r
+            chunks = a.tree + 32 * a.n_chunk * r
+            branches, scores = chunks + 8 * a.n_chunk, chunks + 24 * a.n_chunk
+            count = min(n, a.n_chunk)
             for j in range(count):
                 # Ends of equal parts, rounded to the nearest block (the paper's footnote 1).
-                store_i32(chunks + 8 * j, n_sink + (2 * j * n + count) // (2 * count))
-                store_i32(chunks + 8 * j + 4, n_sink + (2 * (j + 1) * n + count) // (2 * count))
+                store_i32(chunks + 8 * j, a.n_sink + (2 * j * n + count) // (2 * count))
+                store_i32(chunks + 8 * j + 4, a.n_sink + (2 * (j + 1) * n + count) // (2 * count))
             longest = (n + count - 1) // count if count > 0 else 0
             while longest > 1:
-                n_branch = halve(chunks, branches, n_chunk)
+                n_branch = halve(chunks, branches, a.n_chunk)
                 for b in range(n_branch):
                     # Centres lie far apart: without this a branch costs the way to memory.
-                    later = centre_of(branches, min(b + AHEAD, n_branch - 1)) * block
-                    key = key_at(k_pages, k_table, n_head_kv, h, later, head_dim)
-                    for at in range(key, key + 2 * head_dim * min(block, 4), 64):
+                    later = centre_of(branches, min(b + AHEAD, n_branch - 1)) * a.block
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, later, head_dim)
+                    for at in range(key, key + 2 * head_dim * min(a.block, 4), 64):
                         prefetch(at)
-                    j = centre_of(branches, b) * block
-                    best = score(heads, k_pages, k_table, n_head_kv, h, j, j + block, stride)
-                    store_f32(scores + 4 * b, best)
-                longest = keep_branches(branches, scores, n_branch, chunks, n_chunk)
+                    j = centre_of(branches, b) * a.block
+                    store_f32(scores + 4 * b, score(a, heads, h, j))
+                longest = keep_branches(branches, scores, n_branch, chunks, a.n_chunk)
             store_i32(chosen, count)
             for j in range(count):
                 store_i32(chosen + 4 * (1 + j), load_i32(chunks + 8 * j))
@@ -119,34 +115,31 @@ def hip_estimate(head_dim: int, group: int) -> Any:
 def hip_select() -> Any:
     """Kernel of HIP_SELECT. Some ten thousand integers at most: one thread writes them."""
 
-    def kernel(
-        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
-        mask_block, q_block,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         count, row = 0, 0
-        store_i32(indptr, 0)
-        for first in range(0, n_tok, q_block):
-            oldest = first // mask_block * mask_block  # the query that the mask was made for
-            high = max(0, pos + oldest + 1 - n_local) // block
-            end = (pos + min(n_tok, first + q_block) + block - 1) // block
-            for r in range(n_row):
-                chosen = mask + 4 * (1 + n_chunk) * (first // mask_block * n_row + r)
-                following = min(n_sink, high)  # blocks before it are taken or passed over
+        store_i32(a.indptr, 0)
+        for first in range(0, n_tok, a.q_block):
+            oldest = first // a.mask_block * a.mask_block  # the query that the mask was made for
+            high = max(0, pos + oldest + 1 - a.n_local) // a.block
+            end = (pos + min(n_tok, first + a.q_block) + a.block - 1) // a.block
+            for r in range(a.n_row):
+                chosen = a.mask + 4 * (1 + a.n_chunk) * (first // a.mask_block * a.n_row + r)
+                following = min(a.n_sink, high)  # blocks before it are taken or passed over
                 for i in range(following):
-                    store_i32(indices + 4 * (count + i), i)
+                    store_i32(a.indices + 4 * (count + i), i)
                 count += following
                 for j in range(load_i32(chosen)):
                     b = load_i32(chosen + 4 * (1 + j))
-                    for i in range(max(following, b - n_near), min(high, b + n_near + 1)):
-                        store_i32(indices + 4 * count, i)
+                    for i in range(max(following, b - a.n_near), min(high, b + a.n_near + 1)):
+                        store_i32(a.indices + 4 * count, i)
                         count, following = count + 1, i + 1
                 for i in range(high, end):
-                    store_i32(indices + 4 * count, i)
+                    store_i32(a.indices + 4 * count, i)
                     count += 1
                 row += 1
-                store_i32(indptr + 4 * row, count)
+                store_i32(a.indptr + 4 * row, count)
 
     return kernel

@@ -102,24 +102,21 @@ def hip_means(head_dim: int, type_k: str) -> Any:
         store_f32(extent, width / SIZE)
         store_f32(extent + 4 * SIBLINGS, low)
 
-    def kernel(
-        tid, n_thread, step, k_pages, k_table, means, extents, filled, sums, n_head_kv, room, top,
-        block,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_row, end = level_start(room, top + 1), (pos + n_tok) // block
-        for h in range(tid, n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_row, end = level_start(a.room, a.top + 1), (pos + n_tok) // a.block
+        for h in range(tid, a.n_head_kv, n_thread):
             # Keys from pos on are new, whatever was there before.
-            first = min(load_i64(filled + 8 * h), pos // block)
-            total, keys = sums + 4 * head_dim * h, (k_pages, k_table, n_head_kv, h)
-            for level in range(top + 1):
-                n = block << 2 * level
+            first = min(load_i64(a.filled + 8 * h), pos // a.block)
+            total, keys = a.sums + 4 * head_dim * h, (a.k_pages, a.k_table, a.n_head_kv, h)
+            for level in range(a.top + 1):
+                n = a.block << 2 * level
                 for c in range(first >> 2 * level, end >> 2 * level):
-                    row, place = n_row * h + level_start(room, level) + c, c % SIBLINGS
-                    word = means + head_dim * (row - place) + 4 * place
+                    row, place = n_row * h + level_start(a.room, level) + c, c % SIBLINGS
+                    word = a.means + head_dim * (row - place) + 4 * place
                     add_up(total, keys, c * n, n)
-                    store_mean(word, extents + 8 * (row - place) + 4 * place, total, n)
-            store_i64(filled + 8 * h, end)
+                    store_mean(word, a.extents + 8 * (row - place) + 4 * place, total, n)
+            store_i64(a.filled + 8 * h, end)
 
     return kernel
 
@@ -282,38 +279,34 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
             n = SIBLINGS * count + rest
         return 0
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, means, extents, mask, work, n_row, heads_per_kv,
-        n_head_kv, room, top, n_chunk, block, n_sink, n_local, mask_block, q_stride, n_near,
-        scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_sample = (mask_block + q_stride - 1) // q_stride
-        work_size = 4 * row_work(head_dim, group, n_sample, n_chunk, n_near)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_sample = (a.mask_block + a.q_stride - 1) // a.q_stride
+        work_size = 4 * row_work(head_dim, group, n_sample, a.n_chunk, a.n_near)
         most = group * n_sample
-        capacity = SIBLINGS * (n_chunk + TILE)
-        apart = 4 * head_dim * n_row * group
-        n_mean = level_start(room, top + 1)
-        for item in range(tid, (n_tok + mask_block - 1) // mask_block * n_row, n_thread):
-            r, first = item % n_row, item // n_row * mask_block
-            h = r * group // heads_per_kv
-            n_query = (min(n_tok - first, mask_block) + q_stride - 1) // q_stride
-            queries = q + apart * first + 4 * head_dim * group * r, n_query, apart * q_stride
-            parents = work + work_size * item
-            near = parents + 4 * (n_chunk + 1 + LIST_PAD)
-            ids = near + 4 * (n_near + LIST_PAD)
+        capacity = SIBLINGS * (a.n_chunk + TILE)
+        apart = 4 * head_dim * a.n_row * group
+        n_mean = level_start(a.room, a.top + 1)
+        for item in range(tid, (n_tok + a.mask_block - 1) // a.mask_block * a.n_row, n_thread):
+            r, first = item % a.n_row, item // a.n_row * a.mask_block
+            h = r * group // a.heads_per_kv
+            n_query = (min(n_tok - first, a.mask_block) + a.q_stride - 1) // a.q_stride
+            queries = a.q + apart * first + 4 * head_dim * group * r, n_query, apart * a.q_stride
+            parents = a.work + work_size * item
+            near = parents + 4 * (a.n_chunk + 1 + LIST_PAD)
+            ids = near + 4 * (a.n_near + LIST_PAD)
             tile = ids + 8 * capacity
             extents_of = tile + TILE_ROW * (most + group)
             factors = extents_of + 2 * TILE_ROW
             offsets = factors + 8 * most
             at = ids, ids + 4 * capacity, tile, extents_of, offsets + 4 * most, factors, offsets
-            searched = max(0, pos + first + 1 - n_local) // block
-            ends = n_sink * block, searched * block, pos + first
-            set_offsets(near, at, queries, (k_pages, k_table, n_head_kv, h), ends, scale_f)
-            shorten(at, queries, scale_f)
-            own = means + head_dim * n_mean * h, extents + 8 * n_mean * h
-            chosen = mask + 4 * (1 + n_chunk) * item
-            sizes = searched, n_chunk, n_sink, room
+            searched = max(0, pos + first + 1 - a.n_local) // a.block
+            ends = a.n_sink * a.block, searched * a.block, pos + first
+            set_offsets(near, at, queries, (a.k_pages, a.k_table, a.n_head_kv, h), ends, a.scale)
+            shorten(at, queries, a.scale)
+            own = a.means + head_dim * n_mean * h, a.extents + 8 * n_mean * h
+            chosen = a.mask + 4 * (1 + a.n_chunk) * item
+            sizes = searched, a.n_chunk, a.n_sink, a.room
             store_i32(chosen, best_blocks(parents, at, own, sizes, n_query * group, chosen + 4))
 
     return kernel

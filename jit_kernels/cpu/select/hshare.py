@@ -22,16 +22,16 @@ def hshare_gate(head_dim: int, heads: int, group: int) -> Any:
     """Kernel of HSHARE_GATE: threads take KV heads in turn."""
     size, rows_per_kv = 4 * head_dim, heads // group
 
-    def kernel(tid, n_thread, step, q, owners, asking, n_asking, n_head_kv, first, fresh):
-        for h in range(tid, n_head_kv, n_thread):
-            n, to = 0, asking + size * heads * h
+    def kernel(tid, n_thread, a):
+        for h in range(tid, a.n_head_kv, n_thread):
+            n, to = 0, a.asking + size * heads * h
             for r in range(rows_per_kv * h, rows_per_kv * (h + 1)):
-                if fresh != 0:
-                    store_i32(owners + 4 * r, first + r)
-                if load_i32(owners + 4 * r) == first + r:
-                    copy_row(q + size * group * r, to + size * n, head_dim * group)
+                if a.fresh != 0:
+                    store_i32(a.owners + 4 * r, a.first + r)
+                if load_i32(a.owners + 4 * r) == a.first + r:
+                    copy_row(a.q + size * group * r, to + size * n, head_dim * group)
                     n += group
-            store_i32(n_asking + 4 * h, n)
+            store_i32(a.n_asking + 4 * h, n)
 
     return kernel
 
@@ -39,27 +39,26 @@ def hshare_gate(head_dim: int, heads: int, group: int) -> Any:
 def hshare_keep() -> Any:
     """Kernel of HSHARE_KEEP: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, owners, scores, maxima, order, kept, begin, n_row, rows_per_kv, group,
-        capacity, n_keep, n_sink, n_local, first,
-    ):  # fmt: skip
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+    def kernel(tid, n_thread, a):
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
         if tid == 0:
-            store_i64(begin, high)
-        for r in range(tid, n_row, n_thread):
-            if load_i32(owners + 4 * r) != first + r:
+            store_i64(a.begin, high)
+        for r in range(tid, a.n_row, n_thread):
+            if load_i32(a.owners + 4 * r) != a.first + r:
                 continue
-            own, n = kept + 4 * (1 + n_keep) * r, min(n_keep, high - low)
+            own, n = a.kept + 4 * (1 + a.n_keep) * r, min(a.n_keep, high - low)
             store_i32(own, n)
             if n == high - low:
                 write_ends(own + 4, 0, 0, low, high)
             elif n > 0:
-                scored = r // rows_per_kv * rows_per_kv  # rows that retrieve are scored in order
+                scored = (
+                    r // a.rows_per_kv * a.rows_per_kv
+                )  # rows that retrieve are scored in order
                 for other in range(scored, r):
-                    scored += load_i32(owners + 4 * other) == first + other
-                found = order + 4 * capacity * r
-                row = scores + 4 * capacity * group * scored
-                tops = maxima + capacity // 4 * group * scored
+                    scored += load_i32(a.owners + 4 * other) == a.first + other
+                found = a.order + 4 * a.capacity * r
+                row = a.scores + 4 * a.capacity * a.group * scored
+                tops = a.maxima + a.capacity // 4 * a.group * scored
                 keep_top(row, found, survivors(row, tops, low, high, n, found), n)
                 copy_row(found, own + 4, n)
 
@@ -121,25 +120,22 @@ def hshare_map() -> Any:
                     x += n_common(kept + size * (n_row * a + r), kept + size * (n_row * b + r))
                 store_f32(alike + 4 * (n * i + j), x)
 
-    def kernel(
-        tid, n_thread, kept, layers, owners, alike, chosen, n_layer, n_row, n_keep, n_layer_own,
-        n_row_own,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        size = 4 * (1 + n_keep)
-        for i in range(n_layer):
-            first = n_row * load_i32(layers + 4 * i)
-            rows_alike(kept + size * first, size, n_row, alike)
-            share(alike, n_row, n_row_own, chosen)
-            for r in range(n_row):
-                store_i32(owners + 4 * (first + r), first + load_i32(chosen + 4 * r))
-        layers_alike(kept, layers, size, n_layer, n_row, alike)
-        share(alike, n_layer, n_layer_own, chosen)
-        for i in range(n_layer):
-            layer, owner = load_i32(layers + 4 * i), load_i32(chosen + 4 * i)
+        size = 4 * (1 + a.n_keep)
+        for i in range(a.n_layer):
+            first = a.n_row * load_i32(a.layers + 4 * i)
+            rows_alike(a.kept + size * first, size, a.n_row, a.alike)
+            share(a.alike, a.n_row, a.n_row_own, a.chosen)
+            for r in range(a.n_row):
+                store_i32(a.owners + 4 * (first + r), first + load_i32(a.chosen + 4 * r))
+        layers_alike(a.kept, a.layers, size, a.n_layer, a.n_row, a.alike)
+        share(a.alike, a.n_layer, a.n_layer_own, a.chosen)
+        for i in range(a.n_layer):
+            layer, owner = load_i32(a.layers + 4 * i), load_i32(a.chosen + 4 * i)
             if owner != i:
-                source = owners + 4 * n_row * load_i32(layers + 4 * owner)
-                copy_row(source, owners + 4 * n_row * layer, n_row)
+                source = a.owners + 4 * a.n_row * load_i32(a.layers + 4 * owner)
+                copy_row(source, a.owners + 4 * a.n_row * layer, a.n_row)
 
     return kernel

@@ -26,26 +26,23 @@ def hyper_sort(n_bit: int) -> Any:
     """Kernel of HYPER_SORT: threads take KV heads in turn."""
     n_code = 1 << n_bit
 
-    def kernel(
-        tid, n_thread, step, begin, starts, order, ranked, ranks, samples, n_head_kv, capacity,
-        n_sink, n_sample, seed,
-    ):  # fmt: skip
-        pos, end = load_i64(step + STEP.pos), load_i64(begin)
-        for h in range(tid, n_head_kv, n_thread):
-            at, n = starts + 4 * (n_code + 1) * h, 0
+    def kernel(tid, n_thread, a):
+        pos, end = load_i64(a.step + STEP.pos), load_i64(a.begin)
+        for h in range(tid, a.n_head_kv, n_thread):
+            at, n = a.starts + 4 * (n_code + 1) * h, 0
             for rank in range(n_code):
                 code = rank ^ rank >> 1
                 first = load_i32(at + 4 * code)
                 count = load_i32(at + 4 * (code + 1)) - first
-                store_i32(ranks + 4 * (n_code * h + code), n + count // 2)
-                source = order + 4 * (capacity * h + first)
-                copy_row(source, ranked + 4 * (capacity * h + n), count)
+                store_i32(a.ranks + 4 * (n_code * h + code), n + count // 2)
+                source = a.order + 4 * (a.capacity * h + first)
+                copy_row(source, a.ranked + 4 * (a.capacity * h + n), count)
                 n += count
-            drawn = samples + 4 * (1 + n_sample) * h
-            n = max(0, min(n_sample, end - n_sink))
+            drawn = a.samples + 4 * (1 + a.n_sample) * h
+            n = max(0, min(a.n_sample, end - a.n_sink))
             store_i32(drawn, n)
-            state = following(following((seed * n_head_kv + h) * 1048583 + pos))
-            write_random(drawn + 4, n_sink, end, n, state)
+            state = following(following((a.seed * a.n_head_kv + h) * 1048583 + pos))
+            write_random(drawn + 4, a.n_sink, end, n, state)
 
     return kernel
 
@@ -64,17 +61,17 @@ def hyper_select(n_bit: int) -> Any:
     n_code = 1 << n_bit
 
     @njit(error_model="numpy")
-    def vote(codes, ranks, n_query, heads, n_head, n, size, votes):
-        """Count the votes of n_query queries' `heads` heads; how many blocks there are."""
-        n_block = (n + size - 1) // size
+    def vote(a, codes, ranks, n_query, n):
+        """Count the votes of n_query queries of a KV head's heads; how many blocks there are."""
+        n_block, n_head = (n + a.size - 1) // a.size, a.n_head_kv * a.heads_per_kv
         for b in range(n_block):
-            store_i32(votes + 4 * b, 0)
+            store_i32(a.votes + 4 * b, 0)
         for t in range(n_query if n > 0 else 0):
-            for g in range(heads):
+            for g in range(a.heads_per_kv):
                 code = load_u16(codes + 2 * (n_head * t + g))
-                b = min(load_i32(ranks + 4 * code), n - 1) // size
+                b = min(load_i32(ranks + 4 * code), n - 1) // a.size
                 for i in range(max(0, b - 1), min(n_block, b + 2)):
-                    store_i32(votes + 4 * i, load_i32(votes + 4 * i) + 1 + (i == b))
+                    store_i32(a.votes + 4 * i, load_i32(a.votes + 4 * i) + 1 + (i == b))
         return n_block
 
     @njit(error_model="numpy")
@@ -108,47 +105,43 @@ def hyper_select(n_bit: int) -> Any:
                 count += 1
         return count
 
-    def kernel(
-        tid, n_thread, step, begin, codes, ranked, ranks, samples, indptr, indices, log_weight,
-        votes, bits, n_head_kv, heads_per_kv, capacity, q_block, n_sink, n_block, size, n_sample,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos, end = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos), load_i64(begin)
-        n, n_word, n_head = max(0, end - n_sink), end // 64 + 1, n_head_kv * heads_per_kv
-        sampled, count = bits + 8 * (capacity // 64 + 1), 0
-        store_i32(indptr, 0)
-        for first in range(0, n_tok, q_block):
-            newest = pos + min(n_tok, first + q_block) - 1
-            for h in range(n_head_kv):
+        n_tok = load_i64(a.step + STEP.n_tok)
+        pos = load_i64(a.step + STEP.pos)
+        end = load_i64(a.begin)
+        n, n_word, n_head = max(0, end - a.n_sink), end // 64 + 1, a.n_head_kv * a.heads_per_kv
+        sampled, count = a.bits + 8 * (a.capacity // 64 + 1), 0
+        store_i32(a.indptr, 0)
+        for first in range(0, n_tok, a.q_block):
+            newest = pos + min(n_tok, first + a.q_block) - 1
+            for h in range(a.n_head_kv):
                 for w in range(n_word):
-                    store_i64(bits + 8 * w, 0)
+                    store_i64(a.bits + 8 * w, 0)
                     store_i64(sampled + 8 * w, 0)
-                asked = codes + 2 * (n_head * first + heads_per_kv * h)
-                n_blocks = vote(
-                    asked, ranks + 4 * n_code * h, newest + 1 - pos - first, heads_per_kv, n_head,
-                    n, size, votes,
-                )  # fmt: skip
-                own = ranked + 4 * capacity * h
-                chosen = elect(votes, n_blocks, n_block, own, size, n, bits)
-                drawn, fresh = samples + 4 * (1 + n_sample) * h, 0
+                asked = a.codes + 2 * (n_head * first + a.heads_per_kv * h)
+                n_blocks = vote(a, asked, a.ranks + 4 * n_code * h, newest + 1 - pos - first, n)
+                own = a.ranked + 4 * a.capacity * h
+                chosen = elect(a.votes, n_blocks, a.n_block, own, a.size, n, a.bits)
+                drawn, fresh = a.samples + 4 * (1 + a.n_sample) * h, 0
                 for i in range(load_i32(drawn)):
                     j = load_i32(drawn + 4 * (1 + i))
-                    fresh += load_i64(bits + 8 * (j >> 6)) >> (j & 63) & 1 == 0
+                    fresh += load_i64(a.bits + 8 * (j >> 6)) >> (j & 63) & 1 == 0
                 mark(sampled, drawn + 4, load_i32(drawn))
                 share = ZERO
                 if fresh > 0:
                     share = np.float32(math.log((n - chosen) / fresh))
                 start = count
-                count = write_ends(indices, count, min(n_sink, newest + 1), 0, 0)
+                count = write_ends(a.indices, count, min(a.n_sink, newest + 1), 0, 0)
                 sinks = count
-                count = write(indices, log_weight, count, bits, sampled, n_word, share)
+                count = write(a.indices, a.log_weight, count, a.bits, sampled, n_word, share)
                 ends = count
-                count = write_ends(indices, count, 0, end, newest + 1)
+                count = write_ends(a.indices, count, 0, end, newest + 1)
                 for i in range(start, sinks):
-                    store_f32(log_weight + 4 * i, ZERO)
+                    store_f32(a.log_weight + 4 * i, ZERO)
                 for i in range(ends, count):
-                    store_f32(log_weight + 4 * i, ZERO)
-                store_i32(indptr + 4 * (first // q_block * n_head_kv + h + 1), count)
+                    store_f32(a.log_weight + 4 * i, ZERO)
+                store_i32(a.indptr + 4 * (first // a.q_block * a.n_head_kv + h + 1), count)
 
     return kernel

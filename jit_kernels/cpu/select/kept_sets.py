@@ -39,16 +39,14 @@ def keep(row, low, high, k, kept):
 def kept_sets() -> Any:
     """Kernel of KEPT_SETS: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, kept, begin, owners, sets, counts, n_row, n_keep, set_capacity, n_sink,
-    ):  # fmt: skip
-        pos, first = load_i64(step + STEP.pos), load_i64(begin)
-        for r in range(tid, n_row, n_thread):
-            owner = load_i32(owners + 4 * r) if owners != 0 else r
-            own, out = kept + 4 * (1 + n_keep) * owner, sets + 4 * set_capacity * r
-            n, count = write_ends(out, 0, min(n_sink, pos + 1), 0, 0), load_i32(own)
+    def kernel(tid, n_thread, a):
+        pos, first = load_i64(a.step + STEP.pos), load_i64(a.begin)
+        for r in range(tid, a.n_row, n_thread):
+            owner = load_i32(a.owners + 4 * r) if a.owners != 0 else r
+            own, out = a.kept + 4 * (1 + a.n_keep) * owner, a.sets + 4 * a.set_capacity * r
+            n, count = write_ends(out, 0, min(a.n_sink, pos + 1), 0, 0), load_i32(own)
             copy_row(own + 4, out + 4 * n, count)
-            store_i32(counts + 4 * r, write_ends(out, n + count, 0, first, pos + 1))
+            store_i32(a.counts + 4 * r, write_ends(out, n + count, 0, first, pos + 1))
 
     return kernel
 
@@ -75,18 +73,16 @@ def replace(row, kept, n_keep, newcomer):
 def h2o_keep() -> Any:
     """Kernel of H2O_KEEP: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, sums, kept, begin, n_row, capacity, n_keep, n_sink, n_local, fresh,
-    ):  # fmt: skip
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+    def kernel(tid, n_thread, a):
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
         if tid == 0:
-            store_i64(begin, high)
-        for r in range(tid, n_row, n_thread):
-            row, own = sums + 4 * capacity * r, kept + 4 * (1 + n_keep) * r
-            if fresh != 0:
-                keep(row, low, high, n_keep, own)
+            store_i64(a.begin, high)
+        for r in range(tid, a.n_row, n_thread):
+            row, own = a.sums + 4 * a.capacity * r, a.kept + 4 * (1 + a.n_keep) * r
+            if a.fresh != 0:
+                keep(row, low, high, a.n_keep, own)
             elif high > low:
-                replace(row, own, n_keep, high - 1)
+                replace(row, own, a.n_keep, high - 1)
 
     return kernel
 
@@ -107,33 +103,30 @@ def pool_row(row, low, high, radius, average, out):
 def snapkv_keep() -> Any:
     """Kernel of SNAPKV_KEEP: one thread, once a prompt."""
 
-    def kernel(
-        tid, n_thread, step, sums, pooled, kept, begin, n_row, capacity, n_keep, n_sink, n_local,
-        n_top, pool, average, ada_f,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
-        store_i64(begin, high)
-        for i in range(n_row * capacity):
-            store_f32(pooled + 4 * i, LOWEST)
-        for r in range(n_row):
-            at = 4 * capacity * r
-            pool_row(sums + at, low, high, pool // 2, average, pooled + at)
-        total, bar, above = n_top * n_row, ordered(LOWEST), 0
-        if 0 < n_top < high - low:
-            bar = threshold(pooled, 0, n_row * capacity, total)
-            for i in range(n_row * capacity):
-                above += ordered(load_f32(pooled + 4 * i)) > bar
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
+        store_i64(a.begin, high)
+        for i in range(a.n_row * a.capacity):
+            store_f32(a.pooled + 4 * i, LOWEST)
+        for r in range(a.n_row):
+            at = 4 * a.capacity * r
+            pool_row(a.sums + at, low, high, a.pool // 2, a.average, a.pooled + at)
+        total, bar, above = a.n_top * a.n_row, ordered(LOWEST), 0
+        if 0 < a.n_top < high - low:
+            bar = threshold(a.pooled, 0, a.n_row * a.capacity, total)
+            for i in range(a.n_row * a.capacity):
+                above += ordered(load_f32(a.pooled + 4 * i)) > bar
         ties = total - above
-        for r in range(n_row):
-            row, best = pooled + 4 * capacity * r, 0
+        for r in range(a.n_row):
+            row, best = a.pooled + 4 * a.capacity * r, 0
             for j in range(low, high):
                 order = ordered(load_f32(row + 4 * j))
                 tie = order == bar and ties > 0
                 ties -= tie
                 best += order > bar or tie
-            share = n_top + np.float64(ada_f) * (best - n_top)
-            keep(row, low, high, min(n_keep, int(share + 1e-6)), kept + 4 * (1 + n_keep) * r)
+            share = a.n_top + np.float64(a.ada) * (best - a.n_top)
+            keep(row, low, high, min(a.n_keep, int(share + 1e-6)), a.kept + 4 * (1 + a.n_keep) * r)
 
     return kernel

@@ -6,7 +6,7 @@ candidates are found 64 positions at a time.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -100,24 +100,37 @@ def _renew(table, bits, n_word, levels, first, last):
         store_i64(bits + 8 * (n_word + word), warm)
 
 
+class Table(NamedTuple):
+    """A row's vertical or slash table."""
+
+    entries: Any
+    bits: Any
+    n_word: Any  # of a bitmap
+    sums: Any  # see LFPS_STATS
+    shift: Any  # from a position to its entry
+    levels: Any  # mean and bar, see _mean_and_bar
+
+
 @njit(error_model="numpy")
-def _learn(table, bits, n_word, levels, sums, scale, shift, order, weights, n):
+def _learn(table, scale, order, weights, n):
     """Add (w - 1 / (2 n)) / scale to the entries of n positions (Eq. 10); renew their bits."""
-    mean, bar = levels
+    mean, bar = table.levels
     s1 = s2 = s3 = s4 = np.float64(0)
     for i in range(n):
-        prefetch(table + 4 * (load_i32(order + 4 * min(i + AHEAD, n - 1)) + shift))
-        at = load_i32(order + 4 * i) + shift
-        old = load_f32(table + 4 * at)
+        later = load_i32(order + 4 * min(i + AHEAD, n - 1))
+        prefetch(table.entries + 4 * (later + table.shift))
+        at = load_i32(order + 4 * i) + table.shift
+        old = load_f32(table.entries + 4 * at)
         new = old + np.float32((np.float64(load_f32(weights + 4 * i)) - 0.5 / n) / scale)
-        store_f32(table + 4 * at, new)
+        store_f32(table.entries + 4 * at, new)
         x, y = np.float64(old), np.float64(new)
         s1, s2 = s1 + (y - x), s2 + (y * y - x * x)
         s3, s4 = s3 + (y * y * y - x * x * x), s4 + (y * y * y * y - x * x * x * x)
-        word, bit = bits + 8 * (at >> 6), 1 << (at & 63)
+        word, bit = table.bits + 8 * (at >> 6), 1 << (at & 63)
         store_i64(word, load_i64(word) & ~bit | bit * (new > bar))
-        word += 8 * n_word
+        word += 8 * table.n_word
         store_i64(word, load_i64(word) & ~bit | bit * (new > mean))
+    sums = table.sums
     store_f64(sums, load_f64(sums) + s1)
     store_f64(sums + 8, load_f64(sums + 8) + s2)
     store_f64(sums + 16, load_f64(sums + 16) + s3)
@@ -174,13 +187,13 @@ def _norm(x, n):
 def lfps_keep(head_dim: int) -> Any:
     """Kernel of LFPS_KEEP: threads share the tokens."""
 
-    def kernel(tid, n_thread, step, q, past, past_pos, n_head, n_past):
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n = n_head * head_dim
-        for t in range(max(0, n_tok - n_past) + tid, n_tok, n_thread):
-            slot = (pos + t) % n_past
-            copy_row(q + 4 * n * t, past + 4 * n * slot, n)
-            store_i64(past_pos + 8 * slot, pos + t)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n = a.n_head * head_dim
+        for t in range(max(0, n_tok - a.n_past) + tid, n_tok, n_thread):
+            slot = (pos + t) % a.n_past
+            copy_row(a.q + 4 * n * t, a.past + 4 * n * slot, n)
+            store_i64(a.past_pos + 8 * slot, pos + t)
 
     return kernel
 
@@ -225,13 +238,17 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
         return n
 
     @njit(error_model="numpy")
-    def weigh(queries, k_pages, k_table, n_head_kv, h, low, last, scores, stride):
-        """Products of the heads with keys low .. last - 1; the range of entries, whole pages."""
+    def weigh(a, queries, h, last, scores):
+        """Products of the heads with the keys from the sinks to `last`; their range of entries.
+
+        The range is of whole pages.
+        """
+        low, stride = a.n_sink, 4 * a.capacity
         first, end = low // PAGE * PAGE, (last + PAGE - 1) // PAGE * PAGE
         for j in range(first, end, PAGE):
-            keys = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+            keys = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
             following = min(j + PAGE, end - PAGE)
-            ahead = key_at(k_pages, k_table, n_head_kv, h, following, head_dim)
+            ahead = key_at(a.k_pages, a.k_table, a.n_head_kv, h, following, head_dim)
             sweep(queries, keys, ahead, scores + 4 * j, stride)
         for g in range(heads):
             for j in range(first, low):
@@ -240,57 +257,52 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
                 store_f32(scores + stride * g + 4 * j, LOWEST)
         return first, end
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, past, past_pos, ver, sla, bits,
-        stats, spread, meta, means, scores, n_head_kv, capacity, n_past, n_sink, n_local, a_f,
-        decay_f, scale_f,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high, stride = n_sink, pos + 1 - n_local, 4 * capacity
-        rows_per_kv, n_word = heads // group, capacity // 64 + 1
-        for h in range(tid, n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high, stride = a.n_sink, pos + 1 - a.n_local, 4 * a.capacity
+        rows_per_kv, n_word = heads // group, a.capacity // 64 + 1
+        for h in range(tid, a.n_head_kv, n_thread):
             rows = rows_per_kv * h
-            if high <= low or load_i64(meta + META * rows + LFPS_META.next) == pos:
+            if high <= low or load_i64(a.meta + META * rows + LFPS_META.next) == pos:
                 continue
             for i in range(0, stride * rows_per_kv, 64):
-                store_f32x16(ver + stride * rows + i, zero_f32x16())
-                store_f32x16(sla + stride * rows + i, zero_f32x16())
-            n_query = n_kept(past_pos, n_past, low, pos, n_local)
-            share = np.float32(1.0 / (2.0 * max(1, n_query) * (1.0 - decay_f) * group))
-            own = scores + stride * heads * h
+                store_f32x16(a.ver + stride * rows + i, zero_f32x16())
+                store_f32x16(a.sla + stride * rows + i, zero_f32x16())
+            n_query = n_kept(a.past_pos, a.n_past, low, pos, a.n_local)
+            share = np.float32(1.0 / (2.0 * max(1, n_query) * (1.0 - a.decay) * group))
+            own = a.scores + stride * heads * h
             for i in range(max(1, n_query)):
                 # Where no query is kept (a loaded session), this one is better than none.
                 p = pos - 1 - i if n_query > 0 else pos
-                queries = q + size * heads * h
+                queries = a.q + size * heads * h
                 if n_query > 0:
-                    queries = past + size * heads * (n_head_kv * (p % n_past) + h)
-                last = p + 1 - n_local
-                first, end = weigh(queries, k_pages, k_table, n_head_kv, h, low, last, own, stride)
+                    queries = a.past + size * heads * (a.n_head_kv * (p % a.n_past) + h)
+                last = p + 1 - a.n_local
+                first, end = weigh(a, queries, h, last, own)
                 for g in range(heads):
                     row, r = own + stride * g, rows + g // group
                     if i == 0:
                         norm = _norm(queries + size * g, head_dim)
-                        ratio = spread_of(row, low, last, scale_f, norm)
-                        store_f64(spread + 8 * (heads * h + g), ratio)
-                    factor = share / _exponentials(row, first, end, scale_f)
-                    by_dist = sla + stride * r + 4 * slash_shift(capacity, p)
-                    _add_scaled(ver + stride * r, row, first, end, factor)
+                        ratio = spread_of(row, low, last, a.scale, norm)
+                        store_f64(a.spread + 8 * (heads * h + g), ratio)
+                    factor = share / _exponentials(row, first, end, a.scale)
+                    by_dist = a.sla + stride * r + 4 * slash_shift(a.capacity, p)
+                    _add_scaled(a.ver + stride * r, row, first, end, factor)
                     _add_scaled(by_dist, row, first, end, factor)
             for r in range(rows, rows + rows_per_kv):
-                at, shift = stats + STATS * r, slash_shift(capacity, pos)
+                at, shift = a.stats + STATS * r, slash_shift(a.capacity, pos)
                 store_f64(at + LFPS_STATS.scale, 1.0)
-                _rescale(ver + stride * r, at + LFPS_STATS.ver, low, high, np.float32(1))
-                _rescale(
-                    sla + stride * r, at + LFPS_STATS.sla, low + shift, high + shift, np.float32(1)
-                )
-                words = bits + 32 * n_word * r
-                levels = _mean_and_bar(at + LFPS_STATS.ver, high - low, np.float64(a_f))
-                _renew(ver + stride * r, words, n_word, levels, 0, capacity // 64)
-                levels = _mean_and_bar(at + LFPS_STATS.sla, high - low, np.float64(a_f))
-                _renew(sla + stride * r, words + 16 * n_word, n_word, levels, 0, capacity // 64)
-            mean = means + 2 * size * h
-            average(k_pages, k_table, n_head_kv, h, low, high, mean)
-            average(v_pages, v_table, n_head_kv, h, low, high, mean + size)
+                _rescale(a.ver + stride * r, at + LFPS_STATS.ver, low, high, np.float32(1))
+                by_dist = a.sla + stride * r
+                _rescale(by_dist, at + LFPS_STATS.sla, low + shift, high + shift, np.float32(1))
+                words = a.bits + 32 * n_word * r
+                levels = _mean_and_bar(at + LFPS_STATS.ver, high - low, np.float64(a.a))
+                _renew(a.ver + stride * r, words, n_word, levels, 0, a.capacity // 64)
+                levels = _mean_and_bar(at + LFPS_STATS.sla, high - low, np.float64(a.a))
+                _renew(a.sla + stride * r, words + 16 * n_word, n_word, levels, 0, a.capacity // 64)
+            mean = a.means + 2 * size * h
+            average(a.k_pages, a.k_table, a.n_head_kv, h, low, high, mean)
+            average(a.v_pages, a.v_table, a.n_head_kv, h, low, high, mean + size)
 
     return kernel
 
@@ -311,15 +323,15 @@ def _is_sparse(head_dim: int) -> Any:
     """Whether the sinks weigh more than epsilon of sinks, nearest keys and all others (Eq. 6)."""
 
     @njit(error_model="numpy")
-    def is_sparse(query, k_pages, k_table, n_head_kv, h, n_kv, n_sink, w_global, epsilon, scale):
+    def is_sparse(a, query, h, n_kv, w_global, epsilon):
         # All weights are relative to exp(w_global): only the two sums can overflow, to infinity.
         sinks, near = np.float64(0), np.float64(0)
-        for j in range(n_sink):
-            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-            sinks += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
-        for j in range(max(n_sink, n_kv - N_NEAR), n_kv):
-            key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-            near += np.exp(np.float64(dot_half(query, key, head_dim) * scale) - w_global)
+        for j in range(a.n_sink):
+            key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+            sinks += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
+        for j in range(max(a.n_sink, n_kv - N_NEAR), n_kv):
+            key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+            near += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
         return sinks > epsilon * (sinks + 1.0 + near)
 
     return is_sparse
@@ -377,7 +389,7 @@ def _propose(bits, n_word, shift, middle, page_rows, order, lines):
 
 
 def _choosing(head_dim: int, group: int) -> Any:
-    """The function choose(queries, k_pages, lines, order, n, limit, scores, stride, scale).
+    """The function choose(a, queries, lines, order, n, limit, scores).
 
     Scores the n candidates; moves the best `limit` and their positions to the front, and their
     weights (sum 1) to `scores`: the mean of the heads' softmax. Returns how many are left.
@@ -385,10 +397,11 @@ def _choosing(head_dim: int, group: int) -> Any:
     pick = picking(head_dim, group)
 
     @njit(error_model="numpy")
-    def choose(queries, k_pages, lines, order, n, limit, scores, stride, scale):
+    def choose(a, queries, lines, order, n, limit, scores):
         if n == 0:
             return 0
-        pick(queries, k_pages, lines, n, scores, stride)
+        stride, scale = 4 * a.capacity, a.scale
+        pick(queries, a.k_pages, lines, n, scores, stride)
         whole = _pad(scores, n)
         if group > 1:
             factor = np.float32(1.0 / group)
@@ -426,15 +439,13 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
         store_i64(at, load_i64(at) + n)
 
     @njit(error_model="numpy")
-    def all_sparse(queries, spread, mean_key, k_pages, page_rows, n_kv, n_sink, epsilon, scale):
-        """Whether every head of the row is bypassed."""
-        k_table, n_head_kv, h = page_rows
-        for g in range(group):
-            query = queries + size * g
-            w_global = global_logit(query, mean_key, load_f64(spread + 8 * g), n_kv, scale)
-            if not is_sparse(
-                query, k_pages, k_table, n_head_kv, h, n_kv, n_sink, w_global, epsilon, scale
-            ):
+    def all_sparse(a, r, h, n_kv):
+        """Whether every head of row r, of KV head h, is bypassed."""
+        mean_key = a.means + 2 * size * h
+        for head in range(group * r, group * (r + 1)):
+            query = a.q + size * head
+            w_global = global_logit(query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale)
+            if not is_sparse(a, query, h, n_kv, w_global, np.float64(a.epsilon)):
                 return False
         return True
 
@@ -443,78 +454,65 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
         return n * turn // period, n * (turn + 1) // period
 
     @njit(error_model="numpy")
-    def renew(ver, sla, bits, n_word, levels, middle, shift, turn):
-        """Make a part of all bitmaps anew: which one, and one of how many."""
+    def renew(table, middle, turn):
+        """Make a part of a table's bitmaps anew: which one, and one of how many."""
         low, high = middle
         at, period = turn
-        first, last = low // 64, (high + 63) // 64
+        first, last = (low + table.shift) // 64, (high + table.shift + 63) // 64
         begin, end = slice_of(last - first, at, period)
-        _renew(ver, bits, n_word, levels[0], first + begin, first + end)
-        first, last = (low + shift) // 64, (high + shift + 63) // 64
-        begin, end = slice_of(last - first, at, period)
-        _renew(sla, bits + 16 * n_word, n_word, levels[1], first + begin, first + end)
+        _renew(table.entries, table.bits, table.n_word, table.levels, first + begin, first + end)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, ver, sla, bits, stats, spread, meta, means,
-        scores, order, sets, counts, n_head_kv, capacity, set_capacity, n_sink, n_local, bypass,
-        period, a_f, budget_f, epsilon_f, decay_f, scale_f,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        n_kv, low, stride = pos + 1, n_sink, 4 * capacity
-        high, n_word = max(low, n_kv - n_local), capacity // 64 + 1
-        limit, shift = max(1, int(np.float64(budget_f) * n_kv)), slash_shift(capacity, pos)
-        for r in range(tid, heads // group * n_head_kv, n_thread):
-            h, queries = r * group // heads, q + size * group * r
-            page_rows = k_table, n_head_kv, h
-            own, out, state = meta + META * r, sets + 4 * set_capacity * r, stats + STATS * r
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        n_kv, low, stride = pos + 1, a.n_sink, 4 * a.capacity
+        high, n_word = max(low, n_kv - a.n_local), a.capacity // 64 + 1
+        limit, shift = max(1, int(np.float64(a.budget) * n_kv)), slash_shift(a.capacity, pos)
+        for r in range(tid, heads // group * a.n_head_kv, n_thread):
+            h, queries = r * group // heads, a.q + size * group * r
+            page_rows = a.k_table, a.n_head_kv, h
+            own = a.meta + META * r
+            out = a.sets + 4 * a.set_capacity * r
+            state = a.stats + STATS * r
             add(own + LFPS_META.n_step, 1)
             add(own + LFPS_META.n_seen, n_kv)
-            n, sparse = write_ends(out, 0, min(n_sink, n_kv), 0, 0), False
+            n, sparse = write_ends(out, 0, min(a.n_sink, n_kv), 0, 0), False
             if high > low:
                 store_i64(own + LFPS_META.next, n_kv)
-                if bypass != 0:
-                    sparse = all_sparse(
-                        queries, spread + 8 * group * r, means + 2 * size * h, k_pages, page_rows,
-                        n_kv, n_sink, np.float64(epsilon_f), scale_f,
-                    )  # fmt: skip
+                if a.bypass != 0:
+                    sparse = all_sparse(a, r, h, n_kv)
                     add(own + LFPS_META.n_bypass, sparse)
-                    add(own + LFPS_META.n_scanned, n_sink + N_NEAR)
+                    add(own + LFPS_META.n_scanned, a.n_sink + N_NEAR)
                 if not sparse:
-                    by_pos, by_dist = ver + stride * r, sla + stride * r
-                    words, row = bits + 32 * n_word * r, scores + stride * group * r
-                    found, n_mid = order + 2 * stride * r, high - low
-                    for_ver = _mean_and_bar(state + LFPS_STATS.ver, n_mid, np.float64(a_f))
-                    for_sla = _mean_and_bar(state + LFPS_STATS.sla, n_mid, np.float64(a_f))
-                    turn = pos % period, period
-                    renew(
-                        by_pos, by_dist, words, n_word, (for_ver, for_sla), (low, high), shift,
-                        turn,
-                    )  # fmt: skip
+                    words, row = a.bits + 32 * n_word * r, a.scores + stride * group * r
+                    found, n_mid = a.order + 2 * stride * r, high - low
+                    sums = state + LFPS_STATS.ver
+                    levels = _mean_and_bar(sums, n_mid, np.float64(a.a))
+                    ver = Table(a.ver + stride * r, words, n_word, sums, 0, levels)
+                    sums = state + LFPS_STATS.sla
+                    levels = _mean_and_bar(sums, n_mid, np.float64(a.a))
+                    sla = Table(
+                        a.sla + stride * r, words + 16 * n_word, n_word, sums, shift, levels
+                    )
+                    turn = pos % a.period, a.period
+                    renew(ver, (low, high), turn)
+                    renew(sla, (low, high), turn)
                     lines = found + stride
                     count = _propose(words, n_word, shift, (low, high), page_rows, found, lines)
                     add(own + LFPS_META.n_scanned, count)
-                    count = choose(
-                        queries, k_pages, lines, found, count, limit, row, stride, scale_f
-                    )
+                    count = choose(a, queries, lines, found, count, limit, row)
                     copy_row(found, out + 4 * n, count)
                     n += count
-                    scale = load_f64(state + LFPS_STATS.scale) * decay_f
+                    scale = load_f64(state + LFPS_STATS.scale) * a.decay
                     store_f64(state + LFPS_STATS.scale, scale)
-                    _learn(
-                        by_pos, words, n_word, for_ver, state + LFPS_STATS.ver, scale, 0, found,
-                        row, count,
-                    )  # fmt: skip
-                    _learn(
-                        by_dist, words + 16 * n_word, n_word, for_sla, state + LFPS_STATS.sla,
-                        scale, shift, found, row, count,
-                    )  # fmt: skip
+                    _learn(ver, scale, found, row, count)
+                    _learn(sla, scale, found, row, count)
                     if scale < SMALLEST_SCALE:
                         factor = np.float32(scale)
-                        _rescale(by_pos, state + LFPS_STATS.ver, low, high, factor)
-                        _rescale(by_dist, state + LFPS_STATS.sla, low + shift, high + shift, factor)
+                        _rescale(ver.entries, ver.sums, low, high, factor)
+                        _rescale(sla.entries, sla.sums, low + shift, high + shift, factor)
                         store_f64(state + LFPS_STATS.scale, 1.0)
             store_i64(own + LFPS_META.bypassed, sparse)
-            store_i32(counts + 4 * r, write_ends(out, n, 0, high, n_kv))
+            store_i32(a.counts + 4 * r, write_ends(out, n, 0, high, n_kv))
 
     return kernel
 
@@ -523,26 +521,25 @@ def lfps_bypass(head_dim: int, heads: int, group: int) -> Any:
     """Kernel of LFPS_BYPASS: threads take heads in turn."""
     global_logit = _global_logit(head_dim)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, spread, meta, means, sets, counts, out,
-        n_head_kv, set_capacity, bypass, scale_f,
-    ):  # fmt: skip
-        n_kv = load_i64(step + STEP.pos) + 1
-        for head in range(tid, heads * n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        for head in range(tid, heads * a.n_head_kv, n_thread):
             r, h = head // group, head // heads
-            if load_i64(meta + META * r + LFPS_META.bypassed) == 0:
+            if load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
                 continue
-            query, at = q + 4 * head_dim * head, out + 4 * head_dim * head
-            mean_key = means + 8 * head_dim * h
+            query, at = a.q + 4 * head_dim * head, a.out + 4 * head_dim * head
+            mean_key = a.means + 8 * head_dim * h
             mean_value = mean_key + 4 * head_dim
             share = np.float32(1)  # of the mean value
-            if bypass != 2:
-                w_global = global_logit(query, mean_key, load_f64(spread + 8 * head), n_kv, scale_f)
+            if a.bypass != 2:
+                w_global = global_logit(
+                    query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale
+                )
                 total = np.float64(0)
-                for i in range(load_i32(counts + 4 * r)):
-                    j = load_i32(sets + 4 * (set_capacity * r + i))
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                    total += np.exp(np.float64(dot_half(query, key, head_dim) * scale_f) - w_global)
+                for i in range(load_i32(a.counts + 4 * r)):
+                    j = load_i32(a.sets + 4 * (a.set_capacity * r + i))
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+                    total += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
                 share = np.float32(1.0 / (1.0 + total))
             for i in range(head_dim):
                 kept = load_f32(at + 4 * i)

@@ -47,28 +47,26 @@ AHEAD = 8  # keys between one that is asked for and one that is read
 def lsh_centre(head_dim: int) -> Any:
     """Kernel of LSH_CENTRE: threads take KV heads in turn."""
 
-    def kernel(
-        tid, n_thread, step, k_pages, k_table, centre, norms, begin, n_head_kv, capacity, n_sink,
-        n_local,
-    ):  # fmt: skip
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, 0)
+    def kernel(tid, n_thread, a):
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
         if tid == 0:
-            store_i64(begin, high)
-        for h in range(tid, n_head_kv, n_thread):
-            mean = centre + 4 * head_dim * h
+            store_i64(a.begin, high)
+        for h in range(tid, a.n_head_kv, n_thread):
+            mean = a.centre + 4 * head_dim * h
             share = splat_f32x16(ONE / np.float32(max(1, high - low)))
             for d in range(0, head_dim, 16):
                 total = zero_f32x16()
                 for j in range(low, high):
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
                     total += load_f16x16(key + 2 * d)
                 store_f32x16(mean + 4 * d, total * share)
             for j in range(low, high):
-                key, total = key_at(k_pages, k_table, n_head_kv, h, j, head_dim), zero_f32x16()
+                key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+                total = zero_f32x16()
                 for d in range(0, head_dim, 16):
                     x = load_f16x16(key + 2 * d) - load_f32x16(mean + 4 * d)
                     total += x * x
-                store_f32(norms + 4 * (capacity * h + j), math.sqrt(hsum(total)))
+                store_f32(a.norms + 4 * (a.capacity * h + j), math.sqrt(hsum(total)))
 
     return kernel
 
@@ -101,25 +99,22 @@ def lsh_codes(head_dim: int, n_plane: int, n_bit: int, n_table: int) -> Any:
     """Kernel of LSH_CODES: threads take LSH_ROWS keys in turn."""
     project, code = _hashing(head_dim, LSH_ROWS, n_plane, n_bit)
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, centre, planes, begin, codes, work, n_head_kv, capacity,
-        n_sink, work_size,
-    ):  # fmt: skip
-        end, n_worker = load_i64(begin), min(n_thread, LSH_WORKERS)
-        rows = work + 4 * work_size * tid
+    def kernel(tid, n_thread, a):
+        end, n_worker = load_i64(a.begin), min(n_thread, LSH_WORKERS)
+        rows = a.work + 4 * a.work_size * tid
         out = rows + 4 * head_dim * LSH_ROWS
-        for h in range(n_head_kv if tid < n_worker else 0):
-            mean = centre + 4 * head_dim * h
-            for first in range(n_sink + LSH_ROWS * tid, end, LSH_ROWS * n_worker):
+        for h in range(a.n_head_kv if tid < n_worker else 0):
+            mean = a.centre + 4 * head_dim * h
+            for first in range(a.n_sink + LSH_ROWS * tid, end, LSH_ROWS * n_worker):
                 for i in range(LSH_ROWS):
                     j = min(first + i, end - 1)
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
                     for d in range(0, head_dim, 16):
                         x = load_f16x16(key + 2 * d) - load_f32x16(mean + 4 * d)
                         store_f32x16(rows + 4 * (head_dim * i + d), x)
-                project(rows, planes, out)
+                project(rows, a.planes, out)
                 for t in range(n_table):
-                    to = codes + 2 * (capacity * (n_table * h + t) + first)
+                    to = a.codes + 2 * (a.capacity * (n_table * h + t) + first)
                     for i in range(min(LSH_ROWS, end - first)):
                         store_i16(to + 2 * i, code(out, i, t))
 
@@ -130,13 +125,13 @@ def lsh_query(head_dim: int, heads: int, n_plane: int, n_bit: int, n_table: int)
     """Kernel of LSH_QUERY: threads take KV heads in turn."""
     project, code = _hashing(head_dim, heads, n_plane, n_bit)
 
-    def kernel(tid, n_thread, q, planes, codes, work, n_head_kv, work_size):
-        out, n_worker = work + 4 * work_size * tid, min(n_thread, LSH_WORKERS)
-        for h in range(tid, n_head_kv if tid < n_worker else 0, n_worker):
-            project(q + 4 * head_dim * heads * h, planes, out)
+    def kernel(tid, n_thread, a):
+        out, n_worker = a.work + 4 * a.work_size * tid, min(n_thread, LSH_WORKERS)
+        for h in range(tid, a.n_head_kv if tid < n_worker else 0, n_worker):
+            project(a.q + 4 * head_dim * heads * h, a.planes, out)
             for g in range(heads):
                 for t in range(n_table):
-                    store_i16(codes + 2 * (n_table * (heads * h + g) + t), code(out, g, t))
+                    store_i16(a.codes + 2 * (n_table * (heads * h + g) + t), code(out, g, t))
 
     return kernel
 
@@ -145,14 +140,14 @@ def lsh_tables(n_bit: int, n_table: int) -> Any:
     """Kernel of LSH_TABLES: threads take tables of KV heads in turn."""
     n_code = 1 << n_bit
 
-    def kernel(tid, n_thread, codes, begin, starts, order, n_head_kv, capacity, n_sink):
-        end = load_i64(begin)
-        for item in range(tid, n_head_kv * n_table, n_thread):
-            own, out = codes + 2 * capacity * item, order + 4 * capacity * item
-            at = starts + 4 * (n_code + 1) * item
+    def kernel(tid, n_thread, a):
+        end = load_i64(a.begin)
+        for item in range(tid, a.n_head_kv * n_table, n_thread):
+            own, out = a.codes + 2 * a.capacity * item, a.order + 4 * a.capacity * item
+            at = a.starts + 4 * (n_code + 1) * item
             for c in range(n_code + 1):
                 store_i32(at + 4 * c, 0)
-            for j in range(n_sink, end):
+            for j in range(a.n_sink, end):
                 c = at + 4 * load_u16(own + 2 * j)
                 store_i32(c, load_i32(c) + 1)
             total = 0
@@ -160,7 +155,7 @@ def lsh_tables(n_bit: int, n_table: int) -> Any:
                 total += load_i32(at + 4 * c)
                 store_i32(at + 4 * c, total)
             # From the ends of the codes' lists to their starts: ascending within each.
-            for j in range(end - 1, n_sink - 1, -1):
+            for j in range(end - 1, a.n_sink - 1, -1):
                 c = at + 4 * load_u16(own + 2 * j)
                 store_i32(c, load_i32(c) - 1)
                 store_i32(out + 4 * load_i32(c), j)
@@ -192,25 +187,22 @@ def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
         low, high = load_f32(bias + 4 * i), load_f32(bias + 4 * i + 4)
         return low + (high - low) * (x - np.float32(i))
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, centre, norms, begin, codes, starts, order, bias,
-        sets, log_weight, counts, bits, n_head, heads_per_kv, n_head_kv, capacity, set_capacity,
-        n_bias, n_sink,
-    ):  # fmt: skip
-        pos, end = load_i64(step + STEP.pos), load_i64(begin)
-        n_word = capacity // 64 + 1
-        for head in range(tid, n_head, n_thread):
-            h, query = head // heads_per_kv, q + 4 * head_dim * head
-            once = bits + 16 * n_word * head
+    def kernel(tid, n_thread, a):
+        pos, end = load_i64(a.step + STEP.pos), load_i64(a.begin)
+        n_word = a.capacity // 64 + 1
+        for head in range(tid, a.n_head, n_thread):
+            h, query = head // a.heads_per_kv, a.q + 4 * head_dim * head
+            once = a.bits + 16 * n_word * head
             twice, table = once + 8 * n_word, n_table * h
             for i in range(0, 16 * n_word, 8):
                 store_i64(once + i, 0)
             collide(
-                codes + 2 * n_table * head, starts + 4 * n_start * table,
-                order + 4 * capacity * table, capacity, once, twice,
+                a.codes + 2 * n_table * head, a.starts + 4 * n_start * table,
+                a.order + 4 * a.capacity * table, a.capacity, once, twice,
             )  # fmt: skip
-            out, weights = sets + 4 * set_capacity * head, log_weight + 4 * set_capacity * head
-            first = write_ends(out, 0, min(n_sink, pos + 1), 0, 0)
+            out = a.sets + 4 * a.set_capacity * head
+            weights = a.log_weight + 4 * a.set_capacity * head
+            first = write_ends(out, 0, min(a.n_sink, pos + 1), 0, 0)
             n = first
             for w in range(end // 64 + 1):
                 word = load_i64(twice + 8 * w)
@@ -219,23 +211,23 @@ def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
                     word &= word - 1
                     n += 1
             length = math.sqrt(dot_float(query, query, head_dim))
-            offset = dot_float(query, centre + 4 * head_dim * h, head_dim)
+            offset = dot_float(query, a.centre + 4 * head_dim * h, head_dim)
             for i in range(first, n):
                 later = load_i32(out + 4 * min(i + AHEAD, n - 1))
-                key = key_at(k_pages, k_table, n_head_kv, h, later, head_dim)
+                key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, later, head_dim)
                 for line in range(key, key + 2 * head_dim, 64):
                     prefetch(line)
                 j = load_i32(out + 4 * i)
-                key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                sizes = length * load_f32(norms + 4 * (capacity * h + j))
+                key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+                sizes = length * load_f32(a.norms + 4 * (a.capacity * h + j))
                 inner = dot_half(query, key, head_dim) - offset
                 cosine = inner / sizes if sizes > ZERO else ZERO
-                store_f32(weights + 4 * i, bias_of(bias, n_bias, cosine))
+                store_f32(weights + 4 * i, bias_of(a.bias, a.n_bias, cosine))
             last = write_ends(out, n, 0, end, pos + 1)
             for i in range(first):
                 store_f32(weights + 4 * i, ZERO)
             for i in range(n, last):
                 store_f32(weights + 4 * i, ZERO)
-            store_i32(counts + 4 * head, last)
+            store_i32(a.counts + 4 * head, last)
 
     return kernel

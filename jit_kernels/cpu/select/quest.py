@@ -43,25 +43,22 @@ def quest_bounds(head_dim: int, type_k: str) -> Any:
             store_f32x16(to, vmax(x, zero_f32x16()))
             store_f32x16(to + 4 * head_dim, vmin(x, zero_f32x16()))
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
-        page,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
         if tid == n_thread - 1:
-            split(q, parts, n_head)
+            split(a.q, a.parts, a.n_head)
         # The page that was last is made anew: it may have grown, or lost positions to others.
-        first = min(load_i64(filled), pos) // page
-        n_new = pos // page + 1 - first
-        for item in range(tid, n_new * n_head_kv, n_thread):
-            h, p = item % n_head_kv, first + item // n_head_kv
-            at = bounds + 4 * head_dim * (n_page * h + p)
-            low, high = p * page, min(pos + 1, (p + 1) * page)
+        first = min(load_i64(a.filled), pos) // a.page
+        n_new = pos // a.page + 1 - first
+        for item in range(tid, n_new * a.n_head_kv, n_thread):
+            h, p = item % a.n_head_kv, first + item // a.n_head_kv
+            at = a.bounds + 4 * head_dim * (a.n_page * h + p)
+            low, high = p * a.page, min(pos + 1, (p + 1) * a.page)
             for d in range(0, head_dim, LANES):
-                top = load(k_pages + size * row_at(k_table, n_head_kv, h, low), d)
+                top = load(a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, low), d)
                 bottom = top
                 for j in range(low + 1, high):
-                    x = load(k_pages + size * row_at(k_table, n_head_kv, h, j), d)
+                    x = load(a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, j), d)
                     top, bottom = vmax(top, x), vmin(bottom, x)
                 store_half(at + 2 * d, top)
                 store_half(at + 2 * head_dim + 2 * d, bottom)
@@ -108,14 +105,14 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
                     more = load_f32(first + stride * g + 4 * i)
                     store_f32(first + 4 * i, max(load_f32(first + 4 * i), more))
 
-    def kernel(tid, n_thread, step, parts, bounds, filled, scores, n_head_kv, n_page, page):
-        pos = load_i64(step + STEP.pos)
-        n, stride = pos // page + 1, 4 * n_page
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        n, stride = pos // a.page + 1, 4 * a.n_page
         first, end = n * tid // n_thread, n * (tid + 1) // n_thread
         whole = first + (end - first) // several * several
-        for h in range(n_head_kv):
-            queries, own = parts + row * heads * h, bounds + page_size * n_page * h
-            rows = scores + stride * heads * h
+        for h in range(a.n_head_kv):
+            queries, own = a.parts + row * heads * h, a.bounds + page_size * a.n_page * h
+            rows = a.scores + stride * heads * h
             for p in range(first, whole, several):
                 for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
                     prefetch(own + page_size * p + line)
@@ -125,6 +122,6 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
             if group > 1:
                 join(rows + 4 * first, stride, end - first)
         if tid == 0:
-            store_i64(filled, pos + 1)
+            store_i64(a.filled, pos + 1)
 
     return kernel

@@ -99,24 +99,23 @@ def tactic_seed(head_dim: int) -> Any:
             total += x * x
         store_f32(norm, -hsum(total) / 2)
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, n_head_kv, n_slot,
-        n_segment, segment, per_cluster, n_sink, seed,
-    ):  # fmt: skip
-        begin = first_segment(extent, segment, n_sink)
-        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
-            h, s = item % n_head_kv, item // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
-            store_i64(moving + 8 * (n_segment * h + s), 1)
+    def kernel(tid, n_thread, a):
+        begin = first_segment(a.extent, a.segment, a.n_sink)
+        for item in range(begin * a.n_head_kv + tid, a.n_segment * a.n_head_kv, n_thread):
+            h, s = item % a.n_head_kv, item // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
+            store_i64(a.moving + 8 * (a.n_segment * h + s), 1)
             # Knuth's Algorithm S: each set of n_cluster positions is equally likely.
-            state, taken = (seed * n_head_kv + h) * 1000003 + s, 0
+            state, taken = (a.seed * a.n_head_kv + h) * 1000003 + s, 0
             for j in range(first, end):
                 state = state * 6364136223846793005 + 1442695040888963407
                 if ((state >> 33) & 0x7FFFFFFF) * (end - j) >> 31 < n_cluster - taken:
-                    at = n_slot * h + cluster + taken
-                    key = key_at(k_pages, k_table, n_head_kv, h, j, head_dim)
-                    mean = means + 2 * head_dim * at
-                    place(centroids + 4 * head_dim * at, mean, norms + 4 * at, key)
+                    at = a.n_slot * h + cluster + taken
+                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
+                    mean = a.means + 2 * head_dim * at
+                    place(a.centroids + 4 * head_dim * at, mean, a.norms + 4 * at, key)
                     taken += 1
 
     return kernel
@@ -168,28 +167,27 @@ def tactic_assign(head_dim: int) -> Any:
         for c in range(0 if n >= MR else n):
             compare_one(panel, centroids + row * c, norms + 4 * c, first + c)
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, panels,
-        n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         n_worker = min(n_thread, TACTIC_WORKERS)
-        begin, n_tile = first_segment(extent, segment, n_sink), segment // NR + 2
-        panel = panels + panel_row * (head_dim + 3) * tid
-        n_item = (n_segment - begin) * n_head_kv * n_tile if tid < n_worker else 0
+        begin, n_tile = first_segment(a.extent, a.segment, a.n_sink), a.segment // NR + 2
+        panel = a.panels + panel_row * (head_dim + 3) * tid
+        n_item = (a.n_segment - begin) * a.n_head_kv * n_tile if tid < n_worker else 0
         for item in range(tid, n_item, n_worker):
-            h, s = item // n_tile % n_head_kv, begin + item // n_tile // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+            h, s = item // n_tile % a.n_head_kv, begin + item // n_tile // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
             tile = (first // NR + item % n_tile) * NR  # of keys that lie together in a page
             if n_cluster == 0 or tile >= end:  # a tile of a segment without keys may have no page
                 continue
-            if load_i64(moving + 8 * (n_segment * h + s)) == 0:
+            if load_i64(a.moving + 8 * (a.n_segment * h + s)) == 0:
                 continue
-            unpack(key_at(k_pages, k_table, n_head_kv, h, tile, head_dim), panel)
-            at = n_slot * h + cluster
-            find_nearest(panel, centroids + row * at, norms + 4 * at, cluster, n_cluster)
+            unpack(key_at(a.k_pages, a.k_table, a.n_head_kv, h, tile, head_dim), panel)
+            at = a.n_slot * h + cluster
+            find_nearest(panel, a.centroids + row * at, a.norms + 4 * at, cluster, n_cluster)
             for j in range(max(first, tile), min(end, tile + NR)):
                 label = load_i32(panel + labels_at + 4 * (j - tile))
-                store_i32(labels + 4 * (capacity * h + j), label)
+                store_i32(a.labels + 4 * (a.capacity * h + j), label)
 
     return kernel
 
@@ -238,33 +236,32 @@ def tactic_mean(head_dim: int) -> Any:
         store_f32(norm, -hsum(total) / 2)
         return hmax(moved) > ZERO
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, labels, starts,
-        order, cursor, n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
-    ):  # fmt: skip
-        begin = first_segment(extent, segment, n_sink)
-        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
-            h, s = item % n_head_kv, item // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
-            moves = moving + 8 * (n_segment * h + s)
+    def kernel(tid, n_thread, a):
+        begin = first_segment(a.extent, a.segment, a.n_sink)
+        for item in range(begin * a.n_head_kv + tid, a.n_segment * a.n_head_kv, n_thread):
+            h, s = item % a.n_head_kv, item // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
+            moves = a.moving + 8 * (a.n_segment * h + s)
             if n_cluster == 0 or load_i64(moves) == 0:
                 continue
-            last, head_order = cluster + n_cluster, order + 4 * capacity * h
-            head_starts, ends = starts + 4 * (n_slot + 1) * h, cursor + 4 * n_slot * h
+            last, head_order = cluster + n_cluster, a.order + 4 * a.capacity * h
+            head_starts, ends = a.starts + 4 * (a.n_slot + 1) * h, a.cursor + 4 * a.n_slot * h
             sort_by_label(
-                labels + 4 * capacity * h, head_starts, head_order, ends, (first, end),
-                (cluster, last), n_sink,
+                a.labels + 4 * a.capacity * h, head_starts, head_order, ends, (first, end),
+                (cluster, last), a.n_sink,
             )  # fmt: skip
-            if last == load_i64(extent + 16):
-                store_i32(head_starts + 4 * last, end - n_sink)
-            changed, pages = 0, (k_pages, k_table, n_head_kv, h)
+            if last == load_i64(a.extent + 16):
+                store_i32(head_starts + 4 * last, end - a.n_sink)
+            changed, pages = 0, (a.k_pages, a.k_table, a.n_head_kv, h)
             for c in range(cluster, last):
                 low, high = load_i32(head_starts + 4 * c), load_i32(ends + 4 * c)
-                at = n_slot * h + c
-                centroid, mean = centroids + 4 * head_dim * at, means + 2 * head_dim * at
+                at = a.n_slot * h + c
+                centroid, mean = a.centroids + 4 * head_dim * at, a.means + 2 * head_dim * at
                 if low < high:
                     members = head_order, low, high
-                    changed |= replace(centroid, mean, norms + 4 * at, members, pages)
+                    changed |= replace(centroid, mean, a.norms + 4 * at, members, pages)
             store_i64(moves, changed)
 
     return kernel
@@ -277,18 +274,18 @@ def tactic_score(head_dim: int, group: int) -> Any:
     """Kernel of TACTIC_SCORE: threads share the clusters of each KV head, for all of its heads."""
     keys, row = KEYS if group <= 3 else 4 if group <= 6 else 2, 4 * head_dim
 
-    def kernel(tid, n_thread, q, extent, means, scores, n_head_kv, n_slot):
-        n = (load_i64(extent + 16) + 15) // 16
-        for h in range(n_head_kv):
-            heads, first = q + row * group * h, 2 * head_dim * n_slot * h
+    def kernel(tid, n_thread, a):
+        n = (load_i64(a.extent + 16) + 15) // 16
+        for h in range(a.n_head_kv):
+            heads, first = a.q + row * group * h, 2 * head_dim * a.n_slot * h
             for c in range(n * tid // n_thread * 16, n * (tid + 1) // n_thread * 16, keys):
-                at = means + first + 2 * head_dim * c
+                at = a.means + first + 2 * head_dim * c
                 sums = zero_grid(group, keys)
                 for d in range(0, head_dim, LANES):
                     query = load_column(heads + 4 * d, row, group)
                     part = load_half_spaced(at + 2 * d, 2 * head_dim, keys)
                     sums = add_products(sums, query, part)
-                store_sums(scores + 4 * (n_slot * group * h + c), 4 * n_slot, sums)
+                store_sums(a.scores + 4 * (a.n_slot * group * h + c), 4 * a.n_slot, sums)
 
     return kernel
 
@@ -481,9 +478,10 @@ def estimate(guesses, sizes, weights, first, n, top):
 
 
 @njit(error_model="numpy")
-def draw(rows, pages, clusters, weights, guesses, first, tail, n_sample, at_guesses):
+def draw(rows, pages, clusters, estimates, first, tail, n_sample):
     """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
     order, starts, rank, _, n_cluster = clusters
+    weights, guesses, at_guesses = estimates
     i, before = first, 0.0
     for n in range(n_sample):
         point = (n + 0.5) / n_sample * tail
@@ -512,11 +510,12 @@ def mean_ratio(logits, guesses, n):
 
 
 @njit(error_model="numpy")
-def follow(scores, starts, rank, ends, guesses, sizes, n_cluster, scale):
+def follow(scores, clusters, guesses, sizes, scale):
     """In the order of rank: positions up to a cluster's end, its scaled score and size.
 
     Up to LANES - 1 clusters follow that are empty.
     """
+    _, starts, rank, ends, n_cluster = clusters
     total = 0
     for i in range(n_cluster):
         c = load_i32(rank + 4 * i)
@@ -563,21 +562,21 @@ def tactic_budget(head_dim: int) -> Any:
     weigh, size = weighing(head_dim, 1), 2 * head_dim
 
     @njit(error_model="numpy")
-    def fit_budget(head, pages, clusters, room, span, counted, share, first, scale):
+    def fit_budget(a, head, pages, clusters, room, span):
         """Alg. 1; see 4.4."""
         rows, logits = room
-        n_sink, end, n_kv = span
-        n = end - n_sink
-        n_first = min(n, max(20, int(first * n)))
+        end, n_kv = span
+        n = end - a.n_sink
+        n_first = min(n, max(20, int(a.first_share * n)))
         x_1, x_2, half = n // 10, n * 6 // 10, half_window(n)
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
         at = list_ranked(rows, pages, clusters, 0, n_first)
         at = list_ranked(at, pages, clusters, low_1, high_1)
         at = list_ranked(at, pages, clusters, low_2, high_2)
-        if counted != 0:
-            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
-        weigh(head, pages[0], rows, at, logits, 0, scale)
+        if a.counted != 0:
+            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
+        weigh(head, pages[0], rows, at, logits, 0, a.scale)
         n_all = (at - rows) // 4
         exponentiate(logits, n_all, highest(logits, n_all))
         n_1, n_2 = high_1 - low_1, high_2 - low_2
@@ -586,24 +585,23 @@ def tactic_budget(head_dim: int) -> Any:
         mu_1, mu_2 = weight_sum(at_1, n_1) / n_1, weight_sum(at_2, n_2) / n_2
         fit = fitted(mu_1, mu_2, max(1, x_1), max(2, x_2))
         outside = weight_sum(at_3, n_all - n_first - n_1 - n_2)
-        return budget(logits, n_first, n, fit, outside, share)
+        return budget(logits, n_first, n, fit, outside, a.share)
 
     @njit(error_model="numpy")
-    def sample_budget(
-        head, pages, clusters, room, span, counted, share, first, scale, estimates, n_sample, margin
-    ):
+    def sample_budget(a, head, pages, clusters, room, span, estimates):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
         rows, logits = room
-        n_sink, end, n_kv = span
+        end, n_kv = span
         guesses, sizes, weights, at_samples = estimates
         ends, n_cluster = clusters[3], clusters[4]
-        last = first_at_least(ends, 0, n_cluster - 1, max(20, int(first * (end - n_sink))))
+        n_least = max(20, int(a.first_share * (end - a.n_sink)))
+        last = first_at_least(ends, 0, n_cluster - 1, n_least)
         n_first = load_i32(ends + 4 * last)
         at = list_ranked(rows, pages, clusters, 0, n_first)
-        if counted != 0:
-            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+        if a.counted != 0:
+            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
         n_exact = (at - rows) // 4
-        weigh(head, pages[0], rows, at, logits, 0, scale)
+        weigh(head, pages[0], rows, at, logits, 0, a.scale)
         top = max(highest(logits, n_exact), load_f32(guesses))
         exponentiate(logits, n_exact, top)
         outside = weight_sum(logits + 4 * n_first, n_exact - n_first)
@@ -611,12 +609,11 @@ def tactic_budget(head_dim: int) -> Any:
         tail, factor = estimate(guesses, sizes, weights, last + 1, n_cluster, top), 0.0
         if tail > 0.0:
             to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
-            at = draw(
-                drawn, pages, clusters, weights, guesses, last + 1, tail, n_sample, at_samples
-            )
-            weigh(head, pages[0], drawn, at, to, 0, scale)
-            factor = mean_ratio(to, at_samples, n_sample) * (1.0 + margin)
-        need = share * (outside + exact + factor * tail) - outside
+            of_samples = weights, guesses, at_samples
+            at = draw(drawn, pages, clusters, of_samples, last + 1, tail, a.n_sample)
+            weigh(head, pages[0], drawn, at, to, 0, a.scale)
+            factor = mean_ratio(to, at_samples, a.n_sample) * (1.0 + a.margin)
+        need = a.share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need)
         i = first_at_least(ends, 0, n_cluster - 1, k) if k > 0 else -1
         while reached < need and i < n_cluster - 1:
@@ -624,47 +621,39 @@ def tactic_budget(head_dim: int) -> Any:
             reached += factor * load_f32(weights + 4 * i)
         return load_i32(ends + 4 * i) if i >= 0 else 0
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,
-        n_head, heads_per_kv, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, share_f,
-        first_share_f, margin_f, scale_f,
-    ):  # fmt: skip
-        n_kv = load_i64(step + STEP.pos) + 1
-        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
-        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
-        work_size = 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * n_list
+    def kernel(tid, n_thread, a):
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        n_list = a.capacity + a.capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
+        work_size = 4 * (a.n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * n_list
         # A thread has one head's room, so that it stays in the cache.
-        room, row = work + 4 * work_size * tid, 4 * (n_slot + 16)
+        room, row = a.work + 4 * work_size * tid, 4 * (a.n_slot + 16)
         ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
         counts = room + 4 * row
         at_samples = counts + 4 * 512
         rows = at_samples + 4 * TACTIC_SAMPLES
         logits = rows + 4 * n_list
-        for r in range(tid, n_head, n_thread):
-            store_i32(keep + 4 * r, 0)
+        for r in range(tid, a.n_head, n_thread):
+            store_i32(a.keep + 4 * r, 0)
             if n_cluster == 0:
                 continue
-            h, head = r // heads_per_kv, q + 4 * head_dim * r
-            own, ranked = scores + 4 * n_slot * r, rank + 4 * n_slot * r
+            h, head = r // a.heads_per_kv, a.q + 4 * head_dim * r
+            own, ranked = a.scores + 4 * a.n_slot * r, a.rank + 4 * a.n_slot * r
             sort_clusters(own, guesses, sizes, counts, ranked, n_cluster)
-            if share_f >= 1:
-                store_i32(keep + 4 * r, end - n_sink)
+            if a.share >= 1:
+                store_i32(a.keep + 4 * r, end - a.n_sink)
                 continue
-            head_starts = starts + 4 * (n_slot + 1) * h
-            follow(own, head_starts, ranked, ends, guesses, sizes, n_cluster, scale_f)
-            pages = k_pages, k_table, n_head_kv, h, size
-            clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
-            lists, span = (rows, logits), (n_sink, end, n_kv)
-            if n_sample == 0:
-                n_kept = fit_budget(
-                    head, pages, clusters, lists, span, counted, share_f, first_share_f, scale_f
-                )
+            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            pages = a.k_pages, a.k_table, a.n_head_kv, h, size
+            clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+            follow(own, clusters, guesses, sizes, a.scale)
+            lists, span = (rows, logits), (end, n_kv)
+            if a.n_sample == 0:
+                n_kept = fit_budget(a, head, pages, clusters, lists, span)
             else:
-                n_kept = sample_budget(
-                    head, pages, clusters, lists, span, counted, share_f, first_share_f, scale_f,
-                    (guesses, sizes, weights, at_samples), n_sample, margin_f,
-                )  # fmt: skip
-            store_i32(keep + 4 * r, n_kept)
+                estimates = guesses, sizes, weights, at_samples
+                n_kept = sample_budget(a, head, pages, clusters, lists, span, estimates)
+            store_i32(a.keep + 4 * r, n_kept)
 
     return kernel
 
@@ -675,21 +664,19 @@ def tactic_budget(head_dim: int) -> Any:
 def tactic_mark(group: int) -> Any:
     """Kernel of TACTIC_MARK: threads take rows in turn."""
 
-    def kernel(
-        tid, n_thread, extent, starts, order, rank, keep, marks, count, n_row, heads_per_kv, n_slot,
-        capacity,
-    ):  # fmt: skip
-        for r in range(tid, n_row, n_thread):
-            row, h, found = marks + capacity // 8 * r, r * group // heads_per_kv, 0
-            n_cluster = load_i64(extent + 16)
-            head_starts, head_order = starts + 4 * (n_slot + 1) * h, order + 4 * capacity * h
-            for word in range((load_i64(extent + 8) + 63) // 64):
+    def kernel(tid, n_thread, a):
+        for r in range(tid, a.n_row, n_thread):
+            row, h, found = a.marks + a.capacity // 8 * r, r * group // a.heads_per_kv, 0
+            n_cluster = load_i64(a.extent + 16)
+            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            head_order = a.order + 4 * a.capacity * h
+            for word in range((load_i64(a.extent + 8) + 63) // 64):
                 store_i64(row + 8 * word, 0)
             for head in range(r * group, (r + 1) * group):
-                left, i = load_i32(keep + 4 * head), 0
+                left, i = load_i32(a.keep + 4 * head), 0
                 while left > 0:
-                    cluster = load_i32(rank + 4 * (n_slot * head + i))
-                    later = load_i32(rank + 4 * (n_slot * head + min(i + SOON, n_cluster - 1)))
+                    cluster = load_i32(a.rank + 4 * (a.n_slot * head + i))
+                    later = load_i32(a.rank + 4 * (a.n_slot * head + min(i + SOON, n_cluster - 1)))
                     soon = load_i32(head_starts + 4 * later)
                     prefetch(head_order + 4 * soon)
                     prefetch(head_order + 4 * soon + LINE)
@@ -703,7 +690,7 @@ def tactic_mark(group: int) -> Any:
                         found += before != after
                         store_i64(row + 8 * (j >> 6), after)
                     left, i = left - n, i + 1
-            store_i32(count + 4 * r, found)
+            store_i32(a.count + 4 * r, found)
 
     return kernel
 
@@ -711,21 +698,21 @@ def tactic_mark(group: int) -> Any:
 def tactic_select() -> Any:
     """Kernel of TACTIC_SELECT: threads take rows in turn."""
 
-    def kernel(tid, n_thread, step, extent, marks, count, indptr, indices, n_row, capacity, n_sink):
-        n_kv = load_i64(step + STEP.pos) + 1
-        first = min(n_sink, n_kv)
-        end = min(n_kv, max(first, load_i64(extent + 8)))
+    def kernel(tid, n_thread, a):
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        first = min(a.n_sink, n_kv)
+        end = min(n_kv, max(first, load_i64(a.extent + 8)))
         n_outside = first + n_kv - end
-        store_i32(indptr, 0)
-        for r in range(tid, n_row, n_thread):
+        store_i32(a.indptr, 0)
+        for r in range(tid, a.n_row, n_thread):
             begin = n_outside * r
             for i in range(r):
-                begin += load_i32(count + 4 * i)
-            at, row = indices + 4 * begin, marks + capacity // 8 * r
+                begin += load_i32(a.count + 4 * i)
+            at, row = a.indices + 4 * begin, a.marks + a.capacity // 8 * r
             for j in range(first):
                 store_i32(at, j)
                 at += 4
-            for word in range((load_i64(extent + 8) + 63) // 64):
+            for word in range((load_i64(a.extent + 8) + 63) // 64):
                 left = load_i64(row + 8 * word)
                 while left != 0:
                     store_i32(at, 64 * word + lowest_bit(left))
@@ -734,6 +721,6 @@ def tactic_select() -> Any:
             for j in range(end, n_kv):
                 store_i32(at, j)
                 at += 4
-            store_i32(indptr + 4 * (r + 1), begin + n_outside + load_i32(count + 4 * r))
+            store_i32(a.indptr + 4 * (r + 1), begin + n_outside + load_i32(a.count + 4 * r))
 
     return kernel

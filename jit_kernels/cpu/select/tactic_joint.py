@@ -89,20 +89,21 @@ def nth_smallest(counts, n, k):
 
 
 @njit(error_model="numpy")
-def make_order(scores, score_row, sizes, density, facts, group, n_cluster, scale):
+def make_order(a, scores, sizes, density, facts, group, n_cluster):
     """The clusters' density: the sum over heads of a member's estimated share of all weight."""
     for i in range(0, n_cluster, LANES):
         store_f(density + 4 * i, zero_f())
     for g in range(group):
-        own, top = scores + score_row * g, load_f32(facts + 4 * g)
-        inside = estimate_all(own, sizes, n_cluster, scale, top)
+        own, top = scores + 4 * a.n_slot * g, load_f32(facts + 4 * g)
+        inside = estimate_all(own, sizes, n_cluster, a.scale, top)
         factor = np.float32(1 / (inside + load_f32(facts + 4 * (group + g))))
         add_share(density, own, n_cluster, factor)
 
 
 @njit(error_model="numpy")
-def least(scores, sizes, logits, first, ends, rank, n_cluster, need, factor):
+def least(scores, sizes, logits, clusters, first, need, factor):
     """How many positions in order have the weight `need`, from cluster `first` on estimated."""
+    _, _, rank, ends, n_cluster = clusters
     reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
     for k in range(n_first):
         if reached >= need:
@@ -130,9 +131,9 @@ def tactic_joint(head_dim: int, group: int) -> Any:
     weigh, row = weighing(head_dim, group), 4 * head_dim
 
     @njit(error_model="numpy")
-    def weigh_outside(heads, pages, lists, stride, span, facts):
+    def weigh_outside(heads, pages, lists, span):
         """Of each head: the highest logit outside of the clusters, the sum of weights below it."""
-        rows, logits = lists
+        rows, logits, stride, facts = lists
         n_sink, end, n_kv, scale = span
         at = list_span(list_span(rows, pages, 0, n_sink), pages, end, n_kv)
         n = (at - rows) // 4
@@ -144,12 +145,10 @@ def tactic_joint(head_dim: int, group: int) -> Any:
             store_f32(facts + 4 * (group + g), weight_sum(logits + stride * g, n))
 
     @njit(error_model="numpy")
-    def choose(
-        heads, pages, clusters, lists, stride, scores, score_row, estimates, facts, first_count,
-        n_sample, n_reach, share, margin, scale,
-    ):  # fmt: skip
-        """The number of positions with which n_reach heads reach their share."""
-        rows, logits = lists
+    def choose(a, heads, pages, clusters, lists, scores, estimates):
+        """The number of positions with which n_reach heads of a KV head reach their share."""
+        rows, logits, stride, facts = lists
+        first_count = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
         _, _, rank, ends, n_cluster = clusters
         densities, sizes, own_sizes, weights, at_samples = estimates
         first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
@@ -161,78 +160,68 @@ def tactic_joint(head_dim: int, group: int) -> Any:
         for i in range(first):  # what is left are the sizes of clusters that are estimated
             store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
         at = list_ranked(rows, pages, clusters, 0, n_first)
-        n_drawn = n_sample if tail > 0.0 else 0
+        n_drawn = a.n_sample if tail > 0.0 else 0
         if n_drawn > 0:
-            at = draw(at, pages, clusters, weights, densities, first, tail, n_sample, at_samples)
-        weigh(heads, pages[0], rows, at, logits, stride, scale)
+            of_samples = weights, densities, at_samples
+            at = draw(at, pages, clusters, of_samples, first, tail, n_drawn)
+        weigh(heads, pages[0], rows, at, logits, stride, a.scale)
         counts = facts + 8 * group
         for g in range(group):
-            own, at_scores = logits + stride * g, scores + score_row * g
+            own, at_scores = logits + stride * g, scores + 4 * a.n_slot * g
             exponentiate(own, n_first + n_drawn, load_f32(facts + 4 * g))
             outside, rest, factor = load_f32(facts + 4 * (group + g)), 0.0, 0.0
             if n_drawn > 0:
-                rest = sampled(own + 4 * n_first, at_samples, n_drawn, tail) * (1.0 + margin)
+                rest = sampled(own + 4 * n_first, at_samples, n_drawn, tail) * (1.0 + a.margin)
                 guess = product_sum(at_scores, own_sizes, n_cluster)
                 factor = rest / guess if guess > 0.0 else 0.0
-            need = share * (outside + weight_sum(own, n_first) + rest) - outside
-            n = least(at_scores, sizes, own, first, ends, rank, n_cluster, need, factor)
+            need = a.share * (outside + weight_sum(own, n_first) + rest) - outside
+            n = least(at_scores, sizes, own, clusters, first, need, factor)
             store_i32(counts + 4 * g, n)
-        return nth_smallest(counts, group, n_reach)
+        return nth_smallest(counts, group, a.n_reach)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, sizes, density,
-        rank, keep, work, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, n_reach, share_f,
-        first_share_f, margin_f, scale_f,
-    ):  # fmt: skip
-        n_kv = load_i64(step + STEP.pos) + 1
-        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
-        n_list = capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
-        work_size = 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
-        room, part, stride = work + 4 * work_size * tid, 4 * (n_slot + 16), 4 * n_list
+    def kernel(tid, n_thread, a):
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        n_list = a.capacity + a.capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
+        work_size = 4 * (a.n_slot + 16) + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
+        room, part, stride = a.work + 4 * work_size * tid, 4 * (a.n_slot + 16), 4 * n_list
         ends, densities, by_rank, weights = room, room + part, room + 2 * part, room + 3 * part
         counts = room + 4 * part
         at_samples = counts + 4 * 512
         facts = at_samples + 4 * TACTIC_SAMPLES
         rows = facts + 16 * group
         logits = rows + stride
-        for h in range(tid, n_head_kv, n_thread):
-            store_i32(keep + 4 * h, 0)
+        for h in range(tid, a.n_head_kv, n_thread):
+            store_i32(a.keep + 4 * h, 0)
             if n_cluster == 0:
                 continue
-            heads, ranked = q + row * group * h, rank + 4 * n_slot * h
-            own, head_starts = scores + 4 * n_slot * group * h, starts + 4 * (n_slot + 1) * h
-            own_sizes, own_density = sizes + 4 * n_slot * h, density + 4 * n_slot * h
-            for i in range(n_slot):
+            heads, ranked = a.q + row * group * h, a.rank + 4 * a.n_slot * h
+            own = a.scores + 4 * a.n_slot * group * h
+            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            own_sizes, own_density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
+            for i in range(a.n_slot):
                 n = load_i32(head_starts + 4 * i + 4) - load_i32(head_starts + 4 * i)
                 store_f32(own_sizes + 4 * i, np.float32(n if i < n_cluster else 0))
-            pages = k_pages, k_table, n_head_kv, h, 2 * head_dim
-            lists, n_outside = (rows, logits), n_kv if counted != 0 else end
-            span = n_sink if counted != 0 else 0, end, n_outside, scale_f
-            weigh_outside(heads, pages, lists, stride, span, facts)
+            pages = a.k_pages, a.k_table, a.n_head_kv, h, 2 * head_dim
+            lists, n_outside = (rows, logits, stride, facts), n_kv if a.counted != 0 else end
+            span = a.n_sink if a.counted != 0 else 0, end, n_outside, a.scale
+            weigh_outside(heads, pages, lists, span)
             for g in range(group):
-                top = highest(own + 4 * n_slot * g, n_cluster) * scale_f
+                top = highest(own + 4 * a.n_slot * g, n_cluster) * a.scale
                 outside = load_f32(facts + 4 * g)
                 if top > outside:
                     lower = np.exp(outside - top) * load_f32(facts + 4 * (group + g))
                     store_f32(facts + 4 * (group + g), lower)
                     store_f32(facts + 4 * g, top)
-            make_order(own, 4 * n_slot, own_sizes, own_density, facts, group, n_cluster, scale_f)
+            make_order(a, own, own_sizes, own_density, facts, group, n_cluster)
             order_by(own_density, densities, n_cluster)
             sort_by_keys(densities, by_rank, counts, ranked, n_cluster)
-            if share_f >= 1:
-                store_i32(keep + 4 * h, end - n_sink)
+            if a.share >= 1:
+                store_i32(a.keep + 4 * h, end - a.n_sink)
                 continue
-            follow(
-                own_density, head_starts, ranked, ends, densities, by_rank, n_cluster,
-                np.float32(1),
-            )  # fmt: skip
-            clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
-            n_kept = choose(
-                heads, pages, clusters, lists, stride, own, 4 * n_slot,
-                (densities, by_rank, own_sizes, weights, at_samples), facts,
-                max(20, int(first_share_f * (end - n_sink))), n_sample, n_reach, share_f, margin_f,
-                scale_f,
-            )  # fmt: skip
-            store_i32(keep + 4 * h, n_kept)
+            clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+            follow(own_density, clusters, densities, by_rank, np.float32(1))
+            estimates = densities, by_rank, own_sizes, weights, at_samples
+            store_i32(a.keep + 4 * h, choose(a, heads, pages, clusters, lists, own, estimates))
 
     return kernel

@@ -68,44 +68,41 @@ def slash_lines(head_dim: int, group: int) -> Any:
     products = products_of(head_dim, group)
 
     @njit(error_model="numpy")
-    def score(scores, tile, heads, rows, k_pages, n, capacity, scale):
+    def score(a, scores, tile, heads, rows, n):
         """The group's scores of n keys, to rows of `capacity`; MASKED up to a multiple of TILE."""
         for j in range(0, n, TILE):
             count = min(TILE, n - j)
-            products(tile, heads, rows + 4 * j, k_pages, count)
+            products(tile, heads, rows + 4 * j, a.k_pages, count)
             for g in range(group):
-                row, to = tile + TILE_ROW * g, scores + 4 * (capacity * g + j)
+                row, to = tile + TILE_ROW * g, scores + 4 * (a.capacity * g + j)
                 for i in range(0, TILE, LANES):
-                    store_f(to + 4 * i, load_f(row + 4 * i) * splat_f(scale))
+                    store_f(to + 4 * i, load_f(row + 4 * i) * splat_f(a.scale))
                 for i in range(count, TILE):
                     store_f32(to + 4 * i, MASKED)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, vertical, slash, columns, diagonals, work, n_row,
-        n_last, n_vertical, n_slash, n_sink, n_local, capacity, scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         n = pos + n_tok
-        for h in range(tid, n_row, n_thread):
-            rows = work + 4 * ((group + 1) * capacity + LIST_PAD + group * TILE) * h
-            scores = rows + 4 * (capacity + LIST_PAD)
-            tile = scores + 4 * group * capacity
-            ver, sla = vertical + 4 * capacity * h, slash + 4 * capacity * h
+        for h in range(tid, a.n_row, n_thread):
+            rows = a.work + 4 * ((group + 1) * a.capacity + LIST_PAD + group * TILE) * h
+            scores = rows + 4 * (a.capacity + LIST_PAD)
+            tile = scores + 4 * group * a.capacity
+            ver, sla = a.vertical + 4 * a.capacity * h, a.slash + 4 * a.capacity * h
             for j in range(n):
-                store_i32(rows + 4 * j, key_row(k_table, n_row, h, j))
+                store_i32(rows + 4 * j, key_row(a.k_table, a.n_row, h, j))
                 store_f32(ver + 4 * j, 0.0)
                 store_f32(sla + 4 * j, 0.0)
             pad_list(rows, n)
-            for t in range(max(0, n_tok - n_last), n_tok):
+            for t in range(max(0, n_tok - a.n_last), n_tok):
                 seen = pos + t + 1
-                heads = q + 4 * head_dim * group * (t * n_row + h)
-                score(scores, tile, heads, rows, k_pages, seen, capacity, scale_f)
+                heads = a.q + 4 * head_dim * group * (t * a.n_row + h)
+                score(a, scores, tile, heads, rows, seen)
                 for g in range(group):
-                    add_weights(scores + 4 * capacity * g, seen, ver, sla + 4 * (n - seen))
+                    add_weights(scores + 4 * a.capacity * g, seen, ver, sla + 4 * (n - seen))
             # The keys' rows are not needed any more: the list numbers the lines.
-            choose(ver, rows, n, 0, min(n, n_sink), n_vertical, columns + 4 * (1 + n_vertical) * h)
-            low = max(0, n - n_local)
-            choose(sla, rows, n, low, n, n_slash, diagonals + 4 * (1 + n_slash) * h)
+            columns, low = a.columns + 4 * (1 + a.n_vertical) * h, max(0, n - a.n_local)
+            choose(ver, rows, n, 0, min(n, a.n_sink), a.n_vertical, columns)
+            choose(sla, rows, n, low, n, a.n_slash, a.diagonals + 4 * (1 + a.n_slash) * h)
 
     return kernel
 
@@ -140,27 +137,24 @@ def write_lines(indices, columns, diagonals, oldest, newest, shift):
 def slash_select() -> Any:
     """Kernel of SLASH_SELECT: one thread writes, since a row starts where the last one ends."""
 
-    def kernel(
-        tid, n_thread, step, columns, diagonals, indptr, indices, n_row, n_vertical, n_slash,
-        q_block,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         count, row = 0, 0
-        store_i32(indptr, 0)
-        for first in range(0, n_tok, q_block):
-            oldest, newest = pos + first, pos + min(n_tok, first + q_block) - 1
-            for h in range(n_row):
+        store_i32(a.indptr, 0)
+        for first in range(0, n_tok, a.q_block):
+            oldest, newest = pos + first, pos + min(n_tok, first + a.q_block) - 1
+            for h in range(a.n_row):
                 count += write_lines(
-                    indices + 4 * count,
-                    columns + 4 * (1 + n_vertical) * h,
-                    diagonals + 4 * (1 + n_slash) * h,
+                    a.indices + 4 * count,
+                    a.columns + 4 * (1 + a.n_vertical) * h,
+                    a.diagonals + 4 * (1 + a.n_slash) * h,
                     oldest,
                     newest,
                     pos + n_tok - 1,
                 )
                 row += 1
-                store_i32(indptr + 4 * row, count)
+                store_i32(a.indptr + 4 * row, count)
 
     return kernel

@@ -39,11 +39,11 @@ def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
         return []
     join, at_once = joining(head_dim), max(1, 2 * THREADS // head_dim)
 
-    def kernel(tid, n_thread, step, partial, out, lse, n_head, n_split):
-        n_query, query = load_i64(step + STEP.n_tok) * n_head, at_once * int64(tid)
+    def kernel(tid, n_thread, a):
+        n_query, query = load_i64(a.step + STEP.n_tok) * a.n_head, at_once * int64(tid)
         while query < n_query:  # a range divides by its step
             here = min(at_once, n_query - query)
-            join(query, here, partial, (n_split, n_split), out, lse, 0)
+            join(query, here, a.partial, (a.n_split, a.n_split), a.out, a.lse, 0)
             query += at_once * n_thread
 
     return [Launch(kernel)]

@@ -223,47 +223,42 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         begin, end = share_of(begin, end, (part, n_part))
         return begin, end, n_part
 
-    def start(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f, packed, early,
-    ):  # fmt: skip
+    def start(tid, n_thread, a):
         """Look up the first keys of a block where the kernel before it writes none of that."""
-        n_tok, pos, _ = step_of(step)
-        if early == 0 or tid >= n_tok * n_row * n_turn * n_split:
+        n_tok, pos, _ = step_of(a.step)
+        if a.early == 0 or tid >= n_tok * a.n_row * n_turn * a.n_split:
             return 0, 0, 0, int32(0), int32(0), float32(0)
-        part, row, tok, head = place_of(tid, n_row, n_split)
-        seen = seen_by(pos, stride, tok, window)
-        begin, end, n_part = span_of(indptr + 4 * row, indices, block, seen, part, n_split, out)
-        keys = begin, (end - begin) * block, indices, block, *seen
-        pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
+        part, row, tok, head = place_of(tid, a.n_row, a.n_split)
+        seen = seen_by(pos, a.stride, tok, a.window)
+        begin, end, n_part = span_of(
+            a.indptr + 4 * row, a.indices, a.block, seen, part, a.n_split, a.out
+        )
+        keys = begin, (end - begin) * a.block, a.indices, a.block, *seen
+        pages = a.k_table, a.v_table, a.n_head_kv, quotient(head, a.heads_per_kv), a.log_weight
         k_row, v_row, bias = look(keys, pages, KEYS * warp() + lane() % KEYS)
         return keep(begin), keep(end), keep(n_part), int32(keep(k_row)), int32(keep(v_row)), bias
 
-    def work(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f, packed, early, handed,
-    ):  # fmt: skip
-        n_tok, pos, skip = step_of(step)
+    @device
+    def work(tid, n_thread, a, packed, early, handed):
+        n_tok, pos, skip = step_of(a.step)
         shared = shared_address(cuda.shared.array(0, uint8))
-        n_head, g, t = n_row * group, lane() // 4, lane() % 4
+        n_head, g, t = a.n_row * group, lane() // 4, lane() % 4
         # A lane's pieces of a key, of a value and of a query's sums, and where the first is.
         n_k = (head_dim - 8 * t + 31) // 32
         n_v, n_sum = (head_dim - 8 * g + 63) // 64, (head_dim - 16 * t + 63) // 64
         if all_there:  # then rows have a multiple of 32 elements
             n_k, n_v = int64(head_dim // 32), int64(head_dim // 64) if whole else n_v
-        at = k_pages, v_pages, max(n_k, 0), max(n_v, 0)
+        at = a.k_pages, a.v_pages, max(n_k, 0), max(n_v, 0)
         item = tid - n_thread
-        while item + n_thread < n_tok * n_row * n_turn * n_split:  # a range divides by its step
+        while item + n_thread < n_tok * a.n_row * n_turn * a.n_split:  # a range divides by its step
             item += n_thread
-            part, row, tok, head = place_of(item, n_row, n_split)
-            seen, query = seen_by(pos, stride, tok, window), n_head * tok + head
+            part, row, tok, head = place_of(item, a.n_row, a.n_split)
+            seen, query = seen_by(pos, a.stride, tok, a.window), n_head * tok + head
             n = head_dim * n_head
             at_row = packed + FEW_ROW.size * (n >> 2) * tok if packed != 0 else 0
             packed_row = at_row, n, n_head * tok
-            at_q = (skip + stride * tok) * n_head + head
-            mine = q + 4 * head_dim * (at_q + min(g, heads - 1))
+            at_q = (skip + a.stride * tok) * n_head + head
+            mine = a.q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
             x = read_q(mine + 32 * t, last)  # on its way while the keys are looked up
             looked_up = early != 0 and item == tid
@@ -271,22 +266,22 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                 begin, end, n_part = handed[0], handed[1], handed[2]
             else:
                 begin, end, n_part = span_of(
-                    indptr + 4 * row, indices, block, seen, part, n_split, out
+                    a.indptr + 4 * row, a.indices, a.block, seen, part, a.n_split, a.out
                 )
             if part >= n_part:
                 continue
-            keys = begin, (end - begin) * block, indices, block, *seen
-            pages = k_table, v_table, n_head_kv, quotient(head, heads_per_kv), log_weight
+            keys = begin, (end - begin) * a.block, a.indices, a.block, *seen
+            pages = a.k_table, a.v_table, a.n_head_kv, quotient(head, a.heads_per_kv), a.log_weight
             state = float32(LOWEST), float32(0), zero()
             first = KEYS * warp() + lane() % KEYS
             found = handed[3], handed[4], handed[5]
             if not looked_up:
                 found = look(keys, pages, first)
-            values = load_q(x, scale_f * float32(LOG2_E))
+            values = load_q(x, a.scale * float32(LOG2_E))
             if ahead:
                 loaded = load(at, found)
                 found = look(keys, pages, first + STRIDE)
-                for _ in range(KEYS * warp(), (end - begin) * block, 2 * STRIDE):
+                for _ in range(KEYS * warp(), (end - begin) * a.block, 2 * STRIDE):
                     other, first = load(at, found), first + 2 * STRIDE
                     found = look(keys, pages, first)
                     state = add(state, values, loaded)
@@ -294,7 +289,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                     found = look(keys, pages, first + STRIDE)
                     state = add(state, values, other)
             else:
-                for start in range(KEYS * warp(), (end - begin) * block, STRIDE):
+                for start in range(KEYS * warp(), (end - begin) * a.block, STRIDE):
                     loaded = load(at, found)
                     found = look(keys, pages, start + STRIDE + lane() % KEYS)
                     state = add(state, values, loaded)
@@ -307,28 +302,23 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                     store_shared_f32(uint32(to + 4 * head_dim), top - float32(UP))
                     store_shared_f32(uint32(to + 4 * head_dim + 4), total)
             sync_block()
-            finish(shared, 1, query, n_head, partial, (part, n_part, n_split), out, lse, packed_row)
-            if n_part > 1 and out != 0:
+            finish(a, shared, 1, query, n_head, (part, n_part, a.n_split), packed_row)
+            if n_part > 1 and a.out != 0:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
-                turns = scratch - TURNS + 4 * quotient(item, n_split)
+                turns = a.scratch - TURNS + 4 * quotient(item, a.n_split)
                 if is_last(turns, n_part):
-                    join(query, heads, partial, (n_part, n_split), out, lse, packed_row)
+                    join(query, heads, a.partial, (n_part, a.n_split), a.out, a.lse, packed_row)
             sync_block()  # before the next item's results overwrite what is read here
-
-    works = device(work)
-
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
-    ):  # fmt: skip
-        works(
-            tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-            block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse,
-            scratch, scale_f, 0, 0, (0, 0, 0, int32(0), int32(0), float32(0)),
-        )  # fmt: skip
 
     n_byte = 4 * WARPS * heads * size
     if packs:
-        return Launch(work, shared=n_byte, start=start, hands_on=True)
+
+        def pack(tid, n_thread, a, handed):
+            work(tid, n_thread, a, a.packed, a.early, handed)
+
+        return Launch(pack, shared=n_byte, start=start, hands_on=True)
+
+    def kernel(tid, n_thread, a):
+        work(tid, n_thread, a, 0, 0, (0, 0, 0, int32(0), int32(0), float32(0)))
+
     return Launch(kernel, shared=n_byte, start=look_ahead)

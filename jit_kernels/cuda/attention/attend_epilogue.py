@@ -82,17 +82,18 @@ def key_of(p, keys):
 
 
 def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool = False) -> Any:
-    """The function that joins a row's parts in shared memory and writes its results.
+    """The function that reduces a row's parts in shared memory and writes its results.
 
-    shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total; the first n_live
-    tokens are written. query: number of the first head in out and lse. split: the number of the
-    part that this is, how many the row has, and how many partial has room for. row: where packs,
-    a packed row (0: none), its elements, the number of its first head. All threads call it.
+    a: ATTEND's record. shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total;
+    the first n_live tokens are written. query: number of the first head in out and lse. split: the
+    number of the part that this is, how many the row has, and how many partial has room for. row:
+    where packs, a packed row (0: none), its elements, the number of its first head. All threads
+    call it.
     """
     size, n_row = head_dim + 2, group * q_block
 
     @device
-    def finish(shared, n_live, query, n_head, partial, split, out, lse, row):
+    def finish(a, shared, n_live, query, n_head, split, row):
         part, n_split, room = split
         for i in range(thread(), n_row * head_dim, THREADS):
             r, d = i // head_dim, i % head_dim
@@ -110,18 +111,18 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
             to = query + r % q_block * n_head + r // q_block
             top *= float32(LN_2)
             if n_split > 1:
-                there = partial + 4 * size * (to * room + part)
+                there = a.partial + 4 * size * (to * room + part)
                 store_f32(there + 4 * d, value)
                 if d == 0:
                     store_f32(there + 4 * head_dim, top)
                     store_f32(there + 4 * head_dim + 4, total)
             else:
                 value = value / total if total > 0 else float32(0)
-                store_f32(out + 4 * (head_dim * to + d), value)
+                store_f32(a.out + 4 * (head_dim * to + d), value)
                 if packs and row[0] != 0:  # whole warps come here, all lanes with neighbours
                     put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
-                if lse != 0 and d == 0:
-                    store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
+                if a.lse != 0 and d == 0:
+                    store_f32(a.lse + 4 * to, top + math.log(total) if total > 0 else top)
 
     return finish
 

@@ -175,41 +175,37 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
     slice_bytes, list_at = layout.slice, layout.lists
     assert n_share * group * q_block * size <= list_at
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        shared, n_head = shared_address(cuda.shared.array(0, uint8)), n_row * group
-        n_item = (n_tok + q_block - 1) // q_block * n_row * n_split
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        shared, n_head = shared_address(cuda.shared.array(0, uint8)), a.n_row * group
+        n_item = (n_tok + q_block - 1) // q_block * a.n_row * a.n_split
         for turn in range(tid, n_item, n_thread):
             item = n_item - 1 - turn  # the longest rows first
-            split, row = (item % n_split, n_split), item // n_split
-            head, tok = row % n_row * group, row // n_row * q_block
+            split, row = (item % a.n_split, a.n_split), item // a.n_split
+            head, tok = row % a.n_row * group, row // a.n_row * q_block
             n_live = min(n_tok - tok, q_block)
-            high = pos + stride * (tok + n_live - 1)
-            low = max(0, pos + stride * tok - window + 1) if window != 0 else 0
-            blocks = (low // block, high // block + 1)
-            begin, end = part_of(indptr + 4 * row, indices, blocks, split)
-            keys = begin, (end - begin) * block, indices, block, low, high
-            pages = (
-                k_pages, v_pages, k_table, v_table, n_head_kv, head // heads_per_kv, log_weight,
-            )  # fmt: skip
+            high = pos + a.stride * (tok + n_live - 1)
+            low = max(0, pos + a.stride * tok - a.window + 1) if a.window != 0 else 0
+            blocks = (low // a.block, high // a.block + 1)
+            begin, end = part_of(a.indptr + 4 * row, a.indices, blocks, split)
+            keys = begin, (end - begin) * a.block, a.indices, a.block, low, high
+            pages = (a.k_pages, a.v_pages, a.k_table, a.v_table, a.n_head_kv,
+                     head // a.heads_per_kv, a.log_weight)  # fmt: skip
             share, mine = warp() // group, warp() % group
             # This lane's rows of the tile are tokens lane / 4 and 8 more.
-            early = pos + stride * (tok + lane() // 4)
-            limits = early, window if window != 0 else FAR, 8 * stride
+            early = pos + a.stride * (tok + lane() // 4)
+            limits = early, a.window if a.window != 0 else FAR, 8 * a.stride
             query = n_head * tok + head
-            at_q = (load_i64(step + STEP.row) + stride * tok) * n_head + head + mine
-            at, apart = q + 4 * head_dim * at_q + 8 * (lane() % 4), 4 * head_dim * n_head * stride
+            at_q = (load_i64(a.step + STEP.row) + a.stride * tok) * n_head + head + mine
+            at = a.q + 4 * head_dim * at_q + 8 * (lane() % 4)
+            apart = 4 * head_dim * n_head * a.stride
             rows = (
                 at + apart * min(lane() // 4, n_live - 1),
                 at + apart * min(lane() // 4 + 8, n_live - 1),
             )
-            values = load_q(rows[0], rows[1], scale_f * float32(LOG2_E))
+            values = load_q(rows[0], rows[1], a.scale * float32(LOG2_E))
             state = lowest(), none(), zero()
-            n_slice = ((end - begin) * block + KEYS - 1) // KEYS
+            n_slice = ((end - begin) * a.block + KEYS - 1) // KEYS
             lists = shared + list_at
             note(lists, keys, pages, 0)
             note(lists + LIST, keys, pages, KEYS)
@@ -234,7 +230,7 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
                     store_two(top, uint32(to + 4 * head_dim))
                     store_two(total, uint32(to + 4 * head_dim + 4))
             sync_block()
-            finish(shared, n_live, query, n_head, partial, (*split, n_split), out, lse, 0)
+            finish(a, shared, n_live, query, n_head, (*split, a.n_split), 0)
             sync_block()  # before the next item's copies overwrite what is read here
 
     return Launch(kernel, blocks=1 if head_dim > 64 else 2, shared=layout.size)

@@ -229,27 +229,27 @@ def _writing(head_dim: int, tile: Any) -> Any:
     write, scaled, over_quad = tile.write, tile.scaled, tile.over_quad
 
     @device
-    def put(state, first, n, apart, split, partial, out, lse):
+    def put(a, state, first, n, apart, split):
         (top, total, sums), (part, n_split), t = state, split, lane() % 4
         total = over_quad(total)
         if n_split > 1:
             row = 4 * (head_dim + 2)
-            to = partial + row * (first * n_split + part)
+            to = a.partial + row * (first * n_split + part)
             write(sums, to + 8 * t, to + row * apart * n_split + 8 * t, uint32(n))
         else:
             one = float32(1) / total[0] if total[0] > 0 else float32(0)
             other = float32(1) / total[1] if total[1] > 0 else float32(0)
-            to = out + 4 * head_dim * first + 8 * t
+            to = a.out + 4 * head_dim * first + 8 * t
             write(scaled(sums, (one, other)), to, to + 4 * head_dim * apart, uint32(n))
         for i in range(n if t == 0 else 0):
             to, whole = first + i * apart, total[1] if i else total[0]
             high = (top[1] if i else top[0]) * float32(LN_2)
             if n_split > 1:
-                there = partial + 4 * (head_dim + 2) * (to * n_split + part) + 4 * head_dim
+                there = a.partial + 4 * (head_dim + 2) * (to * n_split + part) + 4 * head_dim
                 store_f32(there, high)
                 store_f32(there + 4, whole)
-            elif lse != 0:
-                store_f32(lse + 4 * to, high + math.log(whole) if whole > 0 else high)
+            elif a.lse != 0:
+                store_f32(a.lse + 4 * to, high + math.log(whole) if whole > 0 else high)
 
     return put
 
@@ -340,45 +340,43 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
             use += 1
         return use
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head_kv, window, n_split, stride, partial, out, lse, scratch,
-        scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         # Warpgroups see rows by their address: a slice begins at a multiple of 1024.
         shared = (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
         if thread() < STAGES:
             barrier_init(uint32(shared + full + 8 * thread()), uint32(2 * WARP))
             barrier_init(uint32(shared + free + 8 * thread()), uint32(WARPS * WARP))
         sync_block()
-        n_head, use = n_row * group, int64(0)
+        n_head, use = a.n_row * group, int64(0)
         n_pair = (n_tok + q_block * n_block - 1) // (q_block * n_block)
-        n_item = n_pair * n_row * n_split
+        n_item = n_pair * a.n_row * a.n_split
         for turn in range(tid, n_item, n_thread):
             item = n_item - 1 - turn  # the longest rows first
-            split, row = (item % n_split, n_split), item // n_split
-            h, pair = row % n_row, row // n_row
+            split, row = (item % a.n_split, a.n_split), item // a.n_split
+            h, pair = row % a.n_row, row // a.n_row
             if warp() >= WARPS:
-                pages = k_pages, v_pages, k_table, v_table, n_head_kv, h * group // heads_per_kv
-                use = bring(
-                    shared, use, (pair, h, n_row, split), (indptr, indices, block, log_weight),
-                    pages, (n_tok, pos, stride, window),
-                )  # fmt: skip
+                pages = (a.k_pages, a.v_pages, a.k_table, a.v_table, a.n_head_kv,
+                         h * group // a.heads_per_kv)  # fmt: skip
+                selection = a.indptr, a.indices, a.block, a.log_weight
+                seen = n_tok, pos, a.stride, a.window
+                use = bring(shared, use, (pair, h, a.n_row, split), selection, pages, seen)
                 continue
             # This lane's rows are tokens lane / 4 and 8 more of a head.
             tok, n_live = tokens(pair, min(warp() // group, n_block - 1), n_tok)
             head, mine = h * group + warp() % group, lane() // 4
-            first = stride * tok if n_live > 0 else 0 * tok  # what there is no token for reads one
-            at_q = (load_i64(step + STEP.row) + first) * n_head + head
-            at, apart = q + 4 * head_dim * at_q + 8 * (lane() % 4), 4 * head_dim * n_head * stride
+            # A row without a token reads token 0's.
+            first = a.stride * tok if n_live > 0 else 0 * tok
+            at_q = (load_i64(a.step + STEP.row) + first) * n_head + head
+            at = a.q + 4 * head_dim * at_q + 8 * (lane() % 4)
+            apart = 4 * head_dim * n_head * a.stride
             newest = max(n_live - 1, 0)
             values = load_q(
                 at + apart * min(mine, newest),
                 at + apart * min(mine + 8, newest),
-                scale_f * float32(LOG2_E),
+                a.scale * float32(LOG2_E),
             )
-            limits = pos + stride * (tok + mine), window if window != 0 else FAR, 8 * stride
+            limits = pos + a.stride * (tok + mine), a.window if a.window != 0 else FAR, 8 * a.stride
             queries = shared + layout.queries + tile_bytes * (warp() // 4)
             sync_warpgroup(uint32(warp() // 4))  # all have read the last ones
             at = uint32(queries + 2048 * (warp() % 4))
@@ -388,6 +386,6 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
             state, use = take(shared, use, queries, limits)
             n = min(2, max(0, (n_live - mine + 7) // 8)) if warp() < group * n_block else 0
             first = n_head * (tok + mine) + head
-            put(state, first, n, 8 * n_head, split, partial, out, lse)
+            put(a, state, first, n, 8 * n_head, split)
 
     return Launch(kernel, shared=layout.size, threads=WARP * (WARPS + STAGES))

@@ -32,12 +32,12 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 def rope_table() -> list[Launch]:
     """Kernel of ROPE_TABLE; angles in float64, so that long contexts keep their precision."""
 
-    def kernel(tid, n_thread, step, inv_freq, cos, sin, n_half, scale_f):
-        pos, n = load_i64(step + STEP.pos), load_i64(step + STEP.n_tok) * n_half
+    def kernel(tid, n_thread, a):
+        pos, n = load_i64(a.step + STEP.pos), load_i64(a.step + STEP.n_tok) * a.n_half
         for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
-            angle = (pos + i // n_half) * load_f64(inv_freq + 8 * (i % n_half))
-            store_f32(cos + 4 * i, float32(math.cos(angle)) * scale_f)
-            store_f32(sin + 4 * i, float32(math.sin(angle)) * scale_f)
+            angle = (pos + i // a.n_half) * load_f64(a.inv_freq + 8 * (i % a.n_half))
+            store_f32(a.cos + 4 * i, float32(math.cos(angle)) * a.scale)
+            store_f32(a.sin + 4 * i, float32(math.sin(angle)) * a.scale)
 
     return [Launch(kernel)]
 
@@ -68,29 +68,26 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Laun
             store_f32(a, x * c - y * s)
             store_f32(b, x * s + y * c)
 
-    def kernel(
-        tid, n_thread, step, q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, k_table, v_table,
-        n_head, n_head_kv, n_half, eps_f,
-    ):  # fmt: skip
-        n_tok, pos, _ = step_of(step)
-        n_item, n_row = n_head + 2 * n_head_kv, 4 * head_dim
+    def kernel(tid, n_thread, a):
+        n_tok, pos, _ = step_of(a.step)
+        n_item, n_row = a.n_head + 2 * a.n_head_kv, 4 * head_dim
         for item in range(tid * WARPS + warp(), n_tok * n_item, n_thread * WARPS):
             t, h = quotient(item, n_item), remainder(item, n_item)
-            kv = h - n_head if h < n_head + n_head_kv else h - n_head - n_head_kv
-            head, norm = q + n_row * (n_head * t + h), q_norm
-            if h >= n_head + n_head_kv:
-                head = v + n_row * (n_head_kv * t + kv)
-            elif h >= n_head:
-                head, norm = k + n_row * (n_head_kv * t + kv), k_norm
-            if h < n_head + n_head_kv:
+            kv = h - a.n_head if h < a.n_head + a.n_head_kv else h - a.n_head - a.n_head_kv
+            head, norm = a.q + n_row * (a.n_head * t + h), a.q_norm
+            if h >= a.n_head + a.n_head_kv:
+                head = a.v + n_row * (a.n_head_kv * t + kv)
+            elif h >= a.n_head:
+                head, norm = a.k + n_row * (a.n_head_kv * t + kv), a.k_norm
+            if h < a.n_head + a.n_head_kv:
                 if norm != 0:
-                    norm_head(head, norm, head_dim, eps_f)
+                    norm_head(head, norm, head_dim, a.eps)
                     cuda.syncwarp()
-                turn(head, cos + 4 * n_half * t, sin + 4 * n_half * t, n_half)
+                turn(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
                 cuda.syncwarp()
-            if h >= n_head + n_head_kv:
-                keep_v(head, v_pages + v_bytes * key_row(v_table, n_head_kv, kv, pos + t))
-            elif h >= n_head:
-                keep_k(head, k_pages + k_bytes * key_row(k_table, n_head_kv, kv, pos + t))
+            if h >= a.n_head + a.n_head_kv:
+                keep_v(head, a.v_pages + v_bytes * key_row(a.v_table, a.n_head_kv, kv, pos + t))
+            elif h >= a.n_head:
+                keep_k(head, a.k_pages + k_bytes * key_row(a.k_table, a.n_head_kv, kv, pos + t))
 
     return [Launch(kernel, start=look_ahead)]

@@ -82,27 +82,24 @@ def copy_lines(source, to, n_head_kv, size, end):
 def kv_claim() -> list[Launch]:
     """Kernel of KV_CLAIM: blocks take layers in turn, their threads pages."""
 
-    def kernel(
-        tid, n_thread, step, state, table, ring, owner, used, k_home, v_home, k_frames, v_frames,
-        n_layer, n_page, n_ring, n_head_kv, k_bytes, v_bytes,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         first, lines = pos // PAGE, pos % PAGE
-        maps, sizes = (table, ring, owner, used), (n_layer, n_page, n_ring)
-        for layer in range(tid, n_layer, n_thread):
-            slot, home = layer * n_ring + remainder(first, n_ring), layer * n_page + first
-            new = load_i32(table + 4 * home) != slot
+        maps, sizes = (a.table, a.ring, a.owner, a.used), (a.n_layer, a.n_page, a.n_ring)
+        for layer in range(tid, a.n_layer, n_thread):
+            slot, home = layer * a.n_ring + remainder(first, a.n_ring), layer * a.n_page + first
+            new = load_i32(a.table + 4 * home) != slot
             sync_block()  # all have read that
             for page in range(first + thread(), (pos + n_tok - 1) // PAGE + 1, THREADS):
                 claim(maps, sizes, layer, page)
             if new and lines > 0:
-                k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
-                k_from, k_to = k_home + k_size * home, k_frames + k_size * slot
-                copy_lines(k_from, k_to, n_head_kv, k_bytes, lines)
-                v_from, v_to = v_home + v_size * home, v_frames + v_size * slot
-                copy_lines(v_from, v_to, n_head_kv, v_bytes, lines)
+                k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes
+                k_from, k_to = a.k_home + k_size * home, a.k_frames + k_size * slot
+                copy_lines(k_from, k_to, a.n_head_kv, a.k_bytes, lines)
+                v_from, v_to = a.v_home + v_size * home, a.v_frames + v_size * slot
+                copy_lines(v_from, v_to, a.n_head_kv, a.v_bytes, lines)
         if tid == 0 and thread() == 0:
-            store_i64(state + KV_STATE.n_pass, load_i64(state + KV_STATE.n_pass) + 1)
+            store_i64(a.state + KV_STATE.n_pass, load_i64(a.state + KV_STATE.n_pass) + 1)
 
     return [Launch(kernel)]
 
@@ -117,24 +114,21 @@ def kv_keep() -> list[Launch]:
         for i in range(lane(), n, WARP):
             store_u128(to + 16 * i, load_u128(source + 16 * i))
 
-    def kernel(
-        tid, n_thread, step, k_home, v_home, k_frames, v_frames, n_layer, n_page, n_ring, n_head_kv,
-        k_bytes, v_bytes,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         low = pos // PAGE
         n_new = (pos + n_tok - 1) // PAGE + 1 - low
-        item, n_item = int64(tid * WARPS + warp()), n_layer * n_new * n_head_kv * 2
+        item, n_item = int64(tid * WARPS + warp()), a.n_layer * n_new * a.n_head_kv * 2
         while item < n_item:  # a range divides by its step
-            at, h = quotient(item // 2, n_head_kv), remainder(item // 2, n_head_kv)
+            at, h = quotient(item // 2, a.n_head_kv), remainder(item // 2, a.n_head_kv)
             layer, page = quotient(at, n_new), low + remainder(at, n_new)
             first, end = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
-            slot = n_head_kv * (layer * n_ring + remainder(page, n_ring)) + h
-            to = n_head_kv * (layer * n_page + page) + h
+            slot = a.n_head_kv * (layer * a.n_ring + remainder(page, a.n_ring)) + h
+            to = a.n_head_kv * (layer * a.n_page + page) + h
             if item % 2 == 0:
-                keep(k_frames, k_home, k_bytes, slot, to, first, end)
+                keep(a.k_frames, a.k_home, a.k_bytes, slot, to, first, end)
             else:
-                keep(v_frames, v_home, v_bytes, slot, to, first, end)
+                keep(a.v_frames, a.v_home, a.v_bytes, slot, to, first, end)
             item += n_thread * WARPS
 
     return [Launch(kernel)]
@@ -143,22 +137,20 @@ def kv_keep() -> list[Launch]:
 def kv_want() -> list[Launch]:
     """Kernel of KV_WANT: threads take entries of the Selection in turn."""
 
-    def kernel(
-        tid, n_thread, step, state, indptr, indices, wanted, n_row, q_block, block, window, stride
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        last = pos + stride * (n_tok - 1)
-        low = max(0, pos - window + 1) if window != 0 else 0
-        serial = load_i64(state + KV_STATE.serial)
-        n_rows = quotient(n_tok + q_block - 1, q_block) * n_row
-        i, n = load_i32(indptr), load_i32(indptr + 4 * n_rows) if n_tok > 0 else 0
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        last = pos + a.stride * (n_tok - 1)
+        low = max(0, pos - a.window + 1) if a.window != 0 else 0
+        serial = load_i64(a.state + KV_STATE.serial)
+        n_rows = quotient(n_tok + a.q_block - 1, a.q_block) * a.n_row
+        i, n = load_i32(a.indptr), load_i32(a.indptr + 4 * n_rows) if n_tok > 0 else 0
         i += tid * THREADS + thread()
         while i < n:  # a range divides by its step
-            first = block * load_i32(indices + 4 * i)
-            first, end = max(first, low), min(last, first + block - 1)
+            first = a.block * load_i32(a.indices + 4 * i)
+            first, end = max(first, low), min(last, first + a.block - 1)
             page = first // PAGE
             while first <= end and page <= end // PAGE:
-                store_i32(wanted + 4 * page, serial)
+                store_i32(a.wanted + 4 * page, serial)
                 page += 1
             i += n_thread * THREADS
 
@@ -255,45 +247,42 @@ def kv_take(reader: str) -> list[Launch]:
         first, last = PAGE * page, PAGE * page + PAGE
         return (low < last and first < high) or (other < last and first < end)
 
-    def kernel(
-        tid, n_thread, step, state, table, owner, used, wanted, missing, counts, found, n_found,
-        block, x, y, layer, n_layer, n_page, n_first, n_cache,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         ranks, seen = cuda.shared.array(TAKERS, int32), cuda.shared.array(4, int32)
         if tid != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        serial = load_i64(state + KV_STATE.serial)
-        now = load_i64(state + KV_STATE.n_pass) * n_layer + layer
-        low, high = bounds(found, n_found)
-        ranges, hits = spans(low, high, block, x, y, n_tok, pos), int32(0)
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        serial = load_i64(a.state + KV_STATE.serial)
+        now = load_i64(a.state + KV_STATE.n_pass) * a.n_layer + a.layer
+        low, high = bounds(a.found, a.n_found)
+        ranges, hits = spans(low, high, a.block, a.x, a.y, n_tok, pos), int32(0)
         if thread() < 2:
             seen[thread()] = 0
         sync_block()
         for page in range(thread(), (pos + n_tok - 1) // PAGE + 1, TAKERS):
-            frame = load_i32(table + 4 * (n_page * layer + page))
-            if not want(wanted, serial, ranges, page):
+            frame = load_i32(a.table + 4 * (a.n_page * a.layer + page))
+            if not want(a.wanted, serial, ranges, page):
                 continue
             if frame < 0:
                 to: Any = cuda.atomic.add(seen, 0, 1)  # type: ignore[call-arg]
-                store_i32(missing + 4 * to, page)
+                store_i32(a.missing + 4 * to, page)
             else:
                 hits += int32(1)
-                if frame >= n_first:
-                    store_i32(used + 4 * (frame - n_first), now)
+                if frame >= a.n_first:
+                    store_i32(a.used + 4 * (frame - a.n_first), now)
         if hits > 0:
             cuda.atomic.add(seen, 1, hits)  # type: ignore[call-arg]
         sync_block()
         n, n_hit = int64(seen[0]), int64(seen[1])
         if n > 0:
             sync_block()  # all have read these
-            sizes = layer, n_layer, n_page, n_first, n_cache
-            take_frames((table, owner, used, missing), sizes, n, now, ranks, seen)
+            sizes = a.layer, a.n_layer, a.n_page, a.n_first, a.n_cache
+            take_frames((a.table, a.owner, a.used, a.missing), sizes, n, now, ranks, seen)
         if thread() == 0:
-            store_i64(state + KV_STATE.serial, serial + 1)
-            store_i64(state + KV_STATE.n_missing, n)
-            store_i64(state + KV_STATE.n_hit, load_i64(state + KV_STATE.n_hit) + n_hit)
-            store_i64(state + KV_STATE.n_miss, load_i64(state + KV_STATE.n_miss) + n)
+            store_i64(a.state + KV_STATE.serial, serial + 1)
+            store_i64(a.state + KV_STATE.n_missing, n)
+            store_i64(a.state + KV_STATE.n_hit, load_i64(a.state + KV_STATE.n_hit) + n_hit)
+            store_i64(a.state + KV_STATE.n_miss, load_i64(a.state + KV_STATE.n_miss) + n)
 
     return [Launch(kernel, threads=TAKERS)]
 
@@ -317,23 +306,20 @@ def kv_bring() -> list[Launch]:
         if d <= last:
             store_u128(to + d, z)
 
-    def kernel(
-        tid, n_thread, state, table, missing, k_home, v_home, k_frames, v_frames, layer, n_page,
-        n_head_kv, k_bytes, v_bytes,
-    ):  # fmt: skip
-        k_size, v_size = PAGE * n_head_kv * k_bytes, PAGE * n_head_kv * v_bytes
+    def kernel(tid, n_thread, a):
+        k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes
         n_k = (k_size + PIECE - 1) // PIECE
         n_piece = n_k + (v_size + PIECE - 1) // PIECE
-        item, n_item = int64(tid), load_i64(state + KV_STATE.n_missing) * n_piece
+        item, n_item = int64(tid), load_i64(a.state + KV_STATE.n_missing) * n_piece
         while item < n_item:  # a range divides by its step
             piece = remainder(item, n_piece)
-            home = n_page * layer + load_i32(missing + 4 * quotient(item, n_piece))
-            frame = load_i32(table + 4 * home)
+            home = a.n_page * a.layer + load_i32(a.missing + 4 * quotient(item, n_piece))
+            frame = load_i32(a.table + 4 * home)
             if piece < n_k:
-                bring(k_home + k_size * home, k_frames + k_size * frame, PIECE * piece, k_size)
+                bring(a.k_home + k_size * home, a.k_frames + k_size * frame, PIECE * piece, k_size)
             else:
                 first = PIECE * (piece - n_k)
-                bring(v_home + v_size * home, v_frames + v_size * frame, first, v_size)
+                bring(a.v_home + v_size * home, a.v_frames + v_size * frame, first, v_size)
             item += n_thread
 
     return [Launch(kernel)]

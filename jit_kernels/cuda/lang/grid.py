@@ -43,9 +43,9 @@ def step_of(step):
     return const_i64(step + STEP.n_tok), const_i64(step + STEP.pos), const_i64(step + STEP.row)
 
 
-def look_ahead(tid, n_thread, step, *others):
+def look_ahead(tid, n_thread, a):
     """Read the record while the kernel before still runs: the start of a kernel of few rows."""
-    for value in step_of(step):
+    for value in step_of(a.step):
         keep(value)
 
 

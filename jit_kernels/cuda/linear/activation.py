@@ -36,9 +36,9 @@ def gate(activation: str) -> list[Launch]:
     """Kernel of GATE: threads share the elements of all rows."""
     function = {"silu": silu, "gelu": gelu}[activation]
 
-    def kernel(tid, n_thread, step, gate, up, y, n):
-        total = load_i64(step + STEP.n_tok) * n
+    def kernel(tid, n_thread, a):
+        total = load_i64(a.step + STEP.n_tok) * a.n
         for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
-            store_f32(y + 4 * i, function(load_f32(gate + 4 * i)) * load_f32(up + 4 * i))
+            store_f32(a.y + 4 * i, function(load_f32(a.gate + 4 * i)) * load_f32(a.up + 4 * i))
 
     return [Launch(kernel, blocks=4)]

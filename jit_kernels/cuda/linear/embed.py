@@ -52,9 +52,9 @@ def embed(type: str) -> list[Launch]:
     """Kernel of EMBED: each block decodes whole rows."""
     decode, row_bytes = _decoding(type), row_bytes_of(type)
 
-    def kernel(tid, n_thread, step, ids, table, y, n, scale_f):
-        for t in range(tid, load_i64(step + STEP.n_tok), n_thread):
-            row = table + row_bytes(n) * load_i32(ids + 4 * t)
-            decode(row, n, y + 4 * n * t, scale_f)
+    def kernel(tid, n_thread, a):
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            row = a.table + row_bytes(a.n) * load_i32(a.ids + 4 * t)
+            decode(row, a.n, a.y + 4 * a.n * t, a.scale)
 
     return [Launch(kernel)]

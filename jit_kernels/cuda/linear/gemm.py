@@ -107,13 +107,11 @@ def narrowing(type: str) -> Launch:
     """The kernel that writes the weights to scratch: warps take rows in turn."""
     narrow, row_bytes = _narrow(type), row_bytes_of(type)
 
-    def kernel(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
-        size, width = row_bytes(n_in), padding(n_in)
-        for r in range(tid * WARPS + warp(), n_out, n_thread * WARPS):
-            narrow(w + size * r, n_in, scratch + 2 * width * r)
-            fill(scratch + 2 * width * r, n_in, width)
+    def kernel(tid, n_thread, a):
+        size, width = row_bytes(a.n_in), padding(a.n_in)
+        for r in range(tid * WARPS + warp(), a.n_out, n_thread * WARPS):
+            narrow(a.w + size * r, a.n_in, a.scratch + 2 * width * r)
+            fill(a.scratch + 2 * width * r, a.n_in, width)
 
     return Launch(kernel, blocks=4, rows="many")
 
@@ -246,16 +244,14 @@ def gemm() -> Launch:
     """The kernel that multiplies packed and scratch: blocks take tiles in turn."""
     multiply_rows = multiplying(copy_slice, copy_slice)
 
-    def kernel(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
-        n_tok, width, shared = load_i64(step + STEP.n_tok), padding(n_in), first_slice()
-        n_m, n_n = (n_tok + TILE - 1) // TILE, (n_out + TILE - 1) // TILE
+    def kernel(tid, n_thread, a):
+        n_tok, width, shared = load_i64(a.step + STEP.n_tok), padding(a.n_in), first_slice()
+        n_m, n_n = (n_tok + TILE - 1) // TILE, (a.n_out + TILE - 1) // TILE
         for tile in range(tid, n_m * n_n, n_thread):
             m, n = TILE * (tile % n_m), TILE * (tile // n_m)
-            left, right = (packed, m, n_tok, width), (scratch, n, n_out, width)
+            left, right = (a.packed, m, n_tok, width), (a.scratch, n, a.n_out, width)
             multiply_rows(shared, left, right, width // DEPTH)
-            write_tile(shared, (m, n), (n_tok, n_out), (y, y_stride, bias, add))
+            write_tile(shared, (m, n), (n_tok, a.n_out), (a.y, a.y_stride, a.bias, a.add))
             sync_block()  # before the next tile's copies overwrite what is read here
 
     return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows="many")

@@ -413,18 +413,20 @@ def products(type: str) -> list[Launch]:
     """Kernel of PRODUCTS."""
     begin, run, ring = _running(type, _to_rows(bundle_of(type)))
 
-    def start(
-        tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
-        n, n2, n3, add,
-    ):  # fmt: skip
-        return begin(tid, n_thread, step, (w, w2, w3, n, n2), packed, n_in, (0, n + n2 + n3))
+    def start(tid, n_thread, a):
+        return begin(
+            tid,
+            n_thread,
+            a.step,
+            (a.w, a.w2, a.w3, a.n, a.n2),
+            a.packed,
+            a.n_in,
+            (0, a.n + a.n2 + a.n3),
+        )
 
-    def kernel(
-        tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, y, y2, y3,
-        n, n2, n3, add, work,
-    ):  # fmt: skip
-        to = (y, y2, y3), (bias, bias2, bias3), (n, n2, n3), add
-        run((w, w2, w3, n, n2), (packed, normed, eps_f), n_in, to, work)
+    def kernel(tid, n_thread, a, work):
+        to = (a.y, a.y2, a.y3), (a.bias, a.bias2, a.bias3), (a.n, a.n2, a.n3), a.add
+        run((a.w, a.w2, a.w3, a.n, a.n2), (a.packed, a.normed, a.eps), a.n_in, to, work)
 
     return _launch(kernel, start, ring)
 
@@ -463,14 +465,12 @@ def product_norm(type: str) -> list[Launch]:
     """Kernel of PRODUCT_NORM."""
     begin, run, ring = _running(type, _to_norm())
 
-    def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to):
-        return begin(tid, n_thread, step, (w, w, w, n, n), packed, n_in, (0, n))
+    def start(tid, n_thread, a):
+        return begin(tid, n_thread, a.step, (a.w, a.w, a.w, a.n, a.n), a.packed, a.n_in, (0, a.n))
 
-    def kernel(
-        tid, n_thread, step, packed, normed, eps_f, n_in, w, bias, y, n, add, weight, to, work
-    ):
-        where = y, bias, n, add, weight, to
-        run((w, w, w, n, n), (packed, normed, eps_f), n_in, where, work)
+    def kernel(tid, n_thread, a, work):
+        where = a.y, a.bias, a.n, a.add, a.weight, a.to
+        run((a.w, a.w, a.w, a.n, a.n), (a.packed, a.normed, a.eps), a.n_in, where, work)
 
     return _launch(kernel, start, ring)
 
@@ -509,11 +509,11 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     """Kernel of PRODUCT_GATE."""
     begin, run, ring = _running(type, _to_gate(activation))
 
-    def start(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to):
-        return begin(tid, n_thread, step, (w, w2), packed, n_in, (0, 2 * n))
+    def start(tid, n_thread, a):
+        return begin(tid, n_thread, a.step, (a.w, a.w2), a.packed, a.n_in, (0, 2 * a.n))
 
-    def kernel(tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, n, to, work):
-        run((w, w2), (packed, normed, eps_f), n_in, (n, to), work)
+    def kernel(tid, n_thread, a, work):
+        run((a.w, a.w2), (a.packed, a.normed, a.eps), a.n_in, (a.n, a.to), work)
 
     return _launch(kernel, start, ring)
 
@@ -589,19 +589,13 @@ def product_keep(type: str, neox: int) -> list[Launch]:
     """Kernel of PRODUCT_KEEP."""
     begin, run, ring = _running(type, _to_keep(neox, bundle_of(type)))
 
-    def start(
-        tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
-        first, n_row, cos, sin, n_half, k_pages, v_pages, k_table, v_table,
-    ):  # fmt: skip
-        weights = w, w2, w3, n, n2, n_half
-        return begin(tid, n_thread, step, weights, packed, n_in, (first, n_row))
+    def start(tid, n_thread, a):
+        weights = a.w, a.w2, a.w3, a.n, a.n2, a.n_half
+        return begin(tid, n_thread, a.step, weights, a.packed, a.n_in, (a.first, a.n_row))
 
-    def kernel(
-        tid, n_thread, step, packed, normed, eps_f, n_in, w, w2, w3, bias, bias2, bias3, q, n, n2,
-        first, n_row, cos, sin, n_half, k_pages, v_pages, k_table, v_table, work,
-    ):  # fmt: skip
-        pages = k_pages, v_pages, k_table, v_table
-        to = (bias, bias2, bias3), pages, (n, n2), n_half, (cos, sin), q
-        run((w, w2, w3, n, n2, n_half), (packed, normed, eps_f), n_in, to, work)
+    def kernel(tid, n_thread, a, work):
+        pages = a.k_pages, a.v_pages, a.k_table, a.v_table
+        to = (a.bias, a.bias2, a.bias3), pages, (a.n, a.n2), a.n_half, (a.cos, a.sin), a.q
+        run((a.w, a.w2, a.w3, a.n, a.n2, a.n_half), (a.packed, a.normed, a.eps), a.n_in, to, work)
 
     return _launch(kernel, start, ring)

@@ -31,30 +31,30 @@ def write_best_of(scores, low, high, n, out):
 def logit_parts() -> list[Launch]:
     """Kernel of LOGIT_PARTS: blocks take parts in turn."""
 
-    def kernel(tid, n_thread, logits, ids, values, sums, n_vocab, n_best, n_part):
-        size = (n_vocab + n_part - 1) // n_part
-        for p in range(tid, n_part, n_thread):
-            low = min(p * size, n_vocab)
-            high = min(low + size, n_vocab)
+    def kernel(tid, n_thread, a):
+        size = (a.n_vocab + a.n_part - 1) // a.n_part
+        for p in range(tid, a.n_part, n_thread):
+            low = min(p * size, a.n_vocab)
+            high = min(low + size, a.n_vocab)
             top, exps = float32(LOWEST), float32(0)
             for j in range(low + thread(), high, THREADS):
-                top = max(top, load_f32(logits + 4 * j))
+                top = max(top, load_f32(a.logits + 4 * j))
             top = block_max(top)
             for j in range(low + thread(), high, THREADS):
-                exps += exp2((load_f32(logits + 4 * j) - top) * float32(LOG2_E))
+                exps += exp2((load_f32(a.logits + 4 * j) - top) * float32(LOG2_E))
             exps = block_sum(exps)
             if thread() == 0:
-                store_f32(sums + 8 * p, top)
-                store_f32(sums + 8 * p + 4, exps)
-            own, found = ids + 4 * n_best * p, min(n_best, high - low)
-            write_best_of(logits, low, high, n_best, own)
-            for i in range(thread(), n_best, THREADS):
+                store_f32(a.sums + 8 * p, top)
+                store_f32(a.sums + 8 * p + 4, exps)
+            own, found = a.ids + 4 * a.n_best * p, min(a.n_best, high - low)
+            write_best_of(a.logits, low, high, a.n_best, own)
+            for i in range(thread(), a.n_best, THREADS):
                 value = float32(NOTHING)
                 if i < found:
-                    value = load_f32(logits + 4 * load_i32(own + 4 * i))
+                    value = load_f32(a.logits + 4 * load_i32(own + 4 * i))
                 else:
                     store_i32(own + 4 * i, -1)
-                store_f32(values + 4 * (n_best * p + i), value)
+                store_f32(a.values + 4 * (a.n_best * p + i), value)
             sync_block()
 
     return [Launch(kernel)]
@@ -63,23 +63,23 @@ def logit_parts() -> list[Launch]:
 def logit_best() -> list[Launch]:
     """Kernel of LOGIT_BEST: one block, the best of the parts' best."""
 
-    def kernel(tid, n_thread, ids, values, sums, best_ids, best_values, total, n_best, n_part):
+    def kernel(tid, n_thread, a):
         if tid == 0:
-            write_best_of(values, 0, n_best * n_part, n_best, best_ids)
-            for i in range(thread(), n_best, THREADS):
-                at = load_i32(best_ids + 4 * i)
-                store_f32(best_values + 4 * i, load_f32(values + 4 * at))
-                store_i32(best_ids + 4 * i, load_i32(ids + 4 * at))
+            write_best_of(a.values, 0, a.n_best * a.n_part, a.n_best, a.best_ids)
+            for i in range(thread(), a.n_best, THREADS):
+                at = load_i32(a.best_ids + 4 * i)
+                store_f32(a.best_values + 4 * i, load_f32(a.values + 4 * at))
+                store_i32(a.best_ids + 4 * i, load_i32(a.ids + 4 * at))
             top, exps = float32(LOWEST), float32(0)
-            for p in range(thread(), n_part, THREADS):
-                top = max(top, load_f32(sums + 8 * p))
+            for p in range(thread(), a.n_part, THREADS):
+                top = max(top, load_f32(a.sums + 8 * p))
             top = block_max(top)
-            for p in range(thread(), n_part, THREADS):
-                own = load_f32(sums + 8 * p) - top
-                exps += load_f32(sums + 8 * p + 4) * exp2(own * float32(LOG2_E))
+            for p in range(thread(), a.n_part, THREADS):
+                own = load_f32(a.sums + 8 * p) - top
+                exps += load_f32(a.sums + 8 * p + 4) * exp2(own * float32(LOG2_E))
             exps = block_sum(exps)
             if thread() == 0:
-                store_f32(total, top)
-                store_f32(total + 4, exps)
+                store_f32(a.total, top)
+                store_f32(a.total + 4, exps)
 
     return [Launch(kernel)]

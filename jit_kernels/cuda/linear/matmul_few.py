@@ -376,33 +376,30 @@ def few(type: str) -> Launch:
     row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
     read_ahead = device(look_ahead)
 
-    def start(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
-        read_ahead(tid, n_thread, step)
+    def start(tid, n_thread, a):
+        read_ahead(tid, n_thread, a)
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
-        size, (first, last) = row_bytes(n_in), rows_of(tid, n_thread, n_out)
-        rows = w + size * first, min(MOST, last - first), size
+        size, (first, last) = row_bytes(a.n_in), rows_of(tid, n_thread, a.n_out)
+        rows = a.w + size * first, min(MOST, last - first), size
         ready(shared)
-        begin(shared, rows, (n_in + CHUNK - 1) // CHUNK, int32(0))
+        begin(shared, rows, (a.n_in + CHUNK - 1) // CHUNK, int32(0))
 
-    def kernel(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         sums = cuda.shared.array((WARPS, MOST), float32)
         shared, at = int64(shared_address(cuda.shared.array(0, uint8))), (int32(0), int32(0))
-        (n_tok, _, _), size, n_chunk = step_of(step), row_bytes(n_in), (n_in + CHUNK - 1) // CHUNK
-        first, last = rows_of(tid, n_thread, n_out)
+        (n_tok, _, _), size = step_of(a.step), row_bytes(a.n_in)
+        n_chunk = (a.n_in + CHUNK - 1) // CHUNK
+        first, last = rows_of(tid, n_thread, a.n_out)
         for t in range(n_tok):
-            x = packed + FEW_ROW.size * n_in // 4 * t
+            x = a.packed + FEW_ROW.size * a.n_in // 4 * t
             for row in range(first, last, MOST):
-                rows = w + size * row, min(MOST, last - row), size
+                rows = a.w + size * row, min(MOST, last - row), size
                 if t > 0 or row > first:  # else it is what `start` did
                     begin(shared, rows, n_chunk, at[0])
-                to, before = y + 4 * (y_stride * t + row + thread()), float32(0)
+                to, before = a.y + 4 * (a.y_stride * t + row + thread()), float32(0)
                 if thread() < rows[1]:  # there are no more rows than threads
-                    before = before_of(to, bias, add, row + thread())
-                at = work(shared, sums, rows, n_chunk, x, n_in, at)
+                    before = before_of(to, a.bias, a.add, row + thread())
+                at = work(shared, sums, rows, n_chunk, x, a.n_in, at)
                 sync_block()
                 if thread() < rows[1]:
                     store_f32(to, before + joined(sums, thread(), rows[1], n_chunk))

@@ -190,32 +190,31 @@ def few_floats(type: str) -> Launch:
             a += load_f32(x + 4 * i) * element(row, i)
         return warp_sum(a)
 
-    def kernel(
-        tid, n_thread, step, packed, w, bias, y, n_in, n_out, y_stride, add, scratch,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         sums = cuda.shared.array((WARPS, FEW_ROWS, MOST), float32)
         n_tok, size, (first, last) = (
-            load_i64(step + STEP.n_tok), n_byte * n_in, rows_of(tid, n_thread, n_out),
+            load_i64(a.step + STEP.n_tok), n_byte * a.n_in, rows_of(tid, n_thread, a.n_out),
         )  # fmt: skip
-        if (w | size) & 15 != 0:
+        if (a.w | size) & 15 != 0:
             for r in range(first + warp(), last, WARPS):
                 for t in range(n_tok):
-                    value = one_product(w + size * r, packed + 4 * n_in * t, n_in)
+                    value = one_product(a.w + size * r, a.packed + 4 * a.n_in * t, a.n_in)
                     if lane() == 0:
-                        to = y + 4 * (y_stride * t + r)
-                        store_f32(to, value + before_of(to, bias, add, r))
+                        to = a.y + 4 * (a.y_stride * t + r)
+                        store_f32(to, value + before_of(to, a.bias, a.add, r))
             return
-        n_chunk = (n_in + chunk - 1) // chunk
+        n_chunk = (a.n_in + chunk - 1) // chunk
         for row in range(first, last, MOST):
             n_row = min(MOST, last - row)
             n_item = (n_row + AT_ONCE - 1) // AT_ONCE * n_chunk
-            work(sums, (w + size * row, n_row, size), packed, n_in, n_tok)
+            work(sums, (a.w + size * row, n_row, size), a.packed, a.n_in, n_tok)
             sync_block()
             for i in range(thread(), n_row * n_tok, THREADS):
                 t = quotient(i, n_row)
                 r = i - n_row * t
-                to, value = y + 4 * (y_stride * t + row + r), joined(sums, r, t, n_item, n_chunk)
-                store_f32(to, value + before_of(to, bias, add, row + r))
+                to = a.y + 4 * (a.y_stride * t + row + r)
+                value = joined(sums, r, t, n_item, n_chunk)
+                store_f32(to, value + before_of(to, a.bias, a.add, row + r))
             sync_block()  # before the next sums overwrite what is read here
 
     return Launch(kernel, blocks=2, rows="few")

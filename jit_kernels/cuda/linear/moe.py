@@ -51,28 +51,26 @@ def next_best(row, n, last):
 def moe_route() -> list[Launch]:
     """Kernel of MOE_ROUTE: warps take tokens in turn."""
 
-    def kernel(tid, n_thread, step, logits, ids, weights, n_expert, n_used, norm):
-        for t in range(tid * WARPS + warp(), load_i64(step + STEP.n_tok), n_thread * WARPS):
-            row, chosen, share = (
-                logits + 4 * n_expert * t,
-                ids + 4 * n_used * t,
-                weights + 4 * n_used * t,
-            )
+    def kernel(tid, n_thread, a):
+        for t in range(tid * WARPS + warp(), load_i64(a.step + STEP.n_tok), n_thread * WARPS):
+            row = a.logits + 4 * a.n_expert * t
+            chosen = a.ids + 4 * a.n_used * t
+            share = a.weights + 4 * a.n_used * t
             last = float32(INFINITY), int32(-1)
-            top, _ = next_best(row, n_expert, last)
+            top, _ = next_best(row, a.n_expert, last)
             total = float32(0)
-            for e in range(lane(), n_expert, WARP):
+            for e in range(lane(), a.n_expert, WARP):
                 total += exp2((load_f32(row + 4 * e) - top) * float32(LOG2_E))
             total, kept = warp_sum(total), float32(0)
-            for s in range(n_used):
-                last = next_best(row, n_expert, last)
+            for s in range(a.n_used):
+                last = next_best(row, a.n_expert, last)
                 weight = exp2((last[0] - top) * float32(LOG2_E)) / total
                 kept += weight
                 if lane() == s % WARP:
-                    store_i32(chosen + 4 * s, min(last[1], n_expert - 1))
+                    store_i32(chosen + 4 * s, min(last[1], a.n_expert - 1))
                     store_f32(share + 4 * s, weight)
-            if norm != 0:
-                for s in range(lane(), n_used, WARP):  # what the same lane has written
+            if a.norm != 0:
+                for s in range(lane(), a.n_used, WARP):  # what the same lane has written
                     store_f32(share + 4 * s, load_f32(share + 4 * s) / kept)
 
     return [Launch(kernel)]
@@ -81,14 +79,14 @@ def moe_route() -> list[Launch]:
 def moe_sum() -> list[Launch]:
     """Kernel of MOE_SUM: threads share the elements of all rows."""
 
-    def kernel(tid, n_thread, step, x, weights, y, n, n_used):
-        total = load_i64(step + STEP.n_tok) * n
+    def kernel(tid, n_thread, a):
+        total = load_i64(a.step + STEP.n_tok) * a.n
         for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
-            t = quotient(i, n)
-            value, row = load_f32(y + 4 * i), x + 4 * (n * (n_used - 1) * t + i)
-            for s in range(n_used):
-                weight = load_f32(weights + 4 * (n_used * t + s))
-                value += weight * load_f32(row + 4 * n * s)
-            store_f32(y + 4 * i, value)
+            t = quotient(i, a.n)
+            value, row = load_f32(a.y + 4 * i), a.x + 4 * (a.n * (a.n_used - 1) * t + i)
+            for s in range(a.n_used):
+                weight = load_f32(a.weights + 4 * (a.n_used * t + s))
+                value += weight * load_f32(row + 4 * a.n * s)
+            store_f32(a.y + 4 * i, value)
 
     return [Launch(kernel, blocks=4)]

@@ -77,15 +77,13 @@ def row_of(slot, n_used, x_per_slot):
 def _packing() -> Launch:
     """The kernel that writes few rows to scratch as PACK_ROWS does: threads share all elements."""
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
-        n_row = load_i64(step + STEP.n_tok) * (n_used if x_per_slot != 0 else 1)
+    def kernel(tid, n_thread, a):
+        n_row = load_i64(a.step + STEP.n_tok) * (a.n_used if a.x_per_slot != 0 else 1)
         # Rows have a multiple of 32 elements: whole warps come here, each to one row.
-        for i in range(tid * THREADS + thread(), n_row * n_in, n_thread * THREADS):
-            r = quotient(i, n_in)
-            to = scratch + FEW_ROW.size * n_in // 4 * r
-            put_15_bits(to, n_in, i - n_in * r, load_f32(x + 4 * i), True)
+        for i in range(tid * THREADS + thread(), n_row * a.n_in, n_thread * THREADS):
+            r = quotient(i, a.n_in)
+            to = a.scratch + FEW_ROW.size * a.n_in // 4 * r
+            put_15_bits(to, a.n_in, i - a.n_in * r, load_f32(a.x + 4 * i), True)
 
     return Launch(kernel, blocks=2, rows="few")
 
@@ -94,27 +92,25 @@ def _few(type: str) -> Launch:
     """The kernel for few rows that are packed: as many blocks for each slot."""
     row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         sums = cuda.shared.array((WARPS, MOST), float32)
         shared, at = int64(shared_address(cuda.shared.array(0, uint8))), (int32(0), int32(0))
-        n_slot, size = load_i64(step + STEP.n_tok) * n_used, row_bytes(n_in)
-        n_chunk, n_part = (n_in + CHUNK - 1) // CHUNK, max(1, quotient(n_thread, n_slot))
+        n_slot, size = load_i64(a.step + STEP.n_tok) * a.n_used, row_bytes(a.n_in)
+        n_chunk, n_part = (a.n_in + CHUNK - 1) // CHUNK, max(1, quotient(n_thread, n_slot))
         ready(shared)
         for i in range(tid, n_slot * n_part, n_thread):
             slot = quotient(i, n_part)
-            matrix = w + size * n_out * load_i32(ids + 4 * slot)
-            x_row = scratch + FEW_ROW.size * n_in // 4 * row_of(slot, n_used, x_per_slot)
-            first, last = rows_of(i - n_part * slot, n_part, n_out)
+            matrix = a.w + size * a.n_out * load_i32(a.ids + 4 * slot)
+            x_row = a.scratch + FEW_ROW.size * a.n_in // 4 * row_of(slot, a.n_used, a.x_per_slot)
+            first, last = rows_of(i - n_part * slot, n_part, a.n_out)
             for row in range(first, last, MOST):
                 rows = matrix + size * row, min(MOST, last - row), size
                 begin(shared, rows, n_chunk, at[0])
-                at = work(shared, sums, rows, n_chunk, x_row, n_in, at)
+                at = work(shared, sums, rows, n_chunk, x_row, a.n_in, at)
                 sync_block()
                 for r in range(thread(), rows[1], THREADS):
                     value = joined(sums, r, rows[1], n_chunk)
-                    store_f32(y + 4 * (n_out * slot + row + r), value)
+                    store_f32(a.y + 4 * (a.n_out * slot + row + r), value)
                 sync_block()  # before the next sums overwrite what is read here
 
     return Launch(kernel, blocks=2, shared=ring.size, rows="few")
@@ -124,20 +120,18 @@ def _few_floats(type: str) -> Launch:
     """The same for weights of floats, whose rows may have any length: warps take them in turn."""
     row_bytes, element = row_bytes_of(type), element_of(type)
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
-        n_row = load_i64(step + STEP.n_tok) * n_used * n_out
+    def kernel(tid, n_thread, a):
+        n_row = load_i64(a.step + STEP.n_tok) * a.n_used * a.n_out
         for r in range(tid * WARPS + warp(), n_row, n_thread * WARPS):
-            slot = quotient(r, n_out)
-            expert, a = load_i32(ids + 4 * slot), float32(0)
-            row = w + row_bytes(n_in) * (n_out * expert + r - n_out * slot)
-            values = x + 4 * n_in * row_of(slot, n_used, x_per_slot)
-            for i in range(lane(), n_in, WARP):
-                a += load_f32(values + 4 * i) * element(row, i)
-            a = warp_sum(a)
+            slot = quotient(r, a.n_out)
+            expert, sum = load_i32(a.ids + 4 * slot), float32(0)
+            row = a.w + row_bytes(a.n_in) * (a.n_out * expert + r - a.n_out * slot)
+            values = a.x + 4 * a.n_in * row_of(slot, a.n_used, a.x_per_slot)
+            for i in range(lane(), a.n_in, WARP):
+                sum += load_f32(values + 4 * i) * element(row, i)
+            sum = warp_sum(sum)
             if lane() == 0:
-                store_f32(y + 4 * r, a)
+                store_f32(a.y + 4 * r, sum)
 
     return Launch(kernel, blocks=4, rows="few")
 
@@ -192,17 +186,15 @@ def write_plan(ids, n_slot, n_expert, plan, counts, parts):
 def _ordering() -> Launch:
     """The kernel that writes many rows to scratch as float16, and the plan after them."""
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         counts, parts = cuda.shared.array(EXPERTS, int32), cuda.shared.array(WARPS, int32)
-        n_slot, width = load_i64(step + STEP.n_tok) * n_used, padding(n_in)
-        n_row = row_of(n_slot, n_used, x_per_slot)
+        n_slot, width = load_i64(a.step + STEP.n_tok) * a.n_used, padding(a.n_in)
+        n_row = row_of(n_slot, a.n_used, a.x_per_slot)
         if tid == 0:
-            write_plan(ids, n_slot, n_expert, scratch + 2 * width * n_row, counts, parts)
+            write_plan(a.ids, n_slot, a.n_expert, a.scratch + 2 * width * n_row, counts, parts)
         for r in range(tid * WARPS + warp(), n_row, n_thread * WARPS):
-            narrow_floats(x + 4 * n_in * r, n_in, scratch + 2 * width * r)
-            fill(scratch + 2 * width * r, n_in, width)
+            narrow_floats(a.x + 4 * a.n_in * r, a.n_in, a.scratch + 2 * width * r)
+            fill(a.scratch + 2 * width * r, a.n_in, width)
 
     return Launch(kernel, blocks=2, rows="many")
 
@@ -284,26 +276,26 @@ def _many(type: str) -> Launch:
     """The kernel that multiplies what `_ordering` left: blocks take tiles in turn."""
     row_bytes, multiply_rows = row_bytes_of(type), multiplying(copy_rows, _decoding(type))
 
-    def kernel(
-        tid, n_thread, step, x, w, ids, y, n_in, n_out, n_used, n_expert, x_per_slot, scratch,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         addresses, slots = cuda.shared.array(TILE, int64), cuda.shared.array(TILE, int64)
-        n_slot, width, shared = load_i64(step + STEP.n_tok) * n_used, padding(n_in), first_slice()
-        plan = scratch + 2 * width * row_of(n_slot, n_used, x_per_slot)
-        n_m, n_n = load_i32(plan + 4 * n_slot), (n_out + TILE - 1) // TILE
+        n_slot = load_i64(a.step + STEP.n_tok) * a.n_used
+        width = padding(a.n_in)
+        shared = first_slice()
+        plan = a.scratch + 2 * width * row_of(n_slot, a.n_used, a.x_per_slot)
+        n_m, n_n = load_i32(plan + 4 * n_slot), (a.n_out + TILE - 1) // TILE
         for i in range(tid, n_m * n_n, n_thread):
             n = TILE * quotient(i, n_m)
             tile = plan + 4 * (n_slot + 1 + TILE_INTS * remainder(i, n_m))
-            matrix = w + row_bytes(n_in) * n_out * load_i32(tile)
+            matrix = a.w + row_bytes(a.n_in) * a.n_out * load_i32(tile)
             first, n_row = load_i32(tile + 4), load_i32(tile + 8)
             if thread() < TILE:
                 slot = load_i32(plan + 4 * (first + min(thread(), n_row - 1)))
                 slots[thread()] = slot
-                addresses[thread()] = scratch + 2 * width * row_of(slot, n_used, x_per_slot)
+                addresses[thread()] = a.scratch + 2 * width * row_of(slot, a.n_used, a.x_per_slot)
             sync_block()
-            left, right = (addresses, n_row), (matrix, n_out, n_in, n)
+            left, right = (addresses, n_row), (matrix, a.n_out, a.n_in, n)
             multiply_rows(shared, left, right, width // DEPTH)
-            write_slots(shared, slots, n_row, n, n_out, y)
+            write_slots(shared, slots, n_row, n, a.n_out, a.y)
             sync_block()  # before the next tile overwrites what is read here
 
     return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows="many")

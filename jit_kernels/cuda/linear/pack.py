@@ -130,26 +130,26 @@ def pack_rows(form: str, source: str) -> list[Launch]:
     put = put_float if form == "float" else put_15_bits
     n_quarter = 16 if form == "float" else FEW_ROW.size  # of a row's bytes
 
-    def kernel(tid, n_thread, step, x, other, packed, n, scratch, eps_f):
-        n_tok, _, skip = step_of(step)
-        many, width, apart = n_tok > FEW_ROWS, padding(n), 0 if is_norm else 4 * n
+    def kernel(tid, n_thread, a):
+        n_tok, _, skip = step_of(a.step)
+        many, width, apart = n_tok > FEW_ROWS, padding(a.n), 0 if is_norm else 4 * a.n
         t, turn = tid if many else 0, n_thread if many else 1
         while t < n_tok:  # a range divides by its step
-            row, right = x + 4 * n * (skip + t), other + apart * (skip + t)
+            row, right = a.x + 4 * a.n * (skip + t), a.other + apart * (skip + t)
             if many:
-                scale = scale_of(row, n, eps_f)
+                scale = scale_of(row, a.n, a.eps)
                 for i in range(thread(), width, THREADS):
-                    left, gate = pair(row, right, i) if i < n else (float32(0), float32(0))
-                    store_f16(packed + 2 * (width * t + i), value(left, gate, scale))
-            elif tid * THREADS < n:
+                    left, gate = pair(row, right, i) if i < a.n else (float32(0), float32(0))
+                    store_f16(a.packed + 2 * (width * t + i), value(left, gate, scale))
+            elif tid * THREADS < a.n:
                 i = tid * THREADS + thread()
-                left, gate = pair(row, right, min(i, n - 1))  # on its way while squares are added
-                scale = scale_of(row, n, eps_f)
+                left, gate = pair(row, right, min(i, a.n - 1))  # on its way while squares are added
+                scale = scale_of(row, a.n, a.eps)
                 # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
-                while i < n:
-                    put(packed + n_quarter * n // 4 * t, n, i, value(left, gate, scale), True)
+                while i < a.n:
+                    put(a.packed + n_quarter * a.n // 4 * t, a.n, i, value(left, gate, scale), True)
                     i += n_thread * THREADS
-                    left, gate = pair(row, right, min(i, n - 1))
+                    left, gate = pair(row, right, min(i, a.n - 1))
             t += turn
 
     return [Launch(kernel, blocks=2, start=look_ahead)]

@@ -18,22 +18,22 @@ def short_conv(activation: str) -> list[Launch]:
     """Kernels of SHORT_CONV: threads share outputs; then channels, whose state goes on."""
     function = ACTIVATIONS[activation]
 
-    def outputs(tid, n_thread, step, x, w, bias, state, y, n, n_tap, x_stride, y_stride):
-        total, n_before = load_i64(step + STEP.n_tok) * n, n_tap - 1
+    def outputs(tid, n_thread, a):
+        total, n_before = load_i64(a.step + STEP.n_tok) * a.n, a.n_tap - 1
         for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
-            t, c = i // n, i % n
-            value = load_f32(bias + 4 * c) if bias != 0 else float32(0)
-            for j in range(n_tap):
-                row = row_of(state, x, n, x_stride, n_before, t + j)
-                value += load_f32(w + 4 * (n * j + c)) * load_f32(row + 4 * c)
-            store_f32(y + 4 * (y_stride * t + c), function(value))
+            t, c = i // a.n, i % a.n
+            value = load_f32(a.bias + 4 * c) if a.bias != 0 else float32(0)
+            for j in range(a.n_tap):
+                row = row_of(a.state, a.x, a.n, a.x_stride, n_before, t + j)
+                value += load_f32(a.w + 4 * (a.n * j + c)) * load_f32(row + 4 * c)
+            store_f32(a.y + 4 * (a.y_stride * t + c), function(value))
 
-    def go_on(tid, n_thread, step, x, w, bias, state, y, n, n_tap, x_stride, y_stride):
-        n_tok, n_before = load_i64(step + STEP.n_tok), n_tap - 1
-        for c in range(tid * THREADS + thread(), n, n_thread * THREADS):
+    def go_on(tid, n_thread, a):
+        n_tok, n_before = load_i64(a.step + STEP.n_tok), a.n_tap - 1
+        for c in range(tid * THREADS + thread(), a.n, n_thread * THREADS):
             # Row j comes from row j + n_tok >= j: ascending, none is read too late.
             for j in range(n_before):
-                row = row_of(state, x, n, x_stride, n_before, n_tok + j)
-                store_f32(state + 4 * (n * j + c), load_f32(row + 4 * c))
+                row = row_of(a.state, a.x, a.n, a.x_stride, n_before, n_tok + j)
+                store_f32(a.state + 4 * (a.n * j + c), load_f32(row + 4 * c))
 
     return [Launch(outputs), Launch(go_on)]

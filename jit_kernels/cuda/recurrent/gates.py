@@ -16,16 +16,14 @@ def gate_rows(activation: str) -> list[Launch]:
     """Kernel of GATE_ROWS: threads share the elements of all rows."""
     function = ACTIVATIONS[activation]
 
-    def kernel(
-        tid, n_thread, step, x, z, y, n, rows_per_tok, x_stride, x_step, z_stride, z_step,
-    ):  # fmt: skip
-        total, per_tok = load_i64(step + STEP.n_tok) * rows_per_tok * n, rows_per_tok * n
+    def kernel(tid, n_thread, a):
+        total, per_tok = load_i64(a.step + STEP.n_tok) * a.rows_per_tok * a.n, a.rows_per_tok * a.n
         for e in range(tid * THREADS + thread(), total, n_thread * THREADS):
-            t, j, i = e // per_tok, e % per_tok // n, e % n
-            gate = function(load_f32(z + 4 * (z_stride * t + z_step * j + i)))
-            if x != 0:
-                gate *= load_f32(x + 4 * (x_stride * t + x_step * j + i))
-            store_f32(y + 4 * e, gate)
+            t, j, i = e // per_tok, e % per_tok // a.n, e % a.n
+            gate = function(load_f32(a.z + 4 * (a.z_stride * t + a.z_step * j + i)))
+            if a.x != 0:
+                gate *= load_f32(a.x + 4 * (a.x_stride * t + a.x_step * j + i))
+            store_f32(a.y + 4 * e, gate)
 
     return [Launch(kernel)]
 
@@ -39,18 +37,16 @@ def softplus(x):
 def decay() -> list[Launch]:
     """Kernel of DECAY: threads share the elements of all rows."""
 
-    def kernel(
-        tid, n_thread, step, x, bias, a, dt, decay, n, rows_per_tok, x_stride, x_step, run,
-    ):  # fmt: skip
-        total, per_tok = load_i64(step + STEP.n_tok) * rows_per_tok * n, rows_per_tok * n
+    def kernel(tid, n_thread, a):
+        total, per_tok = load_i64(a.step + STEP.n_tok) * a.rows_per_tok * a.n, a.rows_per_tok * a.n
         for e in range(tid * THREADS + thread(), total, n_thread * THREADS):
             t, element = e // per_tok, e % per_tok
-            j, i = element // n, element % n
-            raw = load_f32(x + 4 * (x_stride * t + x_step * j + i))
-            value = softplus(raw + load_f32(bias + 4 * element))
-            if dt != 0:
-                store_f32(dt + 4 * e, value)
-            if decay != 0:
-                store_f32(decay + 4 * e, math.exp(value * load_f32(a + 4 * (element // run))))
+            j, i = element // a.n, element % a.n
+            raw = load_f32(a.x + 4 * (a.x_stride * t + a.x_step * j + i))
+            value = softplus(raw + load_f32(a.bias + 4 * element))
+            if a.dt != 0:
+                store_f32(a.dt + 4 * e, value)
+            if a.decay != 0:
+                store_f32(a.decay + 4 * e, math.exp(value * load_f32(a.a + 4 * (element // a.run))))
 
     return [Launch(kernel)]

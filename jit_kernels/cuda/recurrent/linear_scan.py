@@ -27,49 +27,46 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> list[Launch]
     n_part, delta, by_channel = (head_v + WARP - 1) // WARP, rule == "delta", decay == "channel"
     per_head, n_held, n_part_sum = head_k if by_channel else 1, WARP * head_k, WARP * WARPS
 
-    def kernel(
-        tid, n_thread, step, q, k, v, decay, beta, skip, state, y, n_head, n_head_k, tiled, stride,
-        qk_step, v_step, decay_stride, scale_f,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         held = cuda.shared.array(n_held, float32)
         recalled = cuda.shared.array(n_part_sum, float32)
         answers = cuda.shared.array(n_part_sum, float32)
-        n_tok, mine = load_i64(step + STEP.n_tok), WARP * warp() + lane()
-        for item in range(tid, n_head * n_part, n_thread):
+        n_tok, mine = load_i64(a.step + STEP.n_tok), WARP * warp() + lane()
+        for item in range(tid, a.n_head * n_part, n_thread):
             h, column = item // n_part, WARP * (item % n_part) + lane()
-            kv = h % n_head_k if tiled != 0 else h // (n_head // n_head_k)
+            kv = h % a.n_head_k if a.tiled != 0 else h // (a.n_head // a.n_head_k)
             there = column < head_v
-            own = state + 4 * (head_k * head_v * h + column)
-            through = load_f32(skip + 4 * h) if skip != 0 else float32(0)
+            own = a.state + 4 * (head_k * head_v * h + column)
+            through = load_f32(a.skip + 4 * h) if a.skip != 0 else float32(0)
             for i in range(warp(), head_k, WARPS):
                 held[WARP * i + lane()] = load_f32(own + 4 * head_v * i) if there else float32(0)
             for t in range(n_tok):
-                at = 4 * (stride * t + qk_step * kv)
-                gates = decay + 4 * (decay_stride * t + per_head * h)
+                at = 4 * (a.stride * t + a.qk_step * kv)
+                gates = a.decay + 4 * (a.decay_stride * t + per_head * h)
                 value = float32(0)
                 if there:
-                    value = load_f32(v + 4 * (stride * t + v_step * h + column))
+                    value = load_f32(a.v + 4 * (a.stride * t + a.v_step * h + column))
                 new, part = value, float32(0)
                 if delta:
                     for i in range(warp(), head_k, WARPS):
                         kept = load_f32(gates + 4 * i) if by_channel else load_f32(gates)
-                        part += kept * load_f32(k + at + 4 * i) * held[WARP * i + lane()]
+                        part += kept * load_f32(a.k + at + 4 * i) * held[WARP * i + lane()]
                     recalled[mine] = part
                     sync_block()
                     new = value - over_warps(recalled)
-                if beta != 0:
-                    new *= load_f32(beta + 4 * (n_head * t + h))
+                if a.beta != 0:
+                    new *= load_f32(a.beta + 4 * (a.n_head * t + h))
                 part = float32(0)
                 for i in range(warp(), head_k, WARPS):
                     kept = load_f32(gates + 4 * i) if by_channel else load_f32(gates)
-                    row = kept * held[WARP * i + lane()] + load_f32(k + at + 4 * i) * new
+                    row = kept * held[WARP * i + lane()] + load_f32(a.k + at + 4 * i) * new
                     held[WARP * i + lane()] = row
-                    part += load_f32(q + at + 4 * i) * row
+                    part += load_f32(a.q + at + 4 * i) * row
                 answers[mine] = part
                 sync_block()
                 if warp() == 0 and there:
-                    out = y + 4 * (head_v * (n_head * t + h) + column)
-                    store_f32(out, over_warps(answers) * scale_f + through * value)
+                    out = a.y + 4 * (head_v * (a.n_head * t + h) + column)
+                    store_f32(out, over_warps(answers) * a.scale + through * value)
                 sync_block()  # before the next token's parts
             for i in range(warp(), head_k, WARPS):
                 if there:

@@ -21,23 +21,23 @@ def selective_scan(n_state: int) -> list[Launch]:
         threads *= 2
     n_held = n_state * threads
 
-    def kernel(tid, n_thread, step, x, dt, b, c, a, d, state, y, n, bc_stride):
+    def kernel(tid, n_thread, a):
         held = cuda.shared.array(n_held, float32)
-        n_tok = load_i64(step + STEP.n_tok)
-        for i in range(tid * threads + thread(), n, n_thread * threads):
+        n_tok = load_i64(a.step + STEP.n_tok)
+        for i in range(tid * threads + thread(), a.n, n_thread * threads):
             for s in range(n_state):
-                held[s * threads + thread()] = load_f32(state + 4 * (n * s + i))
+                held[s * threads + thread()] = load_f32(a.state + 4 * (a.n * s + i))
             for t in range(n_tok):
-                value, rate = load_f32(x + 4 * (n * t + i)), load_f32(dt + 4 * (n * t + i))
-                total, mixed = load_f32(d + 4 * i) * value, 4 * bc_stride * t
+                value, rate = load_f32(a.x + 4 * (a.n * t + i)), load_f32(a.dt + 4 * (a.n * t + i))
+                total, mixed = load_f32(a.d + 4 * i) * value, 4 * a.bc_stride * t
                 for s in range(n_state):
-                    kept = math.exp(rate * load_f32(a + 4 * (n * s + i)))
+                    kept = math.exp(rate * load_f32(a.a + 4 * (a.n * s + i)))
                     new = kept * held[s * threads + thread()]
-                    new += rate * value * load_f32(b + mixed + 4 * s)
+                    new += rate * value * load_f32(a.b + mixed + 4 * s)
                     held[s * threads + thread()] = new
-                    total += new * load_f32(c + mixed + 4 * s)
-                store_f32(y + 4 * (n * t + i), total)
+                    total += new * load_f32(a.c + mixed + 4 * s)
+                store_f32(a.y + 4 * (a.n * t + i), total)
             for s in range(n_state):
-                store_f32(state + 4 * (n * s + i), held[s * threads + thread()])
+                store_f32(a.state + 4 * (a.n * s + i), held[s * threads + thread()])
 
     return [Launch(kernel, threads=threads)]

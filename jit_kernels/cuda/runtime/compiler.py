@@ -15,7 +15,7 @@ from numba import cuda, types
 from numba.cuda import dispatcher
 
 from tamis.jit_kernels.compile.worker import serve
-from tamis.jit_kernels.contract.ops import Op
+from tamis.jit_kernels.contract.op import PARAMETERS, Op
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.grid import Launch
 from tamis.jit_kernels.cuda.lang.intrinsic import device
@@ -24,22 +24,22 @@ from tamis.jit_kernels.cuda.lang.target import TARGETS, Target, use
 
 
 def launches(spec: KernelSpec) -> list[Launch]:
-    """The kernels of an op. Raises TypeError where one does not have the fields of its op."""
+    """The kernels of an op. Raises TypeError where one does not take the op's record."""
     module = importlib.import_module(f"tamis.jit_kernels.cuda.{spec.op.file}")
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     found = getattr(module, spec.op.name)(**constants)
-    expected = ["tid", "n_thread", *spec.op.fields]
     for launch in found:
         names = list(inspect.signature(launch.kernel).parameters)
         names = names[:-1] if launch.hands_on else names
-        if names != expected:
-            raise TypeError(f"kernel {spec.op.name} takes {names}, the contract says {expected}")
+        if names != PARAMETERS:
+            raise TypeError(f"kernel {spec.op.name} takes {names}, the contract says {PARAMETERS}")
     return found
 
 
-def field_types(op: Op) -> list[Any]:
-    """Numba's type of each field."""
-    return [types.float32 if name.endswith("_f") else types.int64 for name in op.fields]
+def record_type(op: Op) -> Any:
+    """Numba's type of an op's record."""
+    fields = [types.float32 if name in op.floats else types.int64 for name in op.fields]
+    return types.BaseTuple.from_types(fields, op.values)
 
 
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
@@ -51,10 +51,10 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     starts, hands_on = launch.start is not None, launch.hands_on
     start: Any = device(launch.start) if starts else None
 
-    def entry(fields, beside):
+    def entry(record, beside):
         handed = None
         if starts:
-            handed = start(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+            handed = start(cuda.blockIdx.x, cuda.gridDim.x, record)
         if overlaps:
             # Where this kernel starts, all blocks of the one before it have waited for what comes
             # before that one: beside it, nothing is missing.
@@ -62,16 +62,16 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
                 wait_for_kernel()
             let_next_start()
         if hands_on:
-            body(cuda.blockIdx.x, cuda.gridDim.x, *fields, handed)
+            body(cuda.blockIdx.x, cuda.gridDim.x, record, handed)
         else:
-            body(cuda.blockIdx.x, cuda.gridDim.x, *fields)
+            body(cuda.blockIdx.x, cuda.gridDim.x, record)
         if overlaps and beside != 0:
             wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
 
     # Numba asks the current GPU what to compile the functions for that an entry calls.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
     ptx, _ = cuda.compile(
-        entry, (types.Tuple(field_types(spec.op)), types.int64), cc=target.capability, output="ptx",
+        entry, (record_type(spec.op), types.int64), cc=target.capability, output="ptx",
         device=False, abi="numba", launch_bounds=(launch.threads, launch.blocks),
     )  # fmt: skip
     return _retargeted(ptx if isinstance(ptx, str) else ptx.decode(), name, target)

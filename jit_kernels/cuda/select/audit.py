@@ -165,9 +165,9 @@ def _comparing(head_dim: int, type: str) -> Any:
         return a0, a1, a2, a3, a4, a5, a6, a7
 
     @device
-    def compare(given, weights, values, low, n, total, own, sums):
+    def compare(given, weights, values, span, total, own, sums):
         """Write how far `given` is from the weighted mean of the values, and that mean's length."""
-        part, s = thread() % n_part, thread() // n_part
+        (low, n), part, s = span, thread() % n_part, thread() // n_part
         mine, error, norm = (0.0,) * 8, 0.0, 0.0
         if s < n_slice:
             mine = eighth(weights, values, low, n, 8 * part, s)
@@ -195,32 +195,30 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
     score, longest_k = _passes_over_rows(head_dim, type_k)
     longest_v, compare = _passes_over_rows(head_dim, type_v)[1], _comparing(head_dim, type_v)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, indptr, indices, log_weight,
-        block, n_row, heads_per_kv, n_head, window, capacity, given, report, work, scale_f,
-    ):  # fmt: skip
-        pos, n_head_kv = load_i64(step + STEP.pos), n_head // heads_per_kv
+    def kernel(tid, n_thread, a):
+        pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head // a.heads_per_kv
         sums = cuda.shared.array(THREADS, float64)
-        low = max(0, pos - window + 1) if window != 0 else 0
+        low = max(0, pos - a.window + 1) if a.window != 0 else 0
         n = pos + 1 - low
-        logits = work + 8 * (head_dim + (2 * head_dim + 3 * capacity + 1) // 2) * tid
-        rows = logits, logits + 4 * capacity, logits + 8 * capacity
-        for head in range(tid, n_head, n_thread):
-            h, r = head // heads_per_kv, head // (n_head // n_row)
-            own, at = report + 8 * len(AUDIT) * head, 4 * head_dim * head
-            keys, values = (k_pages, k_table, n_head_kv, h), (v_pages, v_table, n_head_kv, h)
-            top = score(q + at, keys, low, n, logits, scale_f, sums)
+        logits = a.work + 8 * (head_dim + (2 * head_dim + 3 * a.capacity + 1) // 2) * tid
+        rows = logits, logits + 4 * a.capacity, logits + 8 * a.capacity
+        for head in range(tid, a.n_head, n_thread):
+            h, r = head // a.heads_per_kv, head // (a.n_head // a.n_row)
+            own, at = a.report + 8 * len(AUDIT) * head, 4 * head_dim * head
+            keys = (a.k_pages, a.k_table, n_head_kv, h)
+            values = (a.v_pages, a.v_table, n_head_kv, h)
+            top = score(a.q + at, keys, low, n, logits, a.scale, sums)
             for i in range(thread(), n, THREADS):
                 weight = exp2((load_f32(logits + 4 * i) - float32(top)) * float32(LOG2_E))
                 store_f32(rows[1] + 4 * i, weight)
-            begin, end = load_i32(indptr + 4 * r), load_i32(indptr + 4 * r + 4)
-            mark(rows[2], (begin, end, indices, log_weight, block), low, n)
+            begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
+            mark(rows[2], (begin, end, a.indices, a.log_weight, a.block), low, n)
             total, entropy, kept, n_kept, kept_entropy = spread(rows, n, top, sums)
             best_weight, hits = 0.0, 0.0
             if n_kept > 0.0:
                 best_weight, hits = best(rows, n, int32(n_kept), sums)
-            compare(given + at, rows[1], values, low, n, total, own, sums)
-            first = head % heads_per_kv == 0
+            compare(a.given + at, rows[1], values, (low, n), total, own, sums)
+            first = head % a.heads_per_kv == 0
             max_k = longest_k(keys, low, n, sums) if first else 0.0
             max_v = longest_v(values, low, n, sums) if first else 0.0
             if thread() == 0:

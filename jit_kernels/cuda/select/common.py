@@ -37,27 +37,25 @@ LOWEST, NOTHING = -3e38, -3.4e38  # the score of positions that are not chosen f
 def select_window() -> list[Launch]:
     """Kernel of SELECT_WINDOW: each block writes whole rows, after the sum of those before."""
 
-    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_recent):
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_q_block, most = (
-            quotient(n_tok + q_block - 1, q_block),
-            quotient(n_sink + block - 1, block),
-        )
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_q_block = quotient(n_tok + a.q_block - 1, a.q_block)
+        most = quotient(a.n_sink + a.block - 1, a.block)
         count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
         for qb in range(n_q_block):
-            oldest = pos + qb * q_block
-            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
-            low = quotient(max(0, oldest - n_recent + 1), block) if n_recent != 0 else 0
+            oldest = pos + qb * a.q_block
+            newest = pos + min(n_tok, (qb + 1) * a.q_block) - 1
+            low = quotient(max(0, oldest - a.n_recent + 1), a.block) if a.n_recent != 0 else 0
             sinks = min(low, most)
-            size = sinks + quotient(newest, block) + 1 - low
-            while row < (qb + 1) * n_row:
-                begin = count * n_row + (row - qb * n_row) * size
+            size = sinks + quotient(newest, a.block) + 1 - low
+            while row < (qb + 1) * a.n_row:
+                begin = count * a.n_row + (row - qb * a.n_row) * size
                 for i in range(thread(), size, THREADS):
-                    store_i32(indices + 4 * (begin + i), i if i < sinks else low + i - sinks)
+                    store_i32(a.indices + 4 * (begin + i), i if i < sinks else low + i - sinks)
                 if thread() == 0:
-                    store_i32(indptr + 4 * (row + 1), begin + size)
+                    store_i32(a.indptr + 4 * (row + 1), begin + size)
                     if row == 0:
-                        store_i32(indptr, 0)
+                        store_i32(a.indptr, 0)
                 row += n_thread
             count += size
 
@@ -100,33 +98,30 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
                 top = max(top, load_shared(uint32(shared + ROW * r + 4 * (at + SUBSPAN * m))))
             store_f32(tops + stride * r + 4 * at, top)
 
-    def kernel(
-        tid, n_thread, step, q, counts, k_pages, k_table, scores, maxima, n_head_kv, capacity,
-        n_sink, n_local, drop,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        low, high = middle(load_i64(step + STEP.pos), n_sink, n_local, drop)
+        low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, a.drop)
         first, last = low // PAGE, (high + PAGE - 1) // PAGE
         begin = low // SPAN
         n_span = (PAGE * last + SPAN - 1) // SPAN - begin if high > low else 0
-        for item in range(tid, n_head_kv * n_span, n_thread):
-            h, span = item % n_head_kv, begin + item // n_head_kv
-            n = load_i32(counts + 4 * h) if counts != 0 else heads
+        for item in range(tid, a.n_head_kv * n_span, n_thread):
+            h, span = item % a.n_head_kv, begin + item // a.n_head_kv
+            n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
             if n == 0:
                 continue
-            keys = k_pages, k_table, n_head_kv, h, first, last
-            stage(shared, q + 4 * head_dim * heads * h, n, keys, SPAN * span)
+            keys = a.k_pages, a.k_table, a.n_head_kv, h, first, last
+            stage(shared, a.q + 4 * head_dim * heads * h, n, keys, SPAN * span)
             j = SPAN * span + thread()
             there, inside = first <= j // PAGE and j // PAGE < last, low <= j and j < high
             for r in range(0, n, group):
                 best = best_of(shared, r) if inside else float32(LOWEST)
                 if there:
-                    store_f32(scores + 4 * (capacity * (heads * h + r) + j), best)
+                    store_f32(a.scores + 4 * (a.capacity * (heads * h + r) + j), best)
                 at = uint32(shared + ROW * r + 4 * thread())
                 store_shared_f32(at, best if there else float32(NOTHING))
             sync_block()
-            tops = maxima + capacity // 4 * heads * h + 4 * SUBSPAN * span
-            put_maxima(shared, n, tops, capacity // 4)
+            tops = a.maxima + a.capacity // 4 * heads * h + 4 * SUBSPAN * span
+            put_maxima(shared, n, tops, a.capacity // 4)
             sync_block()  # before the next span's products overwrite what is read here
 
     return [Launch(kernel, blocks=1, shared=ROW * heads)]
@@ -135,26 +130,23 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
 def select_best() -> list[Launch]:
     """Kernel of SELECT_BEST: blocks take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, scores, maxima, order, sets, counts, n_row, group, capacity,
-        set_capacity, n_sink, n_local, n_top,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, 0)
-        n_middle, sinks = min(high - low, n_top), min(n_sink, pos + 1)
-        for r in range(tid, n_row, n_thread):
-            out = sets + 4 * set_capacity * r
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, 0)
+        n_middle, sinks = min(high - low, a.n_top), min(a.n_sink, pos + 1)
+        for r in range(tid, a.n_row, n_thread):
+            out = a.sets + 4 * a.set_capacity * r
             write_range(out, 0, sinks)
-            if high - low <= n_top:
+            if high - low <= a.n_top:
                 write_range(out + 4 * sinks, low, high)
-            elif n_top > 0:
-                first = capacity * group * r
-                rows = scores + 4 * first, maxima + first // 4, capacity
+            elif a.n_top > 0:
+                first = a.capacity * a.group * r
+                rows = a.scores + 4 * first, a.maxima + first // 4, a.capacity
                 to = out + 4 * sinks
-                write_best_by_maxima(rows, low, high, n_top, order + 4 * capacity * r, to)
+                write_best_by_maxima(rows, low, high, a.n_top, a.order + 4 * a.capacity * r, to)
             write_range(out + 4 * (sinks + n_middle), high, pos + 1)
             if thread() == 0:
-                store_i32(counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))
+                store_i32(a.counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))
 
     return [Launch(kernel)]
 
@@ -162,25 +154,24 @@ def select_best() -> list[Launch]:
 def select_top_k() -> list[Launch]:
     """Kernel of SELECT_TOP_K: blocks take rows in turn; all rows have the same size."""
 
-    def kernel(
-        tid, n_thread, step, scores, indptr, indices, n_row, capacity, block, n_sink, n_recent,
-        n_top,
-    ):  # fmt: skip
-        n_block = load_i64(step + STEP.pos) // block + 1
-        size = min(n_block, n_sink + n_recent + n_top)
-        high = n_block - n_recent
-        for r in range(tid, n_row, n_thread):
-            out = indices + 4 * size * r
+    def kernel(tid, n_thread, a):
+        n_block = load_i64(a.step + STEP.pos) // a.block + 1
+        size = min(n_block, a.n_sink + a.n_recent + a.n_top)
+        high = n_block - a.n_recent
+        for r in range(tid, a.n_row, n_thread):
+            out = a.indices + 4 * size * r
             if thread() == 0:
-                store_i32(indptr, 0)
-                store_i32(indptr + 4 * (r + 1), (r + 1) * size)
+                store_i32(a.indptr, 0)
+                store_i32(a.indptr + 4 * (r + 1), (r + 1) * size)
             if size == n_block:
                 write_range(out, 0, n_block)
                 continue
-            write_range(out, 0, n_sink)
-            if n_top > 0:
-                write_best(scores + 4 * capacity * r, n_sink, high, n_top, out + 4 * n_sink)
-            write_range(out + 4 * (n_sink + n_top), high, n_block)
+            write_range(out, 0, a.n_sink)
+            if a.n_top > 0:
+                write_best(
+                    a.scores + 4 * a.capacity * r, a.n_sink, high, a.n_top, out + 4 * a.n_sink
+                )
+            write_range(out + 4 * (a.n_sink + a.n_top), high, n_block)
 
     return [Launch(kernel)]
 
@@ -188,22 +179,19 @@ def select_top_k() -> list[Launch]:
 def select_union() -> list[Launch]:
     """Kernel of SELECT_UNION: blocks take KV heads in turn."""
 
-    def kernel(
-        tid, n_thread, step, sets, counts, bits, joined, n_joined, rows_per_kv, n_head_kv, capacity,
-        joined_capacity, n_word,
-    ):  # fmt: skip
-        n, parts = load_i64(step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
-        for h in range(tid, n_head_kv, n_thread):
-            words = bits + 8 * n_word * h
+    def kernel(tid, n_thread, a):
+        n, parts = load_i64(a.step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
+        for h in range(tid, a.n_head_kv, n_thread):
+            words = a.bits + 8 * a.n_word * h
             clear_bits(words, 0, n)
             sync_block()
-            for r in range(h * rows_per_kv, (h + 1) * rows_per_kv):
-                for i in range(thread(), load_i32(counts + 4 * r), THREADS):
-                    set_bit(words, load_i32(sets + 4 * (capacity * r + i)))
+            for r in range(h * a.rows_per_kv, (h + 1) * a.rows_per_kv):
+                for i in range(thread(), load_i32(a.counts + 4 * r), THREADS):
+                    set_bit(words, load_i32(a.sets + 4 * (a.capacity * r + i)))
             sync_block()
-            count = write_bits(words, 0, n, joined + 4 * joined_capacity * h, parts)
+            count = write_bits(words, 0, n, a.joined + 4 * a.joined_capacity * h, parts)
             if thread() == 0:
-                store_i32(n_joined + 4 * h, count)
+                store_i32(a.n_joined + 4 * h, count)
 
     return [Launch(kernel)]
 
@@ -211,16 +199,16 @@ def select_union() -> list[Launch]:
 def select_pack() -> list[Launch]:
     """Kernel of SELECT_PACK: blocks take rows in turn, after the sum of those before."""
 
-    def kernel(tid, n_thread, sets, counts, indptr, indices, n_row, capacity):
-        for r in range(tid, n_row, n_thread):
-            begin, n = 0, load_i32(counts + 4 * r)
+    def kernel(tid, n_thread, a):
+        for r in range(tid, a.n_row, n_thread):
+            begin, n = 0, load_i32(a.counts + 4 * r)
             for before in range(r):
-                begin += load_i32(counts + 4 * before)
+                begin += load_i32(a.counts + 4 * before)
             for i in range(thread(), n, THREADS):
-                store_i32(indices + 4 * (begin + i), load_i32(sets + 4 * (capacity * r + i)))
+                store_i32(a.indices + 4 * (begin + i), load_i32(a.sets + 4 * (a.capacity * r + i)))
             if thread() == 0:
-                store_i32(indptr + 4 * (r + 1), begin + n)
+                store_i32(a.indptr + 4 * (r + 1), begin + n)
                 if r == 0:
-                    store_i32(indptr, 0)
+                    store_i32(a.indptr, 0)
 
     return [Launch(kernel)]

@@ -48,24 +48,24 @@ META = 8 * len(CIS_META)
 def select_psaw() -> list[Launch]:
     """Kernel of SELECT_PSAW: each block writes whole rows, after the sum of those before."""
 
-    def kernel(tid, n_thread, step, indptr, indices, n_row, q_block, block, n_sink, n_local, drop):
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        most = quotient(n_sink + block - 1, block)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        most = quotient(a.n_sink + a.block - 1, a.block)
         count, row = 0, int64(tid)  # entries of a row of the query blocks so far; the block's next
-        for qb in range(quotient(n_tok + q_block - 1, q_block)):
-            newest = pos + min(n_tok, (qb + 1) * q_block) - 1
+        for qb in range(quotient(n_tok + a.q_block - 1, a.q_block)):
+            newest = pos + min(n_tok, (qb + 1) * a.q_block) - 1
             # P grows with the position: the oldest query of the block sees furthest.
-            low = quotient(window_start(pos + qb * q_block, n_local, drop), block)
-            sinks, end = min(low, most), quotient(newest, block) + 1
+            low = quotient(window_start(pos + qb * a.q_block, a.n_local, a.drop), a.block)
+            sinks, end = min(low, most), quotient(newest, a.block) + 1
             size = sinks + end - low
-            while row < (qb + 1) * n_row:
-                begin = count * n_row + (row - qb * n_row) * size
-                write_range(indices + 4 * begin, 0, sinks)
-                write_range(indices + 4 * (begin + sinks), low, end)
+            while row < (qb + 1) * a.n_row:
+                begin = count * a.n_row + (row - qb * a.n_row) * size
+                write_range(a.indices + 4 * begin, 0, sinks)
+                write_range(a.indices + 4 * (begin + sinks), low, end)
                 if thread() == 0:
-                    store_i32(indptr + 4 * (row + 1), begin + size)
+                    store_i32(a.indptr + 4 * (row + 1), begin + size)
                     if row == 0:
-                        store_i32(indptr, 0)
+                        store_i32(a.indptr, 0)
                 row += n_thread
             count += size
 
@@ -152,18 +152,15 @@ def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
             n = load_i64(at + CIS_META.n_retrieval)
             store_i64(at + CIS_META.n_retrieval, n + 1)
 
-    def kernel(
-        tid, n_thread, step, q, refs, meta, chosen, asking, n_asking, n_head_kv, n_block, n_sink,
-        n_local, n_top, drop, tau_f, join_f,
-    ):  # fmt: skip
-        decisions, pos = cuda.shared.array(rows_per_kv, int32), load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, drop)
-        limits = pos, n_block, n_top
-        for h in range(tid, n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        decisions, pos = cuda.shared.array(rows_per_kv, int32), load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, a.drop)
+        limits = pos, a.n_block, a.n_top
+        for h in range(tid, a.n_head_kv, n_thread):
             for i in range(warp(), rows_per_kv, WARPS):
                 r = rows_per_kv * h + i
-                at, queries, own = row_of(q, refs, meta, n_block, r)
-                decision = decide(at, queries, own, limits, high - low, tau_f)
+                at, queries, own = row_of(a.q, a.refs, a.meta, a.n_block, r)
+                decision = decide(at, queries, own, limits, high - low, a.tau)
                 if lane() == 0:
                     decisions[i] = decision
             sync_block()
@@ -173,9 +170,9 @@ def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
             sync_block()
             for i in range(warp(), rows_per_kv if reading else 0, WARPS):
                 r = rows_per_kv * h + i
-                at, queries, own = row_of(q, refs, meta, n_block, r)
+                at, queries, own = row_of(a.q, a.refs, a.meta, a.n_block, r)
                 # The keys are read anyway: rows whose best reference is not so near ask as well.
-                n_ref, cosine = load_i64(at + CIS_META.n_ref), max(tau_f, join_f)
+                n_ref, cosine = load_i64(at + CIS_META.n_ref), max(a.tau, a.join)
                 if latest(queries, own, n_ref, cosine) == RETRIEVE and lane() == 0:
                     decisions[i] = RETRIEVE
             sync_block()
@@ -184,13 +181,13 @@ def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
                 for other in range(i):
                     before += 1 if decisions[other] == RETRIEVE else 0
                 if decisions[i] == RETRIEVE:
-                    at, queries, own = row_of(q, refs, meta, n_block, r)
-                    retrieve(at, queries, own, asking + size * (heads * h + group * before))
+                    at, queries, own = row_of(a.q, a.refs, a.meta, a.n_block, r)
+                    retrieve(at, queries, own, a.asking + size * (heads * h + group * before))
                 if lane() == 0:
-                    store_i32(chosen + 4 * r, decisions[i])
+                    store_i32(a.chosen + 4 * r, decisions[i])
                     if i == rows_per_kv - 1:
                         n = before + 1 if decisions[i] == RETRIEVE else before
-                        store_i32(n_asking + 4 * h, group * n)
+                        store_i32(a.n_asking + 4 * h, group * n)
             sync_block()  # before the next head's decisions overwrite what is read here
 
     return [Launch(kernel)]
@@ -262,43 +259,41 @@ def copy_within(entries, n, low, high, out):
 def cis_sets() -> list[Launch]:
     """Kernel of CIS_SETS: blocks take rows in turn."""
 
-    def kernel(
-        tid, n_thread, step, chosen, meta, scores, maxima, order, ref_sets, ref_counts, sets,
-        counts, n_row, rows_per_kv, group, n_block, capacity, set_capacity, n_sink, n_local, n_top,
-        n_best, radius, drop,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        low, high = middle(pos, n_sink, n_local, drop)
-        last = min(capacity - 1, pos + radius)  # of neighbours: there once the set is shared
-        for r in range(tid, n_row, n_thread):
-            decision, n = load_i32(chosen + 4 * r), min(n_sink, pos + 1)
-            out, room = sets + 4 * set_capacity * r, order + 4 * capacity * r
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, a.drop)
+        last = min(a.capacity - 1, pos + a.radius)  # of neighbours: there once the set is shared
+        for r in range(tid, a.n_row, n_thread):
+            decision, n = load_i32(a.chosen + 4 * r), min(a.n_sink, pos + 1)
+            out, room = a.sets + 4 * a.set_capacity * r, a.order + 4 * a.capacity * r
             write_range(out, 0, n)
             to = out + 4 * n
             if decision == EVERYTHING:
                 write_range(to, low, high)
                 n += max(0, high - low)
             elif decision == RETRIEVE:
-                scored = r // rows_per_kv * rows_per_kv  # rows that retrieve are scored in order
+                scored = (
+                    r // a.rows_per_kv * a.rows_per_kv
+                )  # rows that retrieve are scored in order
                 for other in range(scored, r):
-                    scored += 1 if load_i32(chosen + 4 * other) == RETRIEVE else 0
-                first = capacity * group * scored
-                row = scores + 4 * first, maxima + first // 4, capacity
-                write_best_by_maxima(row, low, high, n_top, room, to)
+                    scored += 1 if load_i32(a.chosen + 4 * other) == RETRIEVE else 0
+                first = a.capacity * a.group * scored
+                row = a.scores + 4 * first, a.maxima + first // 4, a.capacity
+                write_best_by_maxima(row, low, high, a.n_top, room, to)
                 sync_block()
-                slot = n_block * r + load_i64(meta + META * r + CIS_META.n_ref) - 1
-                scratch = room, room + capacity // 8, room + capacity // 4
-                kept, span = ref_sets + 4 * set_capacity * slot, (low, last)
-                size = dilate((row[0], to), n_top, (n_best, radius), span, scratch, kept)
+                slot = a.n_block * r + load_i64(a.meta + META * r + CIS_META.n_ref) - 1
+                scratch = room, room + a.capacity // 8, room + a.capacity // 4
+                kept, span = a.ref_sets + 4 * a.set_capacity * slot, (low, last)
+                size = dilate((row[0], to), a.n_top, (a.n_best, a.radius), span, scratch, kept)
                 if thread() == 0:
-                    store_i32(ref_counts + 4 * slot, size)
-                n += n_top
+                    store_i32(a.ref_counts + 4 * slot, size)
+                n += a.n_top
             else:
-                slot = n_block * r + decision
-                size = load_i32(ref_counts + 4 * slot)
-                n += copy_within(ref_sets + 4 * set_capacity * slot, size, low, high, to)
+                slot = a.n_block * r + decision
+                size = load_i32(a.ref_counts + 4 * slot)
+                n += copy_within(a.ref_sets + 4 * a.set_capacity * slot, size, low, high, to)
             write_range(out + 4 * n, high, pos + 1)
             if thread() == 0:
-                store_i32(counts + 4 * r, n + max(0, pos + 1 - high))
+                store_i32(a.counts + 4 * r, n + max(0, pos + 1 - high))
 
     return [Launch(kernel)]

@@ -15,21 +15,21 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 def delta_rows() -> list[Launch]:
     """Kernel of DELTA_ROWS: one thread writes a few numbers."""
 
-    def kernel(tid, n_thread, step, apart, last, gamma):
+    def kernel(tid, n_thread, a):
         if tid != 0 or thread() != 0:
             return
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        begin, end = load_i64(step + STEP.begin), load_i64(step + STEP.end)
-        last_pos = max(begin, end - gamma)
-        first = begin + (pos - begin + gamma - 1) // gamma * gamma
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        begin, end = load_i64(a.step + STEP.begin), load_i64(a.step + STEP.end)
+        last_pos = max(begin, end - a.gamma)
+        first = begin + (pos - begin + a.gamma - 1) // a.gamma * a.gamma
         stop = min(pos + n_tok, last_pos)
-        store_i64(apart + STEP.n_tok, max(0, (stop - first + gamma - 1) // gamma))
-        store_i64(apart + STEP.pos, first)
-        store_i64(apart + STEP.row, first - pos)
+        store_i64(a.apart + STEP.n_tok, max(0, (stop - first + a.gamma - 1) // a.gamma))
+        store_i64(a.apart + STEP.pos, first)
+        store_i64(a.apart + STEP.row, first - pos)
         first = max(pos, last_pos)
-        store_i64(last + STEP.n_tok, max(0, pos + n_tok - first))
-        store_i64(last + STEP.pos, first)
-        store_i64(last + STEP.row, first - pos)
+        store_i64(a.last + STEP.n_tok, max(0, pos + n_tok - first))
+        store_i64(a.last + STEP.pos, first)
+        store_i64(a.last + STEP.row, first - pos)
 
     return [Launch(kernel)]
 
@@ -37,44 +37,41 @@ def delta_rows() -> list[Launch]:
 def delta_add(head_dim: int) -> list[Launch]:
     """Kernels of DELTA_ADD: rows between exact ones, then these, as the former read the latter."""
 
-    def between(
-        tid, n_thread, step, apart, last, apart_out, last_out, delta, delta_pos, out, n_head,
-        gamma, recompute,
-    ):  # fmt: skip
-        pos, begin = load_i64(step + STEP.pos), load_i64(step + STEP.begin)
-        sparse = load_i64(step + STEP.n_tok) - load_i64(last + STEP.n_tok)
-        first, size = load_i64(apart + STEP.row), n_head * head_dim
-        n = sparse * size if recompute == 0 else 0
+    def between(tid, n_thread, a):
+        pos, begin = load_i64(a.step + STEP.pos), load_i64(a.step + STEP.begin)
+        sparse = load_i64(a.step + STEP.n_tok) - load_i64(a.last + STEP.n_tok)
+        first, size = load_i64(a.apart + STEP.row), a.n_head * head_dim
+        n = sparse * size if a.recompute == 0 else 0
         for i in range(tid * THREADS + thread(), n, n_thread * THREADS):
             t, e = quotient(i, size), remainder(i, size)
-            after = remainder(pos + t - begin, gamma)  # rows since the last exact one
+            after = remainder(pos + t - begin, a.gamma)  # rows since the last exact one
             if after == 0:
                 continue
-            g, to = t - after, out + 4 * i
+            g, to = t - after, a.out + 4 * i
             if g >= 0:
-                exact = load_f32(apart_out + 4 * (size * quotient(g - first, gamma) + e))
-                store_f32(to, load_f32(to) + (exact - load_f32(out + 4 * (size * g + e))))
-            elif load_i64(delta_pos + 8 * (e // head_dim)) == pos + g:
-                store_f32(to, load_f32(to) + load_f32(delta + 4 * e))
+                exact = load_f32(a.apart_out + 4 * (size * quotient(g - first, a.gamma) + e))
+                store_f32(to, load_f32(to) + (exact - load_f32(a.out + 4 * (size * g + e))))
+            elif load_i64(a.delta_pos + 8 * (e // head_dim)) == pos + g:
+                store_f32(to, load_f32(to) + load_f32(a.delta + 4 * e))
 
-    def exact(
-        tid, n_thread, step, apart, last, apart_out, last_out, delta, delta_pos, out, n_head,
-        gamma, recompute,
-    ):  # fmt: skip
-        n_apart, n_last = load_i64(apart + STEP.n_tok), load_i64(last + STEP.n_tok)
-        first, tail, size = load_i64(apart + STEP.row), load_i64(last + STEP.row), n_head * head_dim
+    def exact(tid, n_thread, a):
+        n_apart, n_last = load_i64(a.apart + STEP.n_tok), load_i64(a.last + STEP.n_tok)
+        first = load_i64(a.apart + STEP.row)
+        tail = load_i64(a.last + STEP.row)
+        size = a.n_head * head_dim
         for i in range(tid * THREADS + thread(), (n_apart + n_last) * size, n_thread * THREADS):
             r, e = quotient(i, size), remainder(i, size)
             if r >= n_apart:
-                to = out + 4 * (size * (tail + r - n_apart) + e)
-                store_f32(to, load_f32(last_out + 4 * (size * (r - n_apart) + e)))
+                to = a.out + 4 * (size * (tail + r - n_apart) + e)
+                store_f32(to, load_f32(a.last_out + 4 * (size * (r - n_apart) + e)))
                 continue
-            to, dense = out + 4 * (size * (first + gamma * r) + e), load_f32(apart_out + 4 * i)
+            to = a.out + 4 * (size * (first + a.gamma * r) + e)
+            dense = load_f32(a.apart_out + 4 * i)
             if r == n_apart - 1:
-                store_f32(delta + 4 * e, dense - load_f32(to))
+                store_f32(a.delta + 4 * e, dense - load_f32(to))
                 if e % head_dim == 0:
-                    at = load_i64(step + STEP.pos) + first + gamma * r
-                    store_i64(delta_pos + 8 * (e // head_dim), at)
+                    at = load_i64(a.step + STEP.pos) + first + a.gamma * r
+                    store_i64(a.delta_pos + 8 * (e // head_dim), at)
             store_f32(to, dense)
 
     return [Launch(between, blocks=4), Launch(exact)]

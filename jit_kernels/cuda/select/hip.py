@@ -113,33 +113,30 @@ def hip_estimate(head_dim: int, group: int) -> list[Launch]:
     """Kernel of HIP_ESTIMATE: blocks take rows in turn."""
     rate = _rating(head_dim, group)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, mask, tree, n_row, heads_per_kv, n_head_kv,
-        n_chunk, block, stride, n_sink, n_local,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)
         shared = shared_address(cuda.shared.array(0, uint8))
-        n = max(0, (load_i64(step + STEP.pos) + 1 - n_local) // block - n_sink)
-        count, n_key = min(n, n_chunk), (block + stride - 1) // stride
-        for r in range(tid, n_row, n_thread):
-            pages = k_pages, k_table, n_head_kv, r * group // heads_per_kv
-            heads, chosen = q + 4 * head_dim * group * r, mask + 4 * (1 + n_chunk) * r
-            chunks = tree + 32 * n_chunk * r
-            branches, scores = chunks + 8 * n_chunk, chunks + 24 * n_chunk
-            start_chunks(chunks, n_sink, n, count)
+        n = max(0, (load_i64(a.step + STEP.pos) + 1 - a.n_local) // a.block - a.n_sink)
+        count, n_key = min(n, a.n_chunk), (a.block + a.stride - 1) // a.stride
+        for r in range(tid, a.n_row, n_thread):
+            pages = a.k_pages, a.k_table, a.n_head_kv, r * group // a.heads_per_kv
+            heads, chosen = a.q + 4 * head_dim * group * r, a.mask + 4 * (1 + a.n_chunk) * r
+            chunks = a.tree + 32 * a.n_chunk * r
+            branches, scores = chunks + 8 * a.n_chunk, chunks + 24 * a.n_chunk
+            start_chunks(chunks, a.n_sink, n, count)
             sync_block()
             longest = (n + count - 1) // count if count > 0 else 0
             while longest > 1:  # then there are n_chunk chunks, and at least as many branches
-                n_branch = halve(chunks, branches, n_chunk, parts)
+                n_branch = halve(chunks, branches, a.n_chunk, parts)
                 sync_block()
-                if n_branch > n_chunk:
-                    rows = pages, (branches, n_branch, n_key, block, stride)
+                if n_branch > a.n_chunk:
+                    rows = pages, (branches, n_branch, n_key, a.block, a.stride)
                     rate(shared, heads, rows, scores)
-                    write_best(scores, 0, n_branch, n_chunk, chosen + 4)
+                    write_best(scores, 0, n_branch, a.n_chunk, chosen + 4)
                 else:
-                    write_range(chosen + 4, 0, n_chunk)
+                    write_range(chosen + 4, 0, a.n_chunk)
                 sync_block()
-                copy_chunks(branches, chosen + 4, chunks, n_chunk)
+                copy_chunks(branches, chosen + 4, chunks, a.n_chunk)
                 sync_block()
                 longest = (longest + 1) // 2
             for j in range(thread(), count, THREADS):
@@ -187,52 +184,43 @@ def part(row, first_j, n_near):
 def hip_select() -> list[Launch]:
     """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks take rows in turn."""
 
-    def count(
-        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
-        mask_block, q_block,
-    ):  # fmt: skip
+    def count(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)
-        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
-        sizes = n_row, n_chunk, block, n_sink, n_local, mask_block, q_block
+        n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
+        sizes = a.n_row, a.n_chunk, a.block, a.n_sink, a.n_local, a.mask_block, a.q_block
         for r in range(tid, n_rows, n_thread):
-            row, mine = row_at(step, mask, r, sizes), 0
+            row, mine = row_at(a.step, a.mask, r, sizes), 0
             for first_j in range(0, load_i32(row[0]), THREADS):
-                mine += part(row, first_j, n_near)[1]
+                mine += part(row, first_j, a.n_near)[1]
             _, total = block_before(int32(mine), parts)
             if thread() == 0:
-                store_i32(indptr + 4 * (r + 1), row[1] + total + row[3] - row[2])
+                store_i32(a.indptr + 4 * (r + 1), row[1] + total + row[3] - row[2])
 
-    def add_up(
-        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
-        mask_block, q_block,
-    ):  # fmt: skip
+    def add_up(tid, n_thread, a):
         if tid != 0:
             return
         parts, begin = cuda.shared.array(WARPS, int32), 0
-        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
+        n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
         for first in range(0, n_rows, THREADS):
             r = first + thread()
-            mine = load_i32(indptr + 4 * (r + 1)) if r < n_rows else 0
+            mine = load_i32(a.indptr + 4 * (r + 1)) if r < n_rows else 0
             before, total = block_before(int32(mine), parts)
             if r < n_rows:
-                store_i32(indptr + 4 * (r + 1), begin + before + mine)
+                store_i32(a.indptr + 4 * (r + 1), begin + before + mine)
             begin += total
         if thread() == 0:
-            store_i32(indptr, 0)
+            store_i32(a.indptr, 0)
 
-    def write(
-        tid, n_thread, step, mask, indptr, indices, n_row, n_chunk, block, n_sink, n_local, n_near,
-        mask_block, q_block,
-    ):  # fmt: skip
+    def write(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)
-        n_rows = (load_i64(step + STEP.n_tok) + q_block - 1) // q_block * n_row
-        sizes = n_row, n_chunk, block, n_sink, n_local, mask_block, q_block
+        n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
+        sizes = a.n_row, a.n_chunk, a.block, a.n_sink, a.n_local, a.mask_block, a.q_block
         for r in range(tid, n_rows, n_thread):
-            row, out = row_at(step, mask, r, sizes), indices + 4 * load_i32(indptr + 4 * r)
+            row, out = row_at(a.step, a.mask, r, sizes), a.indices + 4 * load_i32(a.indptr + 4 * r)
             write_range(out, 0, row[1])
             out += 4 * row[1]
             for first_j in range(0, load_i32(row[0]), THREADS):
-                first, n = part(row, first_j, n_near)
+                first, n = part(row, first_j, a.n_near)
                 before, total = block_before(int32(n), parts)
                 for i in range(n):
                     store_i32(out + 4 * (before + i), first + i)

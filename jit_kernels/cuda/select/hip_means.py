@@ -84,47 +84,39 @@ def hip_means(head_dim: int, type_k: str) -> list[Launch]:
             least, most = min(least, total), max(most, total)
         return -warp_max(-least), warp_max(most)
 
-    def kernel(
-        tid, n_thread, step, k_pages, k_table, means, extents, filled, sums, n_head_kv, room, top,
-        block,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n_row, end = level_start(room, top + 1), (pos + n_tok) // block
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_row, end = level_start(a.room, a.top + 1), (pos + n_tok) // a.block
         mine = shared_address(cuda.shared.array(0, uint8)) + 4 * head_dim * warp()
         item, n_warp = tid + n_thread * warp(), n_thread * WARPS
-        for h in range(n_head_kv):
+        for h in range(a.n_head_kv):
             # Keys from pos on are new, whatever was there before.
-            first, keys = (
-                min(load_i64(filled + 8 * h), pos // block),
-                (k_pages, k_table, n_head_kv, h),
-            )
-            for level in range(top + 1):
-                n, begin = block << 2 * level, first >> 2 * level
+            first = min(load_i64(a.filled + 8 * h), pos // a.block)
+            keys = (a.k_pages, a.k_table, a.n_head_kv, h)
+            for level in range(a.top + 1):
+                n, begin = a.block << 2 * level, first >> 2 * level
                 n_mean = (end >> 2 * level) - begin
                 while item < n_mean:
-                    row = n_row * h + level_start(room, level) + begin + item
+                    row = n_row * h + level_start(a.room, level) + begin + item
                     place = (begin + item) % SIBLINGS
                     low, high = add_up(mine, keys, (begin + item) * n, n)
                     width = high - low
                     per = float32(SIZE) / width if width > float32(0) else float32(0)
-                    to = means + head_dim * (row - place) + 4 * place
+                    to = a.means + head_dim * (row - place) + 4 * place
                     for d in range(lane(), head_dim, WARP):
                         x = (load_shared(uint32(mine + 4 * d)) - low) * per
                         store_i8(to + 16 * (d // 4) + d % 4, rounded(x))
                     if lane() == 0:
-                        at = extents + 8 * (row - place) + 4 * place
+                        at = a.extents + 8 * (row - place) + 4 * place
                         store_f32(at, width / float32(SIZE))
                         store_f32(at + 4 * SIBLINGS, low)
                     item += n_warp
                 item -= n_mean  # which warp is next, whatever level or head it comes to
 
-    def note(
-        tid, n_thread, step, k_pages, k_table, means, extents, filled, sums, n_head_kv, room, top,
-        block,
-    ):  # fmt: skip
-        if tid == 0 and thread() < n_head_kv:
-            end = (load_i64(step + STEP.pos) + load_i64(step + STEP.n_tok)) // block
-            store_i64(filled + 8 * thread(), end)
+    def note(tid, n_thread, a):
+        if tid == 0 and thread() < a.n_head_kv:
+            end = (load_i64(a.step + STEP.pos) + load_i64(a.step + STEP.n_tok)) // a.block
+            store_i64(a.filled + 8 * thread(), end)
 
     return [Launch(kernel, shared=4 * head_dim * WARPS), Launch(note)]
 
@@ -212,11 +204,9 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
         first, n_query, apart = queries
         for t in range(warp(), n_query * group, WARPS):
             mine = keep(lane())
-            head, most, total = (
-                first + t // group * apart + 4 * head_dim * (t % group),
-                float32(0),
-                0,
-            )
+            head = first + t // group * apart + 4 * head_dim * (t % group)
+            most = float32(0)
+            total = 0
             for d in range(mine, head_dim, WARP):
                 most = max(most, abs(load_f32(head + 4 * d)))
             most = warp_max(most)
@@ -376,35 +366,31 @@ def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
     normalise, shorten = _preparing(head_dim, group, type_k)
     search = _searching(head_dim)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, means, extents, mask, work, n_row, heads_per_kv,
-        n_head_kv, room, top, n_chunk, block, n_sink, n_local, mask_block, q_stride, n_near,
-        scale_f,
-    ):  # fmt: skip
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         shared = shared_address(cuda.shared.array(0, uint8))
-        n_sample = (mask_block + q_stride - 1) // q_stride
-        work_size = 4 * row_work(head_dim, group, n_sample, n_chunk, n_near)
-        apart, n_mean = 4 * head_dim * n_row * group, level_start(room, top + 1)
-        for item in range(tid, (n_tok + mask_block - 1) // mask_block * n_row, n_thread):
-            r, first = item % n_row, item // n_row * mask_block
-            h, n_query = r * group // heads_per_kv, min(n_tok - first, mask_block)
-            n_query = (n_query + q_stride - 1) // q_stride
-            queries = q + apart * first + 4 * head_dim * group * r, n_query, apart * q_stride
-            words = (work + work_size * item + 15) // 16 * 16
+        n_sample = (a.mask_block + a.q_stride - 1) // a.q_stride
+        work_size = 4 * row_work(head_dim, group, n_sample, a.n_chunk, a.n_near)
+        apart, n_mean = 4 * head_dim * a.n_row * group, level_start(a.room, a.top + 1)
+        for item in range(tid, (n_tok + a.mask_block - 1) // a.mask_block * a.n_row, n_thread):
+            r, first = item % a.n_row, item // a.n_row * a.mask_block
+            h, n_query = r * group // a.heads_per_kv, min(n_tok - first, a.mask_block)
+            n_query = (n_query + a.q_stride - 1) // a.q_stride
+            queries = a.q + apart * first + 4 * head_dim * group * r, n_query, apart * a.q_stride
+            words = (a.work + work_size * item + 15) // 16 * 16
             numbers = words + head_dim * ((n_query * group + QUAD - 1) // QUAD * QUAD)
             lists = numbers + 12 * n_query * group
-            searched = max(0, pos + first + 1 - n_local) // block
-            sinks = min(n_sink, searched) * block
-            ends = sinks, searched * block, sinks + pos + first + 1 - searched * block
-            near = (k_pages, k_table, n_head_kv, h), ends
-            factor = scale_f * float32(LOG2_E)
+            searched = max(0, pos + first + 1 - a.n_local) // a.block
+            sinks = min(a.n_sink, searched) * a.block
+            ends = sinks, searched * a.block, sinks + pos + first + 1 - searched * a.block
+            near = (a.k_pages, a.k_table, a.n_head_kv, h), ends
+            factor = a.scale * float32(LOG2_E)
             normalise(shared, numbers, queries, near, factor)
             shorten(numbers, words, queries, factor)
-            own = means + head_dim * n_mean * h, extents + 8 * n_mean * h
+            own = a.means + head_dim * n_mean * h, a.extents + 8 * n_mean * h
             heads = numbers, words, n_query * group
-            sizes = searched, n_chunk, n_sink, room
-            search(lists, heads, own, sizes, mask + 4 * (1 + n_chunk) * item)
+            sizes = searched, a.n_chunk, a.n_sink, a.room
+            search(lists, heads, own, sizes, a.mask + 4 * (1 + a.n_chunk) * item)
             sync_block()  # before the next row's lists overwrite what is read here
 
     return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * group)]

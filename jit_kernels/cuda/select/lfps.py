@@ -75,15 +75,15 @@ SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 70
 def lfps_keep(head_dim: int) -> list[Launch]:
     """Kernel of LFPS_KEEP: threads share the numbers of all queries that are kept."""
 
-    def kernel(tid, n_thread, step, q, past, past_pos, n_head, n_past):
-        n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
-        n, first = n_head * head_dim, max(0, n_tok - n_past)
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n, first = a.n_head * head_dim, max(0, n_tok - a.n_past)
         for item in range(tid * THREADS + thread(), (n_tok - first) * n, n_thread * THREADS):
             t, i = first + quotient(item, n), remainder(item, n)
-            slot = remainder(pos + t, n_past)
-            store_f32(past + 4 * (n * slot + i), load_f32(q + 4 * (n * t + i)))
+            slot = remainder(pos + t, a.n_past)
+            store_f32(a.past + 4 * (n * slot + i), load_f32(a.q + 4 * (n * t + i)))
             if i == 0:
-                store_i64(past_pos + 8 * slot, pos + t)
+                store_i64(a.past_pos + 8 * slot, pos + t)
 
     return [Launch(kernel)]
 
@@ -94,28 +94,30 @@ def _all_sparse(head_dim: int, group: int) -> Any:
     (_, with_halves), global_logit = products_of(head_dim), global_logit_of(head_dim)
 
     @device
-    def all_sparse(queries, spread, mean_key, pages, span, epsilon, scale, logits, products, sums):
+    def all_sparse(a, first, h, n_kv, logits, products, sums):
         # All weights are relative to exp(w_global): only the sums can overflow, to infinity.
-        (k_pages, k_table, n_head_kv, h), (n_sink, n_kv) = pages, span
+        queries, mean_key = a.q + 4 * head_dim * first, a.means + 8 * head_dim * h
         for g in range(warp(), group, WARPS):
-            ratio = load_f64(spread + 8 * g)
-            logit = global_logit(queries + 4 * head_dim * g, mean_key, ratio, n_kv, scale)
+            ratio = load_f64(a.spread + 8 * (first + g))
+            logit = global_logit(queries + 4 * head_dim * g, mean_key, ratio, n_kv, a.scale)
             if lane() == 0:
                 logits[g] = logit
         for i in range(lane(), 2 * group, WARP):
             sums[warp(), i] = 0.0
         sync_block()
-        near = max(n_sink, n_kv - N_NEAR) - n_sink  # from the end of the sinks to the nearest keys
+        near = (
+            max(a.n_sink, n_kv - N_NEAR) - a.n_sink
+        )  # from the end of the sinks to the nearest keys
         for i in range(warp(), n_kv - near, WARPS):
-            j = i if i < n_sink else i + near
-            key = k_pages + 2 * head_dim * key_row(k_table, n_head_kv, h, j)
+            j = i if i < a.n_sink else i + near
+            key = a.k_pages + 2 * head_dim * key_row(a.k_table, a.n_head_kv, h, j)
             for g in range(group):
-                x = with_halves(queries + 4 * head_dim * g, key) * scale
+                x = with_halves(queries + 4 * head_dim * g, key) * a.scale
                 if lane() == 0:
                     products[warp(), g] = x
             cuda.syncwarp()
             for g in range(lane(), group, WARP):
-                at = g if i < n_sink else group + g
+                at = g if i < a.n_sink else group + g
                 sums[warp(), at] += math.exp(float64(products[warp(), g]) - logits[g])
             cuda.syncwarp()
         sync_block()
@@ -124,7 +126,7 @@ def _all_sparse(head_dim: int, group: int) -> Any:
             sinks, others = 0.0, 1.0
             for w in range(WARPS):
                 sinks, others = sinks + sums[w, g], others + sums[w, group + g]
-            if not sinks > float64(epsilon) * (sinks + others):
+            if not sinks > float64(a.epsilon) * (sinks + others):
                 sparse = False
         sync_block()  # before the next row's sums overwrite what is read here
         return sparse
@@ -319,7 +321,7 @@ def _averaging(group: int) -> Any:
 
 
 def _choosing(group: int) -> Any:
-    """The function choose(row, stride, n, limit, factor, lists, tops, shares) -> (how many, sum).
+    """The function choose(a, row, n, limit, lists, tops, shares) -> (how many, sum).
 
     lists: the n candidates, where the best `limit` of them go, and scratch: the spans' maxima and
     sums, then numbers of candidates, then the weights of those that are kept: the mean of the
@@ -328,10 +330,10 @@ def _choosing(group: int) -> Any:
     average = _averaging(group)
 
     @device
-    def choose(row, stride, n, limit, factor, lists, tops, shares):
-        listed, found, kept = lists
+    def choose(a, row, n, limit, lists, tops, shares):
+        (listed, found, kept), factor = lists, a.scale * float32(LOG2_E)
         if group > 1:
-            average(row, stride, n, factor, kept, tops, shares)
+            average(row, 4 * a.capacity, n, factor, kept, tops, shares)
             sync_block()
         if n > limit:
             write_best(row, 0, n, limit, kept)
@@ -380,16 +382,19 @@ def gain(sums, at, bits, n_word, levels, i, by):
 
 
 @device
-def learn(tables, bits, n_word, middle, shift, gains, state, a, parts):
+def learn(a, r, middle, shift, gains, parts):
     """Add (w - 1 / (2 n)) / scale to the entries of n kept positions (Eq. 10); renew their bits.
 
     gains: addresses of positions and of weights, how many, 1 over the sum of the weights, scale.
     Returns the scale from now on.
     """
-    (ver, sla), (found, weights, n, factor, scale) = tables, gains
+    found, weights, n, factor, scale = gains
+    ver, sla = a.ver + 4 * a.capacity * r, a.sla + 4 * a.capacity * r
+    state, n_word = a.stats + STATS * r, a.capacity // 64 + 1
+    bits = a.bits + 32 * n_word * r
     n_middle, by_dist = middle[1] - middle[0], bits + 16 * n_word
-    for_ver = mean_and_bar(state + LFPS_STATS.ver, n_middle, a)
-    for_sla = mean_and_bar(state + LFPS_STATS.sla, n_middle, a)
+    for_ver = mean_and_bar(state + LFPS_STATS.ver, n_middle, a.a)
+    for_sla = mean_and_bar(state + LFPS_STATS.sla, n_middle, a.a)
     one, other = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)
     for i in range(thread(), n, THREADS):
         j = load_i32(found + 4 * i)
@@ -416,40 +421,34 @@ def learn(tables, bits, n_word, middle, shift, gains, state, a, parts):
 
 def _gating(head_dim: int, heads: int, group: int) -> Any:
     """The kernel that says which rows are bypassed, and makes its part of the others' bits anew."""
-    all_sparse, size, n_sum = _all_sparse(head_dim, group), 4 * head_dim, 2 * group
+    all_sparse, n_sum = _all_sparse(head_dim, group), 2 * group
 
-    def gate(
-        tid, n_thread, step, q, k_pages, k_table, ver, sla, bits, stats, spread, meta, means,
-        scores, order, sets, counts, n_head_kv, capacity, set_capacity, n_sink, n_local, bypass,
-        period, a_f, budget_f, epsilon_f, decay_f, scale_f,
-    ):  # fmt: skip
+    def gate(tid, n_thread, a):
         logits = cuda.shared.array(group, float64)
         products = cuda.shared.array((WARPS, group), float32)
         sums = cuda.shared.array((WARPS, n_sum), float64)
-        n_kv, n_row = load_i64(step + STEP.pos) + 1, heads // group * n_head_kv
-        low, high, n_word = n_sink, max(n_sink, n_kv - n_local), capacity // 64 + 1
-        n_part, shift = max(1, n_thread // n_row), slash_shift(capacity, n_kv - 1)
-        turn = (n_kv - 1) % period
+        n_kv, n_row = load_i64(a.step + STEP.pos) + 1, heads // group * a.n_head_kv
+        low, high, n_word = a.n_sink, max(a.n_sink, n_kv - a.n_local), a.capacity // 64 + 1
+        n_part, shift = max(1, n_thread // n_row), slash_shift(a.capacity, n_kv - 1)
+        turn = (n_kv - 1) % a.period
         for item in range(tid, n_row * n_part, n_thread):
             r, part, sparse = quotient(item, n_part), remainder(item, n_part), False
-            h, first, state = r * group // heads, group * r, stats + STATS * r
-            if bypass != 0 and high > low:
-                sparse = all_sparse(
-                    q + size * first, spread + 8 * first, means + 2 * size * h,
-                    (k_pages, k_table, n_head_kv, h), (n_sink, n_kv), epsilon_f, scale_f, logits,
-                    products, sums,
-                )  # fmt: skip
+            h, first, state = r * group // heads, group * r, a.stats + STATS * r
+            if a.bypass != 0 and high > low:
+                sparse = all_sparse(a, first, h, n_kv, logits, products, sums)
             if part == 0 and thread() == 0:
-                note(meta + META * r, n_kv, sparse, (high > low, bypass, n_sink))
+                note(a.meta + META * r, n_kv, sparse, (high > low, a.bypass, a.n_sink))
             if sparse or high <= low:
                 continue
-            words, worker = bits + 32 * n_word * r, (WARPS * part + warp(), WARPS * n_part)
-            levels = mean_and_bar(state + LFPS_STATS.ver, high - low, a_f)
-            part_of = slice_of(low // 64, (high + 63) // 64, turn, period)
-            compare(ver + 4 * capacity * r, words, n_word, levels, part_of, worker)
-            levels = mean_and_bar(state + LFPS_STATS.sla, high - low, a_f)
-            part_of = slice_of((low + shift) // 64, (high + shift + 63) // 64, turn, period)
-            compare(sla + 4 * capacity * r, words + 16 * n_word, n_word, levels, part_of, worker)
+            words, worker = a.bits + 32 * n_word * r, (WARPS * part + warp(), WARPS * n_part)
+            levels = mean_and_bar(state + LFPS_STATS.ver, high - low, a.a)
+            part_of = slice_of(low // 64, (high + 63) // 64, turn, a.period)
+            compare(a.ver + 4 * a.capacity * r, words, n_word, levels, part_of, worker)
+            levels = mean_and_bar(state + LFPS_STATS.sla, high - low, a.a)
+            part_of = slice_of((low + shift) // 64, (high + shift + 63) // 64, turn, a.period)
+            compare(
+                a.sla + 4 * a.capacity * r, words + 16 * n_word, n_word, levels, part_of, worker
+            )
 
     return gate
 
@@ -466,38 +465,34 @@ def _scoring(head_dim: int, heads: int, group: int) -> Any:
 
     stage = staging(head_dim, group, key_at)
 
-    def score(
-        tid, n_thread, step, q, k_pages, k_table, ver, sla, bits, stats, spread, meta, means,
-        scores, order, sets, counts, n_head_kv, capacity, set_capacity, n_sink, n_local, bypass,
-        period, a_f, budget_f, epsilon_f, decay_f, scale_f,
-    ):  # fmt: skip
+    def score(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        parts, n_row = cuda.shared.array(WARPS, int32), heads // group * n_head_kv
-        pos, n_word = load_i64(step + STEP.pos), capacity // 64 + 1
-        middle, shift = (n_sink, pos + 1 - n_local), slash_shift(capacity, pos)
+        parts, n_row = cuda.shared.array(WARPS, int32), heads // group * a.n_head_kv
+        pos, n_word = load_i64(a.step + STEP.pos), a.capacity // 64 + 1
+        middle, shift = (a.n_sink, pos + 1 - a.n_local), slash_shift(a.capacity, pos)
         n_part = max(1, n_thread // n_row)
         for item in range(tid, n_row * n_part, n_thread):
             r, part = quotient(item, n_part), remainder(item, n_part)
-            own = meta + META * r
-            if middle[1] <= n_sink or load_i64(own + LFPS_META.bypassed) != 0:
+            own = a.meta + META * r
+            if middle[1] <= a.n_sink or load_i64(own + LFPS_META.bypassed) != 0:
                 continue
-            listed, row = order + 8 * capacity * r, scores + 4 * capacity * group * r
+            listed, row = a.order + 8 * a.capacity * r, a.scores + 4 * a.capacity * group * r
             share = part, n_part
-            n = propose(bits + 32 * n_word * r, n_word, shift, middle, listed, share, parts)
+            n = propose(a.bits + 32 * n_word * r, n_word, shift, middle, listed, share, parts)
             sync_block()
-            keys = k_pages, k_table, n_head_kv, r * group // heads, listed, n
+            keys = a.k_pages, a.k_table, a.n_head_kv, r * group // heads, listed, n
             for start in range(SPAN * part, n, SPAN * n_part):
-                stage(shared, q + size * group * r, group, keys, start)
+                stage(shared, a.q + size * group * r, group, keys, start)
                 i = start + thread()
                 for g in range(group if i < n else 0):
                     x = load_shared(uint32(shared + ROW * g + 4 * thread()))
-                    store_f32(row + 4 * (capacity * g + i), x)
+                    store_f32(row + 4 * (a.capacity * g + i), x)
                 if group > 1:
-                    to = listed + 4 * capacity + 8 * group * (start // SPAN)
-                    summarise(shared, n - start, scale_f * float32(LOG2_E), to)
+                    to = listed + 4 * a.capacity + 8 * group * (start // SPAN)
+                    summarise(shared, n - start, a.scale * float32(LOG2_E), to)
                 sync_block()  # before the next products overwrite what is read here
             if part == 0 and thread() == 0:
-                store_i32(counts + 4 * r, n)
+                store_i32(a.counts + 4 * r, n)
                 store_i64(own + LFPS_META.n_scanned, load_i64(own + LFPS_META.n_scanned) + n)
 
     return score
@@ -507,37 +502,32 @@ def _settling(heads: int, group: int) -> Any:
     """The kernel that keeps the best candidates and learns from them; blocks take rows in turn."""
     choose = _choosing(group)
 
-    def settle(
-        tid, n_thread, step, q, k_pages, k_table, ver, sla, bits, stats, spread, meta, means,
-        scores, order, sets, counts, n_head_kv, capacity, set_capacity, n_sink, n_local, bypass,
-        period, a_f, budget_f, epsilon_f, decay_f, scale_f,
-    ):  # fmt: skip
+    def settle(tid, n_thread, a):
         parts = cuda.shared.array((8, THREADS), float64)
         tops = cuda.shared.array(group, float32)
         shares = cuda.shared.array(group, float32)
-        n_kv, n_word = load_i64(step + STEP.pos) + 1, capacity // 64 + 1
-        low, high = n_sink, max(n_sink, n_kv - n_local)
-        limit, shift = max(1, int(float64(budget_f) * n_kv)), slash_shift(capacity, n_kv - 1)
-        for r in range(tid, heads // group * n_head_kv, n_thread):
-            out, listed = sets + 4 * set_capacity * r, order + 8 * capacity * r
-            n, state, row = min(n_sink, n_kv), stats + STATS * r, scores + 4 * capacity * group * r
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        low, high = a.n_sink, max(a.n_sink, n_kv - a.n_local)
+        limit, shift = max(1, int(float64(a.budget) * n_kv)), slash_shift(a.capacity, n_kv - 1)
+        for r in range(tid, heads // group * a.n_head_kv, n_thread):
+            out, listed = a.sets + 4 * a.set_capacity * r, a.order + 8 * a.capacity * r
+            n = min(a.n_sink, n_kv)
+            state = a.stats + STATS * r
+            row = a.scores + 4 * a.capacity * group * r
             write_range(out, 0, n)
-            if high > low and load_i64(meta + META * r + LFPS_META.bypassed) == 0:
-                kept, found = listed + 4 * capacity, out + 4 * n
-                lists, factor = (listed, found, kept), scale_f * float32(LOG2_E)
-                count = load_i32(counts + 4 * r)
-                count, total = choose(row, 4 * capacity, count, limit, factor, lists, tops, shares)
-                n, scale = n + count, load_f64(state + LFPS_STATS.scale) * float64(decay_f)
+            if high > low and load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
+                kept, found = listed + 4 * a.capacity, out + 4 * n
+                lists, count = (listed, found, kept), load_i32(a.counts + 4 * r)
+                count, total = choose(a, row, count, limit, lists, tops, shares)
+                n, scale = n + count, load_f64(state + LFPS_STATS.scale) * float64(a.decay)
                 gains = found, kept, count, float32(1) / total, scale
-                tables = ver + 4 * capacity * r, sla + 4 * capacity * r
-                words, middle = bits + 32 * n_word * r, (low, high)
-                scale = learn(tables, words, n_word, middle, shift, gains, state, a_f, parts)
+                scale = learn(a, r, (low, high), shift, gains, parts)
                 if thread() == 0:
                     store_f64(state + LFPS_STATS.scale, scale)
             write_range(out + 4 * n, high, n_kv)
             sync_block()  # all have read the count
             if thread() == 0:
-                store_i32(counts + 4 * r, n + max(0, n_kv - high))
+                store_i32(a.counts + 4 * r, n + max(0, n_kv - high))
 
     return settle
 
@@ -574,24 +564,21 @@ def lfps_bypass(head_dim: int, heads: int, group: int) -> list[Launch]:
             total += weights[w]
         return total
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, spread, meta, means, sets, counts, out,
-        n_head_kv, set_capacity, bypass, scale_f,
-    ):  # fmt: skip
-        weights, n_kv = cuda.shared.array(WARPS, float64), load_i64(step + STEP.pos) + 1
-        for head in range(tid, heads * n_head_kv, n_thread):
+    def kernel(tid, n_thread, a):
+        weights, n_kv = cuda.shared.array(WARPS, float64), load_i64(a.step + STEP.pos) + 1
+        for head in range(tid, heads * a.n_head_kv, n_thread):
             r, h, share = head // group, head // heads, float32(1)  # of the mean value
-            if load_i64(meta + META * r + LFPS_META.bypassed) == 0:
+            if load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
                 continue
-            query, mean_key = q + 4 * head_dim * head, means + 8 * head_dim * h
-            if bypass != 2:
-                logit = global_logit(query, mean_key, load_f64(spread + 8 * head), n_kv, scale_f)
-                kept, n = sets + 4 * set_capacity * r, load_i32(counts + 4 * r)
-                pages = k_pages, k_table, n_head_kv, h
-                total = kept_weight(query, pages, kept, n, logit, scale_f, weights)
+            query, mean_key = a.q + 4 * head_dim * head, a.means + 8 * head_dim * h
+            if a.bypass != 2:
+                logit = global_logit(query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale)
+                kept, n = a.sets + 4 * a.set_capacity * r, load_i32(a.counts + 4 * r)
+                pages = a.k_pages, a.k_table, a.n_head_kv, h
+                total = kept_weight(query, pages, kept, n, logit, a.scale, weights)
                 share = float32(1.0 / (1.0 + total))
             for d in range(thread(), head_dim, THREADS):
-                at, mean = out + 4 * (head_dim * head + d), mean_key + 4 * (head_dim + d)
+                at, mean = a.out + 4 * (head_dim * head + d), mean_key + 4 * (head_dim + d)
                 x = load_f32(at)
                 store_f32(at, x + share * (load_f32(mean) - x))
 

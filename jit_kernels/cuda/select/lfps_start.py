@@ -165,28 +165,24 @@ def _dividing(head_dim: int, heads: int, rows_per_kv: int) -> Any:
     """The kernel that finds what weights are divided by; blocks take queries of heads in turn."""
     weigh, size = _weighing(head_dim, staging(head_dim, 1, _key_reader(head_dim))), 4 * head_dim
 
-    def divide(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, past, past_pos, ver, sla, bits,
-        stats, spread, meta, means, scores, n_head_kv, capacity, n_past, n_sink, n_local, a_f,
-        decay_f, scale_f,
-    ):  # fmt: skip
+    def divide(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
         parts = cuda.shared.array((2, THREADS), float64)
-        pos, n_float = load_i64(step + STEP.pos), size * heads * n_head_kv
-        middle = pos, n_sink, n_local
-        h = next_due(meta, 0, n_head_kv, rows_per_kv, middle)
-        while h < n_head_kv:
-            n_query = n_kept(past_pos, n_past, n_sink, pos, n_local)
+        pos, n_float = load_i64(a.step + STEP.pos), size * heads * a.n_head_kv
+        middle = pos, a.n_sink, a.n_local
+        h = next_due(a.meta, 0, a.n_head_kv, rows_per_kv, middle)
+        while h < a.n_head_kv:
+            n_query = n_kept(a.past_pos, a.n_past, a.n_sink, pos, a.n_local)
             for item in range(tid, heads * max(1, n_query), n_thread):
                 i, head = item // heads, heads * h + item % heads
-                queries, p = query_at(q, past, n_past, n_float, i, n_query, pos)
-                keys = k_pages, k_table, n_head_kv, h, n_sink, p + 1 - n_local
-                log_sum, ratio = weigh(shared, queries + size * head, keys, scale_f, parts)
+                queries, p = query_at(a.q, a.past, a.n_past, n_float, i, n_query, pos)
+                keys = a.k_pages, a.k_table, a.n_head_kv, h, a.n_sink, p + 1 - a.n_local
+                log_sum, ratio = weigh(shared, queries + size * head, keys, a.scale, parts)
                 if thread() == 0:
-                    store_f32(scores + 4 * (capacity * head + i), log_sum)
+                    store_f32(a.scores + 4 * (a.capacity * head + i), log_sum)
                     if i == 0:
-                        store_f64(spread + 8 * head, ratio)
-            h = next_due(meta, h + 1, n_head_kv, rows_per_kv, middle)
+                        store_f64(a.spread + 8 * head, ratio)
+            h = next_due(a.meta, h + 1, a.n_head_kv, rows_per_kv, middle)
 
     return divide
 
@@ -218,27 +214,25 @@ def _filling(head_dim: int, heads: int, group: int) -> Any:
             sync_block()  # before the next products overwrite what is read here
         return total
 
-    def fill(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, past, past_pos, ver, sla, bits,
-        stats, spread, meta, means, scores, n_head_kv, capacity, n_past, n_sink, n_local, a_f,
-        decay_f, scale_f,
-    ):  # fmt: skip
-        shared, pos = shared_address(cuda.shared.array(0, uint8)), load_i64(step + STEP.pos)
-        n_span, sums = (capacity + SPAN - 1) // SPAN, (scores, capacity, n_sink, n_local, scale_f)
-        middle = pos, n_sink, n_local
-        h = next_due(meta, 0, n_head_kv, rows_per_kv, middle)
-        while h < n_head_kv:
-            n_query = n_kept(past_pos, n_past, n_sink, pos, n_local)
-            given, pages = (q, past, n_past, n_query, pos), (k_pages, k_table, n_head_kv, h)
-            share = float32(1) / (float32(2 * max(1, n_query) * group) * (float32(1) - decay_f))
+    def fill(tid, n_thread, a):
+        shared, pos = shared_address(cuda.shared.array(0, uint8)), load_i64(a.step + STEP.pos)
+        n_span = (a.capacity + SPAN - 1) // SPAN
+        sums = (a.scores, a.capacity, a.n_sink, a.n_local, a.scale)
+        middle = pos, a.n_sink, a.n_local
+        h = next_due(a.meta, 0, a.n_head_kv, rows_per_kv, middle)
+        while h < a.n_head_kv:
+            n_query = n_kept(a.past_pos, a.n_past, a.n_sink, pos, a.n_local)
+            given = (a.q, a.past, a.n_past, n_query, pos)
+            pages = (a.k_pages, a.k_table, a.n_head_kv, h)
+            share = float32(1) / (float32(2 * max(1, n_query) * group) * (float32(1) - a.decay))
             for item in range(tid, 2 * rows_per_kv * n_span, n_thread):
                 row, slash = rows_per_kv * h + item // 2 // n_span, item % 2 == 1
                 start = item // 2 % n_span * SPAN
                 x = entry(shared, given, pages, row, sums, (start, slash)) * share
-                if start + thread() < capacity:
-                    table = sla if slash else ver
-                    store_f32(table + 4 * (capacity * row + start + thread()), x)
-            h = next_due(meta, h + 1, n_head_kv, rows_per_kv, middle)
+                if start + thread() < a.capacity:
+                    table = a.sla if slash else a.ver
+                    store_f32(table + 4 * (a.capacity * row + start + thread()), x)
+            h = next_due(a.meta, h + 1, a.n_head_kv, rows_per_kv, middle)
 
     return fill
 
@@ -248,40 +242,36 @@ def _finishing(head_dim: int, rows_per_kv: int) -> Any:
     average, size = _averaging(head_dim), 4 * head_dim
 
     @device
-    def finish_table(table, bits, state, capacity, middle, a, slash, parts):
+    def finish_table(a, table, bits, state, pos, slash, parts):
         """Sums and bits of a whole table."""
-        pos, low, n_local = middle
-        high, shift = pos + 1 - n_local, slash_shift(capacity, pos) if slash else 0
+        low, high = a.n_sink, pos + 1 - a.n_local
+        shift = slash_shift(a.capacity, pos) if slash else 0
         sums = state + (LFPS_STATS.sla if slash else LFPS_STATS.ver)
         rescale(table, sums, (low + shift, high + shift), float32(1), parts)
-        levels, n_word = mean_and_bar(sums, high - low, a), capacity // 64 + 1
+        levels, n_word = mean_and_bar(sums, high - low, a.a), a.capacity // 64 + 1
         compare(table, bits, n_word, levels, (0, n_word - 1), (warp(), WARPS))
         if thread() == 0:
             store_f64(state + LFPS_STATS.scale, 1.0)
 
-    def finish(
-        tid, n_thread, step, q, k_pages, v_pages, k_table, v_table, past, past_pos, ver, sla, bits,
-        stats, spread, meta, means, scores, n_head_kv, capacity, n_past, n_sink, n_local, a_f,
-        decay_f, scale_f,
-    ):  # fmt: skip
+    def finish(tid, n_thread, a):
         parts, n_table = cuda.shared.array((4, THREADS), float64), 2 * rows_per_kv
-        pos, n_word = load_i64(step + STEP.pos), capacity // 64 + 1
-        middle, span = (pos, n_sink, n_local), (n_sink, pos + 1 - n_local)
-        h = next_due(meta, 0, n_head_kv, rows_per_kv, middle)
-        while h < n_head_kv:
+        pos, n_word = load_i64(a.step + STEP.pos), a.capacity // 64 + 1
+        middle, span = (pos, a.n_sink, a.n_local), (a.n_sink, pos + 1 - a.n_local)
+        h = next_due(a.meta, 0, a.n_head_kv, rows_per_kv, middle)
+        while h < a.n_head_kv:
             for item in range(tid, n_table + 2 * (head_dim // SLICE), n_thread):
-                odd, pages = item % 2 == 1, v_pages if item % 2 == 1 else k_pages
+                odd, pages = item % 2 == 1, a.v_pages if item % 2 == 1 else a.k_pages
                 if item < n_table:
                     row = rows_per_kv * h + item // 2
-                    table = (sla if odd else ver) + 4 * capacity * row
-                    words = bits + 16 * n_word * (2 * row + item % 2)
-                    state = stats + STATS * row
-                    finish_table(table, words, state, capacity, middle, a_f, odd, parts)
+                    table = (a.sla if odd else a.ver) + 4 * a.capacity * row
+                    words = a.bits + 16 * n_word * (2 * row + item % 2)
+                    state = a.stats + STATS * row
+                    finish_table(a, table, words, state, pos, odd, parts)
                 else:
-                    keys = pages, v_table if odd else k_table, n_head_kv, h
-                    mean = means + size * (2 * h + item % 2)
+                    keys = pages, a.v_table if odd else a.k_table, a.n_head_kv, h
+                    mean = a.means + size * (2 * h + item % 2)
                     average(keys, span, (item - n_table) // 2 * SLICE, mean, parts)
-            h = next_due(meta, h + 1, n_head_kv, rows_per_kv, middle)
+            h = next_due(a.meta, h + 1, a.n_head_kv, rows_per_kv, middle)
 
     return finish
 

@@ -35,22 +35,20 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
         k_pages, k_table, n_head_kv, h = keys
         return k_pages + size * key_row(k_table, n_head_kv, h, j)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, bounds, filled, parts, n_head, n_head_kv, n_page,
-        page,
-    ):  # fmt: skip
-        pos = load_i64(step + STEP.pos)
-        for i in range(tid * THREADS + thread(), n_head * head_dim, n_thread * THREADS):
-            x, to = load_f32(q + 4 * i), parts + 4 * (i + i // head_dim * head_dim)
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        for i in range(tid * THREADS + thread(), a.n_head * head_dim, n_thread * THREADS):
+            x, to = load_f32(a.q + 4 * i), a.parts + 4 * (i + i // head_dim * head_dim)
             store_f32(to, max(x, float32(0)))
             store_f32(to + 4 * head_dim, min(x, float32(0)))
         # The page that was last is made anew: it may have grown, or lost positions to others.
-        first = min(load_i64(filled), pos) // page
-        n_new = pos // page + 1 - first
-        for item in range(tid * WARPS + warp(), n_new * n_head_kv, n_thread * WARPS):
-            h, p = item % n_head_kv, first + item // n_head_kv
-            keys, to = (k_pages, k_table, n_head_kv, h), bounds + 4 * head_dim * (n_page * h + p)
-            low, high = p * page, min(pos + 1, (p + 1) * page)
+        first = min(load_i64(a.filled), pos) // a.page
+        n_new = pos // a.page + 1 - first
+        for item in range(tid * WARPS + warp(), n_new * a.n_head_kv, n_thread * WARPS):
+            h, p = item % a.n_head_kv, first + item // a.n_head_kv
+            keys = (a.k_pages, a.k_table, a.n_head_kv, h)
+            to = a.bounds + 4 * head_dim * (a.n_page * h + p)
+            low, high = p * a.page, min(pos + 1, (p + 1) * a.page)
             for d in range(lane(), head_dim, WARP):
                 top = read(key_at(keys, low), d)
                 bottom = top
@@ -77,19 +75,19 @@ def quest_score(head_dim: int, heads: int, group: int) -> list[Launch]:
 
     stage, best_of = staging(2 * head_dim, heads, bounds_at), joined(group)
 
-    def kernel(tid, n_thread, step, parts, bounds, filled, scores, n_head_kv, n_page, page):
-        pos, shared = load_i64(step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
-        n = pos // page + 1
-        for item in range(tid, (n + SPAN - 1) // SPAN * n_head_kv, n_thread):
-            h, start = item % n_head_kv, item // n_head_kv * SPAN
-            own = bounds + 4 * head_dim * n_page * h, n
-            stage(shared, parts + 8 * head_dim * heads * h, heads, own, start)
+    def kernel(tid, n_thread, a):
+        pos, shared = load_i64(a.step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
+        n = pos // a.page + 1
+        for item in range(tid, (n + SPAN - 1) // SPAN * a.n_head_kv, n_thread):
+            h, start = item % a.n_head_kv, item // a.n_head_kv * SPAN
+            own = a.bounds + 4 * head_dim * a.n_page * h, n
+            stage(shared, a.parts + 8 * head_dim * heads * h, heads, own, start)
             if start + thread() < n:
                 for r in range(0, heads, group):
-                    to = scores + 4 * (n_page * (heads * h + r) + start + thread())
+                    to = a.scores + 4 * (a.n_page * (heads * h + r) + start + thread())
                     store_f32(to, best_of(shared, r))
             sync_block()  # before the next span's products overwrite what is read here
         if tid == 0 and thread() == 0:
-            store_i64(filled, pos + 1)
+            store_i64(a.filled, pos + 1)
 
     return [Launch(kernel, shared=ROW * heads)]

@@ -82,26 +82,25 @@ def tactic_seed(head_dim: int) -> list[Launch]:
         if lane() == 0:
             store_f32(norm, -total / float32(2))
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, n_head_kv, n_slot,
-        n_segment, segment, per_cluster, n_sink, seed,
-    ):  # fmt: skip
-        begin = first_segment(extent, segment, n_sink)
-        first_item = begin * n_head_kv + tid + n_thread * warp()
-        for item in range(first_item, n_segment * n_head_kv, n_thread * WARPS):
-            h, s = item % n_head_kv, item // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+    def kernel(tid, n_thread, a):
+        begin = first_segment(a.extent, a.segment, a.n_sink)
+        first_item = begin * a.n_head_kv + tid + n_thread * warp()
+        for item in range(first_item, a.n_segment * a.n_head_kv, n_thread * WARPS):
+            h, s = item % a.n_head_kv, item // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
             if lane() == 0:
-                store_i64(moving + 8 * (n_segment * h + s), 1)
+                store_i64(a.moving + 8 * (a.n_segment * h + s), 1)
             # Knuth's Algorithm S: each set of n_cluster positions is equally likely.
-            state, taken = (seed * n_head_kv + h) * 1000003 + s, 0
+            state, taken = (a.seed * a.n_head_kv + h) * 1000003 + s, 0
             for j in range(first, end):
                 state = state * 6364136223846793005 + 1442695040888963407
                 if ((state >> 33) & 0x7FFFFFFF) * (end - j) >> 31 < n_cluster - taken:
-                    at = n_slot * h + cluster + taken
-                    key = k_pages + 2 * head_dim * key_row(k_table, n_head_kv, h, j)
-                    mean = means + 2 * head_dim * at
-                    place(centroids + 4 * head_dim * at, mean, norms + 4 * at, key)
+                    at = a.n_slot * h + cluster + taken
+                    key = a.k_pages + 2 * head_dim * key_row(a.k_table, a.n_head_kv, h, j)
+                    mean = a.means + 2 * head_dim * at
+                    place(a.centroids + 4 * head_dim * at, mean, a.norms + 4 * at, key)
                     taken += 1
 
     return [Launch(kernel)]
@@ -121,31 +120,30 @@ def tactic_assign(head_dim: int) -> list[Launch]:
 
     stage = staging(head_dim, CENTROIDS, key_at)
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, norms, moving, labels, panels,
-        n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        begin, n_span = first_segment(extent, segment, n_sink), (segment + SPAN - 1) // SPAN
-        for item in range(tid, (n_segment - begin) * n_head_kv * n_span, n_thread):
-            h, s = item // n_span % n_head_kv, begin + item // n_span // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
+        begin, n_span = first_segment(a.extent, a.segment, a.n_sink), (a.segment + SPAN - 1) // SPAN
+        for item in range(tid, (a.n_segment - begin) * a.n_head_kv * n_span, n_thread):
+            h, s = item // n_span % a.n_head_kv, begin + item // n_span // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
             start = first + item % n_span * SPAN
-            if start >= end or load_i64(moving + 8 * (n_segment * h + s)) == 0:
+            if start >= end or load_i64(a.moving + 8 * (a.n_segment * h + s)) == 0:
                 continue
             best, label = float32(LOWEST), 0
             for c in range(0, n_cluster, CENTROIDS):
-                n, at = min(CENTROIDS, n_cluster - c), n_slot * h + cluster + c
-                keys = k_pages, k_table, n_head_kv, h, end
-                stage(shared, centroids + 4 * head_dim * at, n, keys, start)
+                n, at = min(CENTROIDS, n_cluster - c), a.n_slot * h + cluster + c
+                keys = a.k_pages, a.k_table, a.n_head_kv, h, end
+                stage(shared, a.centroids + 4 * head_dim * at, n, keys, start)
                 for i in range(n):
                     x = load_shared(uint32(shared + ROW * i + 4 * thread()))
-                    x += load_f32(norms + 4 * (at + i))
+                    x += load_f32(a.norms + 4 * (at + i))
                     if x > best:
                         best, label = x, cluster + c + i
                 sync_block()  # before the next products overwrite what is read here
             if start + thread() < end and n_cluster > 0:
-                store_i32(labels + 4 * (capacity * h + start + thread()), label)
+                store_i32(a.labels + 4 * (a.capacity * h + start + thread()), label)
 
     return [Launch(kernel, shared=ROW * CENTROIDS)]
 
@@ -210,38 +208,37 @@ def tactic_mean(head_dim: int) -> list[Launch]:
                 store_i32(starts + 4 * c, before + ahead)
             before += total
 
-    def kernel(
-        tid, n_thread, k_pages, k_table, extent, centroids, means, norms, moving, labels, starts,
-        order, cursor, n_head_kv, n_slot, n_segment, segment, per_cluster, capacity, n_sink,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         parts, changed = cuda.shared.array(WARPS, int32), cuda.shared.array(1, int32)
-        begin = first_segment(extent, segment, n_sink)
-        for item in range(begin * n_head_kv + tid, n_segment * n_head_kv, n_thread):
-            h, s = item % n_head_kv, item // n_head_kv
-            first, end, cluster, n_cluster = segment_at(extent, s, segment, per_cluster, n_sink)
-            moves, last = moving + 8 * (n_segment * h + s), cluster + n_cluster
+        begin = first_segment(a.extent, a.segment, a.n_sink)
+        for item in range(begin * a.n_head_kv + tid, a.n_segment * a.n_head_kv, n_thread):
+            h, s = item % a.n_head_kv, item // a.n_head_kv
+            first, end, cluster, n_cluster = segment_at(
+                a.extent, s, a.segment, a.per_cluster, a.n_sink
+            )
+            moves, last = a.moving + 8 * (a.n_segment * h + s), cluster + n_cluster
             if n_cluster == 0 or load_i64(moves) == 0:
                 continue
-            own, pages = labels + 4 * capacity * h, (k_pages, k_table, n_head_kv, h)
-            counts, head_starts = cursor + 4 * n_slot * h, starts + 4 * (n_slot + 1) * h
+            own, pages = a.labels + 4 * a.capacity * h, (a.k_pages, a.k_table, a.n_head_kv, h)
+            counts, head_starts = a.cursor + 4 * a.n_slot * h, a.starts + 4 * (a.n_slot + 1) * h
             for c in range(cluster + warp(), last, WARPS):
                 n = count_label(own, c, first, end)
                 if lane() == 0:
                     store_i32(counts + 4 * c, n)
             if thread() == 0:
                 changed[0] = 0
-                if last == load_i64(extent + 16):
-                    store_i32(head_starts + 4 * last, end - n_sink)
+                if last == load_i64(a.extent + 16):
+                    store_i32(head_starts + 4 * last, end - a.n_sink)
             sync_block()
-            place_clusters(head_starts, counts, (cluster, last, first - n_sink), parts)
+            place_clusters(head_starts, counts, (cluster, last, first - a.n_sink), parts)
             sync_block()
             for c in range(cluster + warp(), last, WARPS):
-                n, at = load_i32(counts + 4 * c), n_slot * h + c
-                out = order + 4 * (capacity * h + load_i32(head_starts + 4 * c))
+                n, at = load_i32(counts + 4 * c), a.n_slot * h + c
+                out = a.order + 4 * (a.capacity * h + load_i32(head_starts + 4 * c))
                 list_label(own, c, first, end, out)
                 cuda.syncwarp()
-                centroid, mean = centroids + 4 * head_dim * at, means + 2 * head_dim * at
-                if n > 0 and replace(centroid, mean, norms + 4 * at, (out, n), pages):
+                centroid, mean = a.centroids + 4 * head_dim * at, a.means + 2 * head_dim * at
+                if n > 0 and replace(centroid, mean, a.norms + 4 * at, (out, n), pages):
                     changed[0] = 1
             sync_block()
             if thread() == 0:
@@ -261,15 +258,15 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
     stage = staging(head_dim, group, mean_at)
 
-    def kernel(tid, n_thread, q, extent, means, scores, n_head_kv, n_slot):
-        n, shared = load_i64(extent + 16), shared_address(cuda.shared.array(0, uint8))
-        for item in range(tid, (n + SPAN - 1) // SPAN * n_head_kv, n_thread):
-            h, start = item % n_head_kv, item // n_head_kv * SPAN
-            own, c = (means + 2 * head_dim * n_slot * h, n), start + thread()
-            stage(shared, q + 4 * head_dim * group * h, group, own, start)
+    def kernel(tid, n_thread, a):
+        n, shared = load_i64(a.extent + 16), shared_address(cuda.shared.array(0, uint8))
+        for item in range(tid, (n + SPAN - 1) // SPAN * a.n_head_kv, n_thread):
+            h, start = item % a.n_head_kv, item // a.n_head_kv * SPAN
+            own, c = (a.means + 2 * head_dim * a.n_slot * h, n), start + thread()
+            stage(shared, a.q + 4 * head_dim * group * h, group, own, start)
             for g in range(group if c < n else 0):
                 x = load_shared(uint32(shared + ROW * g + 4 * thread()))
-                store_f32(scores + 4 * (n_slot * (group * h + g) + c), x)
+                store_f32(a.scores + 4 * (a.n_slot * (group * h + g) + c), x)
             sync_block()  # before the next span's products overwrite what is read here
 
     return [Launch(kernel, shared=ROW * group)]
@@ -302,26 +299,23 @@ def tactic_mark(group: int) -> list[Launch]:
                     set_bit(row, load_i32(order + 4 * s))
             left -= total
 
-    def kernel(
-        tid, n_thread, extent, starts, order, rank, keep, marks, count, n_row, heads_per_kv, n_slot,
-        capacity,
-    ):  # fmt: skip
-        parts, n_word = cuda.shared.array(WARPS, int32), (load_i64(extent + 8) + 63) // 64
-        n_cluster = load_i64(extent + 16)
-        for r in range(tid, n_row, n_thread):
-            row, h, found = marks + capacity // 8 * r, r * group // heads_per_kv, 0
-            own = starts + 4 * (n_slot + 1) * h, order + 4 * capacity * h
+    def kernel(tid, n_thread, a):
+        parts, n_word = cuda.shared.array(WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
+        n_cluster = load_i64(a.extent + 16)
+        for r in range(tid, a.n_row, n_thread):
+            row, h, found = a.marks + a.capacity // 8 * r, r * group // a.heads_per_kv, 0
+            own = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
             clear_bits(row, 0, n_word)
             sync_block()
             for head in range(r * group, (r + 1) * group):
-                left, ranked = load_i32(keep + 4 * head), rank + 4 * n_slot * head
+                left, ranked = load_i32(a.keep + 4 * head), a.rank + 4 * a.n_slot * head
                 mark(row, own, ranked, left, n_cluster, parts)
             sync_block()
             for word in range(thread(), n_word, THREADS):
                 found += size_of(load_i64(row + 8 * word))
             _, total = block_before(int32(found), parts)
             if thread() == 0:
-                store_i32(count + 4 * r, total)
+                store_i32(a.count + 4 * r, total)
 
     return [Launch(kernel)]
 
@@ -329,22 +323,22 @@ def tactic_mark(group: int) -> list[Launch]:
 def tactic_select() -> list[Launch]:
     """Kernel of TACTIC_SELECT: blocks take rows in turn, after the sum of those before."""
 
-    def kernel(tid, n_thread, step, extent, marks, count, indptr, indices, n_row, capacity, n_sink):
-        parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(step + STEP.pos) + 1
-        first, n_word = min(n_sink, n_kv), (load_i64(extent + 8) + 63) // 64
-        end = min(n_kv, max(first, load_i64(extent + 8)))
+    def kernel(tid, n_thread, a):
+        parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(a.step + STEP.pos) + 1
+        first, n_word = min(a.n_sink, n_kv), (load_i64(a.extent + 8) + 63) // 64
+        end = min(n_kv, max(first, load_i64(a.extent + 8)))
         n_outside = first + n_kv - end
-        for r in range(tid, n_row, n_thread):
+        for r in range(tid, a.n_row, n_thread):
             begin = n_outside * r
             for i in range(r):
-                begin += load_i32(count + 4 * i)
-            at = indices + 4 * begin
+                begin += load_i32(a.count + 4 * i)
+            at = a.indices + 4 * begin
             write_range(at, 0, first)
-            n = write_bits(marks + capacity // 8 * r, 0, n_word, at + 4 * first, parts)
+            n = write_bits(a.marks + a.capacity // 8 * r, 0, n_word, at + 4 * first, parts)
             write_range(at + 4 * (first + n), end, n_kv)
             if thread() == 0:
-                store_i32(indptr + 4 * (r + 1), begin + n_outside + n)
+                store_i32(a.indptr + 4 * (r + 1), begin + n_outside + n)
                 if r == 0:
-                    store_i32(indptr, 0)
+                    store_i32(a.indptr, 0)
 
     return [Launch(kernel)]

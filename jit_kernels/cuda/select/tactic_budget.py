@@ -4,7 +4,7 @@ Sums are float64, of float32 weights.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, float64, int32, uint8, uint32
 
@@ -133,9 +133,21 @@ def sort_pass(keys, source, target, n, shift, counts, parts):
             sync_block()
 
 
+class Lists(NamedTuple):
+    """A head's scratch: addresses of lists."""
+
+    rows: Any  # of the listed keys
+    logits: Any  # of these
+    guesses: Any  # of clusters in the order of rank
+    sizes: Any
+    weights: Any  # running sums
+    at_samples: Any  # guesses of the clusters that samples are of
+
+
 @device
-def sort_clusters(scores, keys, other, rank, n, counts, parts, sums):
+def sort_clusters(scores, lists, rank, n, counts, parts, sums):
     """Cluster numbers by falling score in FINEST steps, ties by number, to rank."""
+    keys, other = lists.guesses, lists.sizes  # which are not written yet
     high = float32(largest_of(scores, n, sums))
     for i in range(thread(), n, THREADS):
         store_f32(keys + 4 * i, -load_f32(scores + 4 * i))
@@ -235,10 +247,10 @@ def first_above(weights, low, high, value):
 
 
 @device
-def draw(rows, pages, clusters, tables, first, tail, n_sample, at_guesses):
+def draw(rows, pages, clusters, lists, first, tail, n_sample):
     """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
     order, starts, rank, _, n_cluster = clusters
-    (guesses, _, weights), n = tables, thread()
+    weights, n = lists.weights, thread()
     if n < n_sample:
         point = (n + 0.5) / n_sample * tail
         i = first_above(weights, first, n_cluster, point)
@@ -249,7 +261,7 @@ def draw(rows, pages, clusters, tables, first, tail, n_sample, at_guesses):
         within = int((point - before) / weight * (high - low)) if weight > 0.0 else 0
         j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
         store_i32(rows + 4 * n, key_row(pages[1], pages[2], pages[3], j))
-        store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
+        store_f32(lists.at_samples + 4 * n, load_f32(lists.guesses + 4 * i))
     sync_block()
 
 
@@ -268,13 +280,13 @@ def weighing(head_dim: int, group: int) -> Any:
     stage = staging(head_dim, group, listed)
 
     @device
-    def weigh(shared, heads, k_pages, rows, n, logits, stride, scale):
+    def weigh(a, shared, heads, rows, n, logits, stride):
         sync_block()
         for start in range(0, n, SPAN):
-            stage(shared, heads, group, (k_pages, rows, n), start)
+            stage(shared, heads, group, (a.k_pages, rows, n), start)
             if start + thread() < n:
                 for g in range(group):
-                    x = load_shared(uint32(shared + ROW * g + 4 * thread())) * scale
+                    x = load_shared(uint32(shared + ROW * g + 4 * thread())) * a.scale
                     store_f32(logits + stride * g + 4 * (start + thread()), x)
             sync_block()  # before the next span's products overwrite what is read here
 
@@ -336,9 +348,25 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
     weigh = weighing(head_dim, 1)
 
     @device
-    def by_curve(shared, head, pages, clusters, lists, span, share, scale, sums, found):
-        (rows, logits), (n_sink, end, n_kv, n_first) = lists, span
-        n = end - n_sink
+    def head_of(a, r):
+        return a.q + 4 * head_dim * r
+
+    @device
+    def pages_of(a, r):
+        return a.k_pages, a.k_table, a.n_head_kv, r // a.heads_per_kv
+
+    @device
+    def span_of(a):
+        """End of the clusters; of the positions that count outside of them; first ones."""
+        end = load_i64(a.extent + 8)
+        n_kv = load_i64(a.step + STEP.pos) + 1 if a.counted != 0 else 0
+        return end, n_kv, max(20, int(a.first_share * (end - a.n_sink)))
+
+    @device
+    def by_curve(a, r, shared, clusters, lists, sums, found):
+        rows, logits, pages = lists.rows, lists.logits, pages_of(a, r)
+        end, n_kv, n_first = span_of(a)
+        n = end - a.n_sink
         n_first, (x_1, x_2, half) = min(n, n_first), windows_of(n)
         low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
         low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
@@ -347,12 +375,12 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         outside = list_ranked(at, pages, clusters, low_2, high_2)
         at = outside
         if n_kv > 0:
-            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
         n_all = (at - rows) // 4
-        weigh(shared, head, pages[0], rows, n_all, logits, 0, scale)
+        weigh(a, shared, head_of(a, r), rows, n_all, logits, 0)
         exponentiate(logits, n_all, float32(largest_of(logits, n_all, sums)))
         sizes = n_first, high_1 - low_1, high_2 - low_2, (at - outside) // 4
-        return curve_budget(logits, sizes, n, share, sums, found)
+        return curve_budget(logits, sizes, n, float64(a.share), sums, found)
 
     @device
     def guessed(of, i):
@@ -373,29 +401,29 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         return sums_before(x, sums)[1] / n
 
     @device
-    def by_samples(
-        shared, head, pages, clusters, lists, span, share, scale, sums, found, tables, sampling
-    ):
+    def by_samples(a, r, shared, clusters, lists, sums, found):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
-        (rows, logits), (n_sink, end, n_kv, n_first) = lists, span
-        (n_sample, margin, at_samples), (ends, n_cluster) = sampling, clusters[3:]
+        rows, logits, pages = lists.rows, lists.logits, pages_of(a, r)
+        (end, n_kv, n_first), (ends, n_cluster) = span_of(a), clusters[3:]
+        head, share = head_of(a, r), float64(a.share)
         last = first_at_least(ends, 0, n_cluster - 1, n_first)
         n_first = load_i32(ends + 4 * last)
         at = list_ranked(rows, pages, clusters, 0, n_first)
         if n_kv > 0:
-            at = list_span(list_span(at, pages, 0, n_sink), pages, end, n_kv)
+            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
         n_exact = (at - rows) // 4
-        weigh(shared, head, pages[0], rows, n_exact, logits, 0, scale)
-        top = max(float32(largest_of(logits, n_exact, sums)), load_f32(tables[0]))
+        weigh(a, shared, head, rows, n_exact, logits, 0)
+        top = max(float32(largest_of(logits, n_exact, sums)), load_f32(lists.guesses))
         exponentiate(logits, n_exact, top)
         outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
-        of, factor = (tables[0], tables[1], top), 0.0
-        tail = running_sums(of, tables[2], last + 1, n_cluster, sums)
+        of, factor = (lists.guesses, lists.sizes, top), 0.0
+        tail = running_sums(of, lists.weights, last + 1, n_cluster, sums)
         if tail > 0.0:
             to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
-            draw(drawn, pages, clusters, tables, last + 1, tail, n_sample, at_samples)
-            weigh(shared, head, pages[0], drawn, n_sample, to, 0, scale)
-            factor = mean_ratio(to, at_samples, n_sample, sums) * (1.0 + float64(margin))
+            draw(drawn, pages, clusters, lists, last + 1, tail, a.n_sample)
+            weigh(a, shared, head, drawn, a.n_sample, to, 0)
+            ratio = mean_ratio(to, lists.at_samples, a.n_sample, sums)
+            factor = ratio * (1.0 + float64(a.margin))
         need = share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need, sums, found)
         if k == 0:
@@ -403,7 +431,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
         i = first_at_least(ends, 0, n_cluster - 1, k)
         if reached < need and last < n_cluster - 1:
             more = (need - reached) / factor if factor > 0.0 else tail
-            i = first_above(tables[2], last + 1, n_cluster, more)
+            i = first_above(lists.weights, last + 1, n_cluster, more)
         return load_i32(ends + 4 * i)
 
     return by_curve, by_samples
@@ -413,48 +441,35 @@ def tactic_budget(head_dim: int) -> list[Launch]:
     """Kernel of TACTIC_BUDGET: blocks take query heads in turn."""
     by_curve, by_samples = _budgets(head_dim)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, rank, keep, work,
-        n_head, heads_per_kv, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, share_f,
-        first_share_f, margin_f, scale_f,
-    ):  # fmt: skip
+    def kernel(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
         parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
-        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
-        n_kv = load_i64(step + STEP.pos) + 1 if counted != 0 else 0
-        for r in range(tid, n_head, n_thread):
-            h, head = r // heads_per_kv, q + 4 * head_dim * r
-            n_list, row = list_size(capacity), 4 * (n_slot + 16)
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        for r in range(tid, a.n_head, n_thread):
+            h = r // a.heads_per_kv
+            n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
             work_size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)  # as ops.tactic_work
-            room = work + work_size * r
+            room = a.work + work_size * r
             ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
             at_samples = room + 4 * row + 4 * 512
             rows = at_samples + 4 * TACTIC_SAMPLES
-            lists = rows, rows + 4 * n_list
-            own, ranked, n_kept = scores + 4 * n_slot * r, rank + 4 * n_slot * r, 0
+            lists = Lists(rows, rows + 4 * n_list, guesses, sizes, weights, at_samples)
+            own, ranked, n_kept = a.scores + 4 * a.n_slot * r, a.rank + 4 * a.n_slot * r, 0
             if n_cluster > 0:
-                sort_clusters(own, guesses, sizes, ranked, n_cluster, counts, parts, sums)
-                n_kept = end - n_sink
-            if n_cluster > 0 and share_f < 1:
-                head_starts = starts + 4 * (n_slot + 1) * h
+                sort_clusters(own, lists, ranked, n_cluster, counts, parts, sums)
+                n_kept = end - a.n_sink
+            if n_cluster > 0 and a.share < 1:
+                head_starts = a.starts + 4 * (a.n_slot + 1) * h
                 tables = ends, guesses, sizes
-                follow(own, head_starts, ranked, tables, n_cluster, scale_f, parts)
-                pages = k_pages, k_table, n_head_kv, h
-                clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
-                span = n_sink, end, n_kv, max(20, int(first_share_f * (end - n_sink)))
-                share = float64(share_f)
-                if n_sample == 0:
-                    n_kept = by_curve(
-                        shared, head, pages, clusters, lists, span, share, scale_f, sums, found
-                    )
+                follow(own, head_starts, ranked, tables, n_cluster, a.scale, parts)
+                clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+                if a.n_sample == 0:
+                    n_kept = by_curve(a, r, shared, clusters, lists, sums, found)
                 else:
-                    n_kept = by_samples(
-                        shared, head, pages, clusters, lists, span, share, scale_f, sums, found,
-                        (guesses, sizes, weights), (n_sample, margin_f, at_samples),
-                    )  # fmt: skip
+                    n_kept = by_samples(a, r, shared, clusters, lists, sums, found)
             if thread() == 0:
-                store_i32(keep + 4 * r, n_kept)
+                store_i32(a.keep + 4 * r, n_kept)
             sync_block()  # before the next head's lists overwrite what is read here
 
     return [Launch(kernel, shared=ROW)]

@@ -3,7 +3,7 @@
 A block's work a KV head. Sums are float64, of float32 weights.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, float64, int32, uint8
 
@@ -58,16 +58,37 @@ def write_sizes(starts, sizes, n_cluster):
         store_f32(sizes + 4 * i, float32(n))
 
 
+class Room(NamedTuple):
+    """A KV head's scratch: addresses of lists."""
+
+    rows: Any  # of the listed keys
+    logits: Any  # of these, a head after the other
+    guesses: Any  # densities of clusters in the order of rank
+    sizes: Any
+    weights: Any
+    at_samples: Any  # densities of the clusters that samples are of
+    facts: Any  # of each head the top; of each the weight outside of the clusters; counts
+
+
+class Drawn(NamedTuple):
+    """What the weight of the clusters after the first ones is estimated by."""
+
+    first: Any  # cluster in order
+    n: Any  # samples
+    tail: Any  # sum of these clusters' weights
+
+
 @device
-def make_density(scores, score_row, sizes, density, facts, group, n_cluster, sums):
+def make_density(a, h, facts, group, n_cluster, sums):
     """The clusters' density: the sum over heads of a member's estimated share of all weight.
 
     scores become weights. facts: of each head the top, then of each the weight outside.
     """
+    sizes, density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
     for i in range(thread(), n_cluster, THREADS):
         store_f32(density + 4 * i, float32(0))
     for g in range(group):
-        own, mine = scores + score_row * g, 0.0
+        own, mine = a.scores + 4 * a.n_slot * (group * h + g), 0.0
         exponentiate(own, n_cluster, load_f32(facts + 4 * g))
         for i in range(thread(), n_cluster, THREADS):
             mine += float64(load_f32(own + 4 * i) * load_f32(sizes + 4 * i))
@@ -80,8 +101,9 @@ def make_density(scores, score_row, sizes, density, facts, group, n_cluster, sum
 
 
 @device
-def order_by(density, keys, other, rank, n, counts, parts, sums):
+def order_by(density, room, rank, n, counts, parts, sums):
     """Cluster numbers by falling density to rank, ties by number."""
+    keys, other = room.guesses, room.sizes  # which are not written yet
     top = int32(f32_bits(float32(largest_of(density, n, sums)))) >> OCTAVE
     for i in range(thread(), n, THREADS):
         below = top - (int32(f32_bits(load_f32(density + 4 * i))) >> OCTAVE)
@@ -138,22 +160,29 @@ def nth_smallest(counts, n, k):
     return found
 
 
-def _choosing(group: int, weigh: Any) -> Any:
+@device
+def row_of(a, room, g):
+    """Where the logits of head g of a group are."""
+    return room.logits + 4 * list_size(a.capacity) * g
+
+
+def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
     """The function that gives the number of positions with which n_reach heads reach the share."""
 
     @device
-    def reached_by(own, tables, at_scores, clusters, first, facts, sampling, share, sums, found):
-        """How many positions in order one head needs; facts: its weight outside of the clusters."""
-        (_, sizes, weights), (rank, ends, n_cluster) = tables, clusters[2:]
-        n_first, (n_drawn, at_samples, tail, margin) = load_i32(ends + 4 * (first - 1)), sampling
-        rest, factor = 0.0, 0.0
-        if n_drawn > 0:
-            own_samples = own + 4 * n_first
-            rest = sampled(own_samples, at_samples, n_drawn, tail, sums) * (1.0 + float64(margin))
-        guess = guess_tail(at_scores, rank, sizes, weights, first, n_cluster, sums)
+    def reached_by(a, head, clusters, room, drawn, sums, found):
+        """How many positions in order one head needs."""
+        (rank, ends, n_cluster), first, g = clusters[2:], drawn.first, head % group
+        n_first, own = load_i32(ends + 4 * (first - 1)), row_of(a, room, g)
+        rest, factor, share = 0.0, 0.0, float64(a.share)
+        if drawn.n > 0:
+            rest = sampled(own + 4 * n_first, room.at_samples, drawn.n, drawn.tail, sums)
+            rest *= 1.0 + float64(a.margin)
+        at_scores, weights = a.scores + 4 * a.n_slot * head, room.weights
+        guess = guess_tail(at_scores, rank, room.sizes, weights, first, n_cluster, sums)
         if guess > 0.0:
             factor = rest / guess
-        outside = float64(load_f32(facts))
+        outside = float64(load_f32(room.facts + 4 * (group + g)))
         need = share * (outside + sum_of(own, 0, n_first, sums) + rest) - outside
         k, reached = least_count(own, n_first, need, sums, found)
         if reached >= need or need <= 0.0:
@@ -165,49 +194,42 @@ def _choosing(group: int, weigh: Any) -> Any:
         return load_i32(ends + 4 * (first + n - 1))
 
     @device
-    def choose(
-        shared, heads, pages, clusters, lists, tables, scores, facts, limits, sampling, scale,
-        sums, found,
-    ):  # fmt: skip
-        (rows, logits, stride), (own_scores, score_row) = lists, scores
-        (first_count, share, n_reach), (n_sample, margin, at_samples) = limits, sampling
-        (densities, sizes, weights), (ends, n_cluster) = tables, clusters[3:]
+    def choose(a, h, shared, clusters, room, sums, found):
+        pages, (ends, n_cluster) = (a.k_pages, a.k_table, a.n_head_kv, h), clusters[3:]
+        first_count = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
         first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
         n_first = load_i32(ends + 4 * (first - 1))
-        tail = sum_tail((densities, sizes), weights, first, n_cluster, sums)
-        at, n_drawn = list_ranked(rows, pages, clusters, 0, n_first), 0
+        tail = sum_tail((room.guesses, room.sizes), room.weights, first, n_cluster, sums)
+        at, n_drawn = list_ranked(room.rows, pages, clusters, 0, n_first), 0
         if tail > 0.0:
-            draw(at, pages, clusters, tables, first, tail, n_sample, at_samples)
-            n_drawn = n_sample
-        weigh(shared, heads, pages[0], rows, n_first + n_drawn, logits, stride, scale)
-        counts = facts + 8 * group
+            draw(at, pages, clusters, room, first, tail, a.n_sample)
+            n_drawn = a.n_sample
+        n_list, stride = n_first + n_drawn, 4 * list_size(a.capacity)
+        weigh(a, shared, heads_of(a, h), room.rows, n_list, room.logits, stride)
+        counts, drawn = room.facts + 8 * group, Drawn(first, n_drawn, tail)
         for g in range(group):
-            own = logits + stride * g
-            exponentiate(own, n_first + n_drawn, load_f32(facts + 4 * g))
-            drawn = n_drawn, at_samples, tail, margin
-            n = reached_by(
-                own, tables, own_scores + score_row * g, clusters, first, facts + 4 * (group + g),
-                drawn, share, sums, found,
-            )  # fmt: skip
+            exponentiate(row_of(a, room, g), n_list, load_f32(room.facts + 4 * g))
+            n = reached_by(a, group * h + g, clusters, room, drawn, sums, found)
             if thread() == 0:
                 store_i32(counts + 4 * g, n)
             sync_block()  # before the next head's weights overwrite what is read here
-        return nth_smallest(counts, group, n_reach)
+        return nth_smallest(counts, group, a.n_reach)
 
     return choose
 
 
-def _facts_of(group: int, weigh: Any) -> Any:
+def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
     """The function that writes each head's highest logit and the weight outside of the clusters."""
 
     @device
-    def weigh_outside(shared, heads, pages, lists, span, facts, scale, sums):
-        (rows, logits, stride), (n_sink, end, n_kv) = lists, span
+    def weigh_outside(a, h, shared, room, span, sums):
+        (n_sink, end, n_kv), pages = span, (a.k_pages, a.k_table, a.n_head_kv, h)
+        rows, facts, stride = room.rows, room.facts, 4 * list_size(a.capacity)
         at = list_span(list_span(rows, pages, 0, n_sink), pages, end, n_kv)
         n = (at - rows) // 4
-        weigh(shared, heads, pages[0], rows, n, logits, stride, scale)
+        weigh(a, shared, heads_of(a, h), rows, n, room.logits, stride)
         for g in range(group):
-            own = logits + stride * g
+            own = row_of(a, room, g)
             top = float32(largest_of(own, n, sums))
             exponentiate(own, n, top)
             total = float32(sum_of(own, 0, n, sums))
@@ -237,52 +259,49 @@ def _facts_of(group: int, weigh: Any) -> Any:
 def tactic_joint(head_dim: int, group: int) -> list[Launch]:
     """Kernel of TACTIC_JOINT: blocks take KV heads in turn."""
     weigh = weighing(head_dim, group)
-    choose, (weigh_outside, scale_scores) = _choosing(group, weigh), _facts_of(group, weigh)
 
-    def kernel(
-        tid, n_thread, step, q, k_pages, k_table, extent, scores, starts, order, sizes, density,
-        rank, keep, work, n_head_kv, n_slot, capacity, n_sink, counted, n_sample, n_reach, share_f,
-        first_share_f, margin_f, scale_f,
-    ):  # fmt: skip
+    @device
+    def heads_of(a, h):
+        return a.q + 4 * head_dim * group * h
+
+    choose = _choosing(group, weigh, heads_of)
+    weigh_outside, scale_scores = _facts_of(group, weigh, heads_of)
+
+    def kernel(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
         parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
-        end, n_cluster = load_i64(extent + 8), load_i64(extent + 16)
-        n_list, row = list_size(capacity), 4 * (n_slot + 16)
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
         # As ops.tactic_joint_work.
         work_size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list)
-        n_kv = load_i64(step + STEP.pos) + 1
-        for h in range(tid, n_head_kv, n_thread):
-            room, n_kept = work + work_size * h, 0
+        n_kv = load_i64(a.step + STEP.pos) + 1
+        for h in range(tid, a.n_head_kv, n_thread):
+            room, n_kept = a.work + work_size * h, 0
             ends, densities, by_rank, weights = room, room + row, room + 2 * row, room + 3 * row
             at_samples = room + 4 * row + 4 * 512
             facts = at_samples + 4 * TACTIC_SAMPLES
             rows = facts + 16 * group
-            lists = rows, rows + 4 * n_list, 4 * n_list
-            heads, ranked = q + 4 * head_dim * group * h, rank + 4 * n_slot * h
-            own, head_starts = scores + 4 * n_slot * group * h, starts + 4 * (n_slot + 1) * h
-            own_sizes, own_density = sizes + 4 * n_slot * h, density + 4 * n_slot * h
-            pages = k_pages, k_table, n_head_kv, h
+            logits, ranked = rows + 4 * n_list, a.rank + 4 * a.n_slot * h
+            lists = Room(rows, logits, densities, by_rank, weights, at_samples, facts)
+            own = a.scores + 4 * a.n_slot * group * h
+            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            own_sizes, own_density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
             if n_cluster > 0:
                 write_sizes(head_starts, own_sizes, n_cluster)
-                span = (n_sink, end, n_kv) if counted != 0 else (0, end, end)
-                weigh_outside(shared, heads, pages, lists, span, facts, scale_f, sums)
-                scale_scores(own, 4 * n_slot, facts, n_cluster, scale_f, sums)
-                make_density(own, 4 * n_slot, own_sizes, own_density, facts, group, n_cluster, sums)
-                order_by(own_density, densities, by_rank, ranked, n_cluster, counts, parts, sums)
-                n_kept = end - n_sink
-            if n_cluster > 0 and share_f < 1:
+                span = (a.n_sink, end, n_kv) if a.counted != 0 else (0, end, end)
+                weigh_outside(a, h, shared, lists, span, sums)
+                scale_scores(own, 4 * a.n_slot, facts, n_cluster, a.scale, sums)
+                make_density(a, h, facts, group, n_cluster, sums)
+                order_by(own_density, lists, ranked, n_cluster, counts, parts, sums)
+                n_kept = end - a.n_sink
+            if n_cluster > 0 and a.share < 1:
                 tables = ends, densities, by_rank
                 follow(own_density, head_starts, ranked, tables, n_cluster, float32(1), parts)
-                clusters = order + 4 * capacity * h, head_starts, ranked, ends, n_cluster
-                limits = max(20, int(first_share_f * (end - n_sink))), float64(share_f), n_reach
-                n_kept = choose(
-                    shared, heads, pages, clusters, lists, (densities, by_rank, weights),
-                    (own, 4 * n_slot), facts, limits, (n_sample, margin_f, at_samples), scale_f,
-                    sums, found,
-                )  # fmt: skip
+                clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+                n_kept = choose(a, h, shared, clusters, lists, sums, found)
             if thread() == 0:
-                store_i32(keep + 4 * h, n_kept)
+                store_i32(a.keep + 4 * h, n_kept)
             sync_block()  # before the next head's lists overwrite what is read here
 
     return [Launch(kernel, shared=ROW * group)]

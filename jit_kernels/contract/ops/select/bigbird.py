@@ -1,14 +1,25 @@
-"""Ops of `bigbird`."""
+"""Ops of `bigbird`: Zaheer et al. 2020, arXiv 2007.14062."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# BigBird (Zaheer et al. 2020, arXiv 2007.14062). The Selection of the first n_sink blocks, those of
-# the last n_recent positions before each query of a row's block, and n_random of the blocks
-# between, drawn without replacement (Knuth's algorithm S) by seed, row and the block of the row's
-# first query.
-BIGBIRD_SELECT = op(
-    "select.bigbird",
-    "bigbird_select",
-    "",
-    "step indptr indices n_row q_block block n_sink n_recent n_random seed",
-)
+
+class BigbirdSelect:
+    """The Selection of the first n_sink blocks, the last n_recent positions and n_random blocks.
+
+    n_recent counts back from each query of a row's block. The blocks between are drawn without
+    replacement (Knuth's algorithm S) by seed, row and the block of the row's first query.
+    """
+
+    step: Address
+    indptr: Address
+    indices: Address
+    n_row: int
+    q_block: int
+    block: int
+    n_sink: int
+    n_recent: int
+    n_random: int
+    seed: int
+
+
+BIGBIRD_SELECT = op("select.bigbird", BigbirdSelect)

@@ -1,12 +1,17 @@
-"""Ops of `cpe`: PSAW and CIS."""
+"""Ops of `cpe` (PrHS paper): PSAW and CIS.
+
+drop / 2^32 is the part of the past that a layer does not see: a query at t sees sinks and positions
+from P(t) = floor(drop * t / 2^32) on (Eq. 15), never less than its last n_local. The middle is what
+it sees between the sinks and those last n_local.
+"""
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
 
 class _CisMeta(NamedTuple):
-    """Byte offsets of what CIS remembers of a row: int64s."""
+    """Byte offsets of the state of a row in CIS: int64s."""
 
     next: int  # position that continues the block; any other one starts a new block
     begin: int  # position of the block's first step
@@ -17,42 +22,83 @@ class _CisMeta(NamedTuple):
 
 CIS_META = _CisMeta(0, 8, 16, 24, 32)
 
-# The method `cpe` (PrHS paper). drop / 2^32 is the part of the past that a layer does not see:
-# a query at t sees sinks and positions from P(t) = floor(drop * t / 2^32) on (Eq. 15), never less
-# than its last n_local. The middle is what it sees between the sinks and those last n_local.
-# A Selection of whole blocks: what the queries of a row's block see.
-SELECT_PSAW = op(
-    "select.cpe",
-    "select_psaw",
-    "",
-    "step indptr indices n_row q_block block n_sink n_local drop",
-)
 
-# chosen int32 [n_row]: -2 where the middle holds at most n_top positions; the most recent of the
-# block's references with a cosine above tau for every head of the row (Eq. 12); else -1, and the
-# row's queries become a reference. Where a KV head has a row with -1, its other rows get it too
-# unless some reference's cosines are above join. refs f32 [n_row, n_block, group, head_dim]; meta
-# int64 [n_row, 5], see CIS_META; a block ends after n_block steps. asking f32 [n_head_kv, heads,
-# head_dim]: the queries of a KV head's rows that retrieve, one after the other, and n_asking int32
-# [n_head_kv] their number: what SCORE_KEYS reads. No other row reads a key.
-CIS_GATE = op(
-    "select.cpe",
-    "cis_gate",
-    "head_dim heads group",
-    "step q refs meta chosen asking n_asking n_head_kv n_block n_sink n_local n_top drop tau_f"
-    " join_f",
-)
+class SelectPsaw:
+    """A Selection of whole blocks: what the queries of a row's block see."""
 
-# sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and, of the middle:
-# all (chosen -2), the n_top best scores (-1), or what is left of the chosen reference's set.
-# scores and maxima are SCORE_KEYS's, rows in the order of the rows that retrieve, and used up.
-# A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both sides,
-# also those after pos), to ref_sets int32 [n_row, n_block, set_capacity] and ref_counts int32
-# [n_row, n_block]; order int32 [n_row, capacity] is scratch. Positions are below 2^29.
-CIS_SETS = op(
-    "select.cpe",
-    "cis_sets",
-    "",
-    "step chosen meta scores maxima order ref_sets ref_counts sets counts n_row rows_per_kv group"
-    " n_block capacity set_capacity n_sink n_local n_top n_best radius drop",
-)
+    step: Address
+    indptr: Address
+    indices: Address
+    n_row: int
+    q_block: int
+    block: int
+    n_sink: int
+    n_local: int
+    drop: int
+
+
+SELECT_PSAW = op("select.cpe", SelectPsaw)
+
+
+class CisGate:
+    """Which rows retrieve, and which take the set of a reference of their block.
+
+    A reference serves a row whose heads all have a cosine above tau with it (Eq. 12), the most
+    recent one first. Where a KV head has a row with -1, its other rows get it too unless some
+    reference's cosines are above join. No row but those that retrieve reads a key.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    refs: Address  # f32 [n_row, n_block, group, head_dim]
+    meta: Address  # int64 [n_row, 5], see CIS_META
+    # int32 [n_row]: -2 where the middle holds at most n_top positions; the number of the block's
+    # reference; else -1, and the row's queries become a reference.
+    chosen: Address
+    asking: Address  # f32 [n_head_kv, heads, head_dim]: queries that retrieve, for SCORE_KEYS
+    n_asking: Address  # int32 [n_head_kv]: how many
+    n_head_kv: int
+    n_block: int  # steps after which a block ends
+    n_sink: int
+    n_local: int
+    n_top: int
+    drop: int
+    tau: float
+    join: float
+
+
+CIS_GATE = op("select.cpe", CisGate, "head_dim heads group")
+
+
+class CisSets:
+    """Sinks, last n_local and, of the middle: all, the n_top best scores, or a reference's set.
+
+    A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both
+    sides, also those after pos), to ref_sets. Positions are below 2^29.
+    """
+
+    step: Address
+    chosen: Address  # as CIS_GATE left it: -2 all, -1 retrieved, else what is left of that set
+    meta: Address
+    scores: Address  # SCORE_KEYS's, in the order of the rows that retrieve; used up, as maxima
+    maxima: Address
+    order: Address  # int32 [n_row, capacity], scratch
+    ref_sets: Address  # int32 [n_row, n_block, set_capacity]
+    ref_counts: Address  # int32 [n_row, n_block]
+    sets: Address  # int32 [n_row, set_capacity]
+    counts: Address  # int32 [n_row]
+    n_row: int
+    rows_per_kv: int
+    group: int
+    n_block: int
+    capacity: int
+    set_capacity: int
+    n_sink: int
+    n_local: int
+    n_top: int
+    n_best: int
+    radius: int
+    drop: int
+
+
+CIS_SETS = op("select.cpe", CisSets)

@@ -1,33 +1,63 @@
-"""Ops of `double_sparsity`."""
+"""Ops of `double_sparsity`: Yang et al. 2024, arXiv 2408.07092."""
 
-from tamis.jit_kernels.contract.op import READS_ALL, op
+from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 
-# Double Sparsity (Yang et al. 2024, arXiv 2408.07092). channels int32 [n_head_kv, n_label],
-# ascending: those with the largest sum of |q_c k_c| over the queries that past holds before this
-# one (as for COLUMN_SUMS), the KV head's query heads, and the keys up to pos. work f32 [n_head_kv,
-# head_dim] is scratch.
-LABEL_CHANNELS = op(
-    "select.double_sparsity",
-    "label_channels",
-    "head_dim heads",
-    "step q past past_pos k_pages k_table channels work n_head_kv n_label n_past",
-    reads=READS_ALL,
-)
 
-# labels f16 [n_head_kv, n_label, capacity]: the keys' elements in these channels, written for pos,
-# or where `fresh` is 1 for all positions up to pos. parts f32 [n_head, n_label]: q's elements.
-LABEL_KEYS = op(
-    "select.double_sparsity",
-    "label_keys",
-    "head_dim",
-    "step q k_pages k_table channels labels parts n_head n_head_kv n_label capacity fresh",
-    reads=READS_ALL,
-)
+class LabelChannels:
+    """The channels with the largest sum of |q_c k_c|.
 
-# scores and maxima as SCORE_KEYS leaves them, of parts and labels. capacity: a multiple of 256.
-LABEL_SCORE = op(
-    "select.double_sparsity",
-    "label_score",
-    "n_label heads group",
-    "step parts labels scores maxima n_head_kv capacity n_sink n_local",
-)
+    Over the queries that past holds before this one (as for COLUMN_SUMS), the KV head's query heads
+    and the keys up to pos.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    past: Address
+    past_pos: Address
+    k_pages: Address
+    k_table: Address
+    channels: Address  # int32 [n_head_kv, n_label], ascending
+    work: Address  # f32 [n_head_kv, head_dim], scratch
+    n_head_kv: int
+    n_label: int
+    n_past: int
+
+
+LABEL_CHANNELS = op("select.double_sparsity", LabelChannels, "head_dim heads", reads=READS_ALL)
+
+
+class LabelKeys:
+    """The keys' and the query's elements in these channels; the keys' for pos."""
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    channels: Address
+    labels: Address  # f16 [n_head_kv, n_label, capacity]
+    parts: Address  # f32 [n_head, n_label]: q's elements
+    n_head: int
+    n_head_kv: int
+    n_label: int
+    capacity: int
+    fresh: int  # 1: for all positions up to pos
+
+
+LABEL_KEYS = op("select.double_sparsity", LabelKeys, "head_dim", reads=READS_ALL)
+
+
+class LabelScore:
+    """scores and maxima as SCORE_KEYS leaves them, of parts and labels."""
+
+    step: Address
+    parts: Address
+    labels: Address
+    scores: Address
+    maxima: Address
+    n_head_kv: int
+    capacity: int  # a multiple of 256
+    n_sink: int
+    n_local: int
+
+
+LABEL_SCORE = op("select.double_sparsity", LabelScore, "n_label heads group")

@@ -1,13 +1,25 @@
-"""Ops of `h2o`."""
+"""Ops of `h2o`: Zhang et al. 2023, arXiv 2306.14048."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# H2O (Zhang et al. 2023, arXiv 2306.14048), Alg. 1. The n_keep largest sums f32 [n_row, capacity]
-# before the last n_local positions: chosen anew where `fresh` is 1, else by evicting the smallest
-# when the position that has just left the last n_local joins them.
-H2O_KEEP = op(
-    "select.kept_sets",
-    "h2o_keep",
-    "",
-    "step sums kept begin n_row capacity n_keep n_sink n_local fresh",
-)
+
+class H2oKeep:
+    """Alg. 1: the n_keep largest sums before the last n_local positions.
+
+    Chosen anew where `fresh` is 1, else by evicting the smallest when the position that has just
+    left the last n_local joins them.
+    """
+
+    step: Address
+    sums: Address  # f32 [n_row, capacity], as COLUMN_SUMS left them
+    kept: Address  # as for KEPT_SETS
+    begin: Address
+    n_row: int
+    capacity: int
+    n_keep: int
+    n_sink: int
+    n_local: int
+    fresh: int
+
+
+H2O_KEEP = op("select.kept_sets", H2oKeep)

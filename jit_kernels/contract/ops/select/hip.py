@@ -1,7 +1,39 @@
-"""Ops of `hip`."""
+"""Ops of `hip`: Lee et al. 2024, arXiv 2406.09827.
 
-from tamis.jit_kernels.contract.op import READS_ALL, Ranges, Reads, op
+Searched are the whole blocks of `block` positions after the first n_sink blocks and before the last
+n_local positions of a mask's first query.
+"""
+
+from tamis.jit_kernels.contract.op import READS_ALL, Address, Ranges, Reads, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
+
+SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
+
+
+class HipEstimate:
+    """Alg. 1 for one query token.
+
+    A block's score is the largest q . k over its keys 0, stride, 2 * stride, .. and over a row's
+    group of query heads.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    mask: Address  # int32 [n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending
+    tree: Address  # int32 [n_row, 8, n_chunk], scratch
+    n_row: int
+    heads_per_kv: int
+    n_head_kv: int
+    n_chunk: int
+    block: int
+    stride: int
+    n_sink: int  # blocks
+    n_local: int  # positions
+
+
+HIP_ESTIMATE = op("select.hip", HipEstimate, "head_dim group", reads=READS_ALL)
 
 
 def _new_blocks(
@@ -19,65 +51,100 @@ def _ends(
     return 0, min(n_sink * block, end), max(0, pos + 1 - n_local) // block * block, end
 
 
-SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
+class HipMeans:
+    """Mean keys of whole blocks, of four blocks, of 16 and so on up to level `top`.
 
-# HiP (Lee et al. 2024, arXiv 2406.09827), Alg. 1 for one query token. Searched are the whole blocks
-# of `block` positions after the first n_sink blocks and before the last n_local positions. mask
-# int32 [n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending. A block's score is
-# the largest q . k over its keys 0, stride, 2 * stride, .. and over a row's group of query heads.
-# tree: scratch, int32 [n_row, 8, n_chunk].
-HIP_ESTIMATE = op(
-    "select.hip",
-    "hip_estimate",
-    "head_dim group",
-    "step q k_pages k_table mask tree n_row heads_per_kv n_head_kv n_chunk block stride n_sink"
-    " n_local",
-    reads=READS_ALL,
-)
+    Level l starts at row level_start = 4 / 3 (room - (room >> 2 l)). A mean is head_dim bytes u
+    from 0 to 127 and two floats: element i is low + width * u[i].
+    """
 
-# A search over kept means: of blocks of `block` positions, of four blocks, of 16 and so on up to
-# level `top`; level l starts at row level_start = 4 / 3 (room - (room >> 2 l)). Only of what is
-# whole. A mean is head_dim bytes u from 0 to 127 and two floats: element i is low + width * u[i].
-# Four neighbours lie together: means uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4], four bytes
-# of each in turn; extents f32 [n_head_kv, n_mean / 4, 2, 4]: their widths and lows. room: a
-# multiple of 4^(top + 1), at least the blocks of the context. filled int64 [n_head_kv]: blocks that
-# are in the means; those from pos on are made anew. sums: scratch, f32 [n_head_kv, head_dim].
+    step: Address
+    k_pages: Address
+    k_table: Address
+    # uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4]: four neighbours lie together, four bytes of
+    # each in turn.
+    means: Address
+    extents: Address  # f32 [n_head_kv, n_mean / 4, 2, 4]: the neighbours' widths and lows
+    filled: Address  # int64 [n_head_kv]: blocks that are in the means; those from pos on are redone
+    sums: Address  # f32 [n_head_kv, head_dim], scratch
+    n_head_kv: int
+    room: int  # a multiple of 4^(top + 1), at least the blocks of the context
+    top: int
+    block: int
+
+
 HIP_MEANS = op(
     "select.hip_means",
-    "hip_means",
+    HipMeans,
     "head_dim type_k",
-    "step k_pages k_table means extents filled sums n_head_kv room top block",
     reads=Reads("hip_means", _new_blocks, found="filled", block="block", x="top"),
 )
 
-# mask int32 [n_mask, n_row, 1 + n_chunk] as above, one for mask_block queries. Searched are whole
-# blocks before the last n_local positions of the mask's first query. Chunks of a level are its
-# means; the first level that has at most 4 n_chunk is scored whole. A round keeps the n_chunk
-# chunks with the best scores and goes on with their four children; at level 0 blocks before n_sink
-# are passed over. A score is the sum over the row's heads and every q_stride-th query of 2^x, in
-# straight lines between whole x, x = (q . mean * scale - log(sum exp(q . k * scale))) / log 2, the
-# sum over the first n_sink blocks and the positions from the end of the search to the mask's first
-# query; the heads' elements are rounded to 127ths of their largest. work: scratch, f32 [n_mask *
-# n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)]; n_near: most positions
-# of that sum.
+
+class HipSearch:
+    """The n_chunk best blocks by their means, for masks of mask_block queries.
+
+    Chunks of a level are its means; the first level that has at most 4 n_chunk is scored whole. A
+    round keeps the n_chunk chunks with the best scores and goes on with their four children; at
+    level 0 blocks before n_sink are passed over. A score is the sum over the row's heads and every
+    q_stride-th query of 2^x, linear between whole x, x = (q . mean * scale - log(sum exp(q . k *
+    scale))) / log 2, the sum over the first n_sink blocks and the positions from the end of the
+    search to the mask's first query; the heads' elements are rounded to 127ths of their largest.
+    """
+
+    step: Address
+    q: Address  # f32 [n_tok, n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    means: Address  # as HIP_MEANS left them
+    extents: Address
+    mask: Address  # int32 [n_mask, n_row, 1 + n_chunk], as for HIP_ESTIMATE
+    # f32 [n_mask * n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)], scratch
+    work: Address
+    n_row: int
+    heads_per_kv: int
+    n_head_kv: int
+    room: int
+    top: int
+    n_chunk: int
+    block: int
+    n_sink: int  # blocks
+    n_local: int  # positions
+    mask_block: int
+    q_stride: int
+    n_near: int  # most positions of the sum over keys
+    scale: float
+
+
 HIP_SEARCH = op(
     "select.hip_means",
-    "hip_search",
+    HipSearch,
     "head_dim group type_k",
-    "step q k_pages k_table means extents mask work n_row heads_per_kv n_head_kv room top n_chunk"
-    " block n_sink n_local mask_block q_stride n_near scale_f",
     reads=Reads("hip_search", _ends, block="block", x="n_sink", y="n_local"),
 )
 
-# The Selection of the first n_sink blocks, the mask's blocks with n_near neighbours on both sides,
-# and the blocks from the last n_local positions of the mask's first query on. mask_block: queries
-# a mask serves, a multiple of q_block, those that a row stands for.
-HIP_SELECT = op(
-    "select.hip",
-    "hip_select",
-    "",
-    "step mask indptr indices n_row n_chunk block n_sink n_local n_near mask_block q_block",
-)
+
+class HipSelect:
+    """The Selection of sinks, the mask's blocks with n_near neighbours on both sides, and the rest.
+
+    The rest: the blocks from the last n_local positions of the mask's first query on.
+    """
+
+    step: Address
+    mask: Address
+    indptr: Address
+    indices: Address
+    n_row: int
+    n_chunk: int
+    block: int
+    n_sink: int  # blocks
+    n_local: int  # positions
+    n_near: int  # blocks
+    mask_block: int  # queries that a mask serves, a multiple of q_block
+    q_block: int  # queries that a row stands for
+
+
+HIP_SELECT = op("select.hip", HipSelect)
 
 
 def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:

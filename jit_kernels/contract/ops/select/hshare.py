@@ -1,38 +1,66 @@
-"""Ops of `hshare`."""
+"""Ops of `hshare`: Wu et al. 2025, ICLR. Rows of all layers are numbered together."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# HShare (Wu et al. 2025, ICLR). Rows of all layers are numbered together; owners int32 [n_row], of
-# one layer: whose set a row shares. Those who own theirs retrieve: asking f32 [n_head_kv, heads,
-# head_dim], their queries, and n_asking int32 [n_head_kv], how many heads, are what SCORE_KEYS
-# reads. first: number of the layer's first row. fresh: 1 makes every row its own owner.
-HSHARE_GATE = op(
-    "select.hshare",
-    "hshare_gate",
-    "head_dim heads group",
-    "step q owners asking n_asking n_head_kv first fresh",
-)
 
-# kept (as for KEPT_SETS, of this layer) of the rows that own theirs: the n_keep best scores before
-# the last n_local positions. scores and maxima are SCORE_KEYS's and used up; order int32 [n_row,
-# capacity] is scratch.
-HSHARE_KEEP = op(
-    "select.hshare",
-    "hshare_keep",
-    "",
-    "step owners scores maxima order kept begin n_row rows_per_kv group capacity n_keep n_sink"
-    " n_local first",
-)
+class HshareGate:
+    """The queries of the rows that own their set: they retrieve, and SCORE_KEYS reads them."""
 
-# owners int32 [all layers, n_row] from kept of all layers, for the n_layer layers listed in layers
-# int32. n_layer_own of these layers retrieve, in each n_row_own of its rows. Pairs share greedily,
-# most alike first: the later of two takes the set of the earlier one, if that is an owner and the
-# later one owns only its own. Rows are as alike as their sets have positions in common, layers as
-# their rows of the same number together. alike f32 [n, n], n the larger of n_layer and n_row, and
-# chosen int32 [n] are scratch.
-HSHARE_MAP = op(
-    "select.hshare",
-    "hshare_map",
-    "",
-    "kept layers owners alike chosen n_layer n_row n_keep n_layer_own n_row_own",
-)
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    owners: Address  # int32 [n_row], of one layer: whose set a row shares
+    asking: Address  # f32 [n_head_kv, heads, head_dim]
+    n_asking: Address  # int32 [n_head_kv]: heads
+    n_head_kv: int
+    first: int  # number of the layer's first row
+    fresh: int  # 1 makes every row its own owner
+
+
+HSHARE_GATE = op("select.hshare", HshareGate, "head_dim heads group")
+
+
+class HshareKeep:
+    """kept of the rows that own theirs: the n_keep best scores before the last n_local."""
+
+    step: Address
+    owners: Address
+    scores: Address  # SCORE_KEYS's; used up, as maxima
+    maxima: Address
+    order: Address  # int32 [n_row, capacity], scratch
+    kept: Address  # as for KEPT_SETS, of this layer
+    begin: Address
+    n_row: int
+    rows_per_kv: int
+    group: int
+    capacity: int
+    n_keep: int
+    n_sink: int
+    n_local: int
+    first: int
+
+
+HSHARE_KEEP = op("select.hshare", HshareKeep)
+
+
+class HshareMap:
+    """owners from kept of all layers, for n_layer of them, n_layer_own of which retrieve.
+
+    Each retrieves in n_row_own of its rows. Pairs share greedily, most alike first: the later of
+    two takes the set of the earlier one, if that is an owner and the later one owns only its own.
+    Rows are as alike as their sets have positions in common, layers as their rows of the same
+    number together.
+    """
+
+    kept: Address  # of all layers
+    layers: Address  # int32 [n_layer]
+    owners: Address  # int32 [all layers, n_row]
+    alike: Address  # f32 [n, n], n the larger of n_layer and n_row, scratch
+    chosen: Address  # int32 [n], scratch
+    n_layer: int
+    n_row: int
+    n_keep: int
+    n_layer_own: int
+    n_row_own: int
+
+
+HSHARE_MAP = op("select.hshare", HshareMap)

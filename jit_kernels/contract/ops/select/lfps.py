@@ -1,14 +1,18 @@
-"""Ops of `lfps`."""
+"""Ops of `lfps` (Yao and Wang 2025), for rows of `group` query heads of the `heads` of a KV head.
+
+Positions are sinks (the first n_sink), the last n_local, and the middle between them, which the
+tables are over. Entries of both tables are divided by a common scale, so that decay costs nothing.
+"""
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_ALL, Ranges, Reads, op
+from tamis.jit_kernels.contract.op import READS_ALL, Address, Ranges, Reads, op
 
 
 class _LfpsMeta(NamedTuple):
-    """Byte offsets of what LFPS remembers of a row: int64s."""
+    """Byte offsets of the state of a row in LFPS: int64s."""
 
-    next: int  # position that continues the tables; for any other one they are made anew
+    next: int  # position that continues the tables; any other one rebuilds them
     bypassed: int  # 1 where the last step bypassed the row
     n_bypass: int  # counted, never reset by a kernel
     n_step: int
@@ -17,12 +21,6 @@ class _LfpsMeta(NamedTuple):
 
 
 LFPS_META = _LfpsMeta(0, 8, 16, 24, 32, 40)
-
-
-def _unless_all_follow(
-    low: int, high: int, _block: int, _x: int, _y: int, n_tok: int, pos: int
-) -> Ranges:
-    return 0, 0 if low == pos and high == pos else pos + n_tok, 0, 0
 
 
 class _LfpsStats(NamedTuple):
@@ -36,29 +34,68 @@ class _LfpsStats(NamedTuple):
 LFPS_STATS = _LfpsStats(0, 8, 40)
 LFPS_STATS_SIZE = 9
 
-# The method `lfps` (Yao and Wang 2025), for rows of `group` query heads of the `heads` that share a
-# KV head. Positions are sinks (the first n_sink), the last n_local, and the middle between them,
-# which the tables are over: ver f32 [n_row, capacity] by position, sla f32 [n_row, capacity] by
-# distance to the query, distance d at entry capacity - 65 - d (so that nothing is ever shifted, and
-# neighbours are neighbours in both), both divided by a common scale (so that decay costs nothing).
-# capacity: a multiple of 64, at least n_ctx + 64. bits int64 [n_row, 2, 2, capacity / 64 + 1]: of
-# each table, which entries were above the threshold (Eq. 8) and which above the mean when they last
-# changed or were looked at. stats f64 [n_row, 9], see LFPS_STATS; spread f64 [n_head]:
-# sigma_h^2 / |q_h|^2 of the last prompt query; meta int64 [n_row, 6], see LFPS_META; means f32
-# [n_head_kv, 2, head_dim]: of the middle's keys and values when the tables were made.
-# Keep the last queries: q f32 [n_tok, n_head, head_dim] to past f32 [n_past, n_head, head_dim] at
-# position % n_past, and the position to past_pos int64 [n_past].
-LFPS_KEEP = op("select.lfps", "lfps_keep", "head_dim", "step q past past_pos n_head n_past")
 
-# Make the tables from the weights of the last n_past queries (Eq. 4), or of this one where none is
-# kept, for KV heads whose first row's meta.next is not this position. A row's weights are the mean
-# of its heads'. scores f32 [n_head, capacity] is scratch.
+def _unless_all_follow(
+    low: int, high: int, _block: int, _x: int, _y: int, n_tok: int, pos: int
+) -> Ranges:
+    return 0, 0 if low == pos and high == pos else pos + n_tok, 0, 0
+
+
+class LfpsKeep:
+    """Keep the last queries, each at its position % n_past."""
+
+    step: Address
+    q: Address  # f32 [n_tok, n_head, head_dim]
+    past: Address  # f32 [n_past, n_head, head_dim]
+    past_pos: Address  # int64 [n_past]: their positions
+    n_head: int
+    n_past: int
+
+
+LFPS_KEEP = op("select.lfps", LfpsKeep, "head_dim")
+
+
+class LfpsStart:
+    """Make the tables from the weights of the last n_past queries (Eq. 4).
+
+    Of this query where none is kept; for KV heads whose first row's meta.next is not this position.
+    A row's weights are the mean of its heads'.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    v_pages: Address
+    k_table: Address
+    v_table: Address
+    past: Address  # as LFPS_KEEP left it
+    past_pos: Address
+    ver: Address  # f32 [n_row, capacity], by position
+    # f32 [n_row, capacity], by distance to the query: d is at entry capacity - 65 - d, so that
+    # nothing is ever shifted, and neighbours are neighbours in both tables.
+    sla: Address
+    # int64 [n_row, 2, 2, capacity / 64 + 1]: of each table, which entries were above the threshold
+    # (Eq. 8) and which above the mean when they last changed or were looked at.
+    bits: Address
+    stats: Address  # f64 [n_row, LFPS_STATS_SIZE], see LFPS_STATS
+    spread: Address  # f64 [n_head]: sigma_h^2 / |q_h|^2 of the last prompt query
+    meta: Address  # int64 [n_row, 6], see LFPS_META
+    means: Address  # f32 [n_head_kv, 2, head_dim]: of the middle's keys and values at this time
+    scores: Address  # f32 [n_head, capacity], scratch
+    n_head_kv: int
+    capacity: int  # a multiple of 64, at least n_ctx + 64
+    n_past: int
+    n_sink: int
+    n_local: int
+    a: float  # the paper's a
+    decay: float
+    scale: float
+
+
 LFPS_START = op(
     "select.lfps",
-    "lfps_start",
+    LfpsStart,
     "head_dim heads group",
-    "step q k_pages v_pages k_table v_table past past_pos ver sla bits stats spread meta means"
-    " scores n_head_kv capacity n_past n_sink n_local a_f decay_f scale_f",
     reads=Reads(
         "lfps_start",
         _unless_all_follow,
@@ -68,28 +105,63 @@ LFPS_START = op(
     ),
 )
 
-# sets int32 [n_row, set_capacity], counts int32 [n_row]: sinks, last n_local and the best
-# budget * (pos + 1) of the candidates (Eq. 5-9), by the mean of the heads' weights; the tables
-# learn from them (Eq. 10). A row whose heads' sparsity all exceeds epsilon gets no candidates and
-# meta.bypassed 1 (where bypass is not 0), and its tables stay. Each step makes one of `period`
-# parts of the bitmaps anew. scores as above; order int32 [n_row, 2, capacity] is scratch.
-LFPS_SETS = op(
-    "select.lfps",
-    "lfps_sets",
-    "head_dim heads group",
-    "step q k_pages k_table ver sla bits stats spread meta means scores order sets counts"
-    " n_head_kv capacity set_capacity n_sink n_local bypass period a_f budget_f epsilon_f decay_f"
-    " scale_f",
-    reads=READS_ALL,
-)
 
-# Outputs f32 [n_head, head_dim] of bypassed rows' heads: joined with the mean value, which weighs
-# w_global (Eq. 5); with bypass 2, replaced by it.
-LFPS_BYPASS = op(
-    "select.lfps",
-    "lfps_bypass",
-    "head_dim heads group",
-    "step q k_pages k_table spread meta means sets counts out n_head_kv set_capacity bypass"
-    " scale_f",
-    reads=READS_ALL,
-)
+class LfpsSets:
+    """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-9).
+
+    The best by the mean of the heads' weights; the tables learn from them (Eq. 10). A row whose
+    heads' sparsity all exceeds epsilon gets no candidates and meta.bypassed 1, and its tables stay.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    ver: Address  # as for LFPS_START, up to scores
+    sla: Address
+    bits: Address
+    stats: Address
+    spread: Address
+    meta: Address
+    means: Address
+    scores: Address
+    order: Address  # int32 [n_row, 2, capacity], scratch
+    sets: Address  # int32 [n_row, set_capacity]
+    counts: Address  # int32 [n_row]
+    n_head_kv: int
+    capacity: int
+    set_capacity: int
+    n_sink: int
+    n_local: int
+    bypass: int  # 0: no row is bypassed
+    period: int  # each step makes one of so many parts of the bitmaps anew
+    a: float
+    budget: float
+    epsilon: float
+    decay: float
+    scale: float
+
+
+LFPS_SETS = op("select.lfps", LfpsSets, "head_dim heads group", reads=READS_ALL)
+
+
+class LfpsBypass:
+    """Outputs of bypassed rows, merged with the mean value, which weighs w_global (Eq. 5)."""
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    spread: Address  # as for LFPS_START
+    meta: Address
+    means: Address
+    sets: Address  # as LFPS_SETS left them
+    counts: Address
+    out: Address  # f32 [n_head, head_dim]
+    n_head_kv: int
+    set_capacity: int
+    bypass: int  # 2: replaced by the mean value
+    scale: float
+
+
+LFPS_BYPASS = op("select.lfps", LfpsBypass, "head_dim heads group", reads=READS_ALL)

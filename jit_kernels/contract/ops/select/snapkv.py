@@ -1,15 +1,29 @@
-"""Ops of `snapkv`."""
+"""Ops of `snapkv`: Li et al. 2024, arXiv 2404.14469."""
 
-from tamis.jit_kernels.contract.op import op
+from tamis.jit_kernels.contract.op import Address, op
 
-# SnapKV (Li et al. 2024, arXiv 2404.14469). Positions before the last n_local by their sums f32
-# [n_row, capacity], after 1-D pooling over `pool` neighbours (average 1: their sum, which orders as
-# the mean; 0: the largest). n_top a row; of these ada_f are handed out to the rows by how many of
-# their pooled sums are among the n_top * n_row best (Feng et al. 2024, arXiv 2407.11550, Alg. 1).
-# pooled f32 [n_row, capacity] is scratch.
-SNAPKV_KEEP = op(
-    "select.kept_sets",
-    "snapkv_keep",
-    "",
-    "step sums pooled kept begin n_row capacity n_keep n_sink n_local n_top pool average ada_f",
-)
+
+class SnapkvKeep:
+    """Positions before the last n_local by their sums after 1-D pooling, n_top a row.
+
+    Of these, the share `ada` is handed out to the rows by how many of their pooled sums are among
+    the n_top * n_row best (Feng et al. 2024, arXiv 2407.11550, Alg. 1).
+    """
+
+    step: Address
+    sums: Address  # f32 [n_row, capacity]
+    pooled: Address  # f32 [n_row, capacity], scratch
+    kept: Address  # as for KEPT_SETS
+    begin: Address
+    n_row: int
+    capacity: int
+    n_keep: int
+    n_sink: int
+    n_local: int
+    n_top: int
+    pool: int  # neighbours that are pooled
+    average: int  # 1: their sum, which orders as the mean; 0: the largest
+    ada: float
+
+
+SNAPKV_KEEP = op("select.kept_sets", SnapkvKeep)

@@ -1,106 +1,212 @@
-"""Ops of `tactic`."""
+"""Ops of `tactic`: Zhu et al. 2025, arXiv 2502.12216.
 
-from tamis.jit_kernels.contract.op import READS_ALL, op
+Clustered are the positions n_sink .. end - 1 of each KV head, `segment` positions at a time (the
+last segment may be shorter), each segment into per_cluster times fewer clusters. A segment's
+clusters follow the one before's.
+"""
+
+from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
 
-# Tactic (Zhu et al. 2025, arXiv 2502.12216). Clustered are the positions n_sink .. end - 1 of each
-# KV head, `segment` positions at a time (the last segment may be shorter), each segment into
-# per_cluster times fewer clusters. extent int64 [3]: the first position whose segment is to be
-# made, end, and the number of clusters; a segment's clusters follow the one before's. starts int32
-# [n_head_kv, n_slot + 1] and order int32 [n_head_kv, capacity]: cluster i holds the positions
-# order[starts[i]: starts[i + 1]], ascending. means f16 [n_head_kv, n_slot, head_dim]:
-# centroids, for queries. While they are made: centroids f32 as means; norms f32
-# [n_head_kv, n_slot]: minus half their squared lengths; moving int64 [n_head_kv, n_segment]: 0 once
-# an iteration changed no centroid of a segment.
-# Start the segments anew with keys that are drawn without replacement (4.2).
-TACTIC_SEED = op(
-    "select.tactic",
-    "tactic_seed",
-    "head_dim",
-    "k_pages k_table extent centroids means norms moving n_head_kv n_slot n_segment segment"
-    " per_cluster n_sink seed",
-    reads=READS_ALL,
-)
 
-# labels int32 [n_head_kv, capacity]: the nearest centroid of the position's segment, the lowest of
-# equally near ones. panels: scratch, f32 [TACTIC_WORKERS, (head_dim + 3) * 32].
-TACTIC_ASSIGN = op(
-    "select.tactic",
-    "tactic_assign",
-    "head_dim",
-    "k_pages k_table extent centroids norms moving labels panels n_head_kv n_slot n_segment"
-    " segment per_cluster capacity n_sink",
-    reads=READS_ALL,
-)
+class TacticSeed:
+    """Start the segments anew with keys that are drawn without replacement (4.2)."""
 
-# starts and order by labels; centroids that have members become their means. cursor: scratch, int32
-# as norms.
-TACTIC_MEAN = op(
-    "select.tactic",
-    "tactic_mean",
-    "head_dim",
-    "k_pages k_table extent centroids means norms moving labels starts order cursor n_head_kv"
-    " n_slot n_segment segment per_cluster capacity n_sink",
-    reads=READS_ALL,
-)
+    k_pages: Address
+    k_table: Address
+    extent: Address  # int64 [3]: first position whose segment is to be made, end, clusters
+    centroids: Address  # f32 [n_head_kv, n_slot, head_dim], while they are made
+    means: Address  # f16 [n_head_kv, n_slot, head_dim]: centroids, for queries
+    norms: Address  # f32 [n_head_kv, n_slot]: minus half the centroids' squared lengths
+    moving: Address  # int64 [n_head_kv, n_segment]: 0 once an iteration changed no centroid
+    n_head_kv: int
+    n_slot: int  # most clusters
+    n_segment: int
+    segment: int
+    per_cluster: int
+    n_sink: int
+    seed: int
 
-# scores f32 [n_head, n_slot]: q . centroid, for one query token; n_slot is a multiple of 16.
-TACTIC_SCORE = op(
-    "select.tactic",
-    "tactic_score",
-    "head_dim group",
-    "q extent means scores n_head_kv n_slot",
-)
 
-# For one query token, a head at a time: rank int32 [n_head, n_slot], the clusters by falling score
-# (scores within a 65535th of their range are equal), and keep int32 [n_head], how many of the
-# positions in that order make up the share of all weight. The first ones, first_share of them and
-# at least 20, are weighed. n_sample 0: as Alg. 1 has it, the others are a curve through the windows
-# round 10 % and 60 %. n_sample up to TACTIC_SAMPLES: whole clusters, the weight of those after the
-# first ones estimated from as many of their positions, times 1 + margin. counted: 1 counts the
-# weight of the positions outside of the clusters towards the share. work: scratch, f32 [n_head,
-# tactic_work(capacity, n_slot)].
-TACTIC_BUDGET = op(
-    "select.tactic",
-    "tactic_budget",
-    "head_dim",
-    "step q k_pages k_table extent scores starts order rank keep work n_head heads_per_kv"
-    " n_head_kv n_slot capacity n_sink counted n_sample share_f first_share_f margin_f scale_f",
-    reads=READS_ALL,
-)
+TACTIC_SEED = op("select.tactic", TacticSeed, "head_dim", reads=READS_ALL)
 
-# The same for all heads of a KV head, in one order: rank int32 [n_head_kv, n_slot], the clusters by
-# falling sum over the heads of exp(scaled score) / their total, and keep int32 [n_head_kv], with
-# how many of the positions n_reach of the heads reach the share. n_sample (at least 1) positions
-# after the first ones, drawn in proportion to that sum. scores are used up. Scratch: sizes, density
-# f32 [n_head_kv, n_slot], work f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)].
-TACTIC_JOINT = op(
-    "select.tactic_joint",
-    "tactic_joint",
-    "head_dim group",
-    "step q k_pages k_table extent scores starts order sizes density rank keep work n_head_kv"
-    " n_slot capacity n_sink counted n_sample n_reach share_f first_share_f margin_f scale_f",
-    reads=READS_ALL,
-)
 
-# marks int64 [n_row, capacity / 64]: a bit a position, the lowest first, set where a head of the
-# row's group keeps it; count int32 [n_row]: how many are.
-TACTIC_MARK = op(
-    "select.tactic",
-    "tactic_mark",
-    "group",
-    "extent starts order rank keep marks count n_row heads_per_kv n_slot capacity",
-)
+class TacticAssign:
+    """The nearest centroid of each position's segment, the lowest of equally near ones."""
 
-# The Selection of the marked positions and of all outside of the clusters.
-TACTIC_SELECT = op(
-    "select.tactic",
-    "tactic_select",
-    "",
-    "step extent marks count indptr indices n_row capacity n_sink",
-)
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    centroids: Address
+    norms: Address
+    moving: Address
+    labels: Address  # int32 [n_head_kv, capacity]
+    panels: Address  # f32 [TACTIC_WORKERS, (head_dim + 3) * 32], scratch
+    n_head_kv: int
+    n_slot: int
+    n_segment: int
+    segment: int
+    per_cluster: int
+    capacity: int
+    n_sink: int
+
+
+TACTIC_ASSIGN = op("select.tactic", TacticAssign, "head_dim", reads=READS_ALL)
+
+
+class TacticMean:
+    """starts and order by labels; centroids that have members become their means."""
+
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    centroids: Address
+    means: Address
+    norms: Address
+    moving: Address
+    labels: Address
+    starts: (
+        Address  # int32 [n_head_kv, n_slot + 1]: cluster i holds order[starts[i]: starts[i + 1]]
+    )
+    order: Address  # int32 [n_head_kv, capacity]: positions by cluster, ascending in each
+    cursor: Address  # int32 as norms, scratch
+    n_head_kv: int
+    n_slot: int
+    n_segment: int
+    segment: int
+    per_cluster: int
+    capacity: int
+    n_sink: int
+
+
+TACTIC_MEAN = op("select.tactic", TacticMean, "head_dim", reads=READS_ALL)
+
+
+class TacticScore:
+    """q . centroid, for one query token."""
+
+    q: Address  # f32 [n_head, head_dim]
+    extent: Address
+    means: Address
+    scores: Address  # f32 [n_head, n_slot]
+    n_head_kv: int
+    n_slot: int  # a multiple of 16
+
+
+TACTIC_SCORE = op("select.tactic", TacticScore, "head_dim group")
+
+
+class TacticBudget:
+    """The clusters' order, and how many positions make up the share of all weight, by head.
+
+    The first ones, first_share of the positions and at least 20, are weighed. n_sample 0: as Alg. 1
+    has it, the others are a curve through the windows round 10 % and 60 %. n_sample up to
+    TACTIC_SAMPLES: whole clusters, the weight of those after the first ones estimated from as many
+    of their positions, times 1 + margin.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    scores: Address
+    starts: Address
+    order: Address
+    rank: (
+        Address  # int32 [n_head, n_slot]: clusters by falling score, equal within 1/65535 of range
+    )
+    keep: Address  # int32 [n_head]: how many of the positions in that order
+    work: Address  # f32 [n_head, tactic_work(capacity, n_slot)], scratch
+    n_head: int
+    heads_per_kv: int
+    n_head_kv: int
+    n_slot: int
+    capacity: int
+    n_sink: int
+    counted: int  # 1: the weight of positions outside of the clusters counts towards the share
+    n_sample: int
+    share: float
+    first_share: float
+    margin: float
+    scale: float
+
+
+TACTIC_BUDGET = op("select.tactic", TacticBudget, "head_dim", reads=READS_ALL)
+
+
+class TacticJoint:
+    """The same for all heads of a KV head, in one order.
+
+    Clusters by falling sum over the heads of exp(scaled score) / their total; n_sample positions
+    after the first ones are drawn in proportion to that sum.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    scores: Address  # used up
+    starts: Address
+    order: Address
+    sizes: Address  # f32 [n_head_kv, n_slot], scratch
+    density: Address  # f32 [n_head_kv, n_slot], scratch
+    rank: Address  # int32 [n_head_kv, n_slot]
+    keep: Address  # int32 [n_head_kv]: with so many positions n_reach of the heads reach the share
+    work: Address  # f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)], scratch
+    n_head_kv: int
+    n_slot: int
+    capacity: int
+    n_sink: int
+    counted: int
+    n_sample: int  # at least 1
+    n_reach: int
+    share: float
+    first_share: float
+    margin: float
+    scale: float
+
+
+TACTIC_JOINT = op("select.tactic_joint", TacticJoint, "head_dim group", reads=READS_ALL)
+
+
+class TacticMark:
+    """The positions that a head of the row's group keeps, as bits."""
+
+    extent: Address
+    starts: Address
+    order: Address
+    rank: Address
+    keep: Address
+    marks: Address  # int64 [n_row, capacity / 64]: a bit a position, the lowest first
+    count: Address  # int32 [n_row]: how many are set
+    n_row: int
+    heads_per_kv: int
+    n_slot: int
+    capacity: int
+
+
+TACTIC_MARK = op("select.tactic", TacticMark, "group")
+
+
+class TacticSelect:
+    """The Selection of the marked positions and of all outside of the clusters."""
+
+    step: Address
+    extent: Address
+    marks: Address
+    count: Address
+    indptr: Address
+    indices: Address
+    n_row: int
+    capacity: int
+    n_sink: int
+
+
+TACTIC_SELECT = op("select.tactic", TacticSelect)
 
 
 def tactic_half_window(n: int) -> int:

@@ -1,31 +1,56 @@
-"""Ops of `vertical_slash`."""
+"""Ops of `vertical_slash`: MInference, Jiang et al. 2024, arXiv 2407.02490."""
 
-from tamis.jit_kernels.contract.op import READS_ALL, op
+from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
 
-# Vertical-slash (MInference: Jiang et al. 2024, arXiv 2407.02490). vertical, slash f32 [n_row,
-# capacity]: attention weights of the call's last n_last queries, summed over the group's heads by
-# position, and by distance: entry i is the distance n - 1 - i, n positions being held. The first
-# n_sink columns and the last n_local entries of slash become 3e38. columns int32 [n_row,
-# 1 + n_vertical], diagonals int32 [n_row, 1 + n_slash]: how many of the best are kept, and these,
-# ascending. work: scratch, f32 [n_row, slash_work(group, capacity)]; capacity: a multiple of TILE.
-SLASH_LINES = op(
-    "select.vertical_slash",
-    "slash_lines",
-    "head_dim group",
-    "step q k_pages k_table vertical slash columns diagonals work n_row n_last n_vertical n_slash"
-    " n_sink n_local capacity scale_f",
-    reads=READS_ALL,
-)
 
-# The Selection of single positions that lie on a column, or for one of a row's queries on a
-# diagonal; neighbouring queries' diagonals join.
-SLASH_SELECT = op(
-    "select.vertical_slash",
-    "slash_select",
-    "",
-    "step columns diagonals indptr indices n_row n_vertical n_slash q_block",
-)
+class SlashLines:
+    """The best columns and diagonals by the attention weights of the call's last n_last queries.
+
+    Weights are summed over the group's heads. The first n_sink columns and the last n_local entries
+    of slash become 3e38.
+    """
+
+    step: Address
+    q: Address  # f32 [n_tok, n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    vertical: Address  # f32 [n_row, capacity]: sums by position
+    slash: Address  # f32 [n_row, capacity]: by distance; entry i is n - 1 - i of n positions held
+    columns: Address  # int32 [n_row, 1 + n_vertical]: how many, and these, ascending
+    diagonals: Address  # int32 [n_row, 1 + n_slash], likewise
+    work: Address  # f32 [n_row, slash_work(group, capacity)], scratch
+    n_row: int
+    n_last: int
+    n_vertical: int
+    n_slash: int
+    n_sink: int
+    n_local: int
+    capacity: int  # a multiple of TILE
+    scale: float
+
+
+SLASH_LINES = op("select.vertical_slash", SlashLines, "head_dim group", reads=READS_ALL)
+
+
+class SlashSelect:
+    """The Selection of positions on a column, or for one of a row's queries on a diagonal.
+
+    Neighbouring queries' diagonals are merged.
+    """
+
+    step: Address
+    columns: Address  # as SLASH_LINES left them
+    diagonals: Address
+    indptr: Address
+    indices: Address
+    n_row: int
+    n_vertical: int
+    n_slash: int
+    q_block: int
+
+
+SLASH_SELECT = op("select.vertical_slash", SlashSelect)
 
 
 def slash_work(group: int, capacity: int) -> int:
