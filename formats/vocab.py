@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -83,8 +83,32 @@ _MARKUP_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _SPM_EOS = "</s>"
 _KNOWN_TEXTS = frozenset(_EOG_TEXTS).union(_MARKUP_TEXTS, (_SPM_EOS,), *_FIM_TEXTS.values())
 
+_KEY_NAMES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}  # the last is spelt so
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # converters write -1, signed or not, for "none"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+# What `tokenizer.ggml.model` may be, with what it is.
+MODELS = {
+    "llama": "SPM",
+    "gpt2": "byte-level BPE",
+    "gemma4": "BPE of characters",
+    "whitespace": "BPE of characters between spaces",
+    "hybriddna": "byte-level BPE with k-mers of DNA",
+    "bert": "WordPiece",
+    "t5": "Unigram",
+    "rwkv": "longest match",
+    "plamo2": "PLaMo-2",
+}
+_WITH_MERGES = ("gpt2", "gemma4", "whitespace", "hybriddna")
+# Special tokens of vocabularies whose files leave them out.
+_DEFAULT_IDS = {
+    "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
+# Vocabularies in which `<mask>`, or `[MASK]`, takes the spaces before it.
+_MASK_STRIPS_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+_MASK_STRIPS_ARCH = ("nomic-bert-moe", "jina-bert-v3")
 
 
 class TokenType(IntEnum):
@@ -105,14 +129,30 @@ def byte_of_token(text: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+@dataclass(frozen=True)
+class Normalizer:
+    """What is done to text before it is cut into tokens.
+
+    ``charsmap`` is SentencePiece's precompiled map of characters, as the file has it.
+    """
+
+    lowercase: bool = True
+    strip_accents: bool = True
+    merge_spaces: bool = False
+    charsmap: bytes = b""
+
+
 @dataclass(frozen=True, eq=False)
 class Vocab:
     """A validated vocabulary; token ids are the indices of ``tokens``.
 
-    ``model`` is "llama" (SPM) or "gpt2" (BPE); ``pre`` names the BPE pre-tokenizer ("default" if
-    the file does not). Bytes of a token that are not UTF-8 are surrogate escapes. ``merges`` are
-    in order of rank, two parts with a space between. ``token_types`` are TokenType numbers, with
-    llama.cpp's corrections: tokens known by their text to be control tokens are.
+    ``model`` is one of MODELS; ``pre`` names the BPE pre-tokenizer ("default" if the file does
+    not). Bytes of a token that are not UTF-8 are surrogate escapes. ``merges`` are in order of
+    rank, two parts with a space between. ``token_types`` are TokenType numbers, with llama.cpp's
+    corrections: tokens known by their text to be control tokens are.
+
+    ``normalizer`` is for WordPiece, Unigram and "whitespace" only. Of tokens that are read in text
+    as they are, those in ``lstrip`` take the white space before them, in ``rstrip`` after them.
 
     Special ids are None where there is none; all others are in range. ``eot``, ``eom`` and
     ``fim`` (of pre, suf, mid, pad, rep and sep those there are) are found by their text if no key
@@ -139,6 +179,10 @@ class Vocab:
     add_eos: bool | None
     add_space_prefix: bool
     chat_template: str | None
+    mask: int | None = None
+    normalizer: Normalizer = field(default_factory=Normalizer)
+    lstrip: frozenset[int] = frozenset()
+    rstrip: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -150,36 +194,81 @@ class Vocab:
         Whether its size is that of the embedding is not known here: the engine checks that.
         """
         model = f.get("tokenizer.ggml.model", str)
-        if model not in ("llama", "gpt2"):
+        if model not in MODELS:
+            known = ", ".join(f"{name!r} ({what})" for name, what in MODELS.items())
             raise f.error(
-                f"tokenizer model {model!r} is not supported, only 'llama' (SPM) and 'gpt2' (BPE)"
-                " are",
+                f"tokenizer model {model!r} is not supported, only {known} are",
                 key="tokenizer.ggml.model",
             )
         tokens = f.get("tokenizer.ggml.tokens", Strings)
         if not tokens:
             raise f.error("the vocabulary is empty", key="tokenizer.ggml.tokens")
         by_text = tokens.places(_KNOWN_TEXTS)
-        ids = _special_ids(f, by_text, n_vocab=len(tokens))
+        ids = _special_ids(f, model, by_text, n_vocab=len(tokens))
         fim = _fim_ids(f, by_text, n_vocab=len(tokens))
         types = _token_types(f, n_vocab=len(tokens))
         eog = _eog_ids(by_text, types, ids, fim)
         _correct_types(types, by_text, fim)
         return cls(
             model=model,
-            pre=f.get("tokenizer.ggml.pre", str, "default"),
+            pre=_pre(f, model),
             tokens=tokens,
             token_types=types,
             scores=_scores(f, n_vocab=len(tokens)),
-            merges=f.get("tokenizer.ggml.merges", Strings) if model == "gpt2" else Strings.of([]),
+            merges=_merges(f, model),
             fim=fim,
             eog=eog,
             add_bos=f.get("tokenizer.ggml.add_bos_token", bool, None),
             add_eos=f.get("tokenizer.ggml.add_eos_token", bool, None),
             add_space_prefix=f.get("tokenizer.ggml.add_space_prefix", bool, model == "llama"),
             chat_template=f.get("tokenizer.chat_template", str, None),
+            normalizer=_normalizer(f, model),
+            **_stripping(f, tokens, types),
             **ids,
         )
+
+
+def _pre(f: "GGUFFile", model: str) -> str:
+    own = f.get("tokenizer.ggml.pre", str, "default")
+    return model if model in ("gemma4", "whitespace") else own
+
+
+def _merges(f: "GGUFFile", model: str) -> Strings:
+    return f.get("tokenizer.ggml.merges", Strings) if model in _WITH_MERGES else Strings.of([])
+
+
+def _normalizer(f: "GGUFFile", model: str) -> Normalizer:
+    prefix = "tokenizer.ggml.normalizer"
+    lowercase = f.get(f"{prefix}.lowercase", bool, model != "whitespace")
+    key = "tokenizer.ggml.precompiled_charsmap"
+    charsmap = f.get(key, np.ndarray, None)
+    if charsmap is not None and charsmap.dtype not in (np.int8, np.uint8):
+        raise f.error(f"expected an array of bytes, got {charsmap.dtype}", key=key)
+    return Normalizer(
+        lowercase=lowercase,
+        strip_accents=f.get(f"{prefix}.strip_accents", bool, lowercase),
+        merge_spaces=f.get("tokenizer.ggml.remove_extra_whitespaces", bool, False),
+        charsmap=b"" if charsmap is None else charsmap.tobytes(),
+    )
+
+
+def _stripping(f: "GGUFFile", tokens: Strings, types: np.ndarray) -> dict[str, frozenset[int]]:
+    """Tokens that take white space beside them: files do not say which, llama.cpp goes by names."""
+    pre = f.get("tokenizer.ggml.pre", str, "default")
+    arch = f.get("general.architecture", str, "")
+    name = f.get("general.name", str, "").lower()
+    mask = any(p in pre for p in _MASK_STRIPS_PRE) or any(a in arch for a in _MASK_STRIPS_ARCH)
+    if mask:
+        return {"lstrip": frozenset(tokens.places(["<mask>"]).values())}
+    if "phi-3" in name or "phi3" in name:
+        read = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        ids = set(np.flatnonzero(np.isin(types, read)).tolist())
+        ids |= set(tokens.places([_SPM_EOS]).values())
+        ids -= set(tokens.places(["<unk>", "<s>", "<|endoftext|>"]).values())
+        return {"rstrip": frozenset(ids)}
+    if "modern-bert" in name:
+        return {"lstrip": frozenset(tokens.places(["[MASK]"]).values())}
+    return {}
 
 
 def _special_id(f: "GGUFFile", name: str, n_vocab: int) -> int | None:
@@ -197,17 +286,16 @@ def _first(by_text: Mapping[str, int], texts: tuple[str, ...]) -> int | None:
 
 
 def _special_ids(
-    f: "GGUFFile", by_text: Mapping[str, int], *, n_vocab: int
+    f: "GGUFFile", model: str, by_text: Mapping[str, int], *, n_vocab: int
 ) -> dict[str, int | None]:
     ids = {
-        "bos": _special_id(f, "bos", n_vocab),
-        "eos": _special_id(f, "eos", n_vocab),
-        "eot": _special_id(f, "eot", n_vocab),
-        "eom": _special_id(f, "eom", n_vocab),
-        "unk": _special_id(f, "unknown", n_vocab),
-        "pad": _special_id(f, "padding", n_vocab),
-        "sep": _special_id(f, "seperator", n_vocab),  # the key is spelt so
+        name: _special_id(f, _KEY_NAMES.get(name, name), n_vocab)
+        for name in ("bos", "eos", "eot", "eom", "unk", "pad", "sep", "mask")
     }
+    for name, token_id in _DEFAULT_IDS.get(model, {}).items():
+        key = f"tokenizer.ggml.{_KEY_NAMES.get(name, name)}_token_id"
+        if f.get(key, int, None) is None and token_id < n_vocab:
+            ids[name] = token_id
     if ids["eot"] is None:
         ids["eot"] = _first(by_text, _EOT_TEXTS)
     if ids["eom"] is None:

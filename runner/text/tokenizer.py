@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 from tamis.text import pretokenize
-from tamis.text.bpe import BytePairEncoder, byte_alphabet
+from tamis.text.bpe import BytePairEncoder, CharacterPairEncoder, DnaEncoder, byte_alphabet
+from tamis.text.longest_match import LongestMatchEncoder, unescaped
+from tamis.text.plamo import PlamoEncoder
 from tamis.text.spm import SentencePieceEncoder
+from tamis.text.unigram import UnigramEncoder
+from tamis.text.wordpiece import WordPieceEncoder
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -20,6 +25,18 @@ _MARK = re.compile(r"<[|｜].*[|｜]>|<(start|end)_of_turn>", re.DOTALL)
 
 class TokenizerError(ValueError):
     """A vocabulary that no tokenizer can be built from, or a token outside of it."""
+
+
+# Byte-level BPE: texts are written in an alphabet that has a letter for each byte.
+_BYTE_LEVEL = ("gpt2", "hybriddna")
+_C_SPACES = " \t\n\v\f\r"
+
+
+class Encoder(Protocol):
+    """What makes tokens of text that has no special tokens in it."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the tokens of ``text``."""
 
 
 class _Cutter:
@@ -101,18 +118,25 @@ class _Cutter:
 class Tokenizer:
     """Encodes and decodes with one vocabulary; build it with ``tokenizer_for``."""
 
-    def __init__(self, vocab: Vocab, encoder: BytePairEncoder | SentencePieceEncoder):
+    def __init__(self, vocab: Vocab, encoder: Encoder):
         self._vocab = vocab
         self._encoder = encoder
         self._types = vocab.token_types.astype(np.uint8).tobytes()
         self._bytes = {ord(letter): byte for byte, letter in enumerate(byte_alphabet())}
         spm = vocab.model == "llama"
         self._space_prefix = spm and vocab.add_space_prefix
-        default_bos = spm or vocab.pre in pretokenize.ADDS_BOS
+        default_bos = spm or vocab.model == "bert" or vocab.pre in pretokenize.ADDS_BOS
         self.n_vocab = len(vocab)
         self.bos, self.eos, self.eog = vocab.bos, vocab.eos, vocab.eog
         self.add_bos = default_bos if vocab.add_bos is None else vocab.add_bos
-        self.add_eos = bool(vocab.add_eos)
+        if vocab.model == "gemma4" or vocab.pre in pretokenize.ALWAYS_ADDS_BOS:
+            self.add_bos = True  # whatever the file says: some say no
+        self.add_eos = vocab.model == "t5" if vocab.add_eos is None else vocab.add_eos
+        self._end = vocab.eos
+        if vocab.model == "bert":
+            self.add_eos, self._end = True, vocab.sep
+        elif vocab.model in ("rwkv", "plamo2"):
+            self.add_bos = self.add_eos = False
         self._user_cutter = _Cutter(self._texts((TokenType.USER_DEFINED,)))
         literal = self._texts(_LITERAL)
         marks = {i for text, i in literal.items() if _MARK.fullmatch(text)}
@@ -141,8 +165,8 @@ class Tokenizer:
         ids = self._encode_pieces(cutter.cut(_well_formed(text)))
         if add_special and self.add_bos and self.bos is not None:
             ids.insert(0, self.bos)
-        if add_special and self.add_eos and self.eos is not None:
-            ids.append(self.eos)
+        if add_special and self.add_eos and self._end is not None:
+            ids.append(self._end)
         return ids
 
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
@@ -164,7 +188,7 @@ class Tokenizer:
     def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
         ids: list[int] = []
         after_special = True
-        for piece in pieces:
+        for piece in self._stripped(pieces):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
@@ -172,6 +196,21 @@ class Tokenizer:
                 ids += self._encoder.encode(prefix + piece)
             after_special = isinstance(piece, int)
         return ids
+
+    def _stripped(self, pieces: Iterable[str | int]) -> Iterable[str | int]:
+        """The pieces without the white space that tokens beside it take."""
+        lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
+        if not lstrip and not rstrip:
+            return pieces
+        some = list(pieces)
+        for i, piece in enumerate(some):
+            if isinstance(piece, str):
+                if i and some[i - 1] in rstrip:
+                    piece = piece.lstrip(_C_SPACES)
+                if i + 1 < len(some) and some[i + 1] in lstrip:
+                    piece = piece.rstrip(_C_SPACES)
+                some[i] = piece
+        return [piece for piece in some if piece != ""]
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token; those of a control token only if ``special``."""
@@ -184,8 +223,10 @@ class Tokenizer:
             return text.encode("utf-8", "surrogateescape")
         if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
             return b""
-        if self._vocab.model == "gpt2":
-            return self._from_alphabet(text)
+        if self._vocab.model in _BYTE_LEVEL:
+            return self._from_alphabet(text.removesuffix(DnaEncoder.MARK))
+        if self._vocab.model == "rwkv":
+            return unescaped(self._vocab.tokens.raw(token_id))
         byte = byte_of_token(text) if kind == TokenType.BYTE else None
         if byte is not None:
             return bytes([byte])
@@ -217,12 +258,25 @@ def _well_formed(text: str) -> str:
 
 def tokenizer_for(vocab: Vocab) -> Tokenizer:
     """Build the tokenizer of a vocabulary; TokenizerError if its kind is not known."""
-    if vocab.model == "llama":
-        try:
-            return Tokenizer(vocab, SentencePieceEncoder(vocab))
-        except RuntimeError as e:
-            raise TokenizerError(f"sentencepiece does not take the vocabulary: {e}") from e
-    if vocab.model != "gpt2":
+    try:
+        return Tokenizer(vocab, _encoder(vocab))
+    except (RuntimeError, ValueError) as e:
+        if isinstance(e, TokenizerError):
+            raise
+        raise TokenizerError(f"the vocabulary ({vocab.model}) cannot be used: {e}") from e
+
+
+def _encoder(vocab: Vocab) -> Encoder:
+    others = {
+        "llama": SentencePieceEncoder,
+        "bert": WordPieceEncoder,
+        "t5": UnigramEncoder,
+        "rwkv": LongestMatchEncoder,
+        "plamo2": PlamoEncoder,
+    }
+    if vocab.model in others:
+        return others[vocab.model](vocab)
+    if vocab.model not in ("gpt2", "gemma4", "whitespace", "hybriddna"):
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):
         raise TokenizerError(
@@ -230,4 +284,9 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
             "the wrong places. Use a file that names one of these, if its model was trained so: "
             + ", ".join(pretokenize.known())
         )
-    return Tokenizer(vocab, BytePairEncoder(vocab.tokens, vocab.merges, vocab.pre))
+    control = frozenset(np.flatnonzero(np.isin(vocab.token_types, _HIDDEN)).tolist())
+    parts = (vocab.tokens, vocab.merges, vocab.pre, control)
+    if vocab.pre in pretokenize.OF_CHARACTERS:
+        return CharacterPairEncoder(*parts, lowercase=vocab.normalizer.lowercase)
+    bpe = BytePairEncoder(*parts)
+    return DnaEncoder(vocab.tokens, bpe) if vocab.model == "hybriddna" else bpe
