@@ -209,6 +209,7 @@ class Vocab:
         types = _token_types(f, n_vocab=len(tokens))
         eog = _eog_ids(by_text, types, ids, fim)
         _correct_types(types, by_text, fim)
+        lstrip, rstrip = _stripping(f, tokens, types)
         return cls(
             model=model,
             pre=_pre(f, model),
@@ -223,7 +224,8 @@ class Vocab:
             add_space_prefix=f.get("tokenizer.ggml.add_space_prefix", bool, model == "llama"),
             chat_template=f.get("tokenizer.chat_template", str, None),
             normalizer=_normalizer(f, model),
-            **_stripping(f, tokens, types),
+            lstrip=lstrip,
+            rstrip=rstrip,
             **ids,
         )
 
@@ -252,23 +254,26 @@ def _normalizer(f: "GGUFFile", model: str) -> Normalizer:
     )
 
 
-def _stripping(f: "GGUFFile", tokens: Strings, types: np.ndarray) -> dict[str, frozenset[int]]:
-    """Tokens that take white space beside them: files do not say which, llama.cpp goes by names."""
+def _stripping(
+    f: "GGUFFile", tokens: Strings, types: np.ndarray
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Tokens that take white space before them, and after; as llama.cpp goes by names."""
     pre = f.get("tokenizer.ggml.pre", str, "default")
     arch = f.get("general.architecture", str, "")
     name = f.get("general.name", str, "").lower()
+    none: frozenset[int] = frozenset()
     mask = any(p in pre for p in _MASK_STRIPS_PRE) or any(a in arch for a in _MASK_STRIPS_ARCH)
     if mask:
-        return {"lstrip": frozenset(tokens.places(["<mask>"]).values())}
+        return frozenset(tokens.places(["<mask>"]).values()), none
     if "phi-3" in name or "phi3" in name:
         read = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         ids = set(np.flatnonzero(np.isin(types, read)).tolist())
         ids |= set(tokens.places([_SPM_EOS]).values())
         ids -= set(tokens.places(["<unk>", "<s>", "<|endoftext|>"]).values())
-        return {"rstrip": frozenset(ids)}
+        return none, frozenset(ids)
     if "modern-bert" in name:
-        return {"lstrip": frozenset(tokens.places(["[MASK]"]).values())}
-    return {}
+        return frozenset(tokens.places(["[MASK]"]).values()), none
+    return none, none
 
 
 def _special_id(f: "GGUFFile", name: str, n_vocab: int) -> int | None:

@@ -39,12 +39,11 @@ class PlamoEncoder:
         """Return the ids of the tokens of ``text``, without a byte order mark before it."""
         text = text.removeprefix("\ufeff")
         ends, tokens = self._best(text)
-        ids, at = [], 0
+        ids: list[int] = []
+        at = 0
         while at < len(text):
-            if tokens[at] is None:
-                ids += [self._bytes[byte] for byte in text[at].encode()]
-            else:
-                ids.append(tokens[at])
+            token = tokens[at]
+            ids += [self._bytes[byte] for byte in text[at].encode()] if token is None else [token]
             at = ends[at]
         return ids
 

@@ -1,15 +1,16 @@
 """A jinja2 environment for templates that nobody trusts: no way out, and little time and memory.
 
 The templates' syntax tree is changed so that whatever can repeat or grow reports to a meter:
-loops, macros, calls, operators, filters, lists. Python cannot stop a single long operation of C,
-so those are refused before they start if their operands say that they would be long.
+loops, macros, calls, operators, tests, filters, lists. All of it counts against one budget. Python
+cannot stop a single long operation of C, so those are refused before they start if their operands
+say that they would be long.
 """
 
 import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ from jinja2.defaults import DEFAULT_FILTERS
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment, SecurityError
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
@@ -31,12 +33,18 @@ indent int items last length list lower map max min reject rejectattr reverse ro
 selectattr sort string title trim truncate unique upper urlencode wordcount"""
 _BINARY = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 _NODE_CHARS = 16  # what an item of a list counts, beside its characters
+_STEP_CHARS = 32  # what a step counts: a loop's, a test, a filter, a call
+# Filters that work in Python on each character, or compare all items with each other.
+_SLOW_FILTERS = frozenset(["urlencode", "title", "sort", "unique", "groupby", "dictsort"])
+_SLOW = 8
 _MAX_BITS = 4096  # of an integer that is calculated with
 _MAX_WIDTH = 100  # of indents and padding
 # Padding to a width makes gigabytes of ten characters; of numbers in a format, so many digits.
 _WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "truncate"])
+_TESTS: dict[str, Callable[..., Any]] = dict(TESTS)  # type: ignore[arg-type]
+_LIST_METHODS = ("append", "pop")
 _REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
 
 
@@ -44,8 +52,9 @@ _REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
 class Meter:
     """What one rendering may still take; SecurityError where it takes more.
 
-    ``max_chars`` bounds every value and the output, ``n_left`` all characters ever made,
-    ``deadline`` is in seconds of this thread's own time, so that a busy machine stops nobody.
+    ``max_chars`` bounds every value and the output; ``n_left`` is the budget: characters made or
+    looked at, and so many for each step. ``deadline`` is in seconds of this thread's own time, so
+    that a busy machine stops nobody.
     """
 
     max_chars: int
@@ -60,9 +69,10 @@ class Meter:
         seconds = 1.0 + n_chars / 2_000_000
         return cls(max_chars, 16 * max_chars, time.thread_time() + seconds)
 
-    def tick(self) -> None:
-        """Stop the template if its time is over."""
-        if time.thread_time() > self.deadline:
+    def tick(self, n_chars: int = 0) -> None:
+        """Account for a step that looks at ``n_chars`` characters."""
+        self.n_left -= _STEP_CHARS + n_chars
+        if self.n_left < 0 or time.thread_time() > self.deadline:
             raise SecurityError("takes too long: endless loop?")
 
     def grow(self, n_chars: int) -> None:
@@ -105,6 +115,10 @@ class _Namespace(Namespace):
 
     def __repr__(self) -> str:
         return "<namespace>"
+
+
+class _OwnList(list):
+    """A list that the template has written."""
 
 
 class _Generation(Extension):
@@ -179,6 +193,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: _filter(name, DEFAULT_FILTERS[name]) for name in _FILTERS.split()}
         own: dict[str, Callable[..., Any]] = {"join": _join, "replace": _replace, "tojson": _tojson}
         self.filters |= {name: _filter(name, function) for name, function in own.items()}
+        self.tests = {name: _test(function) for name, function in _TESTS.items()}
         self.globals = {"range": self.globals["range"], "dict": dict, "namespace": _Namespace}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -191,18 +206,25 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def _ticked(self, value: Any) -> Any:
-        _METER.get().tick()
+        _METER.get().tick(_length(value))
         return value
 
     def _searched(self, value: Any) -> Any:
+        _METER.get().tick(_length(value))
         # a plain string would look for the veiled characters of what it is searched for
         return UserText(value) if type(value) is str else value
 
     def _metered(self, value: Any) -> Any:
-        return _metered(value)
+        return _metered(_OwnList(value) if type(value) is list else value)
 
     def _joined(self, *values: Any) -> str:
         return _concat([_text(value) for value in values])
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As jinja2's; lists that the template has made may also grow and shrink."""
+        if type(obj) is _OwnList and attr in _LIST_METHODS:
+            return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
+        return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         """Refuse at once: jinja2's would print as an empty string."""
@@ -258,7 +280,7 @@ def _metered(value: Any) -> Any:
     if isinstance(value, list | tuple | Mapping | set | frozenset):
         size(value, meter.max_chars)
         meter.grow(_NODE_CHARS * len(value))
-    return value
+    return _ticking(value) if isinstance(value, Generator) else value
 
 
 def _text(value: Any) -> str:
@@ -302,8 +324,11 @@ def _check_call(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
     if isinstance(owner, int | float | bytes):
         raise SecurityError(f"method {name} of {type(owner).__name__} is not for templates")
+    if isinstance(owner, list) and name in _LIST_METHODS:
+        _METER.get().grow(_NODE_CHARS + len(owner) // _NODE_CHARS)
     if not isinstance(owner, str):
         return
+    _METER.get().tick(len(owner))
     if name in _REFUSED_METHODS:
         raise SecurityError(f"method {name} of str is not for templates")
     if name in _PADDING:
@@ -344,8 +369,11 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def metered(*args: Any, **kwargs: Any) -> Any:
-        _METER.get().tick()
         values = (*args, *kwargs.values())
+        n_chars = max(map(_length, values), default=0)
+        if name in _SLOW_FILTERS:
+            n_chars = _SLOW * size([v for v in values if _length(v)], _METER.get().max_chars)
+        _METER.get().tick(n_chars)
         if name in ("indent", "round", "truncate"):
             _check_width(name, values)
         if name == "indent":
@@ -359,6 +387,32 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _metered(function(*args, **kwargs))
 
     return metered
+
+
+def _test(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The test ``function``, metered."""
+
+    @functools.wraps(function)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        _METER.get().tick(max(map(_length, args), default=0))
+        return function(*args, **kwargs)
+
+    return metered
+
+
+def _length(value: Any) -> int:
+    """How much there is in ``value`` to look at: characters, or items that count as some."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list | tuple | dict | set | frozenset | range):
+        return _NODE_CHARS * len(value)
+    return 0
+
+
+def _ticking(items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        _METER.get().tick()
+        yield item
 
 
 @pass_context

@@ -1,7 +1,7 @@
 """Which tokens stand at a place of a text: one lookup for each length that its head allows."""
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _Text = TypeVar("_Text", str, bytes)
 _HEAD = 3  # characters that choose the lengths to try
@@ -12,13 +12,13 @@ class TokenLookup(Generic[_Text]):
 
     def __init__(self, items: Iterable[tuple[_Text, int]]):
         self._ids: dict[_Text, int] = dict(items)
-        lengths: dict[_Text, set[int]] = {}
+        lengths: dict[Any, set[int]] = {}
         for text in self._ids:
             lengths.setdefault(text[:_HEAD], set()).add(len(text))
         for head in [*lengths]:  # what begins a head is found with it as well
             for n in range(1, len(head)):
                 lengths[head] |= {n} & lengths.get(head[:n], set())
-        self._lengths = {head: sorted(ns) for head, ns in lengths.items()}
+        self._lengths: dict[Any, list[int]] = {head: sorted(ns) for head, ns in lengths.items()}
 
     def at(self, text: _Text, start: int) -> list[tuple[int, int]]:
         """(end, token) of those that stand in ``text`` at ``start``, the shortest first."""

@@ -1,7 +1,7 @@
 """Text to token ids and back, as the vocabulary of a GGUF file says."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +17,10 @@ from tamis.text.wordpiece import WordPieceEncoder
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-# llama.cpp reads this as a control token in every vocabulary, whatever its type in the file.
+# llama.cpp reads this as a control token whatever its type in the file, but not where one of the
+# others is.
 _READ_AS_CONTROL = "</s>"
+_KEEPS_ITS_TYPE = ("<|tool_response>", "<|plamo:eos|>")
 # Some files, and llama.cpp for gpt-oss, say of marks between messages that they are text.
 _MARK = re.compile(r"<[|｜].*[|｜]>|<(start|end)_of_turn>", re.DOTALL)
 
@@ -148,6 +150,8 @@ class Tokenizer:
         tokens = self._vocab.tokens
         ids = np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist()
         texts = {text: i for i in ids if (text := tokens[i])}
+        if tokens.places(_KEEPS_ITS_TYPE):
+            return texts
         texts.pop(_READ_AS_CONTROL, None)
         if TokenType.CONTROL in types:
             texts |= tokens.places([_READ_AS_CONTROL])
@@ -267,7 +271,7 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
 
 
 def _encoder(vocab: Vocab) -> Encoder:
-    others = {
+    others: dict[str, Callable[[Vocab], Encoder]] = {
         "llama": SentencePieceEncoder,
         "bert": WordPieceEncoder,
         "t5": UnigramEncoder,

@@ -120,7 +120,7 @@ def test_byte_tokens(load, token, byte):
 @pytest.mark.parametrize(
     ("keys", "key", "message"),
     [
-        ({"model": text("bert")}, "model", "'bert' is not supported"),
+        ({"model": text("other")}, "model", "'other' is not supported"),
         ({"model": None}, "model", "lacks a key"),
         ({"tokens": None}, "tokens", "lacks a key"),
         ({"tokens": array(text, [])}, "tokens", "is empty"),

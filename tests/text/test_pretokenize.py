@@ -5,6 +5,7 @@ or lists them, in its order; a pattern here is written out, those of the package
 """
 
 import itertools
+import time
 import unicodedata
 
 import pytest
@@ -41,9 +42,12 @@ _DEEPSEEK_LETTERS = (
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 PUBLISHED: dict[str, list[str]] = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-    "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling": [_GPT2],
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling "
+    "modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": [
+        _GPT2
+    ],
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral lfm2 midm-2.0 dbrx smaug-bpe chatglm-bpe "
-    "glm4": [_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
+    "glm4 glm5 jina-v5-nano": [_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
     "qwen2 deepseek-r1-qwen stablelm2 hunyuan megrez kormo f2llmv2 solar-open grok-2": [_QWEN2],
     "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": [r"\p{N}", _GPT2],
     "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"],
@@ -64,7 +68,7 @@ PUBLISHED: dict[str, list[str]] = {
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ],
     "tekken": [_GPT4O.replace(_CONTRACTIONS + "?", "").replace(r"\p{N}{1,3}", r"\p{N}")],
-    "gpt-4o llama4 kanana2 talkie minimax-m2": [_GPT4O],
+    "gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m": [_GPT4O],
     "tiny_aya cohere2moe": [r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O],
     "kimi-k2": [
         rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UP}*{_KIMI_LOW}+{_CONTRACTIONS}?"
@@ -92,6 +96,40 @@ PUBLISHED: dict[str, list[str]] = {
         r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     ],
+    "afmoe": [
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        "[一-鿿㐀-䶿\uf900-\ufaff぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+        _ASCII_PUNCTUATION
+        + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ],
+    "spark2_5": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        _ASCII_PUNCTUATION
+        + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]"
+        r"|\s+(?!\S)|\s+",
+        r"\p{N}",
+    ],
+    "youtu": [
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}"),
+    ],
+    "laguna": [r"[^\n]+|[\n]+", _QWEN2],
+    "exaone-moe": [
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "chameleon": [
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        _GPT2,
+    ],
+    "gemma4 granite-embed-multi-311m sarvam-moe": [r"[^\n]+|[\n]+"],
+    "whitespace": [r"\S+"],
     "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
     "poro-chat bloom gpt3-finnish": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
     "viking": [r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"],
@@ -140,3 +178,36 @@ def test_runs_of_spaces(n):
         text = f"a{' ' * n}b{' ' * n}"
         words = [word for word, _ in expected.pre_tokenize_str(text)]
         assert pretokenize.split_words(text, name) == words, name
+
+
+HOSTILE = {
+    "spaces": " ",
+    "line ends": "\n",
+    "spaces and line ends": "    \n",
+    "capitals": "A",
+    "capitals and ideographs": "AAAA中",
+    "digits": "7",
+    "punctuation": "!?",
+    "ideographs": "我",
+    "combining marks": "\u0301",
+    "controls": "\x01\ue000",
+    "mixed": "aZ中 7\u0301!\n  ",
+}
+
+
+def seconds(text: str, name: str) -> float:
+    start = time.process_time()
+    pretokenize.split_words(text, name)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("ending", ["", "x"])
+def test_a_hundred_times_the_text_takes_about_a_hundred_times_as_long(kind, ending):
+    for name in ORACLES:
+        few, some, many = ((HOSTILE[kind] * n)[:n] + ending for n in (600, 6_000, 60_000))
+        seconds(few, name)  # compiles the patterns
+        base = max(min(seconds(few, name) for _ in range(3)), 2e-4)
+        # Of a quadratic step ten times the text would take a hundred times as long.
+        assert seconds(some, name) < 40 * base, name
+        assert seconds(many, name) < 400 * base, name

@@ -1,12 +1,12 @@
 import json
 import random
 
-import numpy as np
 import pytest
 from golden_data import FOLDER, MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 from pace import within
+from vocabularies import make_vocab
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.strings import Strings
@@ -16,28 +16,6 @@ from tamis.text.bpe import BytePairEncoder, byte_alphabet
 from tamis.text.tokenizer import TokenizerError, _Cutter, tokenizer_for
 
 NORMAL, CONTROL, USER = TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED
-
-
-def make_vocab(model, tokens, *, merges=(), scores=None, **changes):
-    """A vocabulary of (text, type) pairs."""
-    ids = dict.fromkeys(("bos", "eos", "eot", "eom", "unk", "pad", "sep"))
-    fields = {
-        "pre": "gpt-2",
-        "fim": {},
-        "eog": frozenset(),
-        "add_bos": None,
-        "add_eos": None,
-        "add_space_prefix": model == "llama",
-        "chat_template": None,
-    }
-    return Vocab(
-        model=model,
-        tokens=Strings.of(text for text, _ in tokens),
-        token_types=np.array([kind for _, kind in tokens], np.int32),
-        scores=None if scores is None else np.array(scores, np.float32),
-        merges=Strings.of(merges),
-        **(ids | fields | changes),
-    )
 
 
 def bpe_vocab(extra=(), **changes):

@@ -1,0 +1,438 @@
+"""How a model writes thinking and tool calls, read off its chat template.
+
+The template is rendered with conversations that differ in one thing (a tool call, a thought), with
+words in them that are found again: what stands around these words is the format. Nothing is known
+here of families but where a template does not show what its model writes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tamis.text.chat_template import ChatTemplate, Message, PromptError
+
+_QUESTION, _ANSWER, _THOUGHT = "Qx7 question", "Ax7 answer", "Tx7 thought"
+_NAMES = ("first_fun", "other_fun")
+_ARGUMENTS = {"argOne": "VALx7", "argTwo": 4711}
+_IDS = ("callx0001", "callx0002")  # nine letters and digits: Mistral's want no others
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "does it",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "argOne": {"type": "string", "description": "one"},
+                    "argTwo": {"type": "integer", "description": "two"},
+                },
+                "required": ["argOne"],
+            },
+        },
+    }
+    for name in _NAMES
+]
+# Marks of thoughts that templates have in their source but may not render for messages.
+_KNOWN_THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+)
+_TOKEN = re.compile(r"<[^<>\s]+>|<[^<>]*$|\[/?[A-Z_]+\]|```[a-z]*|[^<\[`\s]+|\S")
+_MARK = re.compile(r"<[^<>\s]{2,}>|<\S[^<>]{3,}|\[/?[A-Z_]{3,}\]")
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How calls are written.
+
+    ``style`` is "json" (an object with name and arguments), "tag" (the name between marks, then a
+    JSON object), "tagged" (each argument between marks), "python" (a list of calls), "gemma",
+    or "harmony". ``openers`` and ``closers`` are the marks before a name, or an object, and after
+    its arguments; ``triggers`` are the openers that begin calls within text. Without triggers a
+    call is all of the answer. ``fields`` are the paths of name, arguments and id in the object;
+    name ``("*",)`` is a key whose value the arguments are.
+    """
+
+    style: str
+    openers: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()
+    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    argument: tuple[str, str, str, str] = ("", "", "", "")  # before key, after, before value, after
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """What a template says of the answers to its prompts.
+
+    ``think`` are the marks around thoughts ("" for a start that is not written); ``wrappers``
+    stand around all other text. ``arguments_as_text``: the template wants a call's arguments as
+    JSON text. ``thought_key``: the key of a message under which the template reads thoughts.
+    """
+
+    think: tuple[str, str] | None = None
+    wrappers: tuple[str, ...] = ()
+    tools: ToolFormat | None = None
+    arguments_as_text: bool = False
+    null_content: bool = True
+    thought_key: str | None = None
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> "ChatFormat":
+        """Read the format off ``template``; what it does not show is None."""
+        return _Reader(template).format()
+
+    def marks(self) -> frozenset[str]:
+        """Texts of control tokens that a parser must see, where the vocabulary has them."""
+        tools = self.tools or ToolFormat("")
+        texts = {*(self.think or ()), *self.wrappers, *tools.openers, *tools.closers}
+        texts.update(*map(_tokens, tools.argument))
+        if tools.style == "harmony":
+            texts |= HARMONY_MARKS
+        if tools.style == "gemma":
+            texts.add(GEMMA_QUOTE)
+        return frozenset(text for text in texts if _MARK.fullmatch(text) or len(text) > 3)
+
+    def normalized(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return ``messages`` as the template reads them; the given ones stay as they are.
+
+        Arguments of calls become a dict or JSON text, thoughts get the template's key for them,
+        and None becomes an empty text where the template cannot do with it. Arguments that are no
+        JSON object stay text.
+        """
+        return [self._normalized(dict(message)) for message in messages]
+
+    def _normalized(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("tool_calls"):
+            calls = [dict(call) for call in message["tool_calls"]]
+            for call in calls:
+                if isinstance(call.get("function"), Mapping):
+                    call["function"] = self._function(dict(call["function"]))
+            message["tool_calls"] = calls
+        if message.get("content") is None and not self.null_content:
+            message["content"] = ""
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if thought and self.thought_key == "[]":
+            message = _as_blocks(message, thought)
+        elif thought and self.thought_key is not None:
+            message.setdefault(self.thought_key, thought)
+        return message
+
+    def _function(self, function: dict[str, Any]) -> dict[str, Any]:
+        arguments = function.get("arguments")
+        if self.arguments_as_text and isinstance(arguments, Mapping):
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        elif not self.arguments_as_text and isinstance(arguments, str):
+            try:
+                value = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                return function
+            if isinstance(value, dict):
+                function["arguments"] = value
+        return function
+
+
+_FLAT = {"name": ("name",), "arguments": ("arguments",)}
+_UNRENDERED = {
+    "<|tool_list_start|>": ToolFormat(
+        "python", ("<|tool_call_start|>",), ("<|tool_call_end|>",), ("<|tool_call_start|>",)
+    ),
+    "<tool_call>": ToolFormat(
+        "json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=_FLAT
+    ),
+    "<|tool_call|>": ToolFormat("json", ("<|tool_call|>",), (), ("<|tool_call|>",), fields=_FLAT),
+}
+HARMONY_MARKS = frozenset(
+    f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return")
+)
+GEMMA_QUOTE = '<|"|>'
+
+
+def _as_blocks(message: dict[str, Any], thought: str) -> dict[str, Any]:
+    """A message whose content is a list, with the thought as its first block."""
+    content = message.get("content") or ""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    if content == "":
+        blocks = []
+    message.pop("reasoning_content", None)
+    return message | {"content": [{"type": "thinking", "thinking": thought}, *blocks]}
+
+
+def _common_start(a: str, b: str) -> str:
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
+
+
+def _common_end(a: str, b: str) -> str:
+    return _common_start(a[::-1], b[::-1])[::-1]
+
+
+def _tag_of(mark: str) -> str:
+    """What is between in marks such as ``<|START_TEXT|>`` and ``<|END_TEXT|>``."""
+    return re.sub(r"(?i)start|end|\W|_", "", mark)
+
+
+def _whole_marks(text: str) -> str:
+    """``text`` without a mark that is cut off at its end."""
+    for opening, closing in ("<>", "[]"):
+        start = text.rfind(opening)
+        if start > text.rfind(closing):
+            text = text[:start]
+    return text
+
+
+class _Reader:
+    """Renders variants of one template and compares them."""
+
+    def __init__(self, template: ChatTemplate):
+        self._template = template
+        self._as_text = False
+        self._null_content = True
+
+    def format(self) -> ChatFormat:
+        source = self._template.source
+        if "<|channel|>" in source and "<|message|>" in source:
+            return ChatFormat(think=("", ""), tools=ToolFormat("harmony"), thought_key="thinking")
+        plain = self._tail([{"role": "assistant", "content": _ANSWER}])
+        before, _, after = (plain or "").partition(_ANSWER)
+        key, think = self._thoughts()
+        tools = self._tool_format(before, after)
+        wrappers = self._wrappers(before, after, think)
+        return ChatFormat(think, wrappers, tools, self._as_text, self._null_content, key)
+
+    def _tail(self, messages: Sequence[Message], **extra: Any) -> str | None:
+        """What is rendered after the question; None if the template refuses."""
+        question = {"role": "user", "content": _QUESTION}
+        options: dict[str, Any] = {
+            "add_generation_prompt": False,
+            "tools": _TOOLS,
+            "functions": "",
+            "datetime": "",
+        }
+        try:
+            text = self._template.render([question, *messages], **(options | extra))
+        except PromptError:
+            return None
+        return text.rpartition(_QUESTION)[2]
+
+    def _prompt_end(self) -> str:
+        return self._tail([], add_generation_prompt=True) or ""
+
+    # Thoughts
+
+    def _thoughts(self) -> tuple[str | None, tuple[str, str] | None]:
+        found = None
+        call = [_call(0, _ARGUMENTS)]
+        for key in ("reasoning_content", "reasoning", "thinking", "[]"):
+            for rest in ({"content": _ANSWER}, {"content": "", "tool_calls": call}):
+                message: dict[str, Any] = {"role": "assistant", **rest}
+                if key == "[]":
+                    message = _as_blocks(message, _THOUGHT)
+                else:
+                    message[key] = _THOUGHT
+                tail = self._tail([message], enable_thinking=True, thinking=True)
+                if tail and _THOUGHT in tail and not re.search("['\"]thinking['\"]", tail):
+                    found = found or key
+                    marks = self._around_thought(tail)
+                    if marks:
+                        return key, marks
+        for start, end in _KNOWN_THOUGHTS:
+            if start in self._template.source or end in self._template.source:
+                return found, (start, end)
+        return found, None
+
+    def _around_thought(self, tail: str) -> tuple[str, str] | None:
+        before, _, after = tail.partition(_THOUGHT)
+        end = re.match(r"\s*(<[^<>]+>|\[/[A-Z_]+\])", after)
+        if end is None:
+            return None
+        for known in _KNOWN_THOUGHTS:
+            if known[1] == end[1]:
+                return known
+        start = re.search(r"(<[^<>]+>[a-z]*|\[[A-Z_]+\])\s*$", before)
+        if start and re.sub(r"\W", "", start[1]) and "think" in (start[1] + end[1]).lower():
+            return start[1], end[1]
+        return None
+
+    def _wrappers(self, before: str, after: str, think: tuple[str, str] | None) -> tuple[str, ...]:
+        """Marks around the text of an answer that the prompt does not end with."""
+        if "<response>" in self._template.source:
+            return ("<response>", "</response>")
+        prompt = self._prompt_end()
+        own = before[len(_whole_marks(_common_start(before, prompt))) :]
+        start = re.search(r"(<[^<>\s]+>)\s*$", own)
+        end = re.match(r"\s*(<[^<>\s]+>)", after)
+        if start is None or start[1] in (think or ()) or start[1].startswith("</"):
+            return ()
+        if end and _tag_of(start[1]) == _tag_of(end[1]):
+            return (start[1], end[1])
+        return (start[1],)
+
+    # Tool calls
+
+    def _tool_format(self, before: str, after: str) -> ToolFormat | None:
+        for count in (2, 1):
+            tail = self._rendered_calls(count)
+            if tail is not None:
+                break
+        else:
+            return self._unrendered()
+        head = _whole_marks(_common_start(tail, before))
+        body = tail[len(head) :]
+        ending = _common_end(body, after)
+        # The ending of a turn begins with a mark, or else it is a part of what closes the calls.
+        mark = _MARK.search(ending)
+        body = body[: len(body) - len(ending) + mark.start()] if mark else body
+        return self._without_thoughts(_read_calls(body)) or self._unrendered()
+
+    def _without_thoughts(self, found: ToolFormat | None) -> ToolFormat | None:
+        """The format without the marks of an empty thought before the calls."""
+        if found is None or self._prompt_end().endswith(">>>"):
+            return found and ToolFormat("recipient")
+        marks = {mark for pair in _KNOWN_THOUGHTS for mark in pair}
+        openers = tuple(t for t in found.openers if t not in marks and _NAMES[0] not in t)
+        return replace(found, openers=openers, triggers=_triggers(openers))
+
+    def _unrendered(self) -> ToolFormat | None:
+        """The format of calls that the template asks for but renders none of."""
+        for mark, found in _UNRENDERED.items():
+            if mark in self._template.source:
+                return found
+        return None
+
+    def _rendered_calls(self, count: int) -> str | None:
+        for as_text in (False, True):
+            arguments: Any = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
+            calls = [_call(i, arguments) for i in range(count)]
+            for content in (None, "", _ANSWER):
+                message = {"role": "assistant", "content": content, "tool_calls": calls}
+                tail = self._tail([message])
+                if tail is None or "{'argOne'" in tail or "None" in tail or _NAMES[0] not in tail:
+                    continue
+                self._as_text, self._null_content = as_text, content is None
+                return tail.replace(_ANSWER, "", 1)
+        return None
+
+
+def _call(index: int, arguments: Any) -> dict[str, Any]:
+    function = {"name": _NAMES[index], "arguments": arguments}
+    return {"id": _IDS[index], "type": "function", "function": function}
+
+
+def _read_calls(body: str) -> ToolFormat | None:
+    """The format of ``body``, which has one or two calls."""
+    end = body.find("argOne")
+    at = body.rfind(_NAMES[0], 0, end if end >= 0 else None)
+    if at < 0:
+        return None
+    after_name = body[at + len(_NAMES[0]) :]
+    found = _json_object(body, at)
+    if found is not None:
+        start, stop, fields = found
+        return _marked("json", body, start, stop, fields=fields)
+    if after_name.startswith("("):
+        start = max(body.rfind("[", 0, at), 0)
+        return _marked("python", body, start, body.rfind(")") + 1)
+    if after_name.startswith("{argOne:"):
+        return _marked("gemma", body, at, body.find("}", at) + 1)
+    brace = body.find("{", at)
+    if brace >= 0:
+        try:
+            value, stop = json.JSONDecoder().raw_decode(body, brace)
+        except ValueError:
+            value, stop = None, 0
+        if value == _ARGUMENTS:
+            return _marked("tag", body, at, stop)
+    return _tagged(body, at)
+
+
+def _json_object(body: str, at: int) -> tuple[int, int, dict[str, tuple[str, ...]]] | None:
+    """Where the JSON object with the name begins and ends, and the paths in it."""
+    for match in re.finditer(r"\{", body[:at]):
+        try:
+            value, stop = json.JSONDecoder().raw_decode(body, match.start())
+        except ValueError:
+            continue
+        fields = {}
+        for path, item in _leaves(value, ()):
+            if item == _NAMES[0]:
+                fields["name"] = path
+            elif item == _IDS[0]:
+                fields["id"] = path
+            elif item in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+                fields["arguments"] = path
+                if path == (_NAMES[0],):
+                    fields |= {"name": ("*",), "arguments": ("*",)}
+            elif isinstance(item, str | int) and "id" in path[-1].lower().split("_"):
+                fields.setdefault("id", path)
+        if {"name", "arguments"} <= fields.keys():
+            return match.start(), stop, fields
+    return None
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value != _ARGUMENTS:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def _marked(style: str, body: str, start: int, stop: int, **fields: Any) -> ToolFormat:
+    """The marks before and after the call that stands at ``start`` to ``stop``."""
+    opening, rest = body[:start], body[stop:]
+    second = rest.find(_NAMES[1])
+    between = rest[:second] if second >= 0 else ""
+    if style == "json" and second >= 0:
+        between = rest[: max(rest.rfind("{", 0, second), 0)]
+    last = body[body.rfind("}" if style in ("json", "tag", "gemma") else ")") + 1 :]
+    if style == "tagged":
+        last = body[body.rfind("4711") + 4 :]
+    if style == "python":
+        between, last = "", rest
+    if _IDS[0] in opening:
+        fields.setdefault("fields", {"id": ("before",)})
+    openers = tuple(dict.fromkeys(t for t in _tokens(opening) if t not in ("[", ",")))
+    after = dict.fromkeys(_tokens(between) + _tokens(last))
+    closers = tuple(t for t in after if t not in openers and not t[0].isalnum() and t not in "[],")
+    return ToolFormat(style, openers, closers, _triggers(openers), **fields)
+
+
+def _tokens(text: str) -> list[str]:
+    """Marks and words of ``text``, without the identifiers of calls."""
+    return [t for t in _TOKEN.findall(text) if t not in _IDS]
+
+
+def _triggers(openers: tuple[str, ...]) -> tuple[str, ...]:
+    """The first mark and the one before the name: models leave out what is around calls."""
+    marks = [t for t in openers if _MARK.fullmatch(t)]
+    if not marks:
+        return tuple(t for t in openers[:1] if len(t) > 3)
+    return tuple(dict.fromkeys(t for t in (marks[0], openers[-1]) if t in marks))
+
+
+def _tagged(body: str, at: int) -> ToolFormat | None:
+    """The marks around the arguments of a call whose name stands at ``at``."""
+    one, two = body.find("argOne", at), body.find("argTwo", at)
+    value, other = body.find("VALx7", at), body.find("4711", at)
+    if min(one, two, value, other) < 0 or not at < one < value < two < other:
+        return None
+    middle, second = body[one + 6 : value], body[two + 6 : other]
+    gap = body[value + 5 : two]
+    header = body[at + len(_NAMES[0]) : one]
+    before = re.sub(r"^[^<\[\]]+", "", _common_end(header, gap))
+    after = gap[: len(gap) - len(before)]
+    front = _common_start(middle, second)
+    back = re.sub(r"^\w+", "", _common_end(middle, second)) if front != middle else ""
+    argument = (before, front, back, after.replace("argOne", "\0"))
+    found = _marked("tagged", body, at, other + 4, argument=argument)
+    own = _tokens(header.removesuffix(before))
+    return replace(found, closers=(*found.closers, *own))

@@ -1,0 +1,135 @@
+"""Vocabularies that are not BPE: against a search of all cuts, and by examples."""
+
+import itertools
+import random
+import struct
+
+import pytest
+from pace import within
+from vocabularies import make_vocab
+
+from tamis.formats.vocab import Normalizer, TokenType
+from tamis.text.charsmap import CharacterMap
+from tamis.text.tokenizer import TokenizerError, tokenizer_for
+
+NORMAL, UNKNOWN, CONTROL = TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL
+PIECES = {"\u2581": -3.0, "a": -2.0, "b": -2.5, "ab": -3.5, "\u2581a": -4.0, "bb": -4.9, "aba": -6}
+
+
+def cuts(text):
+    """All ways to cut ``text`` into pieces."""
+    if not text:
+        yield ()
+    for n in range(1, len(text) + 1):
+        if text[:n] in PIECES:
+            yield from ((text[:n], *rest) for rest in cuts(text[n:]))
+
+
+def unigram(**changes):
+    tokens = [("<pad>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN)]
+    tokens += [(text, NORMAL) for text in PIECES]
+    scores = [0.0, 0.0, 0.0, *PIECES.values()]
+    return tokenizer_for(
+        make_vocab("t5", tokens, scores=scores, unk=2, eos=1, add_space_prefix=True, **changes)
+    )
+
+
+def test_unigram_takes_the_cut_of_the_highest_score():
+    t, rng = unigram(), random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choices("ab ", k=rng.randint(1, 9)))
+        ids = t.encode(text, add_special=False)
+        pieces = [t._vocab.tokens[i] for i in ids]
+        spaced = text.replace(" ", "\u2581")
+        words = spaced if text[0] == " " and not text.strip() else None
+        first = next((i for i, c in enumerate(text) if c != " "), len(text))
+        words = words or spaced[:first] + "\u2581" + spaced[first:]
+        best = max(sum(PIECES[p] for p in cut) for cut in cuts(words))
+        assert "".join(pieces) == words
+        assert sum(PIECES[p] for p in pieces) == pytest.approx(best)
+
+
+def test_unknown_characters_side_by_side_are_one_token_and_the_end_is_added():
+    t = unigram()
+    assert t.encode("xyza")[1:] == [2, 4, 1]
+    merged = unigram(normalizer=Normalizer(merge_spaces=True))
+    assert merged.encode("  a   b ") == merged.encode("a b")
+
+
+def test_wordpiece_takes_the_longest_pieces_or_the_word_is_unknown():
+    tokens = [("[UNK]", UNKNOWN), ("[CLS]", CONTROL), ("[SEP]", CONTROL)]
+    words = ["\u2581un", "able", "\u2581a", "ff", "\u2581,", "\u2581我", "\u2581zoe"]
+    tokens += [(text, NORMAL) for text in words]
+    t = tokenizer_for(make_vocab("bert", tokens, bos=1, sep=2, unk=0))
+    assert t.encode("Unaffable") == [1, 0, 2]  # "affable" is no continuation of pieces
+    assert t.encode("UNable, a我ZOË") == [1, 3, 4, 7, 5, 8, 9, 2]
+    assert t.encode("[SEP]", add_special=False) == [0, 0, 0]
+    assert t.encode("[SEP]", add_special=False, parse_special=True) == [2]
+
+
+def test_rwkv_takes_the_longest_token_at_each_place():
+    texts = ["a", "ab", "abc", "\\n", "\\xe6\\x88", "\\x91", "\\\\"]
+    tokens = [("<s>", CONTROL), *((text, NORMAL) for text in texts)]
+    t = tokenizer_for(make_vocab("rwkv", tokens, unk=0))
+    assert t.encode("abcaab\n我\\") == [3, 1, 2, 4, 5, 6, 7]
+    assert t.decode([3, 5, 6, 4, 7]) == "abc我\n\\"
+    assert t.encode("<s>") == [0, 0, 0]  # unknown bytes, not the control token
+
+
+def test_plamo_takes_the_best_cut_and_bytes_for_the_rest():
+    tokens = [("<|plamo:bos|>", CONTROL), ("a", NORMAL), ("b", NORMAL), ("ab", NORMAL)]
+    tokens += [(f"<0x{byte:02X}>", TokenType.BYTE) for byte in range(256)]
+    scores = [0.0, -1.0, -1.0, -2.0, *[0.0] * 256]
+    t = tokenizer_for(make_vocab("plamo2", tokens, scores=scores))
+    assert t.encode("ab") == [3]  # of equal sums the longer piece
+    assert t.encode("\ufeffaé") == [1, 4 + 0xC3, 4 + 0xA9]
+    with pytest.raises(TokenizerError, match="all 256"):
+        tokenizer_for(make_vocab("plamo2", tokens[:-1], scores=scores[:-1]))
+
+
+def test_dna_is_read_six_letters_at_a_time():
+    mark = "\ue000"
+    names = ["<dna>", "</dna>", "<oov>", "ACGTAC" + mark, "GTAAAA" + mark, "x"]
+    t = tokenizer_for(make_vocab("hybriddna", [(name, NORMAL) for name in names]))
+    assert t.encode("x<dna>acgtacGT</dna>x<dna>N") == [5, 0, 3, 4, 1, 5, 0, 2]
+    assert t.piece(3) == b"ACGTAC"
+
+
+def test_white_space_beside_some_tokens_is_theirs():
+    tokens = [("a", NORMAL), ("b", NORMAL), ("<|x|>", CONTROL)]
+    t = tokenizer_for(make_vocab("gpt2", tokens, rstrip=frozenset([2])))
+    assert t.encode("a<|x|> \nb", parse_special=True) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("blob", [b"", b"\1", b"\4\0\0\0", b"\4\0\0\0\0\0\0\0x", b"\xff" * 64])
+def test_broken_maps_of_characters_are_refused_or_do_nothing(blob):
+    try:
+        assert CharacterMap(blob).apply("abc") == "abc"
+    except ValueError as e:
+        assert "charsmap" in str(e)
+
+
+def test_any_map_of_characters_ends():
+    rng = random.Random(1)
+    for _ in range(300):
+        units = bytes(rng.choices(range(256), k=4 * rng.randint(1, 600)))
+        blob = struct.pack("<I", len(units)) + units + b"ab\0"
+        try:
+            CharacterMap(blob).apply("abc é 我" * 3)
+        except ValueError as e:
+            assert "charsmap" in str(e)
+
+
+@pytest.mark.parametrize("kind", ["a", "ab", " ", "ba ", "x", "我"])
+def test_a_long_text_is_encoded_in_time_in_proportion(kind):
+    tokens = [("[UNK]", UNKNOWN), *((text, NORMAL) for text in PIECES)]
+    wordpiece = tokenizer_for(make_vocab("bert", tokens, bos=0, sep=0, unk=0))
+    for t in (unigram(), wordpiece):
+        with within(3):
+            t.encode(kind * (100_000 // len(kind)))
+
+
+def test_every_kind_of_vocabulary_can_be_without_unknown_token():
+    for model, text in itertools.product(["bert", "t5", "rwkv"], ["x", ""]):
+        tokens = [("a", NORMAL)]
+        assert tokenizer_for(make_vocab(model, tokens, add_eos=False)).encode(text) == []

@@ -1,0 +1,338 @@
+"""Answers parsed as they come, in the formats that templates show; templates here are abridged."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pace import within
+
+from tamis.text.chat_format import ChatFormat
+from tamis.text.chat_template import ChatTemplate
+from tamis.text.thinking import ThinkingBudget
+from tamis.text.tool_calls import OutputParser, message_of
+
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "options": {"type": "object"},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"properties": PROPERTIES}}}
+    for name in ("get_weather", "stop")
+]
+ARGUMENTS = {"city": 'San "José"\nx', "days": 3, "options": {"a": ["}", None, True]}}
+ARGUMENTS_JSON = json.dumps(ARGUMENTS)
+
+
+def chat(assistant: str, end: str = "<|im_end|>", prompt: str = "") -> str:
+    """A template: ``assistant`` renders one of the assistant's messages m."""
+    return (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+        + assistant
+        + end
+        + "\n{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + prompt + "{% endif %}"
+    )
+
+
+def calls(one: str, before: str = "", between: str = "", after: str = "") -> str:
+    return (
+        "{% if m.tool_calls %}" + before + "{% for c in m.tool_calls %}{% set f = c.function %}"
+        "{% set a = f.arguments %}" + one + "{% if not loop.last %}" + between + "{% endif %}"
+        "{% endfor %}" + after + "{% endif %}"
+    )
+
+
+THOUGHT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+TEXT = "{{ m.content or '' }}"
+EACH = "{% for k, v in a.items() %}"
+VALUE = "{{ v if v is string else v | tojson }}"
+XML = EACH + "<parameter={{ k }}>\n" + VALUE + "\n</parameter>\n{% endfor %}"
+KEYS = EACH + "<arg_key>{{ k }}</arg_key>\n<arg_value>" + VALUE + "</arg_value>\n{% endfor %}"
+JSON = '{"name": "{{ f.name }}", "arguments": {{ a | tojson }}'
+TAGGED = '<parameter name="{{ k }}">' + VALUE + "</parameter>\n"
+TEMPLATES = {
+    "hermes": THOUGHT + TEXT + calls("<tool_call>\n" + JSON + "}\n</tool_call>", between="\n"),
+    "llama": TEXT + calls('{"name": "{{ f.name }}", "parameters": {{ a | tojson }}}'),
+    "mistral list": TEXT
+    + calls(JSON + ', "id": "{{ c.id }}"}', "[TOOL_CALLS][", between=", ", after="]"),
+    "mistral": TEXT + calls("[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ a | tojson }}"),
+    "deepseek r1": THOUGHT
+    + TEXT
+    + calls(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ a | tojson }}\n```"
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        between="\n",
+        after="<｜tool▁calls▁end｜>",
+    ),
+    "deepseek": THOUGHT
+    + TEXT
+    + calls(
+        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ a | tojson }}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        after="<｜tool▁calls▁end｜>",
+    ),
+    "glm": THOUGHT + TEXT + calls("\n<tool_call>{{ f.name }}\n" + KEYS + "</tool_call>"),
+    "qwen coder": TEXT
+    + calls("<tool_call>\n<function={{ f.name }}>\n" + XML + "</function>\n</tool_call>"),
+    "minimax": THOUGHT
+    + TEXT
+    + calls(
+        '<invoke name="{{ f.name }}">\n' + EACH + TAGGED + "{% endfor %}</invoke>\n",
+        "<minimax:tool_call>\n",
+        after="</minimax:tool_call>",
+    ),
+    "kimi": TEXT
+    + calls(
+        "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+        "{{ a | tojson }}<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        after="<|tool_calls_section_end|>",
+    ),
+    "command r": "{% if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}"
+    "<|END_THINKING|>{% endif %}{% if m.content %}<|START_TEXT|>{{ m.content }}<|END_TEXT|>"
+    "{% endif %}"
+    + calls(
+        '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", '
+        '"parameters": {{ a | tojson }}}',
+        "<|START_ACTION|>[\n    ",
+        between=",\n    ",
+        after="\n]<|END_ACTION|>",
+    ),
+    "nemotron": THOUGHT
+    + TEXT
+    + calls(JSON + "}", "<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
+    "functionary": TEXT + calls("<function={{ f.name }}>{{ a | tojson }}</function>"),
+    "apertus": TEXT
+    + calls(
+        '{"{{ f.name }}": {{ a | tojson }}}',
+        "<|tools_prefix|>[",
+        between=", ",
+        after="]<|tools_suffix|>",
+    ),
+    "fenced": TEXT
+    + calls(
+        '{"tool_name": "{{ f.name }}", "parameters": {{ a | tojson }}}',
+        "Action:\n```json\n[",
+        between=",\n",
+        after="]\n```",
+    ),
+    "granite": THOUGHT + TEXT + calls("<tool_call>\n" + JSON + "}\n</tool_call>", between="\n"),
+}
+SINGLE = {"llama"}  # a second call would be another message
+
+
+def parser(template: str, prompt: str = "", tools=TOOLS) -> OutputParser:
+    ids = itertools.count()
+    return OutputParser.for_template(
+        ChatTemplate(template), tools=tools, prompt=prompt, new_id=lambda: f"new{next(ids)}"
+    )
+
+
+def parsed(template: str, text: str, prompt: str = "", tools=TOOLS) -> dict:
+    p = parser(template, prompt, tools)
+    return message_of([*p.push(text), *p.finish()])
+
+
+def answer(template: str, message: dict) -> str:
+    """What a model would write to say ``message``."""
+    t, question = ChatTemplate(template), [{"role": "user", "content": "?"}]
+    messages = ChatFormat.of(t).normalized([*question, {"role": "assistant", **message}])
+    whole = t.render(messages, add_generation_prompt=False, tools=TOOLS)
+    return whole.removeprefix(t.render(question, tools=TOOLS)).removesuffix("<|im_end|>\n")
+
+
+def call(name: str, arguments: dict, id: str = "abcdefg01") -> dict:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": id, "type": "function", "function": function}
+
+
+def said(message: dict) -> tuple:
+    """What is compared of a message: ids of calls are the parser's where a format has none."""
+    found = [
+        (c["function"]["name"], json.loads(c["function"]["arguments"]))
+        for c in message.get("tool_calls") or ()
+    ]
+    return (message.get("content") or "", message.get("reasoning_content", ""), found)
+
+
+MESSAGES = {
+    "text": {"content": "Hello {x}\n\n<b> [y] world"},
+    "call": {"content": "", "tool_calls": [call("get_weather", ARGUMENTS)]},
+    "text and call": {"content": "Wait.", "tool_calls": [call("get_weather", ARGUMENTS)]},
+    "two calls": {
+        "content": "",
+        "tool_calls": [call("get_weather", ARGUMENTS), call("stop", {}, "abcdefg02")],
+    },
+    "thought": {"content": "Yes.", "reasoning_content": "Is it?\nIt is."},
+    "thought and call": {
+        "content": "",
+        "reasoning_content": "Let me look.",
+        "tool_calls": [call("stop", {"city": "x"})],
+    },
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_a_template_writes_is_read_back_however_it_is_cut(name, what):
+    template, message = chat(TEMPLATES[name]), MESSAGES[what]
+    if "reasoning_content" in message and "reasoning_content" not in template:
+        pytest.skip("renders no thoughts")
+    if name in SINGLE and what in ("two calls", "text and call"):
+        pytest.skip("one call is all of the answer")
+    text = answer(template, message)
+    whole = parsed(template, text)
+    assert said(whole) == said(message)
+    one_by_one = parser(template)
+    deltas = [delta for c in text for delta in one_by_one.push(c)]
+    assert message_of([*deltas, *one_by_one.finish()]) == whole
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_text_is_parsed_the_same_in_any_pieces_and_never_fails(name, data):
+    template = chat(TEMPLATES[name])
+    marks = sorted(ChatFormat.of(ChatTemplate(template)).marks())
+    words = [*marks, *'{}[]":,<x \n', "get_weather", '"name"', '"arguments"', "city"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
+    places = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    whole = parsed(template, text)
+    p, deltas = parser(template), []
+    for start, stop in itertools.pairwise([0, *places, len(text)]):
+        deltas += p.push(text[start:stop])
+    assert message_of([*deltas, *p.finish()]) == whole
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_without_tools_calls_are_text(name):
+    template = chat(TEMPLATES[name])
+    text = answer(template, MESSAGES["call"])
+    assert parsed(template, text, tools=None)["content"].strip() == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>\nno call</tool_call>", "<tool_call>{1: 2}", "a <tool"]
+)
+def test_what_is_no_call_is_text(text):
+    assert parsed(chat(TEMPLATES["hermes"]), text) == {"role": "assistant", "content": text}
+
+
+def test_names_come_before_arguments_and_both_before_the_call_is_complete():
+    p = parser(chat(TEMPLATES["hermes"]))
+    first = p.push('<tool_call>\n{"name": "stop", "arguments": {"city": "Par')
+    assert [d.name for d in first if d.name] == ["stop"]
+    assert "".join(d.arguments for d in first) == '{"city": "Par'
+    assert "".join(d.arguments for d in p.push('is"}}')) == 'is"}'
+    tagged = parser(chat(TEMPLATES["qwen coder"]))
+    deltas = tagged.push("<tool_call>\n<function=stop>\n<parameter=city>\nParis and")
+    assert "".join(d.arguments for d in deltas) == '{"city": "Paris an'
+
+
+def test_arguments_may_come_before_the_name():
+    message = parsed(
+        chat(TEMPLATES["hermes"]), '<tool_call>{"arguments": {"days": 3}, "name": "stop"}'
+    )
+    assert said(message) == ("", "", [("stop", {"days": 3})])
+
+
+def test_a_prompt_that_ends_in_a_thought_begins_with_one():
+    template = chat(TEMPLATES["hermes"], prompt="<think>\n")
+    message = parsed(template, "so\n</think>\n\nYes", prompt="<|im_start|>assistant\n<think>\n")
+    assert said(message) == ("Yes", "so", [])
+    closed = parsed(template, "Yes", prompt="<think>\n\n</think>\n\n")
+    assert said(closed) == ("Yes", "", [])
+
+
+def test_a_thought_that_never_ends_is_a_thought():
+    message = parsed(chat(TEMPLATES["hermes"]), "<think>\nwhy <tool_call> not")
+    assert said(message) == ("", "why <tool_call> not", [])
+
+
+HARMONY = "{{ '<|start|>' }}{{ '<|channel|>' }}{{ '<|message|>' }}{{ '<|end|>' }}"
+
+
+def test_harmony_channels():
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.stop <|constrain|>json<|message|>{"days": 1}<|call|>'
+    )
+    assert said(parsed(HARMONY, text, "<|start|>assistant")) == ("", "Hm.", [("stop", {"days": 1})])
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+    )
+    assert said(parsed(HARMONY, text, "<|start|>assistant")) == ("Yes", "Hm.", [])
+    assert said(parsed(HARMONY, "Plain.", "<|start|>assistant")) == ("Plain.", "", [])
+
+
+def test_python_lists_of_calls():
+    template = chat(TEXT) + "{# #}{{ '<|tool_list_start|>' if tools }}"
+    text = "Now.<|tool_call_start|>[stop(city='a\\nb', days=3), stop()]<|tool_call_end|>"
+    expected = ("Now.", "", [("stop", {"city": "a\nb", "days": 3}), ("stop", {})])
+    assert said(parsed(template, text)) == expected
+    no_call = "<|tool_call_start|>[__import__('os').system('x')]<|tool_call_end|>"
+    assert parsed(template, no_call)["content"] == no_call
+
+
+def test_gemma_objects():
+    value = '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}'
+    items = EACH + "{{ k }}:" + value + "{{ ',' if not loop.last }}{% endfor %}"
+    one = "<|tool_call>call:{{ f.name ~ '{' }}" + items + "{{ '}' }}<tool_call|>"
+    text = '<|tool_call>call:stop{city:<|"|>a, "b"}<|"|>,days:3,options:{x:[1,true]}}<tool_call|>'
+    expected = [("stop", {"city": 'a, "b"}', "days": 3, "options": {"x": [1, True]}})]
+    assert said(parsed(chat(TEXT + calls(one)), text)) == ("", "", expected)
+
+
+def test_calls_without_marks_are_of_known_tools_only():
+    template = chat(TEMPLATES["llama"])
+    other = '{"name": "other", "parameters": {}}'
+    assert parsed(template, other)["content"] == other
+    assert parsed(template, '{"a": 1}')["content"] == '{"a": 1}'
+    tagged = '<|python_tag|>{"name": "stop", "parameters": {"days": 1}}'
+    assert said(parsed(template, tagged)) == ("", "", [("stop", {"days": 1})])
+
+
+def test_arguments_are_given_as_the_template_wants_them():
+    as_dict = ChatFormat.of(ChatTemplate(chat(TEMPLATES["hermes"])))
+    message = {"role": "assistant", "content": None, "tool_calls": [call("stop", {"days": 1})]}
+    function = as_dict.normalized([message])[0]["tool_calls"][0]["function"]
+    assert function["arguments"] == {"days": 1}
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"days": 1}'
+    text = calls('<tool_call>{{ \'{"name": "\' + f.name + \'", "arguments": \' + a }}}</tool_call>')
+    as_text = ChatFormat.of(ChatTemplate(chat(TEXT + text)))
+    assert as_text.arguments_as_text
+    function = as_text.normalized([as_dict.normalized([message])[0]])[0]["tool_calls"][0][
+        "function"
+    ]
+    assert function["arguments"] == '{"days": 1}'
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm", "qwen coder", "deepseek", "llama"])
+def test_long_answers_take_time_in_proportion(name):
+    long = {"content": "", "tool_calls": [call("stop", {"city": 'a"\n<' * 10_000})]}
+    p, text = parser(chat(TEMPLATES[name])), answer(chat(TEMPLATES[name]), long)
+    with within(4):
+        deltas = [d for i in range(0, len(text), 4) for d in p.push(text[i : i + 4])]
+        message = message_of([*deltas, *p.finish()])
+    assert said(message) == said(long)
+
+
+def test_a_budget_of_thoughts_ends_them():
+    budget = ThinkingBudget(3, start=[1, 2], end=[8, 9], message=[7])
+    assert [budget.accept(t) for t in (5, 1, 2, 5, 5)] == [[]] * 5
+    assert budget.is_open
+    assert budget.accept(5) == [7, 8, 9]
+    assert [budget.accept(t) for t in (7, 8, 9, 5)] == [[]] * 4
+    assert not budget.is_open
+
+
+def test_a_model_that_stops_thinking_in_time_is_left_alone():
+    budget = ThinkingBudget(3, start=[1], end=[9], is_open=True)
+    assert [budget.accept(t) for t in (5, 9, 5, 5, 5, 5)] == [[]] * 6
+    assert ThinkingBudget(0, start=[1], end=[9], is_open=True).begin() == [9]
+    with pytest.raises(ValueError, match="budget"):
+        ThinkingBudget(-1, start=[1], end=[9])
