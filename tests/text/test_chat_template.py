@@ -340,6 +340,30 @@ BOMBS = r"""
 """
 
 
+R = "range(99999)"
+SLOW_TESTS = [
+    "{{ " + R + " | select('in', " + R + " | list) | list | length }}",
+    "{{ " + R + " | list | select('==', 1)" + " | select('number')" * 400 + " | list | length }}",
+    "{{ " + R + " | map('string')" + " | map('upper')" * 300 + " | join | length }}",
+    "{{ 'ab ' * 600000 }}" + "{{ ('ab ' * 300000) | title | length }}" * 400,
+    "{% set a = " + R + " | list %}" + "{{ a | sort | length }}{{ a | unique | list }}" * 400,
+    "{% set a = 'a' * 900000 %}" + "{% if a is in(a) and a is eq(a ~ 'b') %}{% endif %}" * 1000,
+    "{% set a = [] %}{% for i in " + R + " %}{{ a.append(a) }}{% endfor %}{{ a }}",
+    "{% set a = 'a,' * 300000 %}{% for i in " + R + " %}{{ a.split(',') | length }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", SLOW_TESTS)
+def test_tests_and_filters_count_against_the_budget(source):
+    with within(3), pytest.raises(PromptError):
+        ChatTemplate(source).render(user("hi " * 1000))
+
+
+def test_lists_that_a_template_makes_may_grow():
+    template = ChatTemplate("{% set a = [1] %}{{ a.append(2) }}{{ a.pop(0) }}{{ a }}")
+    assert template.render(user("hi")) == "None1[2]"
+
+
 @pytest.mark.parametrize("source", BOMBS.strip().splitlines())
 def test_templates_that_never_end_or_take_all_memory_are_stopped(source):
     with within(3), pytest.raises(PromptError):

@@ -1,5 +1,6 @@
 """Vocabularies that are not BPE: against a search of all cuts, and by examples."""
 
+import contextlib
 import itertools
 import random
 import struct
@@ -101,12 +102,10 @@ def test_white_space_beside_some_tokens_is_theirs():
     assert t.encode("a<|x|> \nb", parse_special=True) == [0, 2, 1]
 
 
-@pytest.mark.parametrize("blob", [b"", b"\1", b"\4\0\0\0", b"\4\0\0\0\0\0\0\0x", b"\xff" * 64])
-def test_broken_maps_of_characters_are_refused_or_do_nothing(blob):
-    try:
-        assert CharacterMap(blob).apply("abc") == "abc"
-    except ValueError as e:
-        assert "charsmap" in str(e)
+@pytest.mark.parametrize("blob", [b"\1", b"\4\0\0\0", b"\4\0\0\0\0\0\0\0x", b"\xff" * 64])
+def test_broken_maps_of_characters_are_refused(blob):
+    with pytest.raises(ValueError, match="charsmap"):
+        CharacterMap(blob).apply("abc")
 
 
 def test_any_map_of_characters_ends():
@@ -114,10 +113,8 @@ def test_any_map_of_characters_ends():
     for _ in range(300):
         units = bytes(rng.choices(range(256), k=4 * rng.randint(1, 600)))
         blob = struct.pack("<I", len(units)) + units + b"ab\0"
-        try:
+        with contextlib.suppress(ValueError):
             CharacterMap(blob).apply("abc é 我" * 3)
-        except ValueError as e:
-            assert "charsmap" in str(e)
 
 
 @pytest.mark.parametrize("kind", ["a", "ab", " ", "ba ", "x", "我"])
