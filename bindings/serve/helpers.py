@@ -46,7 +46,11 @@ class Helpers:
         """What the helper makes of a body. Raises ApiError; where cancelled its process ends."""
         if self._turns.n_waiting >= self._n_queue:
             raise busy(self._turns.n_waiting)
-        await self._turns.enter(owner)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._turns.enter(owner)
+        except TimeoutError:
+            raise busy(self._turns.n_waiting) from None
         channel: socket.socket | None = None
         try:
             channel = self._channel(grammar=any(word in body for word in _GRAMMARS))

@@ -28,6 +28,8 @@ class Turns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave(owner)
+            else:
+                self._forget(owner, turn)
             raise
 
     def leave(self, owner: Hashable) -> None:
@@ -37,6 +39,13 @@ class Turns:
         if not self._running[owner]:
             del self._running[owner]
         self._give()
+
+    def _forget(self, owner: Hashable, turn: "asyncio.Future[None]") -> None:
+        turns = self._waiting.get(owner, deque())
+        if turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[owner]
 
     def _give(self) -> None:
         while self._free and self._waiting:

@@ -321,7 +321,10 @@ def test_clients_take_turns_and_one_that_leaves_takes_none(path):
         await turns.enter("first")
         tasks = [asyncio.create_task(work(owner)) for owner in "aaaabc"]
         await asyncio.sleep(0)
+        assert turns.n_waiting == 6
         tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert turns.n_waiting == 5
         turns.leave("first")
         await asyncio.gather(*tasks, return_exceptions=True)
         return order, turns.n_waiting
@@ -331,3 +334,19 @@ def test_clients_take_turns_and_one_that_leaves_takes_none(path):
     assert order.index("c") < 4
     assert sorted(order) == ["a", "a", "a", "b", "c"]
     assert n == 0
+
+
+def test_a_request_that_gets_no_turn_in_time_is_told_to_come_again(path):
+    async def run():
+        helper = helpers(path, seconds=20)
+        helper._seconds = 0.2
+        for _ in range(2):
+            await helper._turns.enter("others")
+        try:
+            await helper.prepare("tokenize", b'{"content": "x"}', "")
+        except ApiError as error:
+            return error.status, helper._turns.n_waiting
+        finally:
+            helper.close()
+
+    assert asyncio.run(run()) == (429, 0)
