@@ -40,7 +40,7 @@ def main() -> None:
         for i, data in enumerate(fuzz_targets.seeds(arguments.name)):
             (Path(folder) / f"seed{i}").write_bytes(data)
             target(data)  # compiles what is missing, which would count as a slow input
-        more = [] if arguments.corpus is None else [str(arguments.corpus / arguments.name)]
+        more = [] if arguments.corpus is None else [arguments.corpus / arguments.name]
         options = [
             f"-max_total_time={round(60 * arguments.minutes)}",
             f"-seed={seed}",
@@ -50,7 +50,9 @@ def main() -> None:
             "-max_len=300000",
         ]
         print(f"{arguments.name}: seed {seed}")
-        atheris.Setup([sys.argv[0], *options, folder, *more], target)
+        atheris.Setup(
+            [sys.argv[0], *options, folder, *(str(path) for path in more if path.is_dir())], target
+        )
         atheris.Fuzz()
 
 
