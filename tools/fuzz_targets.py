@@ -6,6 +6,7 @@ and tests/fuzz.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import tempfile
@@ -81,7 +82,6 @@ def model() -> Path:
 def engine() -> Engine:
     """The tiny model's engine; kernels of sessions of METHODS are there."""
     loaded = Engine.load(model(), n_threads=1)
-    loaded._template = ChatTemplate(TEMPLATE)  # the file has none
     for attn in METHODS:
         _two_tokens(loaded.session(64, 16, attn))
     return loaded
@@ -238,7 +238,8 @@ def http(data: bytes) -> None:
     from tamis.bindings.serve.requests import Limits, Reader
     from tamis.bindings.serve.text import TextModel
 
-    model = TextModel(engine().vocab, engine().tokenizer, n_ctx=64)
+    vocab = dataclasses.replace(engine().vocab, chat_template=TEMPLATE)  # the file has none
+    model = TextModel(vocab, engine().tokenizer, n_ctx=64)
     reader = Reader(model, "tiny", Limits(n_ctx=64, n_choices=8))
     for read in (reader.chat_task, reader.completion_task, reader.inputs):
         with contextlib.suppress(ApiError):
