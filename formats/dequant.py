@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tamis.formats.codebooks import grid_of, with_parity
 from tamis.formats.ggml_types import GGMLType
 
 # The 16 levels of the non-linear 4-bit types.
@@ -209,6 +210,173 @@ def _mxfp4(blocks: np.ndarray) -> np.ndarray:
     return scale * MXFP4_LEVELS[_fields(blocks[:, 1:], 4, 16)]
 
 
+def _ue4m3(codes: np.ndarray) -> np.ndarray:
+    """Half of each 8-bit float (4 bits of exponent, bias 7, 3 of mantissa; bit 7 is ignored).
+
+    As ggml has them: 0x7F is 0.
+    """
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float32)
+    normal = np.ldexp(mantissa + 8, exponent.astype(np.int32) - 11)
+    values = np.where(exponent == 0, np.ldexp(mantissa, -10), normal).astype(np.float32)
+    return np.where(codes == 0x7F, np.float32(0), values)
+
+
+def _nvfp4(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: UE4M3 scales 4 | nibbles 32: value = (scale / 2) level[q] (levels are doubled).
+
+    A scale is for 16 elements: the low nibbles of 8 bytes, then the high ones.
+    """
+    levels = MXFP4_LEVELS[_fields(blocks[:, 4:], 4, 8)]
+    return _spread(_ue4m3(blocks[:, :4]), levels) * levels
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | bits 16, in order: value = d where the bit is set, else -d."""
+    signs = _fields(blocks[:, 2:], 1, 1).astype(np.float32) * 2 - 1
+    return _f16(blocks, 0) * signs
+
+
+def _q2_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | 2-bit 16, in order: value = d (q - 1)."""
+    return _f16(blocks, 0) * (_fields(blocks[:, 2:], 2, 1).astype(np.float32) - 1)
+
+
+def _tq2_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: 2-bit 64 | d 2: value = d (q - 1); 32 bytes hold 4 runs of 32 elements."""
+    return _f16(blocks, 64) * (_fields(blocks[:, :64], 2, 32).astype(np.float32) - 1)
+
+
+def _trits(packed: np.ndarray, group: int, n: int) -> np.ndarray:
+    """Unpack n digits of base 3 of each byte, first digits of `group` bytes first.
+
+    A byte is the fraction 0.abcde in base 3, of 256: the digit is what 3 times it carries.
+    """
+    powers = np.array([3**i for i in range(n)], np.uint8)[:, None]
+    rest = packed.reshape(len(packed), -1, 1, group) * powers
+    return (rest.astype(np.uint16) * 3 >> 8).reshape(len(packed), -1)
+
+
+def _tq1_0(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: five digits of base 3 in each of 32, then of 16; four in each of 4 | d 2.
+
+    value = d (digit - 1); the digits of a run of bytes are in order of their place.
+    """
+    runs = ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4))
+    digits = np.hstack([_trits(*run) for run in runs])
+    return _f16(blocks, 52) * (digits.astype(np.float32) - 1)
+
+
+def _codebook(type_: GGMLType, codes: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Look up rows [n, k] of a type's grid; signs: a bit an element, set where it is negative."""
+    values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)
+    return values * (1 - 2 * _fields(signs, 1, 1).astype(np.float32))
+
+
+def _u16(packed: np.ndarray) -> np.ndarray:
+    """View bytes [n, 2 k] as uint16 [n, k]."""
+    return np.ascontiguousarray(packed).view("<u2")
+
+
+def _u32(packed: np.ndarray) -> np.ndarray:
+    """View bytes [n, 4 k] as uint32 [n, k]."""
+    return np.ascontiguousarray(packed).view("<u4")
+
+
+def _seven_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of uint32 [n, k]: the upper 4 bits as float32, and signs [n, 4 k] of 7 bits each below."""
+    fields = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & 127
+    signs = with_parity(fields.reshape(len(words), -1).astype(np.uint8))
+    return (words >> 28).astype(np.float32), signs
+
+
+def _iq2_xxs(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | 8 of each 32 elements: 4 codes, then 4 times 7 signs and 4 bits of scale.
+
+    value = d (scale + 1/2) / 4 sign grid[code].
+    """
+    parts = blocks[:, 2:].reshape(len(blocks), 8, 8)
+    scale, signs = _seven_signs(_u32(parts[:, :, 4:].reshape(len(blocks), -1)))
+    values = _codebook(GGMLType.IQ2_XXS, parts[:, :, :4].reshape(len(blocks), -1), signs)
+    return _spread(_f16(blocks, 0) * (scale + 0.5) * 0.25, values) * values
+
+
+def _iq2_xs(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | uint16 32: 9 bits of code and 7 signs | 4-bit scales 8.
+
+    value = d (scale + 1/2) / 4 sign grid[code]; a scale is for 16 elements.
+    """
+    words = _u16(blocks[:, 2:66])
+    signs = with_parity((words >> 9).astype(np.uint8))
+    values = _codebook(GGMLType.IQ2_XS, words & 511, signs)
+    scale = _fields(blocks[:, 66:], 4, 1).astype(np.float32)
+    return _spread(_f16(blocks, 0) * (scale + 0.5) * 0.25, values) * values
+
+
+def _iq2_s(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | codes 32 | signs 32 | codes' upper 2 bits 8 | 4-bit scales 8.
+
+    value = d (scale + 1/2) / 4 sign grid[code]; a scale is for 16 elements.
+    """
+    codes = blocks[:, 2:34] | _fields(blocks[:, 66:74], 2, 1).astype(np.uint16) << 8
+    values = _codebook(GGMLType.IQ2_S, codes, blocks[:, 34:66])
+    scale = _fields(blocks[:, 74:], 4, 1).astype(np.float32)
+    return _spread(_f16(blocks, 0) * (scale + 0.5) * 0.25, values) * values
+
+
+def _iq3_xxs(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | codes 64 | 4 of each 32 elements: 4 times 7 signs and 4 bits of scale.
+
+    value = d (scale + 1/2) / 2 sign grid[code].
+    """
+    scale, signs = _seven_signs(_u32(blocks[:, 66:]))
+    values = _codebook(GGMLType.IQ3_XXS, blocks[:, 2:66], signs)
+    return _spread(_f16(blocks, 0) * (scale + 0.5) * 0.5, values) * values
+
+
+def _iq3_s(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | codes 64 | codes' ninth bits 8 | signs 32 | 4-bit scales 4.
+
+    value = d (2 scale + 1) sign grid[code]; a scale is for 32 elements.
+    """
+    codes = blocks[:, 2:66] | _fields(blocks[:, 66:74], 1, 1).astype(np.uint16) << 8
+    values = _codebook(GGMLType.IQ3_S, codes, blocks[:, 74:106])
+    scale = _fields(blocks[:, 106:], 4, 1).astype(np.float32)
+    return _spread(_f16(blocks, 0) * (2 * scale + 1), values) * values
+
+
+def _shifted(type_: GGMLType, codes: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """Look up rows of IQ1's grid and add 1/8 to each element, or take it away where `down`."""
+    values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)
+    return values + _spread(np.where(down, np.float32(-0.125), np.float32(0.125)), values)
+
+
+def _iq1_s(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: d 2 | codes 32 | uint16 8: four times 3 upper bits of a code, scale 3, down 1.
+
+    value = d (2 scale + 1) (grid[code] +- 1/8); a uint16 is for 32 elements.
+    """
+    words = _u16(blocks[:, 34:])
+    high = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
+    values = _shifted(GGMLType.IQ1_S, blocks[:, 2:34] | high << 8, words >> 15 != 0)
+    scale = (words >> 12 & 7).astype(np.float32)
+    return _spread(_f16(blocks, 0) * (2 * scale + 1), values) * values
+
+
+def _iq1_m(blocks: np.ndarray) -> np.ndarray:
+    """Bytes: codes 32 | nibbles 16: 3 upper bits of a code and down | uint16 4: four scales of 3.
+
+    value = d (2 scale + 1) (grid[code] +- 1/8); a scale is for 16 elements. The upper nibbles of
+    the four uint16 are d, the first one lowest.
+    """
+    words, nibbles = _u16(blocks[:, 48:]), _fields(blocks[:, 32:48], 4, 1)
+    codes = blocks[:, :32] | (nibbles & 7).astype(np.uint16) << 8
+    values = _shifted(GGMLType.IQ1_M, codes, nibbles >> 3 != 0)
+    scale = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
+    top = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
+    d = np.bitwise_or.reduce(top, axis=1, keepdims=True).view("<f2").astype(np.float32)
+    return _spread(d * (2 * scale.astype(np.float32) + 1), values) * values
+
+
 _DECODERS: dict[GGMLType, Callable[[np.ndarray], np.ndarray]] = {
     GGMLType.F32: _f32,
     GGMLType.F16: _half,
@@ -226,4 +394,16 @@ _DECODERS: dict[GGMLType, Callable[[np.ndarray], np.ndarray]] = {
     GGMLType.IQ4_NL: _iq4_nl,
     GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.MXFP4: _mxfp4,
+    GGMLType.NVFP4: _nvfp4,
+    GGMLType.Q1_0: _q1_0,
+    GGMLType.Q2_0: _q2_0,
+    GGMLType.TQ1_0: _tq1_0,
+    GGMLType.TQ2_0: _tq2_0,
+    GGMLType.IQ1_S: _iq1_s,
+    GGMLType.IQ1_M: _iq1_m,
+    GGMLType.IQ2_XXS: _iq2_xxs,
+    GGMLType.IQ2_XS: _iq2_xs,
+    GGMLType.IQ2_S: _iq2_s,
+    GGMLType.IQ3_XXS: _iq3_xxs,
+    GGMLType.IQ3_S: _iq3_s,
 }

@@ -36,15 +36,27 @@ class GGMLType(IntEnum):
     Q5_K = 13, 256, 176
     Q6_K = 14, 256, 210
     Q8_K = 15, 256, 292  # an activation type, in no model file: float, 256 bytes, 16 sums
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
     IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
     IQ4_XS = 23, 256, 136
     I8 = 24, 1, 1
     I16 = 25, 1, 2
     I32 = 26, 1, 4
     I64 = 27, 1, 8
     F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
     BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
     MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+    Q1_0 = 41, 128, 18
+    Q2_0 = 42, 64, 18
 
     def n_bytes(self, n_elements: int) -> int:
         """Bytes of ``n_elements`` (a multiple of ``block_size``), exact for any Python int."""
@@ -52,27 +64,16 @@ class GGMLType(IntEnum):
         return n_elements // self.block_size * self.type_size
 
 
-# Identifiers that ggml gives (or once gave) to types that are not read here.
-_UNSUPPORTED = {
+# Identifiers that ggml once gave to types that no file of today has.
+_REMOVED = {
     4: "Q4_2 (removed from ggml)",
     5: "Q4_3 (removed from ggml)",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    29: "IQ1_M",
     31: "Q4_0_4_4 (removed from ggml)",
     32: "Q4_0_4_8 (removed from ggml)",
     33: "Q4_0_8_8 (removed from ggml)",
-    34: "TQ1_0",
-    35: "TQ2_0",
     36: "IQ4_NL_4_4 (removed from ggml)",
     37: "IQ4_NL_4_8 (removed from ggml)",
     38: "IQ4_NL_8_8 (removed from ggml)",
-    40: "NVFP4",
-    41: "Q1_0",
 }
 
 
@@ -81,4 +82,4 @@ def type_name(type_id: int) -> str:
     try:
         return GGMLType(type_id).name
     except ValueError:
-        return _UNSUPPORTED.get(type_id, f"unknown type {type_id}")
+        return _REMOVED.get(type_id, f"unknown type {type_id}")

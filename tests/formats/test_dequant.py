@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tamis.formats.codebooks import with_parity
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFFile
@@ -27,6 +28,16 @@ DECODED = [
     GGMLType.IQ4_NL,
     GGMLType.IQ4_XS,
     GGMLType.MXFP4,
+    GGMLType.NVFP4,
+    GGMLType.TQ1_0,
+    GGMLType.TQ2_0,
+    GGMLType.IQ1_S,
+    GGMLType.IQ1_M,
+    GGMLType.IQ2_XXS,
+    GGMLType.IQ2_XS,
+    GGMLType.IQ2_S,
+    GGMLType.IQ3_XXS,
+    GGMLType.IQ3_S,
 ]
 # Byte positions of the float16 scales in a block.
 SCALES_AT = {
@@ -42,6 +53,14 @@ SCALES_AT = {
     GGMLType.Q6_K: [208],
     GGMLType.IQ4_NL: [0],
     GGMLType.IQ4_XS: [0],
+    GGMLType.TQ1_0: [52],
+    GGMLType.TQ2_0: [64],
+    GGMLType.IQ1_S: [0],
+    GGMLType.IQ2_XXS: [0],
+    GGMLType.IQ2_XS: [0],
+    GGMLType.IQ2_S: [0],
+    GGMLType.IQ3_XXS: [0],
+    GGMLType.IQ3_S: [0],
 }
 
 
@@ -53,6 +72,8 @@ def random_blocks(type_: GGMLType, n: int) -> np.ndarray:
         blocks[:, -1] &= 0x3B  # the exponent is never all ones: no infinity, no NaN
     if type_ is GGMLType.MXFP4:
         blocks[:, 0] = np.minimum(blocks[:, 0], 252)  # 12 times 2^124 still is a float32
+    if type_ is GGMLType.IQ1_M:
+        blocks[:, 55] &= 0xBF  # the upper bits of its scale, as above
     for at in SCALES_AT.get(type_, []):
         scales = (rng.normal(size=(n, 1)) * 10.0 ** rng.integers(-6, 3, (n, 1))).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8)
@@ -75,6 +96,20 @@ def test_random_blocks_decode_bit_for_bit_like_the_gguf_package(type_):
     expected = theirs(rows, type_).reshape(ours.shape)
     # As integers: a zero of the wrong sign would pass a comparison of floats.
     np.testing.assert_array_equal(ours.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("type_", DECODED, ids=lambda t: t.name)
+def test_any_bytes_decode_like_those_of_the_gguf_package(type_):
+    # Scales of every size, infinite and NaN ones too.
+    rng = np.random.default_rng(100 + int(type_))
+    rows = rng.integers(0, 256, (1024, type_.type_size), dtype=np.uint8)
+    ours = dequantize(rows.reshape(-1), type_, (type_.block_size, 1024))
+    with np.errstate(all="ignore"):
+        expected = theirs(rows, type_).reshape(ours.shape)
+    # A NaN's bits are the compiler's choice.
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(expected))
+    known = ~np.isnan(ours)
+    np.testing.assert_array_equal(ours[known].view(np.uint32), expected[known].view(np.uint32))
 
 
 def half(x: float) -> bytes:
@@ -249,3 +284,49 @@ def test_first_rows_of_real_tensors_decode_like_the_gguf_package(model_path, nam
             ours = dequantize(rows, info.type, (info.shape[0], n_rows))
             expected = theirs(rows.reshape(n_rows, -1), info.type).reshape(ours.shape)
             np.testing.assert_array_equal(ours.view(np.uint32), expected.view(np.uint32))
+
+
+def test_q1_0_by_hand():
+    block = half(0.5) + bytes([0b101]) + bytes(14) + bytes([0x80])  # elements 0, 2 and 127
+    expected = [-0.5] * 128
+    expected[0] = expected[2] = expected[127] = 0.5
+    assert decode_one(GGMLType.Q1_0, block) == expected
+
+
+def test_q2_0_by_hand():
+    block = half(2) + bytes([0b11_10_01_00]) + bytes(15)
+    assert decode_one(GGMLType.Q2_0, block) == [-2.0, 0.0, 2.0, 4.0] + [-2.0] * 60
+
+
+def test_nvfp4_by_hand():
+    # 0x38 is 1, 0x01 the smallest, 2^-9, 0x7E the largest, 448; 0x7F stands for 0.
+    scales = bytes([0x38, 0x01, 0x7E, 0x7F])
+    quants = bytes([0x71] * 8) + bytes([0x02] * 8) + bytes([0xF0] * 8) + bytes([0x77] * 8)
+    expected = [0.5] * 8 + [6.0] * 8 + [2.0**-9] * 8 + [0.0] * 16 + [-6.0 * 448] * 8 + [0.0] * 16
+    assert decode_one(GGMLType.NVFP4, scales + quants) == expected
+
+
+def test_tq1_0_by_hand():
+    # 0.20000 in base 3 of 256 is 171, 0.12000 is 143, both rounded up; 0 has the digits 0.
+    block = bytes([171]) + bytes(46) + bytes([143]) + bytes(3) + bytes([171]) + half(0.5)
+    expected = [-0.5] * 256
+    expected[0] = 0.5  # the first digit of byte 0
+    expected[160 + 15], expected[160 + 31] = 0.0, 0.5  # the first two of byte 47
+    expected[240 + 3] = 0.5  # the first of the last byte
+    assert decode_one(GGMLType.TQ1_0, block) == expected
+
+
+def test_the_eighth_sign_makes_their_number_even():
+    signs = with_parity(np.arange(128, dtype=np.uint8))
+    assert (signs & 127).tolist() == list(range(128))
+    assert all(int(s).bit_count() % 2 == 0 for s in signs)
+
+
+def test_iq2_xxs_by_hand():
+    # Code 0 is eight times 8; the first 32 elements have scale 3, the sign of element 1, and so
+    # that of element 7.
+    block = half(2) + bytes(4) + struct.pack("<I", 3 << 28 | 2) + bytes(56)
+    expected = [2 * 0.5 / 4 * 8.0] * 256
+    expected[:32] = [2 * 3.5 / 4 * 8.0] * 32
+    expected[1] = expected[7] = -14.0
+    assert decode_one(GGMLType.IQ2_XXS, block) == expected

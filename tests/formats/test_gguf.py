@@ -50,7 +50,7 @@ def refusal(path: Path, raw: bytes) -> GGUFError:
 
 
 def test_block_sizes_are_those_of_the_gguf_package():
-    for type_ in GGMLType:
+    for type_ in set(GGMLType) - {GGMLType.Q2_0}:  # newer than the package
         expected = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(type_))]
         if type_ is GGMLType.Q8_1:
             expected = (32, 36)  # the package still has the two floats of 2023; ggml has halves
@@ -374,7 +374,7 @@ ROW = bytes(4 * 32)
         ([tensor("t", [2**62, 4])], "below 2^63"),
         ([tensor("t", [31], type_id=GGMLType.Q4_0)], "needs a multiple of 32"),
         ([tensor("t", [32], type_id=GGMLType.Q4_K)], "needs a multiple of 256"),
-        ([tensor("t", [256], type_id=16)], "type IQ2_XXS is not supported"),
+        ([tensor("t", [256], type_id=38)], "type IQ4_NL_8_8 (removed from ggml) is not supported"),
         ([tensor("t", [256], type_id=4)], "type Q4_2 (removed from ggml) is not supported"),
         ([tensor("t", [256], type_id=999)], "unknown type 999"),
         ([tensor("t", [4], offset=4)], "offset 4 is not a multiple of 32"),

@@ -1,0 +1,41 @@
+"""Codebooks of ggml's IQ1, IQ2 and IQ3 types, as the gguf package has them.
+
+A code of such a type names a row of its grid: the magnitudes of 8 neighbouring weights, or of 4.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from tamis.formats.ggml_types import GGMLType
+
+# Rows and elements of each type's grid. IQ1_M has IQ1_S's.
+SHAPES = {
+    GGMLType.IQ1_S: (2048, 8),
+    GGMLType.IQ1_M: (2048, 8),
+    GGMLType.IQ2_XXS: (256, 8),
+    GGMLType.IQ2_XS: (512, 8),
+    GGMLType.IQ2_S: (1024, 8),
+    GGMLType.IQ3_XXS: (256, 4),
+    GGMLType.IQ3_S: (512, 4),
+}
+
+
+@cache
+def grid_of(type_: GGMLType) -> np.ndarray:
+    """The grid of a type, int8 of its shape, read-only: -1 to 1 of IQ1, 1 to 62 of the others."""
+    import gguf  # takes a tenth of a second, and few models have such a type
+
+    quant = getattr(gguf.quants, type_.name)
+    quant.init_grid()
+    grid = quant.grid.astype(np.int8).reshape(SHAPES[type_])
+    grid.flags.writeable = False
+    return grid
+
+
+def with_parity(signs: np.ndarray) -> np.ndarray:
+    """Eight signs of each seven (uint8, one a bit, set: negative): their number is even."""
+    parity = signs ^ signs >> 4
+    parity ^= parity >> 2
+    parity ^= parity >> 1
+    return signs | (parity & 1) << 7
