@@ -6,13 +6,14 @@ Run it as `python -m tamis.tools.random_model llama-3.1-8b Q4_K FILE.gguf [--lay
 import argparse
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.text.bpe import byte_alphabet
 
@@ -44,7 +45,7 @@ SHAPES = {
 
 
 def random_tensor(
-    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
+    rng: np.random.Generator, shape: tuple[int, ...], type_: Type | GGMLType, *, std: float = 1.0
 ) -> Array:
     """Encoded rows: uint8 [..., n_bytes of a row], or float32 and float16 as they are.
 
@@ -55,56 +56,66 @@ def random_tensor(
     if type_ in (Type.F32, Type.F16):
         return values.astype(np.float16 if type_ == Type.F16 else np.float32)
     try:
-        return gguf.quants.quantize(values, type_)
+        return gguf.quants.quantize(values, cast(Type, type_))
     except NotImplementedError:
         return random_blocks(rng, shape, type_, std=std)
 
 
-# Where a block's float16 scale is, and its float16 offset with the ratio that centres the values.
+# Where a block's float16 scale is (0 where it is not here), and its float16 offset with the ratio
+# that centres the values.
 _SCALE_AT = {
-    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.Q4_1, Type.Q5_1, Type.IQ4_NL), 0),
-    **dict.fromkeys((Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS), 0),
-    **dict.fromkeys((Type.IQ3_S, Type.IQ4_XS, Type.Q4_K, Type.Q5_K), 0),
-    Type.Q2_K: 80,
-    Type.Q3_K: 108,
-    Type.Q6_K: 208,
+    GGMLType.Q2_K: 80,
+    GGMLType.Q3_K: 108,
+    GGMLType.Q6_K: 208,
+    GGMLType.TQ1_0: 52,
+    GGMLType.TQ2_0: 64,
 }
 _MIN_AT = {
-    Type.Q4_1: (2, -7.5),
-    Type.Q5_1: (2, -15.5),
-    Type.Q2_K: (82, 1.5),
-    Type.Q4_K: (2, 7.5),
-    Type.Q5_K: (2, 15.5),
+    GGMLType.Q4_1: (2, -7.5),
+    GGMLType.Q5_1: (2, -15.5),
+    GGMLType.Q2_K: (82, 1.5),
+    GGMLType.Q4_K: (2, 7.5),
+    GGMLType.Q5_K: (2, 15.5),
 }
 
 
 def random_blocks(
-    rng: np.random.Generator, shape: tuple[int, ...], type_: Type, *, std: float = 1.0
+    rng: np.random.Generator, shape: tuple[int, ...], type_: Type | GGMLType, *, std: float = 1.0
 ) -> Array:
     """Blocks of random bits (every code and sub-scale occurs) whose scales give values of ~std."""
-    block_size, type_size = gguf.GGML_QUANT_SIZES[type_]
-    n_blocks = math.prod(shape) // block_size
-    blocks = rng.integers(0, 256, (n_blocks, type_size), dtype=np.uint8)
-    if type_ == Type.MXFP4:
+    kind = GGMLType(int(type_))
+    n_blocks = math.prod(shape) // kind.block_size
+    blocks = rng.integers(0, 256, (n_blocks, kind.type_size), dtype=np.uint8)
+    if kind is GGMLType.MXFP4:
         blocks[:, 0] = 127  # an exponent; a code is of size 4
         blocks[:, 0] += np.uint8(rng.integers(-1, 2) + round(math.log2(std / 4)) & 0xFF)
         return blocks.reshape(*shape[:-1], -1)
-    _set_scale(blocks, type_, np.ones(n_blocks))
-    unit = gguf.quants.dequantize(blocks, type_).std()
-    scale = std / unit * rng.uniform(0.5, 1.5, n_blocks)
-    if type_ not in _MIN_AT:
+    if kind is GGMLType.NVFP4:
+        # 8 times a scale's exponent, and its mantissa; it is halved, and a code is of size 6.
+        middle = 8 * (7 + math.log2(std / 3))
+        scales = middle + rng.integers(-6, 7, (n_blocks, 4))
+        blocks[:, :4] = np.clip(np.rint(scales), 1, 0x7E)
+        return blocks.reshape(*shape[:-1], -1)
+    _set_scale(blocks, kind, np.ones(n_blocks))
+    values = dequantize(blocks.reshape(-1), kind, (n_blocks * kind.block_size,))
+    scale = std / values.std() * rng.uniform(0.5, 1.5, n_blocks)
+    if kind not in _MIN_AT:
         scale *= rng.choice([-1.0, 1.0], n_blocks)  # quantisers write negative scales too
-    _set_scale(blocks, type_, scale)
+    _set_scale(blocks, kind, scale)
     return blocks.reshape(*shape[:-1], -1)
 
 
-def _set_scale(blocks: Array, type_: Type, scale: Array) -> None:
+def _set_scale(blocks: Array, kind: GGMLType, scale: Array) -> None:
     def put(at: int, values: Array) -> None:
         blocks[:, at : at + 2] = values.astype("<f2")[:, None].view(np.uint8)
 
-    put(_SCALE_AT[type_], scale)
-    if type_ in _MIN_AT:
-        at, ratio = _MIN_AT[type_]
+    if kind is GGMLType.IQ1_M:  # its four nibbles end the last four words
+        bits = scale.astype("<f2").view(np.uint16)[:, None] >> np.array([0, 4, 8, 12]) & 15
+        blocks[:, 49:56:2] = blocks[:, 49:56:2] & 15 | bits << 4
+        return
+    put(_SCALE_AT.get(kind, 0), scale)
+    if kind in _MIN_AT:
+        at, ratio = _MIN_AT[kind]
         put(at, ratio * scale)
 
 

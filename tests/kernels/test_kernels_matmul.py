@@ -1,6 +1,5 @@
 """EMBED and MATMUL against NumPy float64, for every weight type, between unmapped pages."""
 
-import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -15,7 +14,8 @@ from tamis.jit_kernels.contract import ops
 
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M",
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
 ]  # fmt: skip
 KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
     (ops.PACK_ROWS, (form, source))
@@ -28,7 +28,7 @@ KERNELS += [(ops.MATMUL, (t,)) for t in ops.STRIP_TYPES]
 
 def row_sizes(type_):
     """The shortest row of a type that is a multiple of 32, and a longer one."""
-    block, _ = gguf.GGML_QUANT_SIZES[Type[type_]]
+    block = GGMLType[type_].block_size
     return max(32, block), 512 + max(32, block)
 
 

@@ -1,7 +1,6 @@
 """Random quantized weights, packed rows and the error that a product may have."""
 
 import numpy as np
-from gguf import GGMLQuantizationType as Type
 from guarded import is_on_gpu, runs, step_of
 
 from tamis.formats.dequant import dequantize
@@ -13,7 +12,7 @@ from tamis.tools.random_model import random_tensor
 
 def weights(type_, rng, n_out, n_in):
     """Random rows in their encoding, and what the NumPy decoder makes of them in float64."""
-    data = np.ascontiguousarray(random_tensor(rng, (n_out, n_in), Type[type_])).view(np.uint8)
+    data = np.ascontiguousarray(random_tensor(rng, (n_out, n_in), GGMLType[type_])).view(np.uint8)
     decoded = dequantize(data.reshape(-1), GGMLType[type_], (n_in, n_out))
     return data.reshape(-1), decoded.astype(np.float64)
 

@@ -22,8 +22,9 @@ Array = NDArray[Any]
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
 BLOCK_32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-IQ_TYPES = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
-ALL_TYPES = ("F32", "F16", "BF16", *BLOCK_32_TYPES, *K_TYPES, *IQ_TYPES)
+IQ_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
+OTHER_TYPES = ("NVFP4", "Q1_0", "TQ1_0", "TQ2_0")  # and Q2_0, which the gguf package cannot write
+ALL_TYPES = ("F32", "F16", "BF16", *BLOCK_32_TYPES, *K_TYPES, *IQ_TYPES, *OTHER_TYPES)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

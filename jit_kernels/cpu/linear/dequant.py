@@ -28,6 +28,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_u32,
     store_f32,
 )
+from tamis.jit_kernels.cpu.linear.codebook import CODED, decoder_of
 
 f32 = np.float32
 IQ4_VALUES = np.array(
@@ -250,4 +251,5 @@ def row_bytes_of(type: str) -> Any:
 
 def decode_of(type: str) -> Any:
     """The compiled row decoder of a ggml type's name; KeyError for a type without one."""
-    return njit(error_model="numpy")(globals()[f"decode_{type.lower()}"])
+    decode = decoder_of(type) if type in CODED else globals()[f"decode_{type.lower()}"]
+    return njit(error_model="numpy")(decode)

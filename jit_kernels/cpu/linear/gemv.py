@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cpu.lang.intrinsic import (
     bits_f32,
     load_f16,
@@ -87,6 +88,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f32x16,
     zero_i32x16,
 )
+from tamis.jit_kernels.cpu.linear.codebook import CODED, four_lanes, spread_of, two_lanes
 from tamis.jit_kernels.cpu.linear.dequant import FP4_VALUES, IQ4_VALUES
 
 CHUNK, PLANES = 64, 128  # elements of a step and bytes of their planes
@@ -373,19 +375,6 @@ def minima_k(p):
 
 
 @njit
-def two_lanes(x, i):
-    """Lane i of x 8 times, lane i + 1 as often."""
-    return join(splat_f32x8(lane(x, i)), splat_f32x8(lane(x, i + 1)))
-
-
-@njit
-def four_lanes(x, i):
-    """Lanes i to i + 3 of x, each 4 times."""
-    low, high = doubled(lane(x, i), lane(x, i + 1)), doubled(lane(x, i + 2), lane(x, i + 3))
-    return join(repeat(low, 0, 2, 8), repeat(high, 0, 2, 8))
-
-
-@njit
 def scales_iq4_xs(highs, lows):
     """Eight scales of 6 bits less 32: of each 4 bits in lows, 2 in highs, the first ones lowest."""
     low = (lows | lows << 16) & 0x0000FFFF0000FFFF
@@ -528,6 +517,61 @@ def dot_q6_k(row, n, planes):
     return hsum(total) - f32(32) * hsum(rest)
 
 
+# ---- types of codebook.py ------------------------------------------------------------------------
+@njit
+def eight_pairs(pairs):
+    """Dx and sums of 8 blocks of 32."""
+    both = load_f32x16(pairs)
+    return even_lanes(both), odd_lanes(both)
+
+
+@njit
+def four_pairs(pairs):
+    """Dx and sums of 4 blocks."""
+    both = load_f32x8(pairs)
+    return even_lanes(both), odd_lanes(both)
+
+
+@njit
+def sixteen_pairs(pairs):
+    """Dx and sums of 16 blocks of 16."""
+    return firsts(pairs), seconds(pairs)
+
+
+PAIRS = {
+    16: (sixteen_pairs, zero_f32x16),
+    8: (eight_pairs, zero_f32x8),
+    4: (four_pairs, zero_f32x4),
+}  # by the scales of a block
+
+
+def dot_coded(type: str) -> Any:
+    """The dot product with a row of a type of codebook.py."""
+    values, scales_of, run = CODED[type]
+    block, size = GGMLType[type].block_size, GGMLType[type].type_size
+    spread, chunks, n_scale = spread_of(run), block // CHUNK, block // run
+    (pairs_of, none), pairs_bytes = PAIRS[n_scale], 8 * n_scale
+    per_element = 4 if run == 16 else 5  # halves of bytes before the pairs: see above
+
+    def dot(row, n, planes):
+        total, rest, pairs = zero_f32x16(), none(), planes + per_element * n // 2
+        for _ in range(n // block):
+            dx, sums = pairs_of(pairs)
+            scales = scales_of(row)
+            rest = fma(scales, sums, rest)
+            scales = scales * dx
+            prefetch(row + AHEAD)
+            if size > 64:
+                prefetch(row + AHEAD + 64)
+            for j in range(chunks):
+                total = fma(spread(scales, j), signed_product(values(row, j), planes), total)
+                planes += PLANES
+            row, pairs = row + size, pairs + pairs_bytes
+        return hsum(total) - OFFSET * hsum(rest)
+
+    return dot
+
+
 # ---- float types: the activations as they are ----------------------------------------------------
 def dot_floats(load: Any, size: int, load_one: Any) -> Any:
     """The dot product with a row of floats of `size` bytes; any n."""
@@ -592,5 +636,5 @@ def pair_of_type(type: str) -> Any:
     elif type in BLOCKS_OF_32:
         pair = pair_of_blocks(BLOCKS_OF_32[type])
     else:
-        pair = pair_of(BLOCKS_OF_256[type])
+        pair = pair_of(dot_coded(type) if type in CODED else BLOCKS_OF_256[type])
     return njit(error_model="numpy")(pair)
