@@ -93,12 +93,18 @@ STRIP_TYPES = {
     f"{type}x{STRIP}": type
     for type in (
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
-        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", "NVFP4", "Q2_0"),
+        *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
     )
 }
 
-# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4.
-_GROWTH = {"MXFP4": 1, "Q3_K": 36, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
+# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4,
+# codes of a codebook the values that they stand for.
+_GROWTH = {
+    **{"MXFP4": 1, "Q3_K": 36, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2, "TQ1_0": 12, "NVFP4": 4},
+    **{"IQ1_S": 24, "IQ1_M": 30, "IQ2_XXS": 40, "IQ2_XS": 40, "IQ2_S": 32},
+    **{"IQ3_XXS": 40, "IQ3_S": 28},
+}
 
 
 def strip_block(type: str) -> int:

@@ -134,6 +134,28 @@ def with_bits(b, x, p, value):
     return _row(b, made)
 
 
+@vector_op(lambda x, _p: _same(x))
+def with_signs(b, x, p):
+    """Bytes negated where their bits are set: 64 for each vector, from p on."""
+    made, cells = [], _cells(b, x)
+    for v, at in zip(cells, spaced(b, p, 8, len(cells)), strict=True):
+        bits = b.bitcast(b.load(pointer(b, at, I64), align=1), ir.VectorType(I1, 4 * N))
+        made.append(b.select(bits, b.sub(const(BYTES, 0), v), v))
+    return _row(b, made)
+
+
+@vector_op(lambda x, _p: _same(x))
+def nudged(b, x, p):
+    """Bytes plus 1, or minus 1 where their row's bit is set: 16 for each two vectors, from p on."""
+    made, cells = [], _cells(b, x)
+    for i, v in enumerate(cells):
+        at = b.add(p, ir.Constant(I64, i // 2 * 2))
+        bits = b.bitcast(b.load(pointer(b, at, I16), align=1), ir.VectorType(I1, N))
+        step = b.select(bits, const(WORDS, -1), const(WORDS, 0x01010101))
+        made.append(b.add(v, b.bitcast(step, BYTES)))
+    return _row(b, made)
+
+
 def looked_up(values: Sequence[int]) -> Any:
     """The operation x -> values[x], of 16 values, on a row of bytes below 16."""
     look_up = table_lookup(values)

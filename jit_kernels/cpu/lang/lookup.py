@@ -24,6 +24,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
     void,
 )
 from tamis.jit_kernels.cpu.lang.simd import (
+    Vec,
     f32x4,
     f32x8,
     f32x16,
@@ -32,6 +33,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     joined,
     shuffled,
     splatted,
+    vector_op,
 )
 
 BYTES = i8x64.ir
@@ -53,7 +55,9 @@ def _vector(b: Any, parts: Sequence[Any]) -> Any:
 
 
 # ---- codebooks -----------------------------------------------------------------------------------
-def codes_at(offsets: Sequence[int], shifts: Sequence[int] = (), bits: int = 0) -> Callable[..., Any]:
+def codes_at(
+    offsets: Sequence[int], shifts: Sequence[int] = (), bits: int = 0
+) -> Callable[..., Any]:
     """Numbers of rows: the bytes at p + offsets; above each, `bits` of the uint32 at q >> shifts."""
 
     def numbers(b: Any, p: Any, q: Any) -> list[Any]:
@@ -142,6 +146,22 @@ def nudged(b, x, bits):
     words = _lanes(I64, 8)
     up, down = const(words, 0x0101010101010101), const(words, -1)
     return b.add(x, b.bitcast(b.select(mask, down, up), BYTES))
+
+
+@op(int64, i8x64)
+def sign_bits(b, x):
+    """A bit for each byte: set where it is negative."""
+    return b.bitcast(b.icmp_signed("<", x, const(BYTES, 0)), I64)
+
+
+@vector_op(lambda p, x: void if isinstance(x, Vec) else None)
+def scatter_words(b, p, x):
+    """Write the 32-bit words of x, 64 bytes apart."""
+    n = x.type.count * x.type.element.width // 32
+    words = b.bitcast(x, _lanes(I32, n))
+    for i in range(n):
+        at = pointer(b, b.add(p, ir.Constant(I64, 64 * i)), I32)
+        b.store(b.extract_element(words, ir.Constant(I32, i)), at, align=1)
 
 
 # ---- two bits, three values ----------------------------------------------------------------------
@@ -238,11 +258,11 @@ def half_of_top_nibbles(b, p):
 @op(f32x4, int64)
 def halved_ue4m3(b, p):
     """Half of each of 4 unsigned 8-bit floats: 4 bits of exponent, bias 7, 3 of mantissa."""
-    codes = b.zext(_load(b, p, 0, _lanes(I8, 4)), _lanes(I32, 4))
-    bits = b.shl(b.and_(codes, const(codes.type, 0x7F)), const(codes.type, 20))
-    # With a float's bias of 127, subnormal ones too.
-    values = b.fmul(b.bitcast(bits, f32x4.ir), const(f32x4.ir, 2.0**119))
-    none = b.icmp_unsigned("==", codes, const(codes.type, 0x7F))
+    codes = b.and_(_load(b, p, 0, _lanes(I8, 4)), const(_lanes(I8, 4), 0x7F))
+    shorts = b.shl(b.zext(codes, _lanes(I16, 4)), const(_lanes(I16, 4), 7))
+    # As float16, whose bias is 15; ggml's 0x7F is 0, 0xFF is not.
+    values = b.fmul(widened_half(b, shorts), const(f32x4.ir, 128.0))
+    none = b.icmp_unsigned("==", _load(b, p, 0, _lanes(I8, 4)), const(codes.type, 0x7F))
     return b.select(none, const(f32x4.ir, 0.0), values)
 
 

@@ -153,7 +153,7 @@ def strip_writer(type: str) -> Any:
 
     @njit(error_model="numpy")
     def write_rounded(strip, k, panel, first, spare):
-        """Two minima in DEPTH elements: floats, rounded as `shorten` does, a row a lane."""
+        """Two minima in DEPTH elements, or scales that are no bytes: floats, rounded as `shorten` does, a row a lane."""
         decode(strip, k, spare, spare + DEPTH * ROW_OF_STRIP)
         top = splat_f32x16(ZERO)
         for j in range(DEPTH):
@@ -169,7 +169,7 @@ def strip_writer(type: str) -> Any:
 
     if unit == DEPTH:
         return write
-    return write_rounded if minima else write_scaled
+    return write_rounded if minima or signed else write_scaled
 
 
 def tile_of(minima: bool) -> Any:

@@ -64,7 +64,6 @@ from tamis.jit_kernels.cpu.lang.simd import (
     odd_lanes,
     pairs_of_halves,
     prefetch,
-    repeat,
     round_i32,
     shift_left,
     shift_right,
@@ -553,6 +552,10 @@ def dot_coded(type: str) -> Any:
     (pairs_of, none), pairs_bytes = PAIRS[n_scale], 8 * n_scale
     per_element = 4 if run == 16 else 5  # halves of bytes before the pairs: see above
 
+    @njit
+    def plus(total, scales, row, planes, j):
+        return fma(spread(scales, j), signed_product(values(row, j), planes + PLANES * j), total)
+
     def dot(row, n, planes):
         total, rest, pairs = zero_f32x16(), none(), planes + per_element * n // 2
         for _ in range(n // block):
@@ -563,10 +566,14 @@ def dot_coded(type: str) -> Any:
             prefetch(row + AHEAD)
             if size > 64:
                 prefetch(row + AHEAD + 64)
-            for j in range(chunks):
-                total = fma(spread(scales, j), signed_product(values(row, j), planes), total)
-                planes += PLANES
-            row, pairs = row + size, pairs + pairs_bytes
+            # By hand: LLVM takes lookups for too long to unroll a loop of them.
+            total = plus(total, scales, row, planes, 0)
+            if chunks > 1:
+                total = plus(total, scales, row, planes, 1)
+            if chunks > 2:
+                total = plus(total, scales, row, planes, 2)
+                total = plus(total, scales, row, planes, 3)
+            row, pairs, planes = row + size, pairs + pairs_bytes, planes + PLANES * chunks
         return hsum(total) - OFFSET * hsum(rest)
 
     return dot

@@ -32,6 +32,7 @@ from tamis.jit_kernels.cpu.lang.byte_tiles import (
     load_bytes,
     looked_up,
     no_sums,
+    nudged,
     raised,
     rows_at,
     stacked,
@@ -39,6 +40,7 @@ from tamis.jit_kernels.cpu.lang.byte_tiles import (
     store_rows,
     times_each,
     with_bits,
+    with_signs,
 )
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
@@ -55,6 +57,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     splat_i32x16,
     store_f32x16,
     to_f32,
+    vabs,
     widen,
     widen_unsigned,
 )
@@ -253,6 +256,113 @@ def q6_k(block, i):
     return both(field(low, 4 * (quarter // 2), 15), top)
 
 
+# ---- codebooks, three values, 4-bit floats -------------------------------------------------------
+# What the codes stand for, not the codes. TQ1_0, TQ2_0 and Q2_0: d, then pairs of bits
+# [2, 8, 16, 4] ([4, 16, 4] of Q2_0's blocks of 64). IQ1: d, scales as bytes [8 or 16, 16], of
+# IQ1_S with the sign of what is added; of IQ1_M uint16 [32] of these signs, a bit a row, for each
+# 8 elements; then pairs. IQ2: d, scales, signs uint64 [64], a bit an element of a vector; then
+# pairs, which of the magnitudes it is. IQ3: d, scales, nibbles [8, 4, 16, 4] with the sign on top.
+# NVFP4, blocks of 64: f16 [4, 16], then nibbles [2, 4, 16, 4].
+PAIRS_32 = SIGNED_SCALES + 8 * STRIP
+NUDGES = SIGNED_SCALES + 16 * STRIP
+NUDGED_PAIRS = NUDGES + 64
+IQ2_SIGNS = {32: SIGNED_SCALES + 8 * STRIP, 16: SIGNED_SCALES + 16 * STRIP}  # by unit
+NVFP4_VALUES = 4 * HALVES
+IQ2_LEVELS = [8, 25, 43]
+IQ3_LEVELS = {"IQ3_XXS": [4, 12, 20, 28, 36, 44, 52, 62], "IQ3_S": [1, 3, 5, 7, 9, 11, 13, 15]}
+
+
+def times_bytes(factor: float) -> Any:
+    """The scales d * byte * factor, and no minimum."""
+    constant = f32(factor)
+
+    @njit
+    def scales(block, i):
+        d = load_f16x16(block) * to_f32(signed_bytes(block, i)) * splat_f32x16(constant)
+        return d, splat_f32x16(f32(0))
+
+    return scales
+
+
+def pairs_of_32(at: int) -> Any:
+    """The values of 32 elements, pairs of bits at `at`."""
+
+    @njit
+    def values(block, i):
+        return field(load_bytes(block + at + 8 * VECTOR * (i // 4), 8), i % 4 * 2, 3)
+
+    return values
+
+
+@njit
+def q2_0(block, i):
+    """The values of Q2_0: pairs of bits 0 and 1, or 2 and 3, of four vectors."""
+    x = load_bytes(block + HALVES, 4)
+    return beside(field(x, 4 * i, 3), field(x, 4 * i + 2, 3))
+
+
+@njit
+def iq1_s_scales(block, i):
+    """Of IQ1_S: d * |byte|, for values from 0 on, and what makes them -1, 0 and 1, and an 8th."""
+    signed = to_f32(signed_bytes(block, i))
+    d, size = load_f16x16(block), vabs(signed)
+    return d * size, d * (signed * splat_f32x16(f32(0.125)) - size)
+
+
+eighths = looked_up([-8, 0, 8] + 13 * [0])
+iq2_levels = looked_up(IQ2_LEVELS + 13 * [0])
+
+
+@njit
+def iq1_m(block, i):
+    """The values of IQ1_M, times 8."""
+    return nudged(eighths(pairs_at(block + NUDGED_PAIRS, i)), block + NUDGES + 4 * i)
+
+
+def iq2(unit: int) -> Any:
+    """The values of IQ2 types whose scales are for so many elements."""
+    signs = IQ2_SIGNS[unit]
+    pairs = signs + 512
+
+    if unit == 16:
+
+        @njit
+        def of_16(block, i):
+            return with_signs(iq2_levels(pairs_at(block + pairs, i)), block + signs + 32 * i)
+
+        return of_16
+    all_of_32 = pairs_of_32(pairs)
+
+    @njit
+    def of_32(block, i):
+        return with_signs(iq2_levels(all_of_32(block, i)), block + signs + 64 * i)
+
+    return of_32
+
+
+def iq3(levels: list[int]) -> Any:
+    """The values of an IQ3 type."""
+    signed = looked_up(levels + [-level for level in levels])
+
+    @njit
+    def values(block, i):
+        return signed(nibbles_at(block + XS_VALUES + 4 * VECTOR * i))
+
+    return values
+
+
+@njit
+def nvfp4(block, i):
+    """The values of NVFP4."""
+    return fp4(field(load_bytes(block + NVFP4_VALUES + 4 * VECTOR * (i // 2), 4), 4 * (i % 2), 15))
+
+
+@njit
+def nvfp4_scales(block, i):
+    """The scales of NVFP4."""
+    return load_f16x16(block + HALVES * i), splat_f32x16(f32(0))
+
+
 OF_TYPE = {
     "Q4_0": Strips(32, 32, four_bit(HALVES), *around(8)),
     "Q4_1": Strips(32, 32, four_bit(2 * HALVES), from_minimum, None),
@@ -267,6 +377,17 @@ OF_TYPE = {
     "Q5_K": Strips(256, 32, q5_k, k_scales, None),
     "Q6_K": Strips(256, 16, q6_k, *around_signed(32)),
     "IQ4_XS": Strips(256, 32, iq4_xs, *around_signed(0), signed=True),
+    "TQ1_0": Strips(256, 32, pairs_of_32(HALVES), *around(1)),
+    "TQ2_0": Strips(256, 32, pairs_of_32(HALVES), *around(1)),
+    "Q2_0": Strips(64, 32, q2_0, *around(1)),
+    "NVFP4": Strips(64, 16, nvfp4, nvfp4_scales, 0, signed=True),
+    "IQ1_S": Strips(256, 32, pairs_of_32(PAIRS_32), iq1_s_scales, None),
+    "IQ1_M": Strips(256, 16, iq1_m, times_bytes(1 / 8), 0, signed=True),
+    "IQ2_XXS": Strips(256, 32, iq2(32), times_bytes(1 / 8), 0, signed=True),
+    "IQ2_XS": Strips(256, 16, iq2(16), times_bytes(1 / 8), 0, signed=True),
+    "IQ2_S": Strips(256, 16, iq2(16), times_bytes(1 / 8), 0, signed=True),
+    "IQ3_XXS": Strips(256, 32, iq3(IQ3_LEVELS["IQ3_XXS"]), times_bytes(1 / 4), 0, signed=True),
+    "IQ3_S": Strips(256, 32, iq3(IQ3_LEVELS["IQ3_S"]), times_bytes(1), 0, signed=True),
 }
 
 

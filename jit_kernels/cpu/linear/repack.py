@@ -10,15 +10,32 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_u8,
     load_u16,
     load_u32,
+    store_f16,
     store_i16,
     store_i32,
     store_u8,
 )
-from tamis.jit_kernels.cpu.lang.simd import (
-    load_i32x16,
-    shift_right,
-    splat_i32x16,
+from tamis.jit_kernels.cpu.lang.lookup import (
+    halved_ue4m3,
+    nibbles_of_eights,
+    scatter_words,
+    sign_bits,
 )
+from tamis.jit_kernels.cpu.lang.simd import (
+    as_i8,
+    as_i16,
+    bits_to_bytes,
+    high_half,
+    lane,
+    load_i32x16,
+    low_half,
+    shift_left,
+    shift_right,
+    splat_i8x64,
+    splat_i32x16,
+    vabs,
+)
+from tamis.jit_kernels.cpu.linear.codebook import CODED
 from tamis.jit_kernels.cpu.linear.dequant import (
     _minimum_k,
     _scale_iq4_xs,
@@ -28,10 +45,15 @@ from tamis.jit_kernels.cpu.linear.dequant import (
 )
 from tamis.jit_kernels.cpu.linear.interleaved import (
     HALVES,
+    IQ2_SIGNS,
     K_MINIMA,
     K_SCALES,
     K_VALUES,
+    NUDGED_PAIRS,
+    NUDGES,
+    NVFP4_VALUES,
     OF_TYPE,
+    PAIRS_32,
     SIGNED_SCALES,
     SIX_HIGH,
     SIX_LOW,
@@ -203,6 +225,212 @@ def put_q6_k(block, apart, to):
     sixteen_words(block + 128, apart, to + SIX_HIGH)
 
 
+# ---- types of codebook.py ------------------------------------------------------------------------
+def put_sub_scales(of_row: Any, n: int) -> Any:
+    """The function put(block, apart, to): n bytes of each row, of_row(block, i), after the d."""
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        for r in range(STRIP):
+            for i in range(n):
+                store_u8(to + SIGNED_SCALES + STRIP * i + r, of_row(block + apart * r, i))
+
+    return put
+
+
+@njit
+def odd(n):
+    """A scale s of half steps, doubled: 2 * s + 1."""
+    return 2 * (n & 15) + 1
+
+
+@njit
+def sub_iq1_s(block, i):
+    """Of IQ1_S: negative where an eighth is taken away."""
+    word = load_u16(block + 34 + 2 * i)
+    size = odd(word >> 12 & 7)
+    return -size if word >> 15 else size
+
+
+@njit
+def sub_iq1_m(block, i):
+    """Of IQ1_M."""
+    return odd(load_u16(block + 48 + 2 * (i // 4)) >> (3 * (i % 4)) & 7)
+
+
+@njit
+def sub_iq2_xxs(block, i):
+    """Of IQ2_XXS."""
+    return odd(load_u32(block + 6 + 8 * i) >> 28)
+
+
+@njit
+def sub_iq3_xxs(block, i):
+    """Of IQ3_XXS."""
+    return odd(load_u32(block + 66 + 4 * i) >> 28)
+
+
+def sub_nibbles(at: int) -> Any:
+    """Of a type with nibbles at `at`."""
+
+    @njit
+    def of_row(block, i):
+        return odd(load_u8(block + at + i // 2) >> (4 * (i % 2)))
+
+    return of_row
+
+
+@njit
+def three_values(x):
+    """-1 to 1 as 0 to 2."""
+    return x + splat_i8x64(1)
+
+
+@njit
+def three_eighths(x):
+    """-9 or -7, -1 or 1, 7 or 9 as 0 to 2."""
+    return as_i8(shift_right(as_i16(x + splat_i8x64(12)), 3)) & splat_i8x64(3)
+
+
+@njit
+def three_levels(x):
+    """8, 25 and 43 of either sign as 0 to 2."""
+    return as_i8(shift_right(as_i16(vabs(x)), 4)) & splat_i8x64(3)
+
+
+@njit(error_model="numpy")
+def put_signs(x, to, r):
+    """Signs of 64 elements of row r: of each four a nibble of the uint64 of their vector."""
+    bits = sign_bits(x)
+    for t in range(16):
+        at, nibble = to + 8 * t + r // 2, bits >> (4 * t) & 15
+        store_u8(at, load_u8(at) | nibble << 4 if r % 2 else nibble)
+
+
+def put_pairs(type: str, code: Any, at: int, signs: int = 0) -> Any:
+    """The function put(block, apart, to) of values of two bits, and of their signs at `signs`."""
+    values = CODED[type].values
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        for r in range(STRIP):
+            for half in range(2):
+                x, y = values(block + apart * r, 2 * half), values(block + apart * r, 2 * half + 1)
+                if signs:
+                    put_signs(x, to + signs + 256 * half, r)
+                    put_signs(y, to + signs + 256 * half + 128, r)
+                x, y = code(x), code(y)
+                low = low_half(x) | as_i8(shift_left(as_i16(high_half(x)), 2))
+                high = low_half(y) | as_i8(shift_left(as_i16(high_half(y)), 2))
+                both = low | as_i8(shift_left(as_i16(high), 4))
+                scatter_words(to + at + 8 * VECTOR * half + 4 * r, both)
+
+    return put
+
+
+q2_0_values = CODED["Q2_0"].values
+
+
+@njit(error_model="numpy")
+def put_q2_0(block, apart, to):
+    """A block of Q2_0."""
+    put_halves(block, apart, to)
+    for r in range(STRIP):
+        x = q2_0_values(block + apart * r, 0) + splat_i8x64(1)
+        low, high = low_half(x), high_half(x)
+        left = low_half(low) | as_i8(shift_left(as_i16(high_half(low)), 2))
+        right = low_half(high) | as_i8(shift_left(as_i16(high_half(high)), 2))
+        scatter_words(to + HALVES + 4 * r, left | as_i8(shift_left(as_i16(right), 4)))
+
+
+def put_iq2(type: str, unit: int) -> Any:
+    """The function put(block, apart, to) of the values of an IQ2 type."""
+    signs = IQ2_SIGNS[unit]
+    return put_pairs(type, three_levels, signs + 512, signs)
+
+
+@njit(error_model="numpy")
+def put_nibbles(x, to, r):
+    """64 nibbles of row r, those of 32 elements in the bytes of 16."""
+    low, high = low_half(x), high_half(x)
+    left = low_half(low) | as_i8(shift_left(as_i16(high_half(low)), 4))
+    right = low_half(high) | as_i8(shift_left(as_i16(high_half(high)), 4))
+    scatter_words(to + 4 * r, left)
+    scatter_words(to + 4 * VECTOR + 4 * r, right)
+
+
+def put_iq3(type: str, shift: int) -> Any:
+    """The function put(block, apart, to) of the values of an IQ3 type."""
+    values = CODED[type].values
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        for r in range(STRIP):
+            for j in range(4):
+                x = values(block + apart * r, j)
+                level = as_i8(shift_right(as_i16(vabs(x)), shift)) & splat_i8x64(7)
+                nibbles = level | bits_to_bytes(sign_bits(x), 8)
+                put_nibbles(nibbles, to + XS_VALUES + 8 * VECTOR * j, r)
+
+    return put
+
+
+@njit(error_model="numpy")
+def put_nvfp4(block, apart, to):
+    """A block of NVFP4."""
+    for r in range(STRIP):
+        row = block + apart * r
+        scales = halved_ue4m3(row)
+        for i in range(4):
+            store_f16(to + HALVES * i + 2 * r, lane(scales, i))
+        put_nibbles(nibbles_of_eights(row + 4), to + NVFP4_VALUES, r)
+
+
+@njit(error_model="numpy")
+def put_scattered_half(block, apart, to):
+    """The d of IQ1_M: the upper nibbles of its last four words."""
+    for r in range(STRIP):
+        d = 0
+        for i in range(4):
+            d |= (load_u8(block + apart * r + 49 + 2 * i) >> 4) << (4 * i)
+        store_i16(to + 2 * r, d)
+
+
+@njit(error_model="numpy")
+def put_nudges(block, apart, to):
+    """Which of each 8 elements of IQ1_M an eighth is taken away from: bit r is row r's."""
+    for i in range(32):
+        bits = 0
+        for r in range(STRIP):
+            nibbles = load_u8(block + apart * r + 32 + i // 2)
+            bits |= (nibbles >> (4 * (i % 2) + 3) & 1) << r
+        store_i16(to + NUDGES + 2 * i, bits)
+
+
+def half_at(at: int) -> Any:
+    """The function put(block, apart, to) of the float16 at `at`."""
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        put_halves(block + at, apart, to)
+
+    return put
+
+
+def in_turn(first: Any, *others: Any) -> Any:
+    """The function put(block, apart, to) that calls several."""
+    if not others:
+        return first
+    rest = in_turn(*others)
+
+    @njit(error_model="numpy")
+    def put(block, apart, to):
+        first(block, apart, to)
+        rest(block, apart, to)
+
+    return put
+
+
 PUT = {
     "Q4_0": of_32(1, False, four_words),
     "Q4_1": of_32(2, False, four_words),
@@ -217,7 +445,23 @@ PUT = {
     "Q5_K": put_q5_k,
     "Q6_K": put_q6_k,
     "IQ4_XS": put_iq4_xs,
-}
+    "TQ1_0": in_turn(half_at(52), put_pairs("TQ1_0", three_values, HALVES)),
+    "TQ2_0": in_turn(half_at(64), put_pairs("TQ2_0", three_values, HALVES)),
+    "Q2_0": put_q2_0,
+    "NVFP4": put_nvfp4,
+    "IQ1_S": in_turn(
+        put_halves, put_sub_scales(sub_iq1_s, 8), put_pairs("IQ1_S", three_eighths, PAIRS_32)
+    ),
+    "IQ1_M": in_turn(
+        put_scattered_half, put_sub_scales(sub_iq1_m, 16), put_nudges,
+        put_pairs("IQ1_M", three_eighths, NUDGED_PAIRS),
+    ),
+    "IQ2_XXS": in_turn(put_halves, put_sub_scales(sub_iq2_xxs, 8), put_iq2("IQ2_XXS", 32)),
+    "IQ2_XS": in_turn(put_halves, put_sub_scales(sub_nibbles(66), 16), put_iq2("IQ2_XS", 16)),
+    "IQ2_S": in_turn(put_halves, put_sub_scales(sub_nibbles(74), 16), put_iq2("IQ2_S", 16)),
+    "IQ3_XXS": in_turn(put_halves, put_sub_scales(sub_iq3_xxs, 8), put_iq3("IQ3_XXS", 3)),
+    "IQ3_S": in_turn(put_halves, put_sub_scales(sub_nibbles(106), 8), put_iq3("IQ3_S", 1)),
+}  # fmt: skip
 
 
 def arrange(type: str) -> Any:
