@@ -36,6 +36,19 @@ MEANT = {
         "dp4a",
     ],
     KernelSpec(ops.MATMUL, ("MXFP4",)): ["wgmma|mma.sync", "prmt", "dp4a.s32.s32"],
+    # Grids of codebooks are in device memory.
+    **{
+        KernelSpec(ops.MATMUL, (type_,)): [r"\.global .*table", "wgmma|mma.sync", f"dp4a.{sign}32"]
+        for sign, types in (
+            ("u32.s", ("IQ1_S", "IQ1_M")),
+            ("s32.s", ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")),
+        )
+        for type_ in types
+    },
+    **{
+        KernelSpec(ops.MATMUL, (type_,)): ["wgmma|mma.sync", "dp4a"]
+        for type_ in ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4")
+    },
     KernelSpec(ops.MATMUL, ("F16",)): [
         "wgmma|mma.sync",
         "ld.global.nc.L1::no_allocate.v4.u32",

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tamis.formats.codebooks import SHAPES, grid_of
+from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.lang.readers import Readers
 
 local = threading.local()
@@ -256,6 +258,13 @@ def _pairs(address: Any, apart: int, n: int, otherwise: float) -> list[float]:
     return [x for pair in found for x in (pair if pair is not None else (otherwise, 0.0))]
 
 
+def _table_word(type_: GGMLType) -> Callable[[Any], int]:
+    """See cuda/linear/dequant.py: of IQ1, with 1 added."""
+    plus = np.int8(1 if type_.name.startswith("IQ1") else 0)
+    words = (grid_of(type_) + plus).reshape(-1).view(np.uint32)
+    return lambda i: int(words[int(i)])
+
+
 MEANINGS: dict[str, Any] = {
     "device": lambda function: function,
     "thread": lambda: local.thread,
@@ -302,6 +311,7 @@ MEANINGS: dict[str, Any] = {
         _low(x | y << int(shift)) for x, y in zip(w, other, strict=True)
     ),
     "bits_to_bytes": _bits_to_bytes,
+    **{f"{type_.name.lower()}_word": _table_word(type_) for type_ in SHAPES},
     "half_f32": lambda w: np.float32(np.array([_low(w) & 0xFFFF], np.uint16).view(np.float16)[0]),
     "bits_f32": lambda w: np.array([_low(w)], np.uint32).view(np.float32)[0],
     "reciprocal": lambda x: np.float32(1) / np.float32(x),

@@ -342,6 +342,24 @@ def bits_to_bytes(b, w):
     return found
 
 
+def table_word(words: Any) -> Any:
+    """The intrinsic i -> words[i] of an array of uint32, which the code has in device memory.
+
+    Constant memory would serve one lane of a warp after the other.
+    """
+    kind, numbers = ir.ArrayType(I32, len(words)), words.tolist()
+
+    def word(b, i):
+        name = b.module.get_unique_name("table")
+        table = ir.GlobalVariable(b.module, kind, name, addrspace=GLOBAL)
+        table.linkage, table.global_constant = "internal", True
+        table.initializer = ir.Constant(kind, numbers)
+        at = b.gep(table, [ir.Constant(I64, 0), b.zext(i, I64)])
+        return b.load(at, align=4)
+
+    return op(uint32, uint32)(word)
+
+
 @op(int64, int64, int64, int64)
 def bits_from(b, low, high, shift):
     """64 of the 128 bits of two words, from bit `shift` of the low one on (0 to 63)."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import float32
 
+from tamis.formats.codebooks import grid_of
 from tamis.formats.dequant import IQ4_LEVELS, MXFP4_LEVELS
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.lang import readers
@@ -27,6 +28,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     join,
     joined,
     signed_bytes_f32,
+    table_word,
 )
 from tamis.jit_kernels.cuda.lang.ptx import bytes_of_two
 from tamis.jit_kernels.cuda.lang.readers import (
@@ -243,6 +245,208 @@ def quants_mxfp4(p, i):
     return mxfp4_side(words_any(b + 1), i), half_power(const_u8(b)), float32(0)
 
 
+# ---- codebooks -----------------------------------------------------------------------------------
+def _of_shape(type_: GGMLType, plus: int = 0) -> Any:
+    """The intrinsic i -> word i of a type's grid: four elements, `plus` added to each."""
+    return table_word((grid_of(type_) + np.int8(plus)).reshape(-1).view(np.uint32))
+
+
+iq2_xxs_word, iq2_xs_word = _of_shape(GGMLType.IQ2_XXS), _of_shape(GGMLType.IQ2_XS)
+iq2_s_word = _of_shape(GGMLType.IQ2_S)
+iq3_xxs_word, iq3_s_word = _of_shape(GGMLType.IQ3_XXS), _of_shape(GGMLType.IQ3_S)
+iq1_s_word = _of_shape(GGMLType.IQ1_S, 1)  # 0, 1 and 2
+
+
+@device
+def with_signs(q, bits):
+    """Sixteen bytes, none 0, negated where a bit is set."""
+    a, b, c, d = bits_to_bytes(bits)
+    return (
+        field((q[0] ^ (a * 255)) + a, 0, ALL), field((q[1] ^ (b * 255)) + b, 0, ALL),
+        field((q[2] ^ (c * 255)) + c, 0, ALL), field((q[3] ^ (d * 255)) + d, 0, ALL),
+    )  # fmt: skip
+
+
+@device
+def eight_signs(w, shift):
+    """Seven signs at `shift` and the eighth, that makes their number even."""
+    seven = field(w, shift, 127)
+    parity = seven ^ (seven >> 4)
+    parity = parity ^ (parity >> 2)
+    return seven | ((parity ^ (parity >> 1)) & 1) << 7
+
+
+@device
+def half_steps(d, scale, unit):
+    """D * (scale + 1/2) * unit."""
+    return d * (float32(scale) + float32(0.5)) * float32(unit)
+
+
+def quants_iq2_xxs(p, i):
+    """Blocks of 256: d, 8 bytes of each 32: four codes, then four times 7 signs, a scale."""
+    b, part = p + 66 * (i >> 8), (i & 255) >> 4
+    at, side = b + 2 + 8 * (part >> 1), part & 1
+    codes, s = const_u16(at + 2 * side), join(const_u16(at + 4), const_u16(at + 6), 16)
+    one, other = 2 * field(codes, 0, 255), 2 * field(codes, 8, 255)
+    q = iq2_xxs_word(one), iq2_xxs_word(one + 1), iq2_xxs_word(other), iq2_xxs_word(other + 1)
+    signs = eight_signs(s, 14 * side) | eight_signs(s, 14 * side + 7) << 8
+    return with_signs(q, signs), half_steps(const_f16(b), field(s, 28, 15), 0.25), float32(0)
+
+
+def quants_iq2_xs(p, i):
+    """Blocks of 256: d, 32 times 9 bits of code and 7 signs, 16 scales of 4 bits."""
+    b, part = p + 74 * (i >> 8), (i & 255) >> 4
+    w, v = const_u16(b + 2 + 4 * part), const_u16(b + 4 + 4 * part)
+    one, other = 2 * field(w, 0, 511), 2 * field(v, 0, 511)
+    q = iq2_xs_word(one), iq2_xs_word(one + 1), iq2_xs_word(other), iq2_xs_word(other + 1)
+    scale = field(const_u8(b + 66 + (part >> 1)), 4 * (part & 1), 15)
+    signs = eight_signs(w, 9) | eight_signs(v, 9) << 8
+    return with_signs(q, signs), half_steps(const_f16(b), scale, 0.25), float32(0)
+
+
+def quants_iq2_s(p, i):
+    """Blocks of 256: d, 32 codes, 32 bytes of signs, 2 more bits of codes, 16 scales of 4 bits."""
+    b, part = p + 82 * (i >> 8), (i & 255) >> 4
+    codes, side = const_u16(b + 2 + 2 * part), 4 * (part & 1)
+    high = field(const_u8(b + 66 + (part >> 1)), side, 15)
+    one = 2 * join(field(codes, 0, 255), field(high, 0, 3), 8)
+    other = 2 * join(field(codes, 8, 255), field(high, 2, 3), 8)
+    q = iq2_s_word(one), iq2_s_word(one + 1), iq2_s_word(other), iq2_s_word(other + 1)
+    scale = field(const_u8(b + 74 + (part >> 1)), side, 15)
+    signs = const_u16(b + 34 + 2 * part)
+    return with_signs(q, signs), half_steps(const_f16(b), scale, 0.25), float32(0)
+
+
+def quants_iq3_xxs(p, i):
+    """Blocks of 256: d, 64 codes, 8 times four times 7 signs and a scale of 4 bits."""
+    b, part = p + 98 * (i >> 8), (i & 255) >> 4
+    c, v = const_u16(b + 2 + 4 * part), const_u16(b + 4 + 4 * part)
+    at, shift = b + 66 + 4 * (part >> 1), 14 * (part & 1)
+    s = join(const_u16(at), const_u16(at + 2), 16)
+    q = (
+        iq3_xxs_word(field(c, 0, 255)), iq3_xxs_word(field(c, 8, 255)),
+        iq3_xxs_word(field(v, 0, 255)), iq3_xxs_word(field(v, 8, 255)),
+    )  # fmt: skip
+    signs = eight_signs(s, shift) | eight_signs(s, shift + 7) << 8
+    return with_signs(q, signs), half_steps(const_f16(b), field(s, 28, 15), 0.5), float32(0)
+
+
+def quants_iq3_s(p, i):
+    """Blocks of 256: d, 64 codes, their ninth bits, 32 bytes of signs, 8 scales of 4 bits."""
+    b, part = p + 110 * (i >> 8), (i & 255) >> 4
+    c, v = const_u16(b + 2 + 4 * part), const_u16(b + 4 + 4 * part)
+    high = field(const_u8(b + 66 + (part >> 1)), 4 * (part & 1), 15)
+    q = (
+        iq3_s_word(join(field(c, 0, 255), field(high, 0, 1), 8)),
+        iq3_s_word(join(field(c, 8, 255), field(high, 1, 1), 8)),
+        iq3_s_word(join(field(v, 0, 255), field(high, 2, 1), 8)),
+        iq3_s_word(join(field(v, 8, 255), field(high, 3, 1), 8)),
+    )
+    scale = field(const_u8(b + 106 + (part >> 2)), 4 * ((part >> 1) & 1), 15)
+    signs = const_u16(b + 74 + 2 * part)
+    return with_signs(q, signs), half_steps(const_f16(b), scale, 2), float32(0)
+
+
+def quants_iq1_s(p, i):
+    """Blocks of 256: d, 32 codes, of each 32 elements 3 bits of four codes, a scale, a sign."""
+    b, part = p + 50 * (i >> 8), (i & 255) >> 4
+    codes, w = const_u16(b + 2 + 2 * part), const_u16(b + 34 + 2 * (part >> 1))
+    high = field(w, 6 * (part & 1), 63)
+    one = 2 * join(field(codes, 0, 255), field(high, 0, 7), 8)
+    other = 2 * join(field(codes, 8, 255), field(high, 3, 7), 8)
+    q = iq1_s_word(one), iq1_s_word(one + 1), iq1_s_word(other), iq1_s_word(other + 1)
+    dl = const_f16(b) * float32(2 * field(w, 12, 7) + 1)
+    return q, dl, dl * (float32(-1.125) if field(w, 15, 1) else float32(-0.875))
+
+
+def quants_iq1_m(p, i):
+    """Blocks of 256: 32 codes, nibbles of 3 more bits and a sign of each 8, scales of 3 bits, d.
+
+    Eight times the values, plus 9: 2 of it are there where the sign is not.
+    """
+    b, part = p + 56 * (i >> 8), (i & 255) >> 4
+    codes, high = const_u16(b + 2 * part), const_u8(b + 32 + part)
+    one = 2 * join(field(codes, 0, 255), field(high, 0, 7), 8)
+    other = 2 * join(field(codes, 8, 255), field(high, 4, 7), 8)
+    up, more = 0 if field(high, 3, 1) else 0x02020202, 0 if field(high, 7, 1) else 0x02020202
+    q = (
+        field(8 * iq1_s_word(one) + up, 0, ALL), field(8 * iq1_s_word(one + 1) + up, 0, ALL),
+        field(8 * iq1_s_word(other) + more, 0, ALL), field(8 * iq1_s_word(other + 1) + more, 0, ALL),
+    )  # fmt: skip
+    scale = field(const_u16(b + 48 + 2 * (part >> 2)), 3 * (part & 3), 7)
+    low = join(field(const_u16(b + 48), 12, 15), field(const_u16(b + 50), 12, 15), 4)
+    top = join(field(const_u16(b + 52), 12, 15), field(const_u16(b + 54), 12, 15), 4)
+    dl = half_f32(join(low, top, 8)) * float32(2 * scale + 1) * float32(0.125)
+    return q, dl, float32(-9) * dl
+
+
+# ---- three values, two values, 4-bit floats of 16 ------------------------------------------------
+@device
+def digits(w, k):
+    """Digit k of base 3 of each byte, a fraction of 256."""
+    power = (0x511B090301 >> 8 * k) & 255
+    even, odd = (
+        (field(w, 0, 0xFF00FF) * power) & 0xFF00FF,
+        (field(w, 8, 0xFF00FF) * power) & 0xFF00FF,
+    )
+    return join(field(3 * even, 8, 0x30003), field(3 * odd, 8, 0x30003), 8)
+
+
+def quants_tq1_0(p, i):
+    """Blocks of 256: five digits of base 3 of 32 bytes, then of 16, four of 4, d; d * (q - 1)."""
+    b, part = p + 54 * (i >> 8), (i & 255) >> 4
+    last, second = part == 15, part >= 10
+    w = words_even(b + (36 if last else (32 if second else 16 * (part & 1))))
+    k, next = 0 if last else (part - 10 if second else part >> 1), 1 if last else 0
+    a, c, e = w[3] if last else w[0], w[3] if last else w[1], w[3] if last else w[2]
+    d = const_f16(b + 52)
+    q = digits(a, k), digits(c, k + next), digits(e, k + 2 * next), digits(w[3], k + 3 * next)
+    return q, d, -d
+
+
+def quants_tq2_0(p, i):
+    """Blocks of 256: 64 bytes of 2-bit values, d; d * (q - 1)."""
+    b, part = p + 66 * (i >> 8), (i & 255) >> 4
+    d = const_f16(b + 64)
+    return fields(words_even(b + 32 * (part >> 3) + 16 * (part & 1)), part & 6, PAIRS), d, -d
+
+
+def quants_q1_0(p, i):
+    """Blocks of 128: d, a bit each; d where it is set, else -d."""
+    b = p + 18 * (i >> 7)
+    d = const_f16(b)
+    return bits_to_bytes(const_u16(b + 2 + ((i >> 3) & 14))), d + d, -d
+
+
+@device
+def four_pairs(x):
+    """The four fields of 2 bits of a byte, a byte each."""
+    return field(x | x << 6 | x << 12 | x << 18, 0, PAIRS)
+
+
+def quants_q2_0(p, i):
+    """Blocks of 64: d, 2-bit values, four a byte; d * (q - 1)."""
+    b, part = p + 18 * (i >> 6), (i & 63) >> 4
+    d, low, high = const_f16(b), const_u16(b + 2 + 4 * part), const_u16(b + 4 + 4 * part)
+    one, other = four_pairs(field(low, 0, 255)), four_pairs(field(low, 8, 255))
+    return (one, other, four_pairs(field(high, 0, 255)), four_pairs(field(high, 8, 255))), d, -d
+
+
+@device
+def halved_ue4m3(x):
+    """Half of an unsigned 8-bit float: as float16, whose bias is 8 more; 0x7F is 0."""
+    return float32(0) if x == 0x7F else half_f32(field(x << 7, 0, 0x3F80)) * float32(128)
+
+
+def quants_nvfp4(p, i):
+    """Blocks of 64: four scales, 32 bytes: of each eight the low nibbles, then the high ones."""
+    b, part = p + 36 * (i >> 6), (i & 63) >> 4
+    w, late = words(b + 4 + 16 * (part >> 1)), part & 1
+    one, other = w[2] if late else w[0], w[3] if late else w[1]
+    low, high = mxfp4_both((one, other, one, other))
+    return (low[0], low[1], high[0], high[1]), halved_ue4m3(const_u8(b + part)), float32(0)
+
+
 # ---- two units at a time -----------------------------------------------------------------------
 # `halves(row, u)` gives 32 elements of a row as two units, what they share being read once: where
 # they begin, and q, scale and offset of each. u: 0 to a 32nd of the row's elements.
@@ -347,7 +551,8 @@ def _of_shared(function: Any) -> FunctionType:
     return FunctionType(function.__code__, globals() | own, function.__name__)
 
 
-SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
+SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4")
+SIGNED += ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 ELEMENTS = {"F32": (const_f32, 4), "F16": (const_f16, 2), "BF16": (const_bf16, 2)}
 
 
