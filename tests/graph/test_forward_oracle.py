@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from distances import relative_error
 from oracle import Oracle
-from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
+from tiny_models import ALL_TYPES, ARCHITECTURES, TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
 
@@ -43,6 +43,24 @@ def test_quantised_weights_are_decoded_exactly(arch, tmp_path):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec(arch, "Q8_0"))
     ids = np.random.default_rng(2).integers(0, 256, 40)
+    expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
+    assert relative_error(logits_of(path, ids), expected) < 1e-3
+
+
+@pytest.mark.parametrize("type_", [t for t in ALL_TYPES if t != "F32"])
+def test_a_model_of_any_type_is_its_float64_forward(type_, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("llama", type_))
+    ids = np.random.default_rng(4).integers(0, 256, 20)
+    expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
+    assert relative_error(logits_of(path, ids), expected) < 1e-3
+
+
+@pytest.mark.parametrize("type_", ["IQ2_XXS", "IQ1_M", "IQ3_S"])
+def test_experts_of_a_codebook_type_are_their_float64_forward(type_, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, TinySpec("qwen3moe", type_))
+    ids = np.random.default_rng(5).integers(0, 256, 12)
     expected = Oracle.from_gguf(path, kv_f16=True).logits(ids)
     assert relative_error(logits_of(path, ids), expected) < 1e-3
 

@@ -96,6 +96,10 @@ def _dequantize(data: Array, shape: list[int], type_: gguf.GGMLQuantizationType)
     rows = np.asarray(data[:n_bytes]).reshape(*shape[:-1], -1)
     if type_ == gguf.GGMLQuantizationType.F32:
         return rows.view(np.float32)
+    if type_ == gguf.GGMLQuantizationType.Q1_0:  # which the package cannot decode
+        signs = 2 * np.unpackbits(rows.reshape(-1, 18)[:, 2:], axis=1, bitorder="little") - 1.0
+        scales = rows.reshape(-1, 18)[:, :2].copy().view("<f2")
+        return (scales * signs).astype(np.float32).reshape(shape)
     return gguf.quants.dequantize(rows, type_).astype(np.float32, copy=False)
 
 

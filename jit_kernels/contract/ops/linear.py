@@ -101,9 +101,20 @@ STRIP_TYPES = {
 # Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4,
 # codes of a codebook the values that they stand for.
 _GROWTH = {
-    **{"MXFP4": 1, "Q3_K": 36, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2, "TQ1_0": 12, "NVFP4": 4},
-    **{"IQ1_S": 24, "IQ1_M": 30, "IQ2_XXS": 40, "IQ2_XS": 40, "IQ2_S": 32},
-    **{"IQ3_XXS": 40, "IQ3_S": 28},
+    "MXFP4": 1,
+    "Q3_K": 36,
+    "Q4_K": 4,
+    "Q5_K": 4,
+    "IQ4_XS": 2,
+    "TQ1_0": 12,
+    "NVFP4": 4,
+    "IQ1_S": 24,
+    "IQ1_M": 30,
+    "IQ2_XXS": 40,
+    "IQ2_XS": 40,
+    "IQ2_S": 32,
+    "IQ3_XXS": 40,
+    "IQ3_S": 28,
 }
 
 

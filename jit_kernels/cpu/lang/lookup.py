@@ -58,7 +58,7 @@ def _vector(b: Any, parts: Sequence[Any]) -> Any:
 def codes_at(
     offsets: Sequence[int], shifts: Sequence[int] = (), bits: int = 0
 ) -> Callable[..., Any]:
-    """Numbers of rows: the bytes at p + offsets; above each, `bits` of the uint32 at q >> shifts."""
+    """Numbers of rows: bytes at p + offsets; above each, `bits` of the uint32 at q, shifted."""
 
     def numbers(b: Any, p: Any, q: Any) -> list[Any]:
         codes = [b.zext(_load(b, p, i, I8), I64) for i in offsets]

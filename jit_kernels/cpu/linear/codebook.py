@@ -67,7 +67,7 @@ class Coded(NamedTuple):
     run: int  # 16 or 32
 
 
-# ---- codebooks of 8: signs ------------------------------------------------------------------------
+# ---- codebooks of 8: signs -----------------------------------------------------------------------
 iq2_xxs_rows = grid_rows(grid_of(GGMLType.IQ2_XXS), codes_at((0, 1, 2, 3, 8, 9, 10, 11)))
 iq2_xs_rows = grid_rows(grid_of(GGMLType.IQ2_XS), nine_bits)
 iq2_s_rows = grid_rows(grid_of(GGMLType.IQ2_S), codes_at(range(8), range(0, 16, 2), 2))
@@ -153,7 +153,7 @@ def iq3_s_scales(block):
     return (scales + scales + splat_f32x8(f32(1))) * broadcast_f16_x8(block)
 
 
-# ---- codebooks of 8 with three values: eight times them, plus or minus one -------------------------
+# ---- codebooks of 8 with three values: eight times them, plus or minus one -----------------------
 EIGHTS = 8 * grid_of(GGMLType.IQ1_S)
 iq1_s_rows = grid_rows(EIGHTS, codes_at(range(8), (0, 3, 6, 9, 16, 19, 22, 25), 3))
 iq1_m_rows = grid_rows(EIGHTS, codes_at(range(8), range(0, 32, 4), 3))

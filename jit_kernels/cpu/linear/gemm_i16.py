@@ -153,7 +153,7 @@ def strip_writer(type: str) -> Any:
 
     @njit(error_model="numpy")
     def write_rounded(strip, k, panel, first, spare):
-        """Two minima in DEPTH elements, or scales that are no bytes: floats, rounded as `shorten` does, a row a lane."""
+        """Two minima or scales of other forms in DEPTH elements: floats, as `shorten` has them."""
         decode(strip, k, spare, spare + DEPTH * ROW_OF_STRIP)
         top = splat_f32x16(ZERO)
         for j in range(DEPTH):

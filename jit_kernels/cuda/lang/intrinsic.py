@@ -5,6 +5,7 @@ every index before a kernel sees it. The instructions that LLVM has no name for 
 """
 
 import inspect
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -348,12 +349,14 @@ def table_word(words: Any) -> Any:
     Constant memory would serve one lane of a warp after the other.
     """
     kind, numbers = ir.ArrayType(I32, len(words)), words.tolist()
+    name = f"table_{zlib.crc32(words.tobytes()):08x}"
 
     def word(b, i):
-        name = b.module.get_unique_name("table")
-        table = ir.GlobalVariable(b.module, kind, name, addrspace=GLOBAL)
-        table.linkage, table.global_constant = "internal", True
-        table.initializer = ir.Constant(kind, numbers)
+        table = b.module.globals.get(name)
+        if table is None:
+            table = ir.GlobalVariable(b.module, kind, name, addrspace=GLOBAL)
+            table.linkage, table.global_constant = "internal", True
+            table.initializer = ir.Constant(kind, numbers)
         at = b.gep(table, [ir.Constant(I64, 0), b.zext(i, I64)])
         return b.load(at, align=4)
 

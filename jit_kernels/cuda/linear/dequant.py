@@ -371,7 +371,8 @@ def quants_iq1_m(p, i):
     up, more = 0 if field(high, 3, 1) else 0x02020202, 0 if field(high, 7, 1) else 0x02020202
     q = (
         field(8 * iq1_s_word(one) + up, 0, ALL), field(8 * iq1_s_word(one + 1) + up, 0, ALL),
-        field(8 * iq1_s_word(other) + more, 0, ALL), field(8 * iq1_s_word(other + 1) + more, 0, ALL),
+        field(8 * iq1_s_word(other) + more, 0, ALL),
+        field(8 * iq1_s_word(other + 1) + more, 0, ALL),
     )  # fmt: skip
     scale = field(const_u16(b + 48 + 2 * (part >> 2)), 3 * (part & 3), 7)
     low = join(field(const_u16(b + 48), 12, 15), field(const_u16(b + 50), 12, 15), 4)
