@@ -19,6 +19,8 @@ from tamis.graph.recurrent import (
 )
 from tamis.model.hparams import HParams
 
+FULL_ATTENTION_EVERY = 4
+
 
 def delta_net_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     """Shapes of a layer's tensors, beside those of the attention layers with an output gate."""
@@ -28,12 +30,31 @@ def delta_net_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
         "attn_q": (2 * hp.n_embd_q, hp.n_embd),
         "attn_qkv": (2 * n_key + n_value, hp.n_embd),
         "attn_gate": (n_value, hp.n_embd),
+        "ssm_ba": (2 * s.n_rank, hp.n_embd),  # or both apart
+        "ssm_alpha": (s.n_rank, hp.n_embd),
+        "ssm_beta": (s.n_rank, hp.n_embd),
         "ssm_conv1d": (2 * n_key + n_value, s.n_tap),
         "ssm_dt": (s.n_rank,),
         "ssm_a": (s.n_rank,),
         "ssm_norm": (n_value // s.n_rank,),
         "ssm_out": (hp.n_embd, n_value),
     }
+
+
+def expert_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the experts' tensors that may be one for gate and up, and of the shared expert."""
+    return {
+        "ffn_gate_up_exps": (hp.n_expert, 2 * hp.n_ff_expert, hp.n_embd),
+        "ffn_gate_inp_shexp": (hp.n_embd,),
+        "ffn_gate_shexp": (hp.n_ff_shared, hp.n_embd),
+        "ffn_up_shexp": (hp.n_ff_shared, hp.n_embd),
+        "ffn_down_shexp": (hp.n_embd, hp.n_ff_shared),
+    }
+
+
+def delta_net_layers(hp: HParams) -> tuple[int, ...]:
+    """The layers of Gated DeltaNet, where the file has no list of them."""
+    return tuple(il for il in range(hp.n_layer) if (il + 1) % FULL_ATTENTION_EVERY)
 
 
 def delta_net(g: Graph, il: int, h: Source, *, tiled: bool) -> Product:

@@ -1,11 +1,13 @@
 """Mixture of experts: routing, the chosen experts' products, their weighted sum."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from tamis.graph.context import Graph
-from tamis.graph.linear import linears
+from tamis.graph.linear import Product, linear, linears
+from tamis.graph.recurrent import Part, gated, whole
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
@@ -28,8 +30,36 @@ def experts(g: Graph, x: np.ndarray, w: Tensors) -> Mixture:
     """The n_expert_used best gated feed-forward parts of each row of x, f32 [n_tok, n_embd]."""
     (logits,) = linears(g, x, w.ffn_gate_inp)
     chosen = _route(g, logits)
-    gate = _products(g, x, w.ffn_gate_exps, chosen.ids)
-    up = _products(g, x, w.ffn_up_exps, chosen.ids)
+    return Mixture(
+        _products(g, _gated(g, x, w, chosen.ids), w.ffn_down_exps, chosen.ids), chosen.weights
+    )
+
+
+def shared_expert(g: Graph, x: np.ndarray, w: Tensors) -> Product:
+    """The gated feed-forward part that every row of x reads, times the sigmoid of its own gate."""
+    gate, up, share = linears(
+        g, x, w.ffn_gate_shexp, w.ffn_up_shexp, _as_matrix(w.ffn_gate_inp_shexp)
+    )
+    hidden = gated(g, "shexp", whole(gate), g.model.arch.activation, whole(up))
+    shared = gated(g, "shexp_gated", whole(share), "sigmoid", whole(hidden))
+    return linear(g, shared, w.ffn_down_shexp)
+
+
+def _as_matrix(tensor: Tensor) -> Tensor:
+    """A vector as a matrix of one row."""
+    row = tensor.vector
+    return replace(tensor, data=QTensor(row.view(np.uint8), "F32", 1, len(row)))
+
+
+def _gated(g: Graph, x: np.ndarray, w: Tensors, ids: np.ndarray) -> np.ndarray:
+    """What the chosen experts' last product reads, f32 [n_tok, n_used, n_ff]."""
+    if "ffn_gate_up_exps" in w and w.ffn_gate_up_exps:
+        both, n = _products(g, x, w.ffn_gate_up_exps, ids), g.hp.n_ff_expert
+        n_used = both.shape[1]
+        gates, ups = (Part(both, first, n, n_used, 2 * n) for first in (0, n))
+        name = w.ffn_gate_exps.label
+        return gated(g, name, gates, g.model.arch.activation, ups).reshape(-1, n_used, n)
+    gate, up = (_products(g, x, tensor, ids) for tensor in (w.ffn_gate_exps, w.ffn_up_exps))
     g.rec.program.add(
         ops.GATE,
         (g.model.arch.activation,),
@@ -39,7 +69,7 @@ def experts(g: Graph, x: np.ndarray, w: Tensors) -> Mixture:
         y=gate,
         n=gate[0].size,
     )
-    return Mixture(_products(g, gate, w.ffn_down_exps, chosen.ids), chosen.weights)
+    return gate
 
 
 def record_sum(g: Graph, mixture: Mixture, y: np.ndarray) -> None:

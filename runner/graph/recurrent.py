@@ -74,7 +74,8 @@ def short_conv(
 
 def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) -> np.ndarray:
     """X * activation(z), or activation(z) alone, in the buffer of this name."""
-    y = g.ws.rows(name, z.rows_per_tok * z.n)
+    n = z.n if x is None else x.n  # z may have one element for each run of x
+    y = g.ws.rows(name, z.rows_per_tok * n)
     g.rec.program.add(
         ops.GATE_ROWS,
         (activation,),
@@ -82,12 +83,13 @@ def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) 
         x=None if x is None else x.at,
         z=z.at,
         y=y,
-        n=z.n,
+        n=n,
         rows_per_tok=z.rows_per_tok,
         x_stride=0 if x is None else x.stride,
         x_step=0 if x is None else x.step,
         z_stride=z.stride,
         z_step=z.step,
+        z_each=int(z.n == n),
     )
     return y
 

@@ -72,17 +72,19 @@ def test_a_convolution_goes_on_from_its_state(n_tok, n, n_tap, activation, with_
 @pytest.mark.parametrize("activation", ["none", "silu", "sigmoid"])
 @pytest.mark.parametrize(("n_tok", "rows", "n"), [(1, 1, 1), (3, 2, 19), (2, 3, 32)])
 @pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("each", [0, 1])
 @in_child
-def test_rows_are_multiplied_by_a_gate(n_tok, rows, n, activation, alone):
+def test_rows_are_multiplied_by_a_gate(n_tok, rows, n, activation, alone, each):
     rng = np.random.default_rng((n_tok, rows, n))
     x, z = normal(rng, n_tok, rows, n + 1), 3 * normal(rng, n_tok, rows + 1, 2 * n)
-    expected = oracle.ACTIVATIONS[activation](z[:, :rows, :n].astype(np.float64))
+    expected = oracle.ACTIVATIONS[activation](z[:, :rows, : n if each else 1].astype(np.float64))
+    expected = np.broadcast_to(expected, (n_tok, rows, n))
     expected = expected if alone else x[:, :, :n] * expected
     for found in runs(
         ops.GATE_ROWS, (activation,), out={"y": unwritten(n_tok, rows, n)},
         absent=("x",) if alone else (), step=step_of(n_tok), **({} if alone else {"x": x}), z=z,
         n=n, rows_per_tok=rows, x_stride=rows * (n + 1), x_step=n + 1,
-        z_stride=(rows + 1) * 2 * n, z_step=2 * n,
+        z_stride=(rows + 1) * 2 * n, z_step=2 * n, z_each=each,
     ):  # fmt: skip
         np.testing.assert_allclose(found["y"], expected, rtol=3e-6, atol=1e-6)
 

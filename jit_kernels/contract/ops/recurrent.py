@@ -34,7 +34,7 @@ class GateRows:
 
     step: Address
     x: Address  # f32, rows of n elements; 0: y = activation(z)
-    z: Address  # f32, rows of n elements
+    z: Address  # f32, rows of n elements, or where z_each is 0, of one
     y: Address  # f32 [n_tok, rows_per_tok, n]
     n: int
     rows_per_tok: int
@@ -42,6 +42,7 @@ class GateRows:
     x_step: int
     z_stride: int
     z_step: int
+    z_each: int
 
 
 GATE_ROWS = op("recurrent.gates", GateRows, "activation")

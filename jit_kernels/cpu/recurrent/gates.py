@@ -24,10 +24,10 @@ def gate_rows(activation: str) -> Any:
             x = a.x + 4 * (a.x_stride * t + a.x_step * j) if a.x != 0 else 0
             z, out = a.z + 4 * (a.z_stride * t + a.z_step * j), a.y + 4 * a.n * r
             for i in range(0, 4 * whole, 4 * LANES):
-                gate = function(load_f(z + i))
+                gate = function(load_f(z + i) if a.z_each != 0 else splat_f(load_f32(z)))
                 store_f(out + i, gate * load_f(x + i) if x != 0 else gate)
             for i in range(4 * whole, 4 * a.n, 4):
-                one = lane(function(splat_f(load_f32(z + i))), 0)
+                one = lane(function(splat_f(load_f32(z + i if a.z_each != 0 else z))), 0)
                 store_f32(out + i, one * load_f32(x + i) if x != 0 else one)
 
     return kernel

@@ -20,7 +20,7 @@ def gate_rows(activation: str) -> list[Launch]:
         total, per_tok = load_i64(a.step + STEP.n_tok) * a.rows_per_tok * a.n, a.rows_per_tok * a.n
         for e in range(tid * THREADS + thread(), total, n_thread * THREADS):
             t, j, i = e // per_tok, e % per_tok // a.n, e % a.n
-            gate = function(load_f32(a.z + 4 * (a.z_stride * t + a.z_step * j + i)))
+            gate = function(load_f32(a.z + 4 * (a.z_stride * t + a.z_step * j + a.z_each * i)))
             if a.x != 0:
                 gate *= load_f32(a.x + 4 * (a.x_stride * t + a.x_step * j + i))
             store_f32(a.y + 4 * e, gate)
