@@ -180,6 +180,10 @@ class _Loader:
         if len(sizes) == 1 or label in FLOATS:
             return self._vector(name, sizes)
         type_ = self._checked(name, sizes)
+        scale = f"{name.removesuffix('.weight')}.scale"
+        if scale in self._file.tensors:
+            message = "the scale of a whole matrix (NVFP4's second one) cannot be applied yet:"
+            raise self._file.error(f"{message} use a file of another type", key=scale)
         return QTensor(self._file.data(name), type_.name, int(np.prod(sizes[:-1])), sizes[-1])
 
     def _sizes(self, dims: list[str]) -> tuple[int, ...]:
