@@ -61,6 +61,9 @@ class Op(NamedTuple):
     declared: str  # the constants, with spaces between
     reads: Reads = READS_NOTHING
 
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
     @property
     def name(self) -> str:
         """The record's name in snake case: that of the op's builders and, in capitals, the op's."""
