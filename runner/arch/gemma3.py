@@ -1,6 +1,15 @@
 """Gemma 3: five sliding-window layers to each full one, norms before and after each part."""
 
+from typing import Any
+
 from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+
+
+def _derived(hp: HParams) -> dict[str, Any]:
+    """Queries of the 27B model, which has 62 layers, are scaled by the width that a head has."""
+    return {"attention_scale": (hp.n_embd // hp.n_head) ** -0.5} if hp.n_layer == 62 else {}
+
 
 ARCH = Arch(
     neox=True,
@@ -8,4 +17,7 @@ ARCH = Arch(
     scale_embedding=True,
     full_attention_every=6,
     rope_base_window=10000.0,
+    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    refused=("final_logit_softcapping",),
+    derived=_derived,
 )

@@ -550,7 +550,9 @@ class Session:
     def _fingerprint(self) -> str:
         """What a session file must agree with: the model's shapes and tensor table."""
         tensors = [(t.name, t.shape, t.type.name) for t in self._loaded.file.tensors.values()]
-        text = json.dumps([repr(self._loaded.hp), tensors])
+        hp = self._loaded.hp
+        extras = [hp.extras] if hp.extras else []
+        text = json.dumps([repr(hp), tensors, *extras])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _arrays(self) -> Iterator[np.ndarray]:
@@ -588,4 +590,5 @@ def _selector_shape(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         window=window,
+        attention_scale=hp.attention_scale,
     )

@@ -18,10 +18,13 @@ PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
 def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     """Heads of x f32 [n_tok, n_head * head_dim], normed where there is such a norm, and rotated.
 
-    `append` does both.
+    Not rotated in the layers that the architecture leaves without positions. `append` does both.
     """
-    heads = x.reshape(len(x), -1, g.hp.head_dim)
-    return Heads(heads, w_norm.vector if w_norm else None, g.angles(g.model.rope_of(layer)))
+    heads, nope_every = x.reshape(len(x), -1, g.hp.head_dim), g.model.arch.nope_every
+    norm = w_norm.vector if w_norm else None
+    if nope_every and (layer + 1) % nope_every == 0:
+        return Heads(heads, norm)
+    return Heads(heads, norm, g.angles(g.model.rope_of(layer)))
 
 
 def append(g: Graph, layer: int, q: Heads, k: Heads, v: np.ndarray) -> None:
@@ -46,8 +49,7 @@ def attention(g: Graph, layer: int, q: np.ndarray) -> np.ndarray:
 
 def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
     """Record norm and rotation of q and k, in place, and that k and v go to the pages."""
-    angles = q.angles
-    assert angles is not None
+    cos, sin = (None, None) if q.angles is None else (q.angles.cos, q.angles.sin)
     g.rec.program.add(
         ops.ROPE_APPEND,
         (g.hp.head_dim, int(g.model.arch.neox), *kv.types),
@@ -57,15 +59,15 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
         v=v.x,
         q_norm=q.norm,
         k_norm=k.norm,
-        cos=angles.cos,
-        sin=angles.sin,
+        cos=cos,
+        sin=sin,
         k_pages=kv.k,
         v_pages=kv.v,
         k_table=kv.k_table,
         v_table=kv.v_table,
         n_head=q.x.shape[1],
         n_head_kv=k.x.shape[1],
-        n_half=angles.cos.shape[1],
+        n_half=0 if cos is None else cos.shape[1],
         eps=g.hp.rms_eps,
     )
 
@@ -132,7 +134,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         out=rows.out,
         lse=rows.lse,
         scratch=ws.scratch,
-        scale=hp.head_dim**-0.5,
+        scale=hp.scale,
     )
     if split > 1:
         _record_merge(rec, rows, partial, split)

@@ -131,7 +131,7 @@ class Audit:
             given=queries.out,
             report=self._report[queries.layer],
             work=self._work,
-            scale=hp.head_dim**-0.5,
+            scale=hp.scale,
         )
 
     def take(self, program: Program, state: SelectorState, step: int, pos: int) -> None:

@@ -48,7 +48,7 @@ def mamba(g: Graph, il: int, h: Source) -> Product:
     recurrence(g, il, [xz], conv, convolve)
     (mixed,) = linears(g, conv, w.ssm_x)
     rank = gated(g, "rank", Part(mixed, 0, s.n_rank), "none")
-    (raw,) = linears(g, rank, replace(w.ssm_dt, bias=None))  # `steps` adds it
+    (raw,) = linears(g, rank, replace(w.ssm_dt, added=None))  # `steps` adds it
     dt = steps(g, whole(raw), w.ssm_dt, None).dt
     out, rates = g.ws.rows("scan", s.n_inner), np.ascontiguousarray(w.ssm_a.vector.T)
 

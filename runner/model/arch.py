@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tamis.model.hparams import HParams
+
 
 @dataclass(frozen=True, slots=True)
 class Arch:
@@ -16,6 +18,11 @@ class Arch:
     rope_base_window: float = 0.0  # rotary base of sliding-window layers; 0 = the model's own
     normalize_experts: bool = True  # weights of the chosen experts divided by their sum
     rope_factors: bool = True  # rope_freqs.weight, where the file has it, divides frequencies
+    keys: tuple[str, ...] = ()  # keys of hparams.py that the architecture reads
+    refused: tuple[str, ...] = ()  # keys that llama.cpp reads there and no graph here
+    unread: tuple[str, ...] = ()  # tensors that llama.cpp has no use for: "attn_output.bias"
+    derived: Callable[[HParams], dict[str, Any]] | None = None  # fields of HParams to be set
+    nope_every: int = 0  # layer i has no rotary positions where (i + 1) % this == 0; 0: all have
     # layer(g, il) records a layer in the vocabulary of graph/; None: graph/layer.py, llama's.
     layer: Callable[[Any, int], None] | None = None
     # tensors(hp): those of a layer beside weights.LAYER_TENSORS, and their shapes.

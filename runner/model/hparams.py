@@ -1,6 +1,7 @@
 """What a model's metadata says about its shape: read once, checked, never changed."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 import numpy as np
@@ -67,6 +68,11 @@ class HParams:
     n_ff_shared: int = field(default=0, repr=False)  # of the expert that all tokens read
     recurrent: tuple[int, ...] = field(default=(), repr=False)  # layers that have a state
     ssm: Ssm = field(default=Ssm(), repr=False)
+    # What only some architectures have, read where their record names the key; 0: none of it.
+    attention_scale: float = field(default=0.0, repr=False)  # 0: head_dim ** -0.5
+    rope_base_swa: float = field(default=0.0, repr=False)  # of sliding-window layers
+    swa_layers: tuple[int, ...] = field(default=(), repr=False)  # 1: the layer has a window
+    rope_sections: tuple[int, ...] = field(default=(), repr=False)  # rotary pairs of each kind
 
     @property
     def group(self) -> int:
@@ -83,23 +89,62 @@ class HParams:
         """Width of all keys of one token."""
         return self.n_head_kv * self.head_dim
 
+    @property
+    def n_embd_qkv(self) -> int:
+        """Width of queries, keys and values of one token together."""
+        return self.n_embd_q + 2 * self.n_embd_kv
+
+    @property
+    def scale(self) -> float:
+        """What scores of attention are multiplied by."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def extras(self) -> dict[str, str]:
+        """What only some architectures have, where it is set."""
+        others = [f for f in fields(self) if not f.repr and getattr(self, f.name) != f.default]
+        return {f.name: repr(getattr(self, f.name)) for f in others}
+
     @staticmethod
-    def from_gguf(file: GGUFFile) -> "HParams":
-        """Read and check the hyperparameters. Raises GGUFError naming the key."""
-        return _Reader(file).hparams()
+    def from_gguf(
+        file: GGUFFile, keys: Collection[str] = (), refused: Collection[str] = ()
+    ) -> "HParams":
+        """Read and check the hyperparameters. Raises GGUFError naming the key.
+
+        keys: those of BASE_SWA, SECTIONS and PATTERN that this architecture reads. refused: those
+        that it has in llama.cpp, but not here: an error where they have an effect.
+        """
+        reader = _Reader(file, keys)
+        reader.refuse(refused)
+        return reader.hparams()
+
+
+# Keys that an architecture may name.
+BASE_SWA = "rope.freq_base_swa"
+SECTIONS = "rope.dimension_sections"
+PATTERN = "attention.sliding_window_pattern"
 
 
 class _Reader:
     """Typed access to the keys of the file's architecture, with ranges."""
 
-    def __init__(self, file: GGUFFile) -> None:
-        self._file = file
+    def __init__(self, file: GGUFFile, keys: Collection[str]) -> None:
+        self._file, self._keys = file, keys
         self._arch: str = file.get("general.architecture", str)
+
+    def refuse(self, keys: Collection[str]) -> None:
+        """Raise GGUFError where one of these keys has a value that is not 0."""
+        for key in keys:
+            value = self._file.metadata.get(f"{self._arch}.{key}")
+            if value is not None and np.any(np.asarray(value) != 0):
+                self._fail(key, f"is {value!r}, which is not supported; only 0 is")
 
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
         n_head, n_head_kv, head_dim = self._heads(n_embd)
         n_rot = self._count("rope.dimension_count", head_dim, default=head_dim)
+        n_ff = self._count("feed_forward_length", 1 << 22, default=0, least=0)
+        n_ff_expert = self._count("expert_feed_forward_length", 1 << 22, default=0, least=0)
         n_expert = self._count("expert_count", MAX_EXPERT, default=0, least=0)
         most_used = min(n_expert, MAX_EXPERT_USED)
         return HParams(
@@ -110,7 +155,7 @@ class _Reader:
             n_head=n_head,
             n_head_kv=n_head_kv,
             head_dim=head_dim,
-            n_ff=self._count("feed_forward_length", 1 << 22, default=0, least=0),
+            n_ff=n_ff,
             n_vocab=self._n_vocab(),
             n_rot=n_rot - n_rot % 2,
             rms_eps=self._number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
@@ -118,7 +163,7 @@ class _Reader:
             rope_scaling=self._rope_scaling(),
             n_expert=n_expert,
             n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
-            n_ff_expert=self._count("expert_feed_forward_length", 1 << 22, default=0, least=0),
+            n_ff_expert=n_ff_expert or (n_ff if n_expert else 0),
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
             n_ff_shared=self._count(
                 "expert_shared_feed_forward_length", 1 << 22, default=0, least=0
@@ -132,6 +177,11 @@ class _Reader:
                 n_rank=self._count("ssm.time_step_rank", MAX_EMBD, default=0, least=0),
                 n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
             ),
+            swa_layers=self._swa_layers(),
+            rope_sections=self._rope_sections(),
+            rope_base_swa=self._number(BASE_SWA, 0.0, 1e12, default=0.0)
+            if BASE_SWA in self._keys
+            else 0.0,
         )
 
     def _heads(self, n_embd: int) -> tuple[int, int, int]:
@@ -167,6 +217,26 @@ class _Reader:
             if isinstance(value, bool | int) and means:
                 return tuple(range(n_layer)) if value else ()
         return ()
+
+    def _swa_layers(self) -> tuple[int, ...]:
+        """Of a file that lists them; one that gives a period has the architecture's."""
+        value = self._file.metadata.get(f"{self._arch}.{PATTERN}") if PATTERN in self._keys else ()
+        n_layer = self._count("block_count", MAX_LAYER)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return tuple(int(value == 0 or i % value < value - 1) for i in range(n_layer))
+        if value is None or isinstance(value, bool | str | float) or len(value) == 0:
+            return ()
+        if len(value) < n_layer:
+            self._fail(PATTERN, f"has {len(value)} entries, expected {n_layer}: one a layer")
+        return tuple(int(bool(each)) for each in value[:n_layer])
+
+    def _rope_sections(self) -> tuple[int, ...]:
+        value = (
+            self._file.metadata.get(f"{self._arch}.{SECTIONS}") if SECTIONS in self._keys else ()
+        )
+        if value is None or isinstance(value, bool | int | float | str):
+            return ()
+        return tuple(int(n) for n in value)
 
     def _rope_scaling(self) -> RopeScaling:
         kind = self._get("rope.scaling.type", str, "none")

@@ -37,9 +37,9 @@ class Model:
 
     def window(self, layer: int) -> int:
         """The layer's own sliding window in tokens, 0 = full attention."""
-        if self.hp.sliding_window and (layer + 1) % self.arch.full_attention_every:
-            return self.hp.sliding_window
-        return 0
+        hp, every = self.hp, self.arch.full_attention_every
+        has_window = hp.swa_layers[layer] if hp.swa_layers else (layer + 1) % every
+        return hp.sliding_window if has_window else 0
 
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer's queries and keys are rotated by."""

@@ -25,6 +25,10 @@ def rope_frequencies(
     """
     half = hp.n_rot // 2
     plain = base ** (-2.0 * np.arange(half) / hp.n_rot)
+    if sum(hp.rope_sections):
+        # Positions of time, height and width are one for text; what the fourth section counts is 0.
+        at = np.arange(half) % sum(hp.rope_sections)
+        plain = np.where(at < sum(hp.rope_sections[:3]), plain, 0.0)
     if factors is not None:
         plain = plain / factors.astype(np.float64)
     if scaling.kind == "none":

@@ -3,8 +3,9 @@
 Every tensor's shape is checked against the hyperparameters before a kernel can see it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ LAYER_TENSORS = {
     "attn_q": "n_embd_q n_embd",
     "attn_k": "n_embd_kv n_embd",
     "attn_v": "n_embd_kv n_embd",
-    "attn_q_norm": "head_dim",
-    "attn_k_norm": "head_dim",
+    "attn_qkv": "n_embd_qkv n_embd",
+    "attn_q_norm": "head_dim|n_embd_q",
+    "attn_k_norm": "head_dim|n_embd_kv",
     "attn_output": "n_embd n_embd_q",
     "post_attention_norm": "n_embd",
     "ffn_norm": "n_embd",
     "ffn_gate": "n_ff n_embd",
-    "ffn_up": "n_ff n_embd",
+    "ffn_up": "n_ff|2*n_ff n_embd",
     "ffn_down": "n_embd n_ff",
     "ffn_gate_inp": "n_expert n_embd",
     "ffn_gate_exps": "n_expert n_ff_expert n_embd",
@@ -41,11 +43,16 @@ LAYER_TENSORS = {
     "ffn_down_exps": "n_expert n_embd n_ff_expert",
     "post_ffw_norm": "n_embd",
 }
+# Matrices that kernels read as float32, in the shapes that the file has.
+FLOATS = {"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"}
+# Of other parts of a model than its logits: llama.cpp reads them to rank, or not at all.
+APART = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
 OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
 
 
-# Matrices that kernels read as float32, in the shapes that the file has.
-FLOATS = {"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"}
+def is_one_of(name: str, labels: Collection[str]) -> bool:
+    """Whether a name of the file is one of these, which are without their layers."""
+    return name in labels or re.sub(r"^blk\.\d+\.", "", name) in labels
 
 
 class MissingTensor(ValueError):
@@ -58,7 +65,10 @@ class Tensor:
 
     name: str  # as the file names it, without ".weight"
     data: QTensor | np.ndarray | None = None
-    bias: np.ndarray | None = None  # f32 [n_out]
+    added: np.ndarray | None = None  # f32 [n_out]: its bias
+    # Names of the file's tensors that a graph has read: those that this one is of are added.
+    read: set[str] = field(default_factory=set, repr=False, compare=False)
+    whole: str = ""  # the file's name of it, or of the tensor that this is some rows of
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -78,6 +88,7 @@ class Tensor:
         """The rows of a matrix, or of all experts' matrices. Raises MissingTensor."""
         if not isinstance(self.data, QTensor):
             raise MissingTensor(f"{self.name}.weight")
+        self.read.add(self.whole)
         return self.data
 
     @property
@@ -85,7 +96,24 @@ class Tensor:
         """The elements of a vector, f32. Raises MissingTensor."""
         if not isinstance(self.data, np.ndarray):
             raise MissingTensor(f"{self.name}.weight")
+        self.read.add(self.whole)
         return self.data
+
+    @property
+    def bias(self) -> np.ndarray | None:
+        """What is added to each row's products, f32 [n_out]; None where the file has none."""
+        if self.added is not None:
+            self.read.update({f"{self.whole.removesuffix('.weight')}.bias", f"{self.name}.bias"})
+        return self.added
+
+    def rows(self, name: str, first: int, last: int) -> "Tensor":
+        """Rows first .. last - 1 of a matrix, as a tensor of another name."""
+        w = self.data
+        assert isinstance(w, QTensor)
+        row = w.data.nbytes // w.n_out
+        part = w._replace(data=w.data[first * row : last * row], n_out=last - first)
+        added = None if self.added is None else np.ascontiguousarray(self.added[first:last])
+        return Tensor(name, part, added, self.read, self.whole)
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -135,16 +163,21 @@ class Weights:
     rope_freqs: np.ndarray | None  # f32 [n_rot / 2]
     blk: tuple[Tensors, ...]
     n_bytes: int  # of all tensors in the file
+    read: set[str] = field(default_factory=set)  # names of the file's tensors that were read
 
 
 def load_weights(
-    file: GGUFFile, hp: HParams, more: Mapping[str, tuple[int, ...]] | None = None
+    file: GGUFFile,
+    hp: HParams,
+    more: Mapping[str, tuple[int, ...]] | None = None,
+    unread: tuple[str, ...] = (),
 ) -> Weights:
     """Views of the file's tensors. Raises GGUFError for a misshapen tensor.
 
     more: shapes of a layer's tensors, beside or instead of those of LAYER_TENSORS.
+    unread: biases that are left out, without their layers.
     """
-    loader = _Loader(file, hp)
+    loader = _Loader(file, hp, unread)
     shapes = LAYER_TENSORS | dict(more or {})
     top = loader.tensors("", TENSORS)
     tied = replace(top.token_embd, name="output")
@@ -153,50 +186,93 @@ def load_weights(
         output_norm=top.output_norm or top.token_embd_norm,
         output=top.output or tied,
         rope_freqs=top.rope_freqs.vector if top.rope_freqs else None,
-        blk=tuple(loader.tensors(f"blk.{i}.", shapes) for i in range(hp.n_layer)),
+        blk=tuple(loader.layer(f"blk.{i}.", shapes) for i in range(hp.n_layer)),
         n_bytes=sum(t.n_bytes for t in file.tensors.values()),
+        read=loader.read,
     )
 
 
 class _Loader:
-    def __init__(self, file: GGUFFile, hp: HParams) -> None:
-        self._file, self._hp = file, hp
+    def __init__(self, file: GGUFFile, hp: HParams, unread: tuple[str, ...]) -> None:
+        self._file, self._hp, self._unread = file, hp, unread
+        self.read: set[str] = set()
 
     def tensors(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
         return Tensors({name: self._tensor(prefix + name, s) for name, s in shapes.items()})
 
-    def _tensor(self, name: str, shape: str | tuple[int, ...]) -> Tensor:
-        sizes = self._sizes(shape.split()) if isinstance(shape, str) else shape
-        whole = f"{name}.weight" if f"{name}.weight" in self._file.tensors else name
-        data, bias = self._data(whole, sizes), f"{name}.bias"
-        if bias not in self._file.tensors:
-            return Tensor(name, data)
-        return Tensor(name, data, self._vector(bias, sizes[:-1] or sizes))
+    def layer(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
+        """The tensors of a layer; matrices that the file has in one are apart."""
+        hp, found = self._hp, dict(self.tensors(prefix, shapes))
+        qkv, up = found["attn_qkv"], found["ffn_up"]
+        if qkv and not found["attn_q"] and shapes["attn_qkv"] == LAYER_TENSORS["attn_qkv"]:
+            del found["attn_qkv"]
+            ends = np.cumsum([hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv]).tolist()
+            for name, first, last in zip("qkv", [0, *ends], ends, strict=False):
+                own = f"{prefix}attn_{name}.bias"
+                part = qkv.rows(f"{prefix}attn_{name}", first, last)
+                if qkv.added is None and own in self._file.tensors:
+                    part = replace(part, added=self._vector(own, [last - first]))
+                found[f"attn_{name}"] = part
+        if (
+            up
+            and not found["ffn_gate"]
+            and isinstance(up.data, QTensor)
+            and up.data.n_out == 2 * hp.n_ff
+        ):
+            found["ffn_gate"] = up.rows(f"{prefix}ffn_gate", 0, hp.n_ff)
+            found["ffn_up"] = up.rows(f"{prefix}ffn_up", hp.n_ff, 2 * hp.n_ff)
+        return Tensors(found)
 
-    def _data(self, name: str, sizes: tuple[int, ...]) -> QTensor | np.ndarray | None:
+    def _tensor(self, name: str, shape: str | tuple[int, ...]) -> Tensor:
+        whole, bias = f"{name}.weight", f"{name}.bias"
+        if whole not in self._file.tensors:
+            whole = name
+        data = self._data(whole, shape.split() if isinstance(shape, str) else shape)
+        added = None
+        if bias in self._file.tensors and not is_one_of(bias, self._unread):
+            if data is None:
+                sizes = self._file.tensors[bias].shape
+            else:
+                sizes = (data.n_out if isinstance(data, QTensor) else len(data),)
+            added = self._vector(bias, sizes)
+        return Tensor(name, data, added, self.read, whole)
+
+    def _data(self, name: str, dims: Sequence[str | int]) -> QTensor | np.ndarray | None:
         if name not in self._file.tensors:
             return None
+        info = self._file.tensors[name]
+        shape = info.shape[::-1]
+        self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]
-        if len(sizes) == 1 or label in FLOATS:
-            return self._vector(name, sizes)
-        type_ = self._checked(name, sizes)
+        if len(shape) == 1 or label in FLOATS:
+            return self._vector(name, shape)
         scale = f"{name.removesuffix('.weight')}.scale"
         if scale in self._file.tensors:
             message = "the scale of a whole matrix (NVFP4's second one) cannot be applied yet:"
             raise self._file.error(f"{message} use a file of another type", key=scale)
-        return QTensor(self._file.data(name), type_.name, int(np.prod(sizes[:-1])), sizes[-1])
+        n_out = int(np.prod(shape[:-1]))
+        return QTensor(self._file.data(name), info.type.name, n_out, shape[-1])
 
-    def _sizes(self, dims: list[str]) -> tuple[int, ...]:
+    def _vector(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        info = self._file.tensors[name]
+        if int(np.prod(info.shape)) != int(np.prod(shape)):
+            raise self._file.error(f"has shape {info.shape}, expected {tuple(shape)}", key=name)
+        values = dequantize(self._file.data(name), info.type, info.shape)
+        return np.ascontiguousarray(values).reshape(tuple(shape))
+
+    def _check(self, name: str, shape: tuple[int, ...], dims: Sequence[str | int]) -> None:
+        allowed = [[self._size(each) for each in str(dim).split("|")] for dim in dims]
+        if len(shape) != len(dims) or any(
+            n not in sizes for n, sizes in zip(shape, allowed, strict=False)
+        ):
+            expected = tuple(sizes[0] for sizes in allowed[::-1])
+            found = self._file.tensors[name].shape
+            raise self._file.error(f"has shape {found}, expected {expected}", key=name)
+
+    def _size(self, dim: str) -> int:
         hp = self._hp
-        return tuple(hp.n_rot // 2 if dim == "n_rot/2" else getattr(hp, dim) for dim in dims)
-
-    def _vector(self, name: str, sizes: tuple[int, ...]) -> np.ndarray:
-        type_ = self._checked(name, sizes)
-        values = dequantize(self._file.data(name), type_, sizes[::-1])
-        return np.ascontiguousarray(values).reshape(sizes)
-
-    def _checked(self, name: str, sizes: tuple[int, ...]) -> Any:
-        info, expected = self._file.tensors[name], sizes[::-1]
-        if info.shape != expected:
-            raise self._file.error(f"has shape {info.shape}, expected {expected}", key=name)
-        return info.type
+        if dim.isdigit():
+            return int(dim)
+        if dim == "n_rot/2":
+            return hp.n_rot // 2
+        return 2 * hp.n_ff if dim == "2*n_ff" else getattr(hp, dim)

@@ -32,11 +32,17 @@ class SelectorShape:
     n_ctx: int
     n_ubatch: int
     window: tuple[int, ...]  # a layer's own sliding window, 0 = full
+    attention_scale: float = 0.0  # what scores are multiplied by; 0: head_dim ** -0.5
 
     @property
     def group(self) -> int:
         """Query heads that share one KV head."""
         return self.n_head // self.n_head_kv
+
+    @property
+    def scale(self) -> float:
+        """What scores of attention are multiplied by."""
+        return self.attention_scale or self.head_dim**-0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +277,7 @@ class LastQueries:
             scores=scores,
             n_head_kv=shape.n_head_kv,
             capacity=sums.shape[1],
-            scale=shape.head_dim**-0.5,
+            scale=shape.scale,
             **self.of(layer),
         )
 

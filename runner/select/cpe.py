@@ -118,12 +118,13 @@ def g(delta: float, n: int) -> float:
     return 2 * (entropy + delta * math.log(n))
 
 
-def beta_th(tau: float, k_max: float, head_dim: int) -> float:
+def beta_th(tau: float, k_max: float, scale: float) -> float:
     """Eq. 14: most retained mass that sharing above the cosine tau gives up against the best set.
 
-    For queries of unit length; k_max is the longest key. Above 1 it says nothing, which is usual.
+    For queries of unit length; k_max is the longest key, scale that of attention (the paper's is
+    1 / sqrt(head_dim)). Above 1 it says nothing, which is usual.
     """
-    return 2 * (2 * k_max / math.sqrt(head_dim)) * math.sqrt(2 - 2 * tau)
+    return 2 * (2 * k_max * scale) * math.sqrt(2 - 2 * tau)
 
 
 def _fixed(part: float) -> int:
@@ -195,8 +196,8 @@ class _State(SelectorState):
         entropy = np.abs(report[:, AUDIT.entropy] - report[:, AUDIT.kept_entropy])
         found = [Bound("entropy lost, g(delta) / 2 (Eq. 24)", entropy, allowed, rounding=1e-6)]
         if self._params.s > 0:
-            tau, head_dim = self._params.tau, self.shape.head_dim
-            beta = np.array([beta_th(tau, k_max, head_dim) for k_max in report[:, AUDIT.max_k]])
+            tau, scale = self._params.tau, self.shape.scale
+            beta = np.array([beta_th(tau, k_max, scale) for k_max in report[:, AUDIT.max_k]])
             gap = report[:, AUDIT.best_mass] - mass
             # Eq. 14 is about queries of unit length, which the model's are not.
             found.append(Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False))

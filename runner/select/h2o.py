@@ -138,7 +138,7 @@ class _State(StartingState):
             n_head_kv=shape.n_head_kv,
             capacity=self._sums.shape[2],
             most=self._lines.shape[1],
-            scale=shape.head_dim**-0.5,
+            scale=shape.scale,
         )
 
     def _add_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:

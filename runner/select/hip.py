@@ -219,7 +219,7 @@ class _State(SelectorState):
             mask_block=mask_block,
             q_stride=q_stride,
             n_near=n_near,
-            scale=shape.head_dim**-0.5,
+            scale=shape.scale,
             **pages,
             **means,
         )

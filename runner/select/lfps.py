@@ -150,7 +150,7 @@ class _State(SelectorState):
             n_head_kv=self.shape.n_head_kv,
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
-            scale=self.shape.head_dim**-0.5,
+            scale=self.shape.scale,
         )
 
     def observe(
@@ -199,7 +199,7 @@ class _State(SelectorState):
             "n_local": self._params.local,
             "a": self._params.a,
             "decay": self._params.r,
-            "scale": self.shape.head_dim**-0.5,
+            "scale": self.shape.scale,
         }
 
     def _start(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:

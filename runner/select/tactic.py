@@ -247,7 +247,7 @@ class _State(SelectorState):
             "share": p.P,
             "first_share": p.first,
             "margin": p.margin,
-            "scale": shape.head_dim**-0.5,
+            "scale": shape.scale,
         }
         if p.rows == "joint":
             rec.program.add(

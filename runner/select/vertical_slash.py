@@ -83,7 +83,7 @@ class _State(SelectorState):
             n_sink=p.sink,
             n_local=p.local,
             capacity=self._weights.shape[2],
-            scale=shape.head_dim**-0.5,
+            scale=shape.scale,
         )
         return self._record_selection(rec)
 

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_models
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.arch import load
 from tamis.arch.load import ArchError, arch_of, load_model
@@ -13,7 +15,6 @@ from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.graph import layer as graph_layer
 from tamis.graph.workspace import workspace_bytes
 from tamis.model.arch import Arch
-from tests.support.tiny_models import TinySpec, write_tiny_model
 
 BACKEND = SimpleNamespace(n_thread=3, n_part=4)
 
@@ -68,8 +69,6 @@ def test_a_workspace_has_what_the_graph_asked_for_and_its_plan_tells_the_truth(t
 
 
 def test_a_tensor_that_the_graph_reads_and_the_file_has_not_is_named(tmp_path, monkeypatch):
-    from tests.support import tiny_models
-
     shapes = tiny_models.tensor_shapes
 
     def without(spec, n_vocab):
@@ -79,3 +78,35 @@ def test_a_tensor_that_the_graph_reads_and_the_file_has_not_is_named(tmp_path, m
     path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
     with pytest.raises(GGUFError, match=r"missing.*blk\.1\.ffn_down|blk\.1\.ffn_down.*missing"):
         load_model(GGUFFile(path))
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_gate.weight", "blk.0.attn_norm.bias", "odd"])
+def test_a_tensor_that_the_graph_leaves_unread_is_named(tmp_path, monkeypatch, name):
+    shapes = tiny_models.tensor_shapes
+
+    def more(spec, n_vocab):
+        return shapes(spec, n_vocab) | {name: (spec.n_embd,)}
+
+    monkeypatch.setattr(tiny_models, "tensor_shapes", more)
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with pytest.raises(GGUFError, match=rf"{name}.*does not read|does not read.*{name}"):
+        load_model(GGUFFile(path))
+
+
+def test_a_key_that_llama_cpp_reads_and_no_graph_has_is_refused_where_it_has_an_effect(
+    tmp_path, monkeypatch
+):
+    arch = Arch(neox=False, refused=("residual_scale", "block_count"))
+    monkeypatch.setattr(load, "arch_of", lambda _name: arch)
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with pytest.raises(GGUFError, match=r"is 2, which is not supported; only 0 is .*block_count"):
+        load_model(GGUFFile(path))
+
+
+def test_queries_of_gemma_3_27b_are_scaled_by_the_width_that_heads_have_on_average(tmp_path):
+    spec = TinySpec("gemma3", layers=62)
+    other = load_model(GGUFFile(write_tiny_model(tmp_path / "o.gguf", TinySpec("gemma3"))))
+    model = load_model(GGUFFile(write_tiny_model(tmp_path / "m.gguf", spec)))
+    assert model.hp.scale == (spec.n_embd // spec.n_head) ** -0.5
+    assert other.hp.scale == spec.head_dim**-0.5
+    assert other.hp.extras == {}

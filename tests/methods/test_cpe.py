@@ -261,8 +261,8 @@ def test_sharing_gives_up_at_most_beta():
     shared = np.take_along_axis(after, np.argsort(-before, axis=1)[:, :20], axis=1).sum(axis=1)
     best = np.sort(after, axis=1)[:, -20:].sum(axis=1)
     tau = (q * moved).sum(axis=1).min()
-    assert (shared >= best - beta_th(tau, np.linalg.norm(k, axis=1).max(), 16)).all()
-    assert beta_th(0.8, 10, 64) > 1, "for real keys the bound says nothing"
+    assert (shared >= best - beta_th(tau, np.linalg.norm(k, axis=1).max(), 16**-0.5)).all()
+    assert beta_th(0.8, 10, 64**-0.5) > 1, "for real keys the bound says nothing"
 
 
 # --- recorded attention --------------------------------------------------------------------------

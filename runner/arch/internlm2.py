@@ -1,0 +1,5 @@
+"""InternLM 2: as llama."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=False)

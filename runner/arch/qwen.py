@@ -1,0 +1,5 @@
+"""Qwen: queries, keys and values in one matrix with biases."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=True, derived=lambda hp: {"n_ff": hp.n_ff // 2})

@@ -1,0 +1,5 @@
+"""XVERSE: as llama."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=False)

@@ -1,0 +1,96 @@
+"""Tiny random models of every architecture, from specs of metadata and tensor shapes.
+
+tests/data/archs/specs.json.gz has llama.cpp's metadata and shapes by name; llama_cpp_logits.npz
+what llama.cpp answers, float32 [N_TOK, n_vocab], for weights and ids drawn from SEED here.
+"""
+
+import gzip
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "data" / "archs"
+SEED, N_TOK = 7, 96
+Array = np.ndarray[Any, Any]
+
+
+@cache
+def specs() -> dict[str, Any]:
+    """arch, kv (types and value by key) and tensors (name, ggml shape, type) of each model."""
+    return json.loads(gzip.decompress((FOLDER / "specs.json.gz").read_bytes()))
+
+
+def golden(name: str) -> Array:
+    """llama.cpp's logits, float32 [N_TOK, n_vocab]."""
+    with np.load(FOLDER / "llama_cpp_logits.npz") as found:
+        return found[name]
+
+
+def token_ids(name: str) -> list[int]:
+    """What llama.cpp was asked about."""
+    n_vocab = _n_vocab(specs()[name])
+    return (3 + _uniform("ids", N_TOK, np.float64) * (n_vocab - 3)).astype(int).tolist()
+
+
+def write_kit_model(name: str, path: Path) -> Path:
+    """Write the model of this name; the same bytes everywhere."""
+    spec = specs()[name]
+    writer = gguf.GGUFWriter(path, spec["arch"])
+    for key, (types, value) in spec["kv"].items():
+        element = gguf.GGUFValueType(types[1]) if len(types) == 2 else None
+        writer.add_key_value(key, value, gguf.GGUFValueType(types[0]), element)
+    _write_vocab(writer, _n_vocab(spec))
+    for tensor, shape, type_ in spec["tensors"]:
+        values = _values(tensor, shape)
+        writer.add_tensor(tensor, values.astype(np.float16) if type_ == 1 else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _n_vocab(spec: dict[str, Any]) -> int:
+    return next(shape[1] for name, shape, _ in spec["tensors"] if name == "token_embd.weight")
+
+
+def _write_vocab(writer: gguf.GGUFWriter, n: int) -> None:
+    tokens = [b"<s>", b"</s>", "Ċ".encode(), *(f"tok{i}".encode() for i in range(3, n))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (n - 2))
+    writer.add_token_merges(["t o"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+
+
+def _uniform(name: str, n: int, dtype: Any) -> Array:
+    digest = hashlib.sha256(f"{SEED}:{name}".encode()).digest()
+    seed = int.from_bytes(digest[:8], "little")
+    return np.random.Generator(np.random.PCG64(seed)).random(n, dtype=dtype)
+
+
+def _values(name: str, shape: list[int]) -> Array:
+    """Of the size that trained ones have: norms near 1, matrices that keep a row's length."""
+    uniform = _uniform(name, int(np.prod(shape)), np.float32)
+    z = ((uniform - np.float32(0.5)) * np.float32(12**0.5)).astype(np.float32)
+    if "norm" in name and name.endswith("weight"):
+        z = 1 + np.float32(0.2) * z
+    elif name.endswith(("ssm_a", "ssm_a.weight")):
+        z = -np.exp(z)
+    elif name.startswith("rope_f"):
+        z = 1 + np.abs(z)
+    elif name.endswith("ssm_d") or "sinks" in name:
+        z = 1 + np.float32(0.5) * z
+    elif name.endswith("bias") or len(shape) == 1:
+        z = np.float32(0.2) * z
+    elif not name.startswith("token_embd"):
+        z = z * np.float32(1.5 / shape[0] ** 0.5)
+    return z.reshape(shape[::-1])
