@@ -35,4 +35,6 @@ def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     return {**delta_net_tensors(hp), **expert_tensors(hp)}
 
 
-ARCH = Arch(neox=True, layer=layer, tensors=tensors, recurrent=delta_net_layers)
+# Files with attn_qkv and attn_gate may have their first form too, which llama.cpp then leaves.
+UNREAD = ("ssm_in.weight",)
+ARCH = Arch(neox=True, layer=layer, tensors=tensors, recurrent=delta_net_layers, unread=UNREAD)
