@@ -59,6 +59,11 @@ class Stage:
                 "layers share sets, which are on one device only: leave out n_gpu_layers, or "
                 "choose another attn"
             )
+        if self.state.freezing and model.hp.recurrent:
+            raise MethodError(
+                "prefill freezes tokens, but this model has recurrent layers, whose state every "
+                "token must pass: choose another prefill, or cpe:psi=1"
+            )
         self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}

@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from recurrent_models import LAYERS, N_VOCAB, write_recurrent_model
 
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
-from tests.support.recurrent_models import LAYERS, N_VOCAB, write_recurrent_model
+from tamis.select.notation import MethodError
 
 IDS = np.random.default_rng(5).integers(2, N_VOCAB, 90).tolist()
 # Products of one row and of many differ by rounding, which tips some float16 keys to the next one.
@@ -142,3 +143,8 @@ def test_the_memory_plan_counts_states_and_snapshots(engine):
     assert held > 0
     assert plan.workspace >= 9 * held
     json.dumps(plan._asdict())
+
+
+def test_a_prompt_whose_tokens_would_be_frozen_is_refused(engine):
+    with pytest.raises(MethodError, match="prefill freezes tokens, but this model has recurrent"):
+        engine.session(n_ctx=128, prefill="cpe")
