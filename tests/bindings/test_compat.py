@@ -538,7 +538,8 @@ def test_a_suffix_uses_the_tokens_for_gaps(llm, monkeypatch):
     with pytest.raises(ValueError, match="filling gaps"):
         llm("the", suffix="of")
     fim = {"pre": 1, "suf": 2, "mid": 3}
-    monkeypatch.setattr(llm.engine, "vocab", replace(llm.engine.vocab, fim=fim))
+    loaded = replace(llm.engine.loaded, vocab=replace(llm.engine.vocab, fim=fim))
+    monkeypatch.setattr(llm.engine, "loaded", loaded)
     a, b = (llm.tokenize(t, add_bos=False) for t in (b"the", b"of"))
     assert llm._prompt("the", "of") == [1, *a, 2, *b, 3]
     monkeypatch.setattr(llm, "spm_infill", True)

@@ -1,6 +1,7 @@
 """The logic of CUDA kernels without a GPU: their Python, a thread each of this process's."""
 
 import importlib
+from types import SimpleNamespace
 
 import numpy as np
 import op_tests
@@ -96,8 +97,9 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
             def body(row=row, part=part, n=n, left=left):
                 local.block.shared.update(left)
                 local.block.barrier.wait()
-                where = partial.ctypes.data, (part, n, room), out.ctypes.data, lse.ctypes.data
-                finish(0, 1, heads * row, n_head, *where, row_of)
+                addresses = partial.ctypes.data, out.ctypes.data, lse.ctypes.data
+                a = SimpleNamespace(**dict(zip(("partial", "out", "lse"), addresses, strict=True)))
+                finish(a, 0, 1, heads * row, n_head, (part, n, room), row_of)
                 turn = turns[row:].ctypes.data
                 if n > 1 and attend_ends.is_last(turn, n):
                     counts = partial.ctypes.data, (n, room), out.ctypes.data, lse.ctypes.data

@@ -380,6 +380,7 @@ ALLOWED = {
     "exp",
     "expf",
     "log",
+    "log1pf",
     "logf",
     "memcpy",
     "memmove",

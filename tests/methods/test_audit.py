@@ -202,10 +202,11 @@ def test_bench_compares_methods_with_dense_attention(model, text, capsys, tmp_pa
 
 
 def test_methods_are_compared_by_the_time_of_one_device():
-    cpu, gpu = "the CPU", "the GPU"
-    assert compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, -1))) == 1e9
+    cpu, gpu = (SimpleNamespace(name=name, clock=1e9) for name in ("cpu", "cuda"))
+    cpu.sides, gpu.sides = (cpu, cpu), (gpu, gpu)
+    assert compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, -1), backend=gpu)) == 1e9
     with pytest.raises(UsageError, match="this model is on cpu and cuda: leave out -nkvo"):
-        compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, 2)))
+        compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, 2), backend=gpu))
 
 
 def test_perplexity_of_decoded_text_with_kl(model, text, capsys, tmp_path):

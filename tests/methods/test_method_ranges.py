@@ -31,7 +31,7 @@ def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("ranges") / "m.gguf"
     loaded = Engine.load(write_tiny_model(path, TinySpec("qwen2", "F32", n_ctx=512)), n_threads=1)
     recorder = Recorder()
-    places = one_place("cpu", recorder, loaded.hp.n_layer)
+    places = one_place(recorder, loaded.hp.n_layer)
     filled = Filling(recorder, Program(), lambda: None)
     yield Engine(loaded.file, loaded.model, loaded.vocab, places, filled), recorder
     loaded.close()

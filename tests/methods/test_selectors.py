@@ -447,7 +447,7 @@ def test_numbers_that_cover_everything_are_dense_attention(engine, open_session,
         (("lfps@4-2", "dense"), "'lfps@4-2' in 'lfps@4-2': expected METHOD@FIRST-LAST"),
         (("lfps@0-3+topk@2", "dense"), "layer 2 has 2 methods, expected one"),
         (("nonsense@0", "dense"), "'nonsense' is not known"),
-        (("delta(window)@0", "dense"), "'delta' is no decode method"),
+        (("delta(window)@0", "dense"), "'delta' is no method of attn: it goes with prefill"),
     ],
 )
 def test_a_method_that_is_not_there_is_an_error_with_its_remedy(texts, complaint):

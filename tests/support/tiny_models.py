@@ -58,7 +58,7 @@ class TinySpec:
 
     @property
     def n_embd(self) -> int:
-        return self.embd or (256 if gguf.GGML_QUANT_SIZES[Type[self.type_]][0] == 256 else 64)
+        return self.embd or (256 if gguf.GGML_QUANT_SIZES[Type[self.type_]][0] > 64 else 64)
 
     @property
     def n_head(self) -> int:

@@ -552,8 +552,8 @@ def _of_shared(function: Any) -> FunctionType:
     return FunctionType(function.__code__, globals() | own, function.__name__)
 
 
-SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4")
-SIGNED += ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+_CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", *_CODEBOOKS)
 ELEMENTS = {"F32": (const_f32, 4), "F16": (const_f16, 2), "BF16": (const_bf16, 2)}
 
 
