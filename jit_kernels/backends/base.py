@@ -30,7 +30,7 @@ class LinkedProgram(Protocol):
         ...
 
 
-# Steps that run one after another; of the stretches of a step the n-th ops run side by side.
+# Steps that run one after another; the n-th ops of a step's stretches run in parallel.
 Stretches = Sequence[Sequence[tuple[Any, range]]]
 
 
@@ -43,9 +43,9 @@ class Backend(Protocol):
     name: str  # of the device, for people and records: one of DEVICES
     on_host: bool  # kernels read and write Python's own arrays in RAM; otherwise copies of them
     n_thread: int  # that an op's work is shared by
-    n_part: int  # parts that the keys of a decode step are best cut into
-    kv_types: tuple[str, ...]  # of keys and values that it has kernels for
-    strips: bool  # whether products are faster with weights that ARRANGE has copied
+    n_part: int  # split-KV parts of a decode step that are fastest
+    kv_types: tuple[str, ...]  # KV cache types that it has kernels for
+    strips: bool  # whether products are faster with weights that REPACK has copied
     timed: bool  # whether replays measure what `costs` tells; a CPU's always do
     clock: float | None  # cycles a second of an OpCost; None: `roofline.measure` tells
     joins: bool = False  # whether it can `join`

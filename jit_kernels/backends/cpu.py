@@ -4,7 +4,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
 from tamis.jit_kernels.contract.program import KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
+from tamis.platform.memory import available_bytes
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
 PARTS = 8  # of a thread's share of a decode step's keys: what threads may take over from another
@@ -152,14 +152,11 @@ class CpuBackend(Backend):
         """Nothing: kernels and Python see the same memory."""
 
     def free_bytes(self, _n_weight: int = 0, /) -> int:
-        """Bytes that can be taken without swapping, as Linux estimates them.
+        """Bytes that can be taken without swapping.
 
-        Weights are mapped: their pages can be let go.
+        Weights are mapped: the system may evict their pages.
         """
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return available_bytes()
 
     def close(self) -> None:
         """End the team's threads. A later run starts them again."""

@@ -2,7 +2,7 @@
 
 Recorded Programs name arrays of this process. Here each of them has a copy in device memory, which
 kernels read and write; `send` and `fetch` copy what Python wrote or wants to read. The host arrays
-of activations, keys and values are never touched, so they take address space only.
+of activations and of the KV cache are never touched, so they take address space only.
 """
 
 import itertools

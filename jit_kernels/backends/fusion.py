@@ -1,7 +1,7 @@
 """Which neighbouring ops of few rows a GPU runs in one launch.
 
 A launch waits for the last block of the one before it, finds out where its rows are, and has no
-weights on their way meanwhile: 2 to 3 us, however little it does. A Program says what is computed,
+weights in flight meanwhile: 2 to 3 us, however little it does. A Program says what is computed,
 so that nothing changes for those who record it. What is launched are ops of the contract that no
 Program names, on GPUs that copy in bulk (sm_90).
 """
@@ -20,8 +20,8 @@ from tamis.jit_kernels.contract.ops import (
     MATMUL,
     PACK_ROWS,
     PRODUCT_GATE,
-    PRODUCT_KEEP,
     PRODUCT_NORM,
+    PRODUCT_ROPE_APPEND,
     PRODUCTS,
     ROPE_APPEND,
     packed_form,
@@ -29,6 +29,7 @@ from tamis.jit_kernels.contract.ops import (
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.scratch import (
     CHUNK,
+    LONGEST_HEAD,
     LONGEST_NORM,
     ROOM,
     WORKERS,
@@ -37,7 +38,7 @@ from tamis.jit_kernels.cuda.lang.scratch import (
 )
 
 # What is launched before attention and writes neither Selections nor tables.
-_KEEP_SELECTIONS = {PRODUCT_KEEP, ROPE_APPEND, ATTEND_PACK}
+_KEEP_SELECTIONS = {PRODUCT_ROPE_APPEND, ROPE_APPEND, ATTEND_PACK}
 
 
 class Step(NamedTuple):
@@ -68,7 +69,7 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
                 KernelSpec(PRODUCT_NORM, spec.constants),
             }
             found |= {KernelSpec(PRODUCT_GATE, (*spec.constants, gate)) for gate in gates}
-            found |= {KernelSpec(PRODUCT_KEEP, (*spec.constants, turn)) for turn in turns}
+            found |= {KernelSpec(PRODUCT_ROPE_APPEND, (*spec.constants, turn)) for turn in turns}
         if spec.op is ATTEND and _is_few(spec):
             found.add(_packing(spec))
     return found
@@ -77,7 +78,8 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
 def _is_few(spec: KernelSpec) -> bool:
     """Whether an ATTEND's rows are one query, and its blocks have whole warps of elements."""
     head_dim, group, q_block = (int(x) for x in spec.constants[:3])
-    return q_block == 1 and heads_of(group) * head_dim % 64 == 0
+    whole = heads_of(group) * head_dim % 64 == 0
+    return q_block == 1 and whole and head_dim <= LONGEST_HEAD
 
 
 def _merges_nothing(spec: KernelSpec) -> bool:
@@ -283,16 +285,16 @@ def _keeps_f16(spec: KernelSpec) -> bool:
     return spec.constants[2:] == ("f16", "f16")
 
 
-def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -> list[Step]:
-    """PRODUCT_KEEP of each type, where all of the products are turned next, as they are."""
-    if turning.spec.op is not ROPE_APPEND or not _keeps_f16(turning.spec) or len(products) != 3:
+def _kept(rows: _Rows, products: list[Step], rope: Step, private: set[int]) -> list[Step]:
+    """PRODUCT_ROPE_APPEND of each type, where ROPE_APPEND comes next, on unchanged products."""
+    if rope.spec.op is not ROPE_APPEND or not _keeps_f16(rope.spec) or len(products) != 3:
         return []
-    (q, k, v), after = (product.fields for product in products), turning.fields
-    ys, turned = (q["y"], k["y"], v["y"], q["step"]), itemgetter("q", "k", "v", "step")(after)
-    head_dim, neox = turning.spec.constants[:2]
+    (q, k, v), after = (product.fields for product in products), rope.fields
+    ys, rotated = (q["y"], k["y"], v["y"], q["step"]), itemgetter("q", "k", "v", "step")(after)
+    head_dim, neox = rope.spec.constants[:2]
     widths = after["n_head"] * head_dim, *2 * (after["n_head_kv"] * head_dim,)
     if (
-        ys != turned
+        ys != rotated
         or (q["n_out"], k["n_out"], v["n_out"]) != widths
         or (2 * after["n_half"], head_dim % 8) != (head_dim, 0)
         or after["q_norm"] or after["k_norm"] or q["add"] or k["add"] or v["add"]
@@ -308,7 +310,7 @@ def _kept(rows: _Rows, products: list[Step], turning: Step, private: set[int]) -
     found, first = [], 0
     for spec, group in itertools.groupby(products, lambda product: product.spec):
         n_row = sum(product.fields["n_out"] for product in group)
-        spec = KernelSpec(PRODUCT_KEEP, (*spec.constants, neox))
+        spec = KernelSpec(PRODUCT_ROPE_APPEND, (*spec.constants, neox))
         found.append(_step(spec, **fields, first=first, n_row=n_row))
         first += n_row
     return [step._replace(sync=step is found[-1]) for step in found]

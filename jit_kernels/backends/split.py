@@ -93,7 +93,7 @@ class SplitBackend(Backend):
         self.own.fetch(*arrays)
 
     def mapped(self, array: np.ndarray, /) -> Any:
-        """As the backend of the ops over keys and values does."""
+        """As the backend of the KV cache's ops does."""
         return self.own.mapped(array)
 
     def free_bytes(self, n_weight: int = 0, /) -> int:

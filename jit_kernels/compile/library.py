@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tamis.jit_kernels.compile.code import KernelCode
 from tamis.jit_kernels.compile.elf import LinkError, load_code
-from tamis.jit_kernels.compile.store import open_folder, read_object, user_folder
-from tamis.jit_kernels.compile.workers import Command, CompileError, Progress, compile_specs
+from tamis.jit_kernels.compile.self_test import Checked, passes
+from tamis.jit_kernels.compile.store import user_folder
+from tamis.jit_kernels.compile.workers import CompileError, Progress
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.features import LEVELS, Features
@@ -33,8 +35,8 @@ class KernelLibrary:
         self, root: Path | None = None, n_worker: int = 2, level: str | None = None
     ) -> None:
         self.level = _checked(level)
-        self._folder = open_folder(root or user_folder(), self.level)
-        self._n_worker = n_worker
+        self._code = KernelCode(self.level, root, n_worker)
+        self._checked = Checked(root or user_folder())
         self._addresses: dict[str, int] = {}
         self.forget_load()
         _libraries.add(self)
@@ -50,22 +52,23 @@ class KernelLibrary:
         """
         with self._lock:
             wanted = {s.symbol: s for s in specs if s.symbol not in self._addresses}
-            code = {symbol: read_object(self._folder, symbol) for symbol in wanted}
-            missing = [wanted[symbol] for symbol, data in code.items() if data is None]
-            if missing:
-                compile_specs(self._command(), missing, self._n_worker, progress)
-                for spec in missing:
-                    code[spec.symbol] = read_object(self._folder, spec.symbol)
-            for symbol, data in code.items():
-                if data is None:
-                    raise CompileError(f"the compiler wrote no usable object code for {symbol}")
-            self._map({symbol: data for symbol, data in code.items() if data})
+            code = self._code.take(wanted.values(), progress)
+            self._map(code)
+            self._check({wanted[symbol]: data for symbol, data in code.items()})
 
-    def _command(self) -> Command:
-        """The compiler of this library."""
-        # NUMBA_OPT: see compile_kernel.
-        module = "tamis.jit_kernels.cpu.runtime.compiler"
-        return Command(self._folder, module, self.level.name, {"NUMBA_OPT": "0"})
+    def _check(self, code: dict[KernelSpec, bytes]) -> None:
+        """Try kernels that are new on this machine. Raises CompileError; none is left then."""
+        new = {spec: data for spec, data in code.items() if data not in self._checked}
+        passed = {spec: passes(spec, lambda s: self._addresses.get(s.symbol)) for spec in new}
+        if wrong := sorted(spec.symbol for spec, good in passed.items() if good is False):
+            for spec in code:
+                del self._addresses[spec.symbol]
+            raise CompileError(
+                f"kernel {wrong[0]} gives wrong values on this CPU, level {self.level.name}: it is "
+                "not used; try a lower level (KernelLibrary(level=...)), and report this CPU"
+            )
+        if new:
+            self._checked.note(new[spec] for spec, good in passed.items() if good)
 
     def _map(self, code: dict[str, bytes]) -> None:
         """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
@@ -77,11 +80,7 @@ class KernelLibrary:
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """The kernels among `specs` that would have to be compiled."""
         known = self._addresses
-        return [
-            s
-            for s in specs
-            if s.symbol not in known and read_object(self._folder, s.symbol) is None
-        ]
+        return self._code.missing(s for s in specs if s.symbol not in known)
 
     def address(self, spec: KernelSpec) -> int:
         """Address of a kernel that was loaded."""

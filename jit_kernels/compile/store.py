@@ -5,44 +5,75 @@ import hashlib
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.features import Features
-from tamis.jit_kernels.cuda.lang.target import Target
-from tamis.private_files import PrivacyError, open_private, private_folder, write_whole
+from tamis.platform.private_files import PrivacyError, open_private, private_folder, write_whole
+
+if TYPE_CHECKING:
+    from tamis.jit_kernels.cuda.lang.target import Target
 
 SOURCES = Path(__file__).parents[1]  # jit_kernels
+FORMATS = SOURCES.with_name("formats")
+# What kernels are made of, beside the folders of their kind: tables of the file formats.
+_TABLES = ("codebooks.py", "dequant.py", "ggml_types.py")
+COMPILE = "pip install 'tamis[compile]'"
 
 
 class KernelStoreError(RuntimeError):
     """The folder of compiled kernels cannot be used; the message says why and what to do."""
 
 
-def fingerprint(level: Features | Target | None = None) -> str:
+def sources(kind: str) -> str | None:
+    """64 hex digits of the sources of kernels: "cpu" or "cuda"; None where there are none.
+
+    A program in one file has none of them: what it was built with is what it has.
+    """
+    paths = [p for name in ("contract", kind) for p in sorted((SOURCES / name).rglob("*.py"))]
+    if not paths:
+        return None
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in _TABLES:
+        digest.update(name.encode() + b"\0" + (FORMATS / name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def fingerprint(level: "Features | Target | None" = None) -> str:
     """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
 
     level: of the kernels, the host's by default; or the target of CUDA kernels.
     """
     level = level or features.host()
     words = [_version_file("numba"), _version_file("llvmlite"), level.name]
-    if isinstance(level, Target):
+    if not isinstance(level, Features):
         from importlib.metadata import version
 
-        words += [version("numba-cuda"), level.ptx]
+        words += [sources("cuda") or "", version("numba-cuda"), level.ptx]
     else:
-        words.append(features.identity(level))
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.rglob("*.py")):
-        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(" ".join(words).encode())
-    return digest.hexdigest()[:32]
+        words += [sources("cpu") or "", features.identity(level)]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
+
+
+def versions() -> str:
+    """The compiler's packages and their versions."""
+    from importlib.metadata import version
+
+    return " ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+
+
+def can_compile(kind: str) -> bool:
+    """Whether there is a compiler for kernels of a kind, "cpu" or "cuda"; it is not imported."""
+    return bool(find_spec({"cpu": "numba", "cuda": "numba_cuda"}[kind]))
 
 
 def _version_file(package: str) -> str:
     """The text that names a package's version: importing importlib.metadata takes 30 ms."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise KernelStoreError(f"no package {package}: pip install {package}")
+        raise KernelStoreError(f"no package {package}, which compiles kernels: {COMPILE}")
     return Path(spec.origin).with_name("_version.py").read_text()
 
 
@@ -53,7 +84,7 @@ def user_folder() -> Path:
     return root / "tamis" / "kernels"
 
 
-def open_folder(root: Path, level: Features | Target | None = None) -> Path:
+def open_folder(root: Path, level: "Features | Target | None" = None) -> Path:
     """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
 
     A folder that others may write to, or replace by way of a parent, is refused: its files would be

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tamis.jit_kernels.compile.store import write_object
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.ops import Op
 from tamis.jit_kernels.contract.program import KernelSpec
 
 MEMORY_BYTES = 4 << 30  # of address space; the largest kernels of this package take 1.2 GB
@@ -29,7 +28,7 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
 
     An empty line ends the list: the pipe itself may stay open in a fork of the parent.
     """
-    by_name = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+    by_name = ops.declared()
     for line in iter(sys.stdin.readline, "\n"):
         if not line:
             return

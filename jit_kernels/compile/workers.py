@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tamis.child_environment import child_environment
 from tamis.jit_kernels.compile.worker import CPU_SECONDS, MEMORY_BYTES
 from tamis.jit_kernels.contract.program import KernelSpec
-from tamis.private_files import remove_unfinished
+from tamis.platform.private_files import remove_unfinished
+from tamis.platform.processes import child_environment
 
 Progress = Callable[[int, int], None]
 

@@ -38,7 +38,7 @@ class Reads(NamedTuple):
     the least and the largest of `found`, int64s of which each `every`-th from `first` on counts.
     """
 
-    name: str  # what KV_TAKE knows it as
+    name: str  # what KV_EVICT knows it as
     spans: Callable[[int, int, int, int, int, int, int], Ranges] = _everything
     found: str = ""  # the op's fields that spans is called with; "": 0
     block: str = ""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tamis.jit_kernels.contract.op import Op
+from tamis.jit_kernels.contract.types import Selection
 
 # (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
 Cost = Callable[[int, int], tuple[int, int]]
@@ -39,10 +40,10 @@ class Call(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """Where a Program changes sides: from op `at` on, ops are of the other one.
+    """A device transfer within a Program: from op `at` on, ops run on the other side.
 
     One side has the ops over rows alone, from and to the weights; it is where a Program begins. The
-    other has those over what a sequence keeps: positions, keys and values, attention. Each may run
+    other has those over what a sequence keeps: positions, KV cache, attention. Each may run
     on another backend: beside these rows no op reads what one of the other side has written.
     """
 
@@ -58,6 +59,10 @@ class Program:
         self.calls: list[Call] = []
         self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
         self.hops: list[Hop] = []
+        # Functions of Python, each called before the op of its number runs; only where ops run one
+        # after another on the host.
+        self.pauses: list[tuple[int, Callable[[], None]]] = []
+        self.selections: dict[int, Selection] = {}  # by layer: what its attention reads
         self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
 
     def add(
@@ -80,6 +85,10 @@ class Program:
         values = tuple(self._value(fields[name]) for name in op.fields)
         spec = KernelSpec(op, tuple(constants))
         self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
+
+    def pause(self, call: Callable[[], None]) -> None:
+        """Record a function that is called before the op that is added next."""
+        self.pauses.append((len(self), call))
 
     def hop(self, step: np.ndarray, *rows: np.ndarray) -> None:
         """Record that what follows is of the other side, which reads these rows: see Hop."""

@@ -48,7 +48,7 @@ def kv_type(rows: np.ndarray) -> str:
 
 
 class KVView(NamedTuple):
-    """What a kernel sees of one layer's keys and values."""
+    """One layer's KV cache, as kernels see it."""
 
     # kv_row [n, n_head_kv, PAGE]: one head's keys of a page lie together. Not all of the n pages
     # need be this layer's.

@@ -3,15 +3,18 @@
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(
     [
-        "attend", "attend_merge", "attend_pack", "audit_heads", "cis_gate", "cis_sets", "copy_kv",
-        "copy_rows", "decay", "delta_add", "delta_rows", "embed", "gate", "gate_rows", "gated_norm",
-        "hip_estimate", "hip_means", "hip_search", "hip_select", "kv_bring", "kv_claim", "kv_keep",
-        "kv_take", "kv_want", "l2_norm", "lfps_bypass", "lfps_keep", "lfps_sets", "lfps_start",
-        "linear_scan", "logit_best", "logit_parts", "matmul", "moe_matmul", "moe_route", "moe_sum",
-        "pack_rows", "product_gate", "product_keep", "product_norm", "products", "quest_bounds",
-        "quest_score", "rms_norm", "rope_append", "rope_table", "score_keys", "select_best",
-        "select_pack", "select_psaw", "select_top_k", "select_union", "select_window",
-        "selective_scan", "short_conv", "tactic_assign", "tactic_budget", "tactic_joint",
-        "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed", "tactic_select",
+        "add_positions", "attend", "attend_bent", "attend_merge", "attend_pack", "attend_sink",
+        "audit_heads", "bounded_decay", "cis_gate", "cis_sets", "copy_kv", "copy_rows", "decay",
+        "delta_add", "delta_rows", "embed", "gate", "gate_clamped", "gate_rows", "gated_norm",
+        "hip_estimate", "hip_means", "hip_search", "hip_select", "kv_allocate", "kv_evict",
+        "kv_fetch", "kv_mark", "kv_write_back", "l2_norm", "layer_norm", "lfps_bypass", "lfps_keep",
+        "lfps_sets", "lfps_start", "linear_scan", "logit_best", "logit_parts", "map_rows", "matmul",
+        "moe_bias", "moe_matmul", "moe_route", "moe_sum", "pack_rows", "place_heads",
+        "product_gate", "product_norm", "product_rope_append", "products", "quest_bounds",
+        "quest_score", "rms_norm", "rope_append", "rope_heads", "rope_table", "scale_by_position",
+        "score_keys", "select_best", "select_pack", "select_psaw", "select_top_k", "select_union",
+        "select_window", "selective_scan", "short_conv", "tactic_assign", "tactic_budget",
+        "tactic_joint", "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed",
+        "tactic_select",
     ]
 )  # fmt: skip

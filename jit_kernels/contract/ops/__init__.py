@@ -1,22 +1,74 @@
-"""The op contract: every op once, its argument struct and its compile-time constants, no body."""
+"""The op contract: every op once, its argument struct and its compile-time constants, no body.
+
+Ops that not every model and method has are there as soon as one is asked for: a run with dense
+attention imports none of their files.
+"""
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from tamis.jit_kernels.contract.op import *
-from tamis.jit_kernels.contract.op import READS_NOTHING, Op
+from tamis.jit_kernels.contract.op import READS_NOTHING, Op, Reads
 from tamis.jit_kernels.contract.ops.attention import *
-from tamis.jit_kernels.contract.ops.audit import *
-from tamis.jit_kernels.contract.ops.fused import *
 from tamis.jit_kernels.contract.ops.kv import *
 from tamis.jit_kernels.contract.ops.linear import *
-from tamis.jit_kernels.contract.ops.moe import *
 from tamis.jit_kernels.contract.ops.norm import *
-from tamis.jit_kernels.contract.ops.recurrent import *
 from tamis.jit_kernels.contract.ops.runtime import *
 from tamis.jit_kernels.contract.ops.sampling import *
-from tamis.jit_kernels.contract.ops.select import *
+from tamis.jit_kernels.contract.ops.select.common import *
 
-# What ops read, by the name that KV_TAKE has for it.
-KV_READERS = {
-    found.reads.name: found.reads
-    for found in list(globals().values())
-    if isinstance(found, Op) and found.reads is not READS_NOTHING
-}
+if TYPE_CHECKING:
+    from tamis.jit_kernels.contract.ops.audit import *
+    from tamis.jit_kernels.contract.ops.fused import *
+    from tamis.jit_kernels.contract.ops.moe import *
+    from tamis.jit_kernels.contract.ops.recurrent import *
+    from tamis.jit_kernels.contract.ops.select.bigbird import *
+    from tamis.jit_kernels.contract.ops.select.cpe import *
+    from tamis.jit_kernels.contract.ops.select.delta import *
+    from tamis.jit_kernels.contract.ops.select.double_sparsity import *
+    from tamis.jit_kernels.contract.ops.select.h2o import *
+    from tamis.jit_kernels.contract.ops.select.hip import *
+    from tamis.jit_kernels.contract.ops.select.hshare import *
+    from tamis.jit_kernels.contract.ops.select.hyperattention import *
+    from tamis.jit_kernels.contract.ops.select.indexer import *
+    from tamis.jit_kernels.contract.ops.select.lfps import *
+    from tamis.jit_kernels.contract.ops.select.magicpig import *
+    from tamis.jit_kernels.contract.ops.select.quest import *
+    from tamis.jit_kernels.contract.ops.select.snapkv import *
+    from tamis.jit_kernels.contract.ops.select.tactic import *
+    from tamis.jit_kernels.contract.ops.select.vertical_slash import *
+
+    KV_READERS: dict[str, Reads]
+
+_SELECT = importlib.import_module("tamis.jit_kernels.contract.ops.select")
+# Files that are imported when one of their names is asked for, in this order.
+_LATER = ["audit", "fused", "moe", "recurrent"]
+_LATER += [f"select.{found.name}" for found in pkgutil.iter_modules(_SELECT.__path__)]
+
+
+def declared() -> dict[str, Op]:
+    """All ops by name, those of every method and model too."""
+    for file in _LATER:
+        _load(file)
+    return {op.name: op for op in globals().values() if isinstance(op, Op)}
+
+
+def _load(file: str) -> None:
+    """Import a file; what it declares becomes this module's."""
+    module = importlib.import_module(f"{__name__}.{file}")
+    globals().update({k: v for k, v in vars(module).items() if not k.startswith("_")})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KV_READERS":  # what ops read, by the name that KV_EVICT has for it
+        reads = [op.reads for op in declared().values() if op.reads is not READS_NOTHING]
+        globals()[name] = {each.name: each for each in reads}
+    if not name.startswith("_"):
+        for file in _LATER:
+            if name in globals():
+                break
+            _load(file)
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]

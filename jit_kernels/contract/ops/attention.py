@@ -20,6 +20,69 @@ class RopeTable:
 ROPE_TABLE = op("attention.rope", RopeTable)
 
 
+class RopeHeads:
+    """RMS norm and RoPE of heads, in place; order: which of both is first, "norm" or "rope"."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n_head, head_dim]
+    norm: Address  # f32 [head_dim], or [n_head, head_dim], or 0: none
+    cos: Address  # f32 [n_tok, n_half]
+    sin: Address  # f32 [n_tok, n_half]
+    n_head: int
+    norm_step: int  # elements from a head's weights to the next's
+    n_half: int
+    eps: float
+
+
+ROPE_HEADS = op("attention.rope", RopeHeads, "head_dim neox order")
+
+
+class PlaceHeads:
+    """y[t, h] = x[t, source[h]], cut off or filled up with zeros; all zeros where source[h] < 0."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n_x, x_dim]
+    source: Address  # int32 [n_y]
+    y: Address  # f32 [n_tok, n_y, y_dim]
+    n_x: int
+    n_y: int
+    x_dim: int
+    y_dim: int
+
+
+PLACE_HEADS = op("attention.rope", PlaceHeads)
+
+
+class AddPositions:
+    """x += row pos + i of the table: learned positions, or one row for all."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n]
+    table: Address  # f32, rows of n
+    n: int
+    stride: int  # elements from a position's row to the next one's; 0: one row
+
+
+ADD_POSITIONS = op("attention.rope", AddPositions)
+
+
+class ScaleByPosition:
+    """x *= 1 + scale * log(1 + floor((pos + i + offset) / length)).
+
+    Attention temperature tuning: queries grow with the number of keys that they see.
+    """
+
+    step: Address
+    x: Address  # f32 [n_tok, n]
+    n: int
+    length: int
+    scale: float
+    offset: float
+
+
+SCALE_BY_POSITION = op("attention.rope", ScaleByPosition)
+
+
 class RopeAppend:
     """QK norm and RoPE of new tokens' heads, in place, and the KV append at positions pos.. .
 
@@ -92,6 +155,24 @@ ATTEND = op(
 )
 
 
+class AttendBent(Attend):
+    """ATTEND whose scores are changed before they are weighed, or whose queries see further.
+
+    A score x of a head becomes cap * tanh(x / cap), where cap is not 0, and then gets slopes[head]
+    times minus the distance of key and query (ALiBi, Press et al. 2021, arXiv 2108.12409). Position
+    j takes part where p - window < j <= p + ahead. n_split is 1; queries are not rounded.
+    """
+
+    cap: float
+    slopes: Address  # f32 [n_head], or 0
+    ahead: int  # positions after its own that a query sees, of those that there are
+
+
+ATTEND_BENT = op(
+    "attention.bent", AttendBent, "head_dim group q_block type_k type_v", reads=READS_SELECTION
+)
+
+
 class AttendMerge:
     """Merge the n_split parts of each head. q_block is ATTEND's: for 1, a GPU has done it."""
 
@@ -104,6 +185,20 @@ class AttendMerge:
 
 
 ATTEND_MERGE = op("attention.attend", AttendMerge, "head_dim q_block")
+
+
+class AttendSink:
+    """out *= 1 / (1 + exp(sink - lse)): a key of each head with a score and no value."""
+
+    step: Address
+    sinks: Address  # f32 [n_head]
+    lse: Address  # f32 [n_tok, n_head], as ATTEND leaves it
+    out: Address  # f32 [n_tok, n_head, head_dim]
+    n_head: int
+    head_dim: int
+
+
+ATTEND_SINK = op("attention.sink", AttendSink)
 
 
 def attend_scratch(group: int, head_dim: int) -> int:

@@ -69,7 +69,7 @@ class ProductGate(_PackedInput):
 PRODUCT_GATE = op("linear.gemv_epilogue", ProductGate, "type activation")
 
 
-class ProductKeep(_PackedInput):
+class ProductRopeAppend(_PackedInput):
     """Fused QKV projection, RoPE and KV append, as ROPE_APPEND leaves them; pages are float16.
 
     Of these n + 2 * n2 rows, n_row from `first` on, which are whole queries, keys or values; a
@@ -96,7 +96,9 @@ class ProductKeep(_PackedInput):
     v_table: Address
 
 
-PRODUCT_KEEP = op("linear.gemv_epilogue", ProductKeep, "type neox", reads=READS_NOTHING)
+PRODUCT_ROPE_APPEND = op(
+    "linear.gemv_epilogue", ProductRopeAppend, "type neox", reads=READS_NOTHING
+)
 
 
 class AttendPack(Attend):
@@ -110,4 +112,4 @@ ATTEND_PACK = op(
     "attention.attend", AttendPack, "head_dim group type_k type_v", reads=READS_SELECTION
 )
 
-LAUNCHED = PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_KEEP, ATTEND_PACK  # a GPU's only
+LAUNCHED = PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_ROPE_APPEND, ATTEND_PACK  # a GPU's only

@@ -11,9 +11,9 @@ KV_OLD = 1 << 20  # age of an unused frame: passes before the first one
 class _KVState(NamedTuple):
     """Byte offsets of the state of the page frames: int64s."""
 
-    n_pass: int  # passes that KV_CLAIM has begun
-    serial: int  # of the next KV_TAKE, from 1 on: the mark of the pages that it is to fetch
-    n_missing: int  # pages that the last KV_TAKE allocated frames for
+    n_pass: int  # passes that KV_ALLOCATE has begun
+    serial: int  # of the next KV_EVICT, from 1 on: the mark of the pages that it is to fetch
+    n_missing: int  # pages that the last KV_EVICT allocated frames for
     n_hit: int  # pages that were in frames when they were asked for; counted, never reset
     n_miss: int  # and those that were not
 
@@ -35,7 +35,7 @@ COPY_ROWS = op("kv.token_freezing", CopyRows)
 
 
 class CopyKv:
-    """KV of those rows' positions, from one layer's pages to another's of the same types."""
+    """Early token freezing: copy the KV of the positions of `rows` to another layer's pages."""
 
     step: Address
     rows: Address  # int64 [2], as for COPY_ROWS
@@ -65,13 +65,13 @@ class Crc32c:
 
 CRC32C = op("kv.checksum", Crc32c)
 
-# The GPU page cache: all pages are in a backing store (home), some of them in frames, where all
+# The GPU page cache: all pages are in a backing store, some of them in frames, where all
 # other ops read and write them. Page p of layer l was written in frame l * n_ring + p % n_ring; all
 # frames from n_first = n_layer * n_ring on are any page's. What is copied has whole lines and what
 # completes the 16 bytes at their ends.
 
 
-class KvClaim:
+class KvAllocate:
     """Begin a pass: frames for the pages that positions pos .. pos + n_tok - 1 are in.
 
     They get what the backing store has of positions before.
@@ -83,8 +83,8 @@ class KvClaim:
     ring: Address  # int32 [n_layer, n_ring]: which page is or was in each; -1: none
     owner: Address  # int32 [n_cache]: layer * n_page + page, or -1
     used: Address  # int32 [n_cache]: n_pass * n_layer + layer of the pass and layer of its last use
-    k_home: Address  # backing store, [n_layer * n_page, n_head_kv, PAGE] rows of k_bytes
-    v_home: Address  # the same of v_bytes
+    k_store: Address  # backing store, [n_layer * n_page, n_head_kv, PAGE] rows of k_bytes
+    v_store: Address  # the same of v_bytes
     k_frames: Address  # frames, the same of [n_layer * n_ring + n_cache]
     v_frames: Address
     n_layer: int
@@ -95,15 +95,15 @@ class KvClaim:
     v_bytes: int  # of a row, a multiple of 2
 
 
-KV_CLAIM = op("kv.page_cache", KvClaim)
+KV_ALLOCATE = op("kv.page_cache", KvAllocate)
 
 
-class KvKeep:
+class KvWriteBack:
     """End a pass: the backing store gets these positions of all layers."""
 
     step: Address
-    k_home: Address  # as for KV_CLAIM
-    v_home: Address
+    k_store: Address  # as for KV_ALLOCATE
+    v_store: Address
     k_frames: Address
     v_frames: Address
     n_layer: int
@@ -114,17 +114,17 @@ class KvKeep:
     v_bytes: int
 
 
-KV_KEEP = op("kv.page_cache", KvKeep)
+KV_WRITE_BACK = op("kv.page_cache", KvWriteBack)
 
 
-class KvWant:
+class KvMark:
     """Mark the pages that ATTEND of the same step, Selection, window and stride reads."""
 
     step: Address
-    state: Address  # as for KV_CLAIM
+    state: Address  # as for KV_ALLOCATE
     indptr: Address
     indices: Address
-    wanted: Address  # int32 [n_page]: the marks, state.serial
+    marks: Address  # int32 [n_page]: the marks, state.serial
     n_row: int
     q_block: int
     block: int
@@ -132,24 +132,24 @@ class KvWant:
     stride: int
 
 
-KV_WANT = op("kv.page_cache", KvWant)
+KV_MARK = op("kv.page_cache", KvMark)
 
 
-class KvTake:
+class KvEvict:
     """Allocate frames for the pages of a layer that an op is about to read and that are in none.
 
-    reader, of KV_READERS, names that op's Reads: for "chosen" the pages are those marked in wanted,
+    reader, of KV_READERS, names that op's Reads: for "chosen" the pages are those marked in marks,
     for others those of its spans, of found, block, x and y. Evicted are frames that their layer did
     not use the last time, longest ago first, then those of the layers that come up last; none that
     this layer used in this pass. Counts hits and misses, and state.serial up.
     """
 
     step: Address
-    state: Address  # as for KV_CLAIM, the next three too
+    state: Address  # as for KV_ALLOCATE, the next three too
     table: Address
     owner: Address
     used: Address
-    wanted: Address  # int32 [n_page]
+    marks: Address  # int32 [n_page]
     missing: Address  # int32 [n_page]: state.n_missing pages, in any order
     counts: Address  # int32 [KV_RANKS], scratch
     found: Address  # int64 [n_found]
@@ -164,17 +164,17 @@ class KvTake:
     n_cache: int  # at least n_page, a multiple of 16
 
 
-KV_TAKE = op("kv.page_cache", KvTake, "reader")
+KV_EVICT = op("kv.page_cache", KvEvict, "reader")
 
 
-class KvBring:
+class KvFetch:
     """Fetch the missing pages to their frames."""
 
-    state: Address  # as for KV_CLAIM and KV_TAKE
+    state: Address  # as for KV_ALLOCATE and KV_EVICT
     table: Address
     missing: Address
-    k_home: Address
-    v_home: Address
+    k_store: Address
+    v_store: Address
     k_frames: Address
     v_frames: Address
     layer: int
@@ -184,4 +184,4 @@ class KvBring:
     v_bytes: int
 
 
-KV_BRING = op("kv.page_cache", KvBring)
+KV_FETCH = op("kv.page_cache", KvFetch)

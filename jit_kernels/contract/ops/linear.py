@@ -6,11 +6,11 @@ from tamis.jit_kernels.contract.op import Address, op
 FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
-STRIP = 16  # rows of weights that ARRANGE interleaves
+STRIP = 16  # rows of weights that REPACK interleaves
 
 
 class Embed:
-    """y = rows ids of the table, dequantized, times scale."""
+    """Embedding: y[t] = scale * dequantized row ids[t] of the table."""
 
     step: Address
     ids: Address  # int32 [n_tok]
@@ -61,8 +61,8 @@ class Matmul:
 MATMUL = op("linear.matmul", Matmul, "type")
 
 
-class Arrange:
-    """Interleaved weights, STRIP output rows side by side, for the MATMUL of STRIP_TYPES.
+class Repack:
+    """Interleave weights, one output row per lane, STRIP rows, for MATMUL of STRIP_TYPES.
 
     The layout is cpu/linear/interleaved.py's.
     """
@@ -73,7 +73,7 @@ class Arrange:
     n_out: int  # a multiple of STRIP
 
 
-ARRANGE = op("linear.repack", Arrange, "type")
+REPACK = op("linear.repack", Repack, "type")
 
 
 class Gate:
@@ -88,7 +88,41 @@ class Gate:
 
 GATE = op("linear.activation", Gate, "activation")
 
-# The ggml types that ARRANGE has, by the name that MATMUL knows a matrix in strips by.
+
+class GateClamped(Gate):
+    """As GATE, of what is between -limit and limit; form: where the gate is clamped.
+
+    "before": silu(min(gate, limit)) * up; "after": min(silu(gate), limit) * up; "gpt_oss", with x =
+    min(gate, limit): x / (1 + exp(-1.702 x)) * (up + 1). up is clamped from both sides.
+    """
+
+    limit: float
+
+
+GATE_CLAMPED = op("linear.activation", GateClamped, "form")
+
+
+class MapRows:
+    """y (+)= outer * activation(inner * x); the constant add is 1 where it adds to y.
+
+    activation: one of ACTIVATIONS.
+    """
+
+    step: Address
+    x: Address  # f32 [n_tok, n]
+    y: Address  # f32 [n_tok, n], may be x
+    n: int
+    inner: float
+    outer: float
+
+
+MAP_ROWS = op("linear.activation", MapRows, "activation add")
+
+# What MAP_ROWS and GATE_ROWS have by name; gelu is its tanh form, gelu_erf the exact one, relu2 the
+# square of relu, clamp the nearest number from -1 to 1.
+ACTIVATIONS = ("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp")
+
+# The ggml types that REPACK has, by the name that MATMUL knows a matrix in strips by.
 STRIP_TYPES = {
     f"{type}x{STRIP}": type
     for type in (

@@ -2,20 +2,48 @@
 
 from tamis.jit_kernels.contract.op import Address, op
 
+MAX_EXPERT_GROUP = 32  # groups of experts that MOE_ROUTE chooses from, at most
+LEAST_SUM = 6.103515625e-5  # what weights are divided by, at least
+
 
 class MoeRoute:
-    """The n_used largest softmax probabilities of each token."""
+    """The n_used best experts of each token, the lower of equal ones first, and their weights.
+
+    score: "softmax", exp(logit) over the sum of all; "sigmoid", 1 / (1 + exp(-logit)); "softplus",
+    sqrt(log(1 + exp(logit))); "chosen", the softmax of the chosen logits alone. The best have the
+    largest logits; where there are keys, the largest score + bias (of "chosen", logit + bias) in
+    the n_group_used groups whose two best experts have the largest sum.
+    """
 
     step: Address
     logits: Address  # f32 [n_tok, n_expert]
+    bias: Address  # f32 [n_expert], or 0
+    keys: Address  # f32 [n_tok, n_expert]: room for what experts are chosen by, or 0
     ids: Address  # int32 [n_tok, n_used]
     weights: Address  # f32 [n_tok, n_used]
     n_expert: int
     n_used: int
-    norm: int  # 1: weights are divided by their sum
+    n_group: int  # of n_expert / n_group neighbours, at most MAX_EXPERT_GROUP; 1: no groups
+    n_group_used: int
+    norm: int  # 1: scores are divided by their sum, or by LEAST_SUM if that is more
+    scale: float  # what weights are multiplied by
 
 
-MOE_ROUTE = op("linear.moe", MoeRoute)
+MOE_ROUTE = op("linear.moe", MoeRoute, "score")
+
+
+class MoeBias:
+    """y += bias[ids]."""
+
+    step: Address
+    bias: Address  # f32 [n_expert, n]
+    ids: Address  # int32 [n_tok, n_used]
+    y: Address  # f32 [n_tok, n_used, n]
+    n: int
+    n_used: int
+
+
+MOE_BIAS = op("linear.moe", MoeBias)
 
 
 class MoeMatmul:
@@ -38,7 +66,7 @@ MOE_MATMUL = op("linear.moe", MoeMatmul, "type")
 
 
 class MoeSum:
-    """y += sum over slots of weights * x."""
+    """y (+)= sum over slots of weights * x."""
 
     step: Address
     x: Address  # f32 [n_tok, n_used, n]
@@ -46,6 +74,7 @@ class MoeSum:
     y: Address  # f32 [n_tok, n]
     n: int
     n_used: int
+    add: int  # 1: adds to y
 
 
 MOE_SUM = op("linear.moe", MoeSum)

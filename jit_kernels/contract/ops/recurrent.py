@@ -30,12 +30,12 @@ SHORT_CONV = op("recurrent.conv", ShortConv, "activation")
 
 
 class GateRows:
-    """y = x * activation(z); activation: "none", "silu" or "sigmoid"."""
+    """y = x * activation(z); activation: one of linear.ACTIVATIONS."""
 
     step: Address
     x: Address  # f32, rows of n elements; 0: y = activation(z)
     z: Address  # f32, rows of n elements, or where z_each is 0, of one
-    y: Address  # f32 [n_tok, rows_per_tok, n]
+    y: Address  # f32, rows of n elements
     n: int
     rows_per_tok: int
     x_stride: int
@@ -43,6 +43,8 @@ class GateRows:
     z_stride: int
     z_step: int
     z_each: int
+    y_stride: int
+    y_step: int
 
 
 GATE_ROWS = op("recurrent.gates", GateRows, "activation")
@@ -65,6 +67,22 @@ class Decay:
 
 
 DECAY = op("recurrent.gates", Decay)
+
+
+class BoundedDecay:
+    """decay = exp(least / (1 + exp(-a * (x + bias))))."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n]
+    bias: Address  # f32 [n]
+    a: Address  # f32: element i is for elements [i * run, (i + 1) * run)
+    decay: Address  # f32 [n_tok, n]
+    n: int
+    run: int
+    least: float  # below 0
+
+
+BOUNDED_DECAY = op("recurrent.gates", BoundedDecay)
 
 
 class L2Norm:

@@ -5,7 +5,7 @@ listed in batches of up to PAGE keys; attend_batch.py does the arithmetic of one
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -134,9 +134,9 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
                 x = load_f(query + d) * splat_f(scale) if live else zero_f()
                 store_f(state + at.q + row_size * r + d, x)
                 store_f(state + at.sums + row_size * r + d, zero_f())
-            store_f32(state + at.top + 4 * r, LOWEST)
-            store_f32(state + at.batch_top + 4 * r, LOWEST)
-            store_f32(state + at.total + 4 * r, ZERO)
+            store_f32(state + at.row_max + 4 * r, LOWEST)
+            store_f32(state + at.batch_max + 4 * r, LOWEST)
+            store_f32(state + at.row_sum + 4 * r, ZERO)
 
     @njit(error_model="numpy")
     def write(state, r, factor, out):
@@ -145,25 +145,31 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
     @njit(error_model="numpy")
     def finish(state, n_q, query, n_head, out, lse):
-        """Write sums / total and, unless 0, lse."""
+        """Write the weighted mean and, unless its address is 0, the log-sum-exp."""
         for r in range(n_q):
             to = query + r // group * n_head + r % group
-            top, total = load_f32(state + at.top + 4 * r), load_f32(state + at.total + 4 * r)
-            write(state, r, ONE / total if total > ZERO else ZERO, out + row_size * to)
+            row_max, row_sum = (
+                load_f32(state + at.row_max + 4 * r),
+                load_f32(state + at.row_sum + 4 * r),
+            )
+            write(state, r, ONE / row_sum if row_sum > ZERO else ZERO, out + row_size * to)
             if lse != 0:
-                store_f32(lse + 4 * to, top + np.float32(math.log(total)) if total > ZERO else top)
+                store_f32(
+                    lse + 4 * to,
+                    row_max + np.float32(math.log(row_sum)) if row_sum > ZERO else row_max,
+                )
 
     @njit(error_model="numpy")
     def finish_part(state, n_q, query, n_head, partial, split):
-        """Write sums, maximum and total of parts of n_split: the first has all, others nothing."""
+        """Write sums, row_max and row_sum of n_split parts: the first has all, others nothing."""
         first, n_part, n_split = split
         for r in range(n_q):
             parts = (query + r // group * n_head + r % group) * n_split
             for part in range(first, first + n_part):
                 to, factor = partial + part_size * (parts + part), ONE if part == first else ZERO
                 write(state, r, factor, to)
-                store_f32(to + row_size, load_f32(state + at.top + 4 * r))
-                store_f32(to + row_size + 4, load_f32(state + at.total + 4 * r) * factor)
+                store_f32(to + row_size, load_f32(state + at.row_max + 4 * r))
+                store_f32(to + row_size + 4, load_f32(state + at.row_sum + 4 * r) * factor)
 
     return start, finish, finish_part
 
@@ -180,21 +186,48 @@ def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -
     return pack, of_keys.scoring(at, heads, kv_types), of_values.weighing(at, heads, kv_types)
 
 
+class Bend(NamedTuple):
+    """What ATTEND_BENT does that ATTEND does not."""
+
+    of: Any  # (record, first head) -> what the others need, and how far ahead queries see
+    scores: Any  # (state, batch, n_q, n, pos, stride, what they need): changes scores
+
+
+@njit
+def nothing_of(a, head):
+    """ATTEND needs nothing, and sees nothing ahead."""
+    return ZERO, 0
+
+
+@njit
+def leave_scores(state, batch, n_q, n, pos, stride, needed):
+    """ATTEND's scores stay."""
+
+
+STRAIGHT = Bend(nothing_of, leave_scores)
+
+
 def _adding(
-    at: Layout, head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]
+    at: Layout,
+    head_dim: int,
+    group: int,
+    q_block: int,
+    kv_types: tuple[str, str],
+    bend_scores: Any,
 ) -> tuple[Any, Any]:
-    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, seen).
+    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, seen, needed).
 
     add: a batch of n keys. seen: position of the first query's token, how far apart the tokens are,
-    and the window.
+    the window, and how far ahead they see; needed: see Bend.
     """
     weights = softmax(at)
     if q_block == 1:
         pack, score, weigh = few_queries(at, (head_dim, group), kv_types)
 
         @njit(error_model="numpy")
-        def add_few(state, batch, ahead, pages, n, n_q, seen):
+        def add_few(state, batch, ahead, pages, n, n_q, seen, needed):
             score(state, batch, pages, padded(n))
+            bend_scores(state, batch, n_q, padded(n), seen[0], seen[1], needed)
             weights(state, batch, group, padded(n))
             weigh(state, batch, ahead, pages, n)
 
@@ -204,15 +237,16 @@ def _adding(
     mask = masking(at, group)
 
     @njit(error_model="numpy")
-    def add_many(state, batch, ahead, pages, n, n_q, seen):
-        pos, stride, window = seen
+    def add_many(state, batch, ahead, pages, n, n_q, seen, needed):
+        pos, stride, window, further = seen
         tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
         unpack(state, batch, pages, n, padded(n))
         score_all(state, tiles, padded(n))
+        bend_scores(state, batch, n_q, padded(n), pos, stride, needed)
         first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
         too_old = pos + (n_q - 1) // group * stride - window if window != 0 else -1
-        if load_i32(last) > pos or load_i32(first) <= too_old:
-            mask(state, batch, n_q, padded(n), (pos, stride), window)
+        if load_i32(last) > pos + further or load_i32(first) <= too_old:
+            mask(state, batch, n_q, padded(n), (pos, stride, further), window)
         weights(state, batch, n_q, padded(n))
         weigh_all(state, tiles, n)
 
@@ -225,11 +259,19 @@ def _adding(
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
     """Kernel of ATTEND: threads take rows, or neighbouring parts of rows."""
+    return attending(head_dim, group, q_block, (type_k, type_v), lambda at, group: STRAIGHT)
+
+
+def attending(
+    head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], bend_of: Any
+) -> Any:
+    """The kernel; bend_of(layout, group): its Bend."""
     assert q_block <= MAX_Q_BLOCK
     at = layout_of(q_block * group, group, head_dim)
     state_size = attend_scratch(group, head_dim)
     assert at.size + 64 <= state_size
-    pack, add = _adding(at, head_dim, group, q_block, (type_k, type_v))
+    needed_of, bend_scores = bend_of(at, group)
+    pack, add = _adding(at, head_dim, group, q_block, kv_types, bend_scores)
     start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(tid, n_thread, turns, a):
@@ -248,7 +290,10 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
                 n_q = min(n_tok - first_tok, q_block) * group
                 first = pos + a.stride * first_tok
                 low = max(0, first - a.window + 1) if a.window != 0 else 0
+                needed, further = needed_of(a, head)
                 high = first + a.stride * (n_q // group - 1)
+                if further > 0:
+                    high = min(high + further, pos + n_tok - 1)
                 begin, last = load_i32(a.indptr + 4 * row), load_i32(a.indptr + 4 * row + 4)
                 begin = first_at_least(a.indices, begin, last, low // a.block)
                 n_seen = first_at_least(a.indices, begin, last, high // a.block + 1) - begin
@@ -265,7 +310,8 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
                 n, cursor = gather(batch, cursor, keys, tables, h)
                 while n > 0:
                     n_ahead, cursor = gather(ahead, cursor, keys, tables, h)
-                    add(state, batch, ahead, pages, n, n_q, (first, a.stride, a.window))
+                    seen = first, a.stride, a.window, further
+                    add(state, batch, ahead, pages, n, n_q, seen, needed)
                     n, batch, ahead = n_ahead, ahead, batch
                 if a.n_split == 1:
                     finish(state, n_q, query, n_head, a.out, a.lse)
@@ -282,29 +328,29 @@ def attend_merge(head_dim: int, q_block: int) -> Any:
     row_size, part_size = 4 * head_dim, 4 * head_dim + 8
 
     @njit(error_model="numpy")
-    def weight_of(part, top):
-        return np.exp(load_f32(part + row_size) - top)
+    def weight_of(part, row_max):
+        return np.exp(load_f32(part + row_size) - row_max)
 
     def kernel(tid, n_thread, a):
         for query in range(tid, load_i64(a.step + STEP.n_tok) * a.n_head, n_thread):
             parts = a.partial + part_size * a.n_split * query
-            top, total = LOWEST, ZERO
+            row_max, row_sum = LOWEST, ZERO
             for p in range(a.n_split):
-                top = max(top, load_f32(parts + part_size * p + row_size))
+                row_max = max(row_max, load_f32(parts + part_size * p + row_size))
             for p in range(a.n_split):
                 part = parts + part_size * p
-                total += weight_of(part, top) * load_f32(part + row_size + 4)
-            factor, to = ONE / total if total > ZERO else ZERO, a.out + row_size * query
+                row_sum += weight_of(part, row_max) * load_f32(part + row_size + 4)
+            factor, to = ONE / row_sum if row_sum > ZERO else ZERO, a.out + row_size * query
             for d in range(0, row_size, 4 * LANES):
                 store_f(to + d, zero_f())
             for p in range(a.n_split):
                 part = parts + part_size * p
                 if load_f32(part + row_size + 4) > ZERO:
-                    weight = splat_f(weight_of(part, top) * factor)
+                    weight = splat_f(weight_of(part, row_max) * factor)
                     for d in range(0, row_size, 4 * LANES):
                         store_f(to + d, load_f(to + d) + load_f(part + d) * weight)
             if a.lse != 0:
-                log = np.float32(math.log(total)) if total > ZERO else ZERO
-                store_f32(a.lse + 4 * query, top + log)
+                log = np.float32(math.log(row_sum)) if row_sum > ZERO else ZERO
+                store_f32(a.lse + 4 * query, row_max + log)
 
     return kernel

@@ -72,10 +72,10 @@ class Layout(NamedTuple):
     q: int  # f32 [n_row, head_dim], times the scale
     sums: int  # f32 [n_row, head_dim] of weighted values
     scores: int  # f32 [n_row, PAGE], later weights
-    top: int  # f32 [n_row] largest score so far
-    batch_top: int  # f32 [n_row]
+    row_max: int  # f32 [n_row] largest score so far
+    batch_max: int  # f32 [n_row]
     shrink: int  # f32 [n_row] what a new maximum multiplies the sums by
-    total: int  # f32 [n_row] sum of weights
+    row_sum: int  # f32 [n_row] sum of weights
     batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
@@ -163,7 +163,7 @@ def weighing(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> A
 def many_queries(at: Layout, head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any, Any]:
     """Functions unpack(state, batch, pages, n, padded), score(state, n_q, n), weigh(state, n_q, n).
 
-    unpack: the batch's keys and values as panels; score and weigh as for few_queries, on n_q
+    unpack: the batch's K and V as packed panels; score and weigh as for few_queries, on n_q
     queries (a multiple of TILE_ROWS).
     """
     n_col = 2 if head_dim % PANEL == 0 else 1
@@ -221,17 +221,17 @@ def many_queries(at: Layout, head_dim: int, kv_types: tuple[str, str]) -> tuple[
 def masking(at: Layout, group: int) -> Any:
     """The function mask(state, batch, n_q, n, at_pos, window): hide keys a query must not see.
 
-    at_pos: pos, stride; query r is of the token at pos + r // group * stride; window 0: no lower
-    end.
+    at_pos: pos, stride, ahead; query r is of the token at pos + r // group * stride and sees so
+    many positions ahead; window 0: no lower end.
     """
 
     @njit(error_model="numpy")
     def mask(state, batch, n_q, n, at_pos, window):
-        pos, stride = at_pos
+        pos, stride, ahead = at_pos
         hidden = splat_f(MASKED)
         for r in range(n_q):
             last = pos + r // group * stride
-            low, high = splat_i(last - window + 1 if window != 0 else 0), splat_i(last)
+            low, high = splat_i(last - window + 1 if window != 0 else 0), splat_i(last + ahead)
             for j in range(0, n, LANES):
                 score = state + at.scores + SCORE_ROW * r + 4 * j
                 position, x = load_i(batch + BATCH.position + 4 * j), load_f(score)
@@ -250,30 +250,30 @@ def softmax(at: Layout) -> Any:
     @njit(error_model="numpy")
     def run(state, batch, n_q, n):
         for r in range(n_q):
-            score, top = state + at.scores + SCORE_ROW * r, splat_f(MASKED)
+            score, row_max = state + at.scores + SCORE_ROW * r, splat_f(MASKED)
             for j in range(0, n, LANES):
                 x = load_f(score + 4 * j) + load_f(batch + BATCH.bias + 4 * j)
                 store_f(score + 4 * j, x)
-                top = vmax(x, top)
-            store_f32(state + at.batch_top + 4 * r, hmax(top))
+                row_max = vmax(x, row_max)
+            store_f32(state + at.batch_max + 4 * r, hmax(row_max))
         for r in range(0, 4 * n_q, VECTOR):
-            old = load_f(state + at.top + r)
-            top = vmax(load_f(state + at.batch_top + r), old)
-            shrink = vexp(old - top)
-            store_f(state + at.top + r, top)
+            old = load_f(state + at.row_max + r)
+            row_max = vmax(load_f(state + at.batch_max + r), old)
+            shrink = vexp(old - row_max)
+            store_f(state + at.row_max + r, row_max)
             store_f(state + at.shrink + r, shrink)
-            store_f(state + at.total + r, load_f(state + at.total + r) * shrink)
+            store_f(state + at.row_sum + r, load_f(state + at.row_sum + r) * shrink)
         for r in range(n_q):
-            score, top = (
+            score, row_max = (
                 state + at.scores + SCORE_ROW * r,
-                splat_f(load_f32(state + at.top + 4 * r)),
+                splat_f(load_f32(state + at.row_max + 4 * r)),
             )
-            total = zero_f()
+            row_sum = zero_f()
             for j in range(0, n, LANES):
-                weight = vexp(load_f(score + 4 * j) - top)
+                weight = vexp(load_f(score + 4 * j) - row_max)
                 store_f(score + 4 * j, weight)
-                total += weight
-            at_total = state + at.total + 4 * r
-            store_f32(at_total, load_f32(at_total) + hsum(total))
+                row_sum += weight
+            at_sum = state + at.row_sum + 4 * r
+            store_f32(at_sum, load_f32(at_sum) + hsum(row_sum))
 
     return run

@@ -1,6 +1,6 @@
 """One token's queries and a batch of quantised keys or values: what few_queries does, in integers.
 
-Queries become int16, one scale a block of KV_BLOCK elements; keys are turned so that a vector has
+Queries become int16, one scale a block of KV_BLOCK elements; keys are transposed: a vector has
 pairs of elements of LANES keys. No sum then runs across lanes, and a product of int16 is two of
 float32. A block's sum is below 32 * 127 * 32767 < 2^27.
 """

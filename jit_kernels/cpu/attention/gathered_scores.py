@@ -36,7 +36,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f,
 )
 
-AHEAD = 16  # rows that are on their way while others are multiplied
+AHEAD = 16  # rows prefetched while others are multiplied
 TILE_ROW = 4 * TILE  # bytes of a head's products in a tile
 
 

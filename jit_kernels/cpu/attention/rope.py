@@ -1,4 +1,4 @@
-"""Rotary positions: the table of a chunk's angles; new heads turned by it and kept in the pages."""
+"""Positions: a chunk's angles; RoPE and the append to the KV cache; learned positions."""
 
 import math
 from typing import Any
@@ -11,6 +11,7 @@ from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
 from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_f32,
     load_f64,
+    load_i32,
     load_i64,
     store_f32,
 )
@@ -52,7 +53,7 @@ def turn_one(a, b, cos, sin):
 
 
 @njit(error_model="numpy")
-def turn_halves(head, cos, sin, n_half):
+def rotate_halves(head, cos, sin, n_half):
     """Turn the pairs (i, i + n_half)."""
     other, whole = head + 4 * n_half, n_half // LANES * LANES
     minus = splat_f(-1.0)
@@ -65,7 +66,7 @@ def turn_halves(head, cos, sin, n_half):
 
 
 @njit(error_model="numpy")
-def turn_neighbours(head, cos, sin, n_half):
+def rotate_adjacent(head, cos, sin, n_half):
     """Turn the pairs (2i, 2i + 1)."""
     whole = n_half // 8 * 8
     for i in range(0, whole, 8):
@@ -76,9 +77,67 @@ def turn_neighbours(head, cos, sin, n_half):
         turn_one(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
 
 
+def rope_heads(head_dim: int, neox: int, order: str) -> Any:
+    """Kernel of ROPE_HEADS: threads take heads in turn."""
+    rotate, norm_first = rotate_halves if neox else rotate_adjacent, order == "norm"
+
+    def kernel(tid, n_thread, a):
+        for item in range(tid, load_i64(a.step + STEP.n_tok) * a.n_head, n_thread):
+            t, head = item // a.n_head, a.x + 4 * head_dim * item
+            norm = a.norm + 4 * a.norm_step * (item % a.n_head)
+            if a.norm != 0 and norm_first:
+                normalise(head, norm, head, head_dim, a.eps, 0)
+            rotate(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
+            if a.norm != 0 and not norm_first:
+                normalise(head, norm, head, head_dim, a.eps, 0)
+
+    return kernel
+
+
+def place_heads() -> Any:
+    """Kernel of PLACE_HEADS: threads take heads in turn."""
+
+    def kernel(tid, n_thread, a):
+        for item in range(tid, load_i64(a.step + STEP.n_tok) * a.n_y, n_thread):
+            t, source = item // a.n_y, load_i32(a.source + 4 * (item % a.n_y))
+            n = min(a.x_dim, a.y_dim) if source >= 0 else 0
+            head, out = a.x + 4 * a.x_dim * (a.n_x * t + source), a.y + 4 * a.y_dim * item
+            for i in range(a.y_dim):
+                store_f32(out + 4 * i, load_f32(head + 4 * i) if i < n else np.float32(0))
+
+    return kernel
+
+
+def add_positions() -> Any:
+    """Kernel of ADD_POSITIONS: each thread takes whole rows."""
+
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            row, own = a.x + 4 * a.n * t, a.table + 4 * a.stride * (pos + t)
+            for i in range(a.n):
+                store_f32(row + 4 * i, load_f32(row + 4 * i) + load_f32(own + 4 * i))
+
+    return kernel
+
+
+def scale_by_position() -> Any:
+    """Kernel of SCALE_BY_POSITION: each thread takes whole rows."""
+
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            steps = math.floor((pos + t + a.offset) / a.length)
+            scale = np.float32(1.0 + a.scale * math.log(1.0 + steps))
+            for at in range(a.x + 4 * a.n * t, a.x + 4 * a.n * (t + 1), 4):
+                store_f32(at, load_f32(at) * scale)
+
+    return kernel
+
+
 def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
     """Kernel of ROPE_APPEND: threads take heads in turn, those of q, k and v alike."""
-    turn = turn_halves if neox else turn_neighbours
+    rotate = rotate_halves if neox else rotate_adjacent
     keep_k, keep_v = (rows_of_type(type, head_dim).write for type in (type_k, type_v))
 
     def kernel(tid, n_thread, a):
@@ -95,7 +154,7 @@ def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
             if h < a.n_head + a.n_head_kv:
                 if norm != 0:
                     normalise(head, norm, head, head_dim, a.eps, 0)
-                turn(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
+                rotate(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
             if h >= a.n_head + a.n_head_kv:
                 keep_v(head, a.v_pages, row_at(a.v_table, a.n_head_kv, kv, pos + t))
             elif h >= a.n_head:

@@ -1,4 +1,4 @@
-"""Ops of frames for keys and values whose home is elsewhere: claim, keep, want, take, bring."""
+"""Ops of a page cache over a backing store: allocate, write back, mark, evict, fetch."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ def copy_bytes(source, to, first, end):
         store_i64(to + i, load_i64(source + i))
 
 
-def kv_claim() -> Any:
-    """Kernel of KV_CLAIM: threads take layers in turn."""
+def kv_allocate() -> Any:
+    """Kernel of KV_ALLOCATE: threads take layers in turn."""
 
     @njit
-    def claimed(maps, layer, page, sizes):
+    def allocated(maps, layer, page, sizes):
         """Give a page its frame; whether that is new to it."""
         (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
         slot = layer * n_ring + page % n_ring
@@ -52,43 +52,43 @@ def kv_claim() -> Any:
         first, lines = pos // PAGE, pos % PAGE
         maps, sizes = (a.table, a.ring, a.owner, a.used), (a.n_layer, a.n_page, a.n_ring)
         for layer in range(tid, a.n_layer, n_thread):
-            new = claimed(maps, layer, first, sizes)
+            new = allocated(maps, layer, first, sizes)
             for page in range(first + 1, (pos + n_tok - 1) // PAGE + 1):
-                claimed(maps, layer, page, sizes)
+                allocated(maps, layer, page, sizes)
             if not new or lines == 0:
                 continue
-            home, slot = layer * a.n_page + first, layer * a.n_ring + first % a.n_ring
+            stored, slot = layer * a.n_page + first, layer * a.n_ring + first % a.n_ring
             for h in range(a.n_head_kv):
-                source, to = PAGE * (a.n_head_kv * home + h), PAGE * (a.n_head_kv * slot + h)
-                k_from, k_to = a.k_home + a.k_bytes * source, a.k_frames + a.k_bytes * to
+                source, to = PAGE * (a.n_head_kv * stored + h), PAGE * (a.n_head_kv * slot + h)
+                k_from, k_to = a.k_store + a.k_bytes * source, a.k_frames + a.k_bytes * to
                 copy_bytes(k_from, k_to, 0, a.k_bytes * lines)
-                v_from, v_to = a.v_home + a.v_bytes * source, a.v_frames + a.v_bytes * to
+                v_from, v_to = a.v_store + a.v_bytes * source, a.v_frames + a.v_bytes * to
                 copy_bytes(v_from, v_to, 0, a.v_bytes * lines)
 
     return kernel
 
 
-def kv_keep() -> Any:
-    """Kernel of KV_KEEP: threads take layers in turn."""
+def kv_write_back() -> Any:
+    """Kernel of KV_WRITE_BACK: threads take layers in turn."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         for layer in range(tid, a.n_layer, n_thread):
             for page in range(pos // PAGE, (pos + n_tok - 1) // PAGE + 1):
                 first, end = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
-                home, slot = layer * a.n_page + page, layer * a.n_ring + page % a.n_ring
+                stored, slot = layer * a.n_page + page, layer * a.n_ring + page % a.n_ring
                 for h in range(a.n_head_kv):
-                    to, source = PAGE * (a.n_head_kv * home + h), PAGE * (a.n_head_kv * slot + h)
-                    k_from, k_to = a.k_frames + a.k_bytes * source, a.k_home + a.k_bytes * to
+                    to, source = PAGE * (a.n_head_kv * stored + h), PAGE * (a.n_head_kv * slot + h)
+                    k_from, k_to = a.k_frames + a.k_bytes * source, a.k_store + a.k_bytes * to
                     copy_bytes(k_from, k_to, a.k_bytes * first, a.k_bytes * end)
-                    v_from, v_to = a.v_frames + a.v_bytes * source, a.v_home + a.v_bytes * to
+                    v_from, v_to = a.v_frames + a.v_bytes * source, a.v_store + a.v_bytes * to
                     copy_bytes(v_from, v_to, a.v_bytes * first, a.v_bytes * end)
 
     return kernel
 
 
-def kv_want() -> Any:
-    """Kernel of KV_WANT: threads take entries of the Selection in turn."""
+def kv_mark() -> Any:
+    """Kernel of KV_MARK: threads take entries of the Selection in turn."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -104,7 +104,7 @@ def kv_want() -> Any:
             first = a.block * load_i32(a.indices + 4 * i)
             first, end = max(first, low), min(last, first + a.block - 1)
             for page in range(first // PAGE, end // PAGE + 1 if first <= end else 0):
-                store_i32(a.wanted + 4 * page, serial)
+                store_i32(a.marks + 4 * page, serial)
 
     return kernel
 
@@ -147,8 +147,8 @@ def take_frames(maps, sizes, n, now):
         done += 1
 
 
-def kv_take(reader: str) -> Any:
-    """Kernel of KV_TAKE: one thread's work."""
+def kv_evict(reader: str) -> Any:
+    """Kernel of KV_EVICT: one thread's work."""
     reads = KV_READERS[reader]
     marked, spans = reads is READS_SELECTION, njit(reads.spans)
     before, every = 8 * reads.first, 8 * reads.every
@@ -163,9 +163,9 @@ def kv_take(reader: str) -> Any:
         return low, high
 
     @njit
-    def want(wanted, serial, ranges, page):
+    def needed(marks, serial, ranges, page):
         if marked:
-            return (load_i32(wanted + 4 * page) - serial) & 0xFFFFFFFF == 0
+            return (load_i32(marks + 4 * page) - serial) & 0xFFFFFFFF == 0
         low, high, other, end = ranges
         first, last = PAGE * page, PAGE * page + PAGE
         return (low < last and first < high) or (other < last and first < end)
@@ -179,7 +179,7 @@ def kv_take(reader: str) -> Any:
         low, high = bounds(a.found, a.n_found)
         ranges, hits, n = spans(low, high, a.block, a.x, a.y, n_tok, pos), 0, 0
         for page in range((pos + n_tok - 1) // PAGE + 1):
-            if not want(a.wanted, serial, ranges, page):
+            if not needed(a.marks, serial, ranges, page):
                 continue
             frame = load_i32(a.table + 4 * (a.n_page * a.layer + page))
             if frame < 0:
@@ -200,15 +200,15 @@ def kv_take(reader: str) -> Any:
     return kernel
 
 
-def kv_bring() -> Any:
-    """Kernel of KV_BRING: threads take pages in turn."""
+def kv_fetch() -> Any:
+    """Kernel of KV_FETCH: threads take pages in turn."""
 
     def kernel(tid, n_thread, a):
         k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes
         for i in range(tid, load_i64(a.state + KV_STATE.n_missing), n_thread):
-            home = a.n_page * a.layer + load_i32(a.missing + 4 * i)
-            frame = load_i32(a.table + 4 * home)
-            copy_bytes(a.k_home + k_size * home, a.k_frames + k_size * frame, 0, k_size)
-            copy_bytes(a.v_home + v_size * home, a.v_frames + v_size * frame, 0, v_size)
+            stored = a.n_page * a.layer + load_i32(a.missing + 4 * i)
+            frame = load_i32(a.table + 4 * stored)
+            copy_bytes(a.k_store + k_size * stored, a.k_frames + k_size * frame, 0, k_size)
+            copy_bytes(a.v_store + v_size * stored, a.v_frames + v_size * frame, 0, v_size)
 
     return kernel

@@ -37,7 +37,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     vector_op,
 )
 
-N = 16  # rows of weights side by side
+N = 16  # interleaved rows of weights
 BYTES, SHORTS = ir.VectorType(I8, 4 * N), ir.VectorType(I16, 2 * N)
 WORDS, FLOATS = ir.VectorType(I32, N), ir.VectorType(FLOAT, N)
 TOP_BIT = -128
@@ -300,7 +300,7 @@ def as_row(b, x):
 
 @vector_op(lambda rows, strips: _no_sums(rows, strips))
 def no_sums(b, rows, strips):
-    """Zeros."""
+    """Accumulators that are zero."""
     return grid_of(b, [[const(FLOATS, 0.0)] * strips] * rows)
 
 

@@ -5,7 +5,7 @@ host's is forced by KernelLibrary(level=...), whose compile workers call `use` b
 module is imported.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ class Features:
     avx2: bool = False  # with FMA and F16C, which every such CPU has
     avx512: bool = False  # F, BW, VL and DQ
     vnni: bool = False  # AVX512-VNNI, or AVX-VNNI where avx512 is off
+    vendor: str = ""  # of the CPUs that kernels are made for, as Linux calls it; "": the host's
 
 
 _AVX2 = ("avx2", "fma", "f16c")
@@ -34,6 +35,8 @@ LEVELS = {
         Features("avx512-vnni", (*_AVX512, "avx512vnni"), avx2=True, avx512=True, vnni=True),
     )
 }
+
+VENDORS = ("GenuineIntel", "AuthenticAMD")  # whose CPUs read ahead unlike each other's
 
 _chosen: Features | None = None
 
@@ -57,6 +60,21 @@ def host() -> Features:
     return next(level for level in reversed(LEVELS.values()) if not missing(level))
 
 
+def vendor() -> str:
+    """Who made this CPU, as Linux calls it."""
+    return _cpuinfo().get("vendor_id", "")
+
+
+def made_for(name: str) -> Features:
+    """A level by its name, or `NAME@VENDOR`: for any CPU of a vendor that has what it needs.
+
+    Raises KeyError.
+    """
+    name, _, vendor = name.partition("@")
+    level = LEVELS[name]
+    return replace(level, name=f"{name}@{vendor}", vendor=vendor) if vendor else level
+
+
 def target(level: Features) -> tuple[str, str]:
     """LLVM's CPU and features that code of a level is made for; for compile workers.
 
@@ -73,20 +91,20 @@ def target(level: Features) -> tuple[str, str]:
 
 
 def reads_ahead() -> tuple[int, int]:
-    """Where kernels ask for what they will read in sequence: cache (3: first, 2: second), bytes.
+    """Prefetch of sequential reads: cache level (3: first, 2: second) and distance in bytes.
 
     The bytes are how far ahead of their use. AMD's first-level caches wait for too few lines at
     once: 24 on Zen 4, which at 100 ns are 15 GB/s of 30. There the second level is asked, from
     further away: on two threads products with weights in strips are 1.1 to 1.5 times as fast,
     attention to 4096 keys 1.6 times.
     """
-    return (2, 8192) if _cpuinfo().get("vendor_id") == "AuthenticAMD" else (3, 2048)
+    return (2, 8192) if (current().vendor or vendor()) == "AuthenticAMD" else (3, 2048)
 
 
 def identity(level: Features) -> str:
     """What code of a level depends on beside its sources: `target` and `reads_ahead`."""
     if level != host():
-        return " ".join([_cpuinfo().get("vendor_id", ""), *target(level)])
+        return " ".join([level.vendor or vendor(), *target(level)])
     names = ("vendor_id", "cpu family", "model", "stepping", "flags")
     return " ".join(_cpuinfo().get(name, "") for name in names)
 
@@ -100,13 +118,13 @@ def current() -> Features:
 
 
 def use(name: str) -> None:
-    """Fix the level of this process by its name in LEVELS.
+    """Fix the level of this process by its name: see `made_for`.
 
     Raises KeyError for an unknown name and RuntimeError where another level was read before: vector
     types are made when simd.py is imported, so a later change would mix levels.
     """
     global _chosen
-    level = LEVELS[name]
+    level = made_for(name)
     if _chosen not in (None, level):
         raise RuntimeError(f"kernels of this process are {_chosen.name}, too late for {name}")
     _chosen = level

@@ -329,9 +329,9 @@ def add_bytes(b, sums, x, stride, y):
 
 @vector_op(lambda _p, sums, _first: types.void if isinstance(sums, Grid) else None)
 def keep_largest(b, p, sums, first):
-    """Where row i of sums exceeds the floats at p: put it there, and first + i in the int32s after.
+    """Elementwise maximum of the floats at p and rows of sums, with the row's number first + i.
 
-    Both are one row of sums long; an earlier row wins where two are equal.
+    At p are one row of float32 maxima, then one of int32 row numbers; the earlier row wins a tie.
     """
     rows = rows_of(b, sums)
     cols = len(rows[0])

@@ -660,7 +660,7 @@ def odd_lanes(b, x):
 
 @op(f32x16, f32x16, f32x8, f32x8)
 def rotated_pairs(b, x, c, s):
-    """Eight pairs of neighbours (x, y) turned to (x * c - y * s, x * s + y * c)."""
+    """Eight pairs of neighbours (x, y) rotated to (x * c - y * s, x * s + y * c)."""
     pairs = range(16)
     swapped = shuffled(b, x, x, [i ^ 1 for i in pairs])
     cosines = shuffled(b, c, c, [i // 2 for i in pairs])

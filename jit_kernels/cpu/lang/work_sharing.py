@@ -1,4 +1,4 @@
-"""Work that threads share: three quarters in even shares, the rest by whoever is free.
+"""Work sharing of threads: three quarters in even shares, the rest scheduled dynamically.
 
 Threads of one speed would best take even shares of all of it. But a core that another program or
 another virtual machine uses for a moment is late, and all would wait for it at the barrier.

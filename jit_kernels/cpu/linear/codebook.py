@@ -75,7 +75,7 @@ iq2_s_rows = grid_rows(grid_of(GGMLType.IQ2_S), codes_at(range(8), range(0, 16, 
 
 @njit
 def iq2_xxs(block, j):
-    """Codes and signs of 32 elements by turns."""
+    """Of every 32 elements, a word of codes, then a word of signs."""
     p = block + 2 + 16 * j
     return negated(iq2_xxs_rows(p, p), signs_of_words(p + 4, p + 12))
 
@@ -196,7 +196,7 @@ def iq1_m_scales(block):
 # ---- three values, two values --------------------------------------------------------------------
 @njit
 def tq2_0(block, j):
-    """Of 32 bytes the first and second field, or the third and fourth."""
+    """64 values of TQ2_0: the 2-bit fields 0 and 1 (j even) or 2 and 3 (j odd) of 32 bytes."""
     low = as_i16(load_i8x32(block + 32 * (j // 2)))
     if j % 2 == 1:
         low = shift_right(low, 4)

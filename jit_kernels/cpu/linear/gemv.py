@@ -3,7 +3,7 @@
 Quantised weights meet activations as integers. A row of activations is stored as `planes`, 128
 bytes for 64 elements: a block of 32 is v * dx with whole numbers v = 128 * high + low of 15 bits,
 so that two products of bytes give the exact sum of u * v; its error is a 32000th of the block's
-largest element, far below that of float16 keys and values. After the planes of all n elements come
+largest element, far below that of a float16 KV cache. After the planes of all n elements come
 `pairs`, two f32 for every 16 elements, then two for every 32, as blocks with a scale of their own
 in the weights are long: dx, and the sum of v times dx, which is what a constant added to all
 weights of the block contributes.
@@ -187,7 +187,7 @@ class Blocks(NamedTuple):
     """
 
     size: int  # bytes of a block
-    of_two: Any  # (row): d and m of two blocks by turns
+    of_two: Any  # (row): d and m of two blocks, interleaved
     of_four: Any
     values: Any  # (row, planes): the sums of u * v of a chunk, in lanes of four
     second: float | np.floating = 1.0  # what m * sum is multiplied by

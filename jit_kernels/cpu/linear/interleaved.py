@@ -1,7 +1,7 @@
 """Quantised weights in strips: the products of sixteen rows at a time, one row a lane.
 
 A strip is sixteen rows of a matrix, cut into the blocks of their ggml type; what the rows' blocks
-hold lies side by side, in the order in which vectors read it (arrange.py writes it). So a scale is
+hold is interleaved in the order in which vectors read it (repack.py writes it). So a scale is
 read for sixteen rows at once, sums need no addition across lanes, and each vector of weights is
 multiplied with as many rows of activations as there are. The arithmetic is that of gemv.py: whole
 numbers of weights times planes of activations, added up over the elements that share a scale.
@@ -196,7 +196,7 @@ def q5_k(block, i):
 
 @njit
 def pairs_at(at, i):
-    """The pairs of bits of 16 elements: of 128, four times 32 that take them by turns."""
+    """The pairs of bits of 16 elements: a byte has one of each 32 of 128 elements."""
     return field(
         load_bytes(at + 8 * VECTOR * (i // 8) + 4 * VECTOR * (i % 2), 4), i % 8 // 2 * 2, 3
     )
@@ -248,7 +248,7 @@ def iq4_xs(block, i):
 
 @njit
 def q6_k(block, i):
-    """The values of Q6_K: of 128 elements, four times 32 that take nibbles and pairs by turns."""
+    """The values of Q6_K: of 128 elements, each 32 have their own nibbles and pairs of bits."""
     half, quarter, side = i // 8, i % 8 // 2, 4 * VECTOR * (i % 2)
     low = load_bytes(block + SIX_LOW + 16 * VECTOR * half + 8 * VECTOR * (quarter % 2) + side, 4)
     high = load_bytes(block + SIX_HIGH + 8 * VECTOR * half + side, 4)

@@ -65,8 +65,8 @@ from tamis.jit_kernels.cpu.linear.interleaved import (
 )
 from tamis.jit_kernels.cpu.linear.panel import share_of
 
-# Every function here takes a block of STRIP rows, the first at `block` and `apart` bytes between
-# them, and the place in the strip that it goes to.
+# Every function here takes a block of STRIP rows: the address `block` of the first, `apart` bytes
+# from row to row, and the address in the interleaved copy that it writes to.
 
 
 @njit(error_model="numpy")
@@ -114,7 +114,7 @@ def of_32(n_half: int, with_bits: bool, put_values: Any) -> Any:
 
 @njit(error_model="numpy")
 def put_bytes(block, apart, to, n):
-    """Of each row n bytes, sixteen rows side by side."""
+    """Interleave n bytes of each of sixteen rows, byte by byte."""
     for r in range(STRIP):
         for i in range(n):
             store_u8(to + STRIP * i + r, load_u8(block + apart * r + i))
@@ -464,8 +464,8 @@ PUT = {
 }  # fmt: skip
 
 
-def arrange(type: str) -> Any:
-    """Kernel of ARRANGE: threads take strips."""
+def repack(type: str) -> Any:
+    """Kernel of REPACK: threads take strips."""
     put, row_bytes = PUT[type], row_bytes_of(type)
     block, block_bytes = OF_TYPE[type].block, STRIP * strip_block(type)
 

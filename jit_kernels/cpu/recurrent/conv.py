@@ -7,7 +7,8 @@ from numba import njit
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.simd import LANES, fma, lane, load_f, splat_f, store_f, zero_f
-from tamis.jit_kernels.cpu.recurrent.elementwise import ACTIVATIONS, channels
+from tamis.jit_kernels.cpu.linear.activation import ACTIVATIONS
+from tamis.jit_kernels.cpu.recurrent.channels import channels
 
 
 @njit(error_model="numpy")

@@ -3,14 +3,11 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.simd import LANES, lane, load_f, splat_f, store_f
-from tamis.jit_kernels.cpu.recurrent.elementwise import ACTIVATIONS
-
-LINEAR_FROM = 20.0  # softplus(x) is x from here on, to the last bit of a float32
+from tamis.jit_kernels.cpu.linear.activation import ACTIVATIONS, softplus
 
 
 def gate_rows(activation: str) -> Any:
@@ -22,7 +19,8 @@ def gate_rows(activation: str) -> Any:
         for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
             t, j = r // a.rows_per_tok, r % a.rows_per_tok
             x = a.x + 4 * (a.x_stride * t + a.x_step * j) if a.x != 0 else 0
-            z, out = a.z + 4 * (a.z_stride * t + a.z_step * j), a.y + 4 * a.n * r
+            z = a.z + 4 * (a.z_stride * t + a.z_step * j)
+            out = a.y + 4 * (a.y_stride * t + a.y_step * j)
             for i in range(0, 4 * whole, 4 * LANES):
                 gate = function(load_f(z + i) if a.z_each != 0 else splat_f(load_f32(z)))
                 store_f(out + i, gate * load_f(x + i) if x != 0 else gate)
@@ -31,12 +29,6 @@ def gate_rows(activation: str) -> Any:
                 store_f32(out + i, one * load_f32(x + i) if x != 0 else one)
 
     return kernel
-
-
-@njit(error_model="numpy")
-def softplus(x):
-    """log(1 + exp(x)) of a float32."""
-    return x if x > np.float32(LINEAR_FROM) else np.log1p(np.exp(x))
 
 
 def decay() -> Any:
@@ -54,5 +46,19 @@ def decay() -> Any:
                 if a.decay != 0:
                     rate = load_f32(a.a + 4 * (element // a.run))
                     store_f32(a.decay + 4 * (a.n * r + i), np.exp(value * rate))
+
+    return kernel
+
+
+def bounded_decay() -> Any:
+    """Kernel of BOUNDED_DECAY: threads take rows in turn."""
+
+    def kernel(tid, n_thread, a):
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            for i in range(a.n):
+                x = load_f32(a.x + 4 * (a.n * t + i)) + load_f32(a.bias + 4 * i)
+                gate = np.exp(-x * load_f32(a.a + 4 * (i // a.run)))
+                value = np.exp(np.float32(a.least) / (np.float32(1) + gate))
+                store_f32(a.decay + 4 * (a.n * t + i), value)
 
     return kernel

@@ -7,8 +7,8 @@ import numpy as np
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.simd import LANES, lane, load_f, splat_f, store_f
+from tamis.jit_kernels.cpu.linear.activation import ACTIVATIONS
 from tamis.jit_kernels.cpu.linear.norm import normalise, scale_of
-from tamis.jit_kernels.cpu.recurrent.elementwise import ACTIVATIONS
 
 
 def l2_norm() -> Any:

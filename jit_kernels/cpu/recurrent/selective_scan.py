@@ -14,7 +14,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     store_f,
     vexp,
 )
-from tamis.jit_kernels.cpu.recurrent.elementwise import channels
+from tamis.jit_kernels.cpu.recurrent.channels import channels
 
 
 def selective_scan(n_state: int) -> Any:

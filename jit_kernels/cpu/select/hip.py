@@ -19,7 +19,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 from tamis.jit_kernels.cpu.select.common import key_at, ordered, threshold
 
-AHEAD = 8  # branches whose keys are on their way while one is scored
+AHEAD = 8  # branches whose keys are prefetched while one is scored
 LOWEST = np.float32(-3e38)
 
 

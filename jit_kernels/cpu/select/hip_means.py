@@ -53,7 +53,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 from tamis.jit_kernels.cpu.select.common import keep_best, threshold
 
-AHEAD = 8  # parents whose children are on their way while one's are scored: 32 rows
+AHEAD = 8  # parents whose children are prefetched while one's are scored: 32 rows
 LOG2_E = np.float32(1.4426950408889634)
 PASSED_OVER = np.float32(-1.0)  # below every score
 SIZE, ZERO = np.float32(127.0), np.float32(0.0)  # steps of a byte

@@ -63,7 +63,7 @@ LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
 KEYS = 8  # keys whose products with a query are made together
 SOON = 4  # clusters whose lists of positions are asked for before they are needed
-FINEST = np.float32(65535)  # steps between the lowest and the highest score that are told apart
+FINEST = np.float32(65535)  # levels of scores that the sort distinguishes
 LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
 half_window = njit(tactic_half_window)
 
@@ -141,6 +141,7 @@ def tactic_assign(head_dim: int) -> Any:
                 store_grid(panel + panel_row * k + 4 * first, panel_row, transposed(part))
             store_f(panel + ones + 4 * first, splat_f(np.float32(1)))
             store_f(panel + nearest + 4 * first, splat_f(LOWEST))
+            store_f(panel + labels_at + 4 * first, zero_f())
 
     @njit(error_model="numpy")
     def compare(panel, centroids, norms, cluster):
@@ -186,7 +187,8 @@ def tactic_assign(head_dim: int) -> Any:
             at = a.n_slot * h + cluster
             find_nearest(panel, a.centroids + row * at, a.norms + 4 * at, cluster, n_cluster)
             for j in range(max(first, tile), min(end, tile + NR)):
-                label = load_i32(panel + labels_at + 4 * (j - tile))
+                # A key of NaN is nearest to none: it joins the first.
+                label = max(load_i32(panel + labels_at + 4 * (j - tile)), cluster)
                 store_i32(a.labels + 4 * (a.capacity * h + j), label)
 
     return kernel
@@ -319,12 +321,15 @@ def sort_clusters(scores, keys, other, counts, rank, n):
 
 @njit(error_model="numpy")
 def sort_by_keys(keys, other, counts, rank, n):
-    """The numbers 0 .. n - 1 by ascending key of 16 bits, ties by number, to rank: two passes."""
+    """The numbers 0 .. n - 1 by ascending key of 16 bits, ties by number, to rank: two passes.
+
+    Of a key that has more bits, as one made of NaN, the lowest 16 count.
+    """
     for i in range(0, 512, 16):
         store_f32x16(counts + 4 * i, zero_f32x16())
     for i in range(n):
         key = load_u32(keys + 4 * i)
-        for at in (counts + 4 * (key & 255), counts + 1024 + 4 * (key >> 8)):
+        for at in (counts + 4 * (key & 255), counts + 1024 + 4 * (key >> 8 & 255)):
             store_i32(at, load_i32(at) + 1)
     before_each(counts)
     before_each(counts + 1024)
@@ -334,7 +339,7 @@ def sort_by_keys(keys, other, counts, rank, n):
         store_i32(at, load_i32(at) + 1)
     for i in range(n):
         c = load_i32(other + 4 * i)
-        at = counts + 1024 + 4 * (load_u32(keys + 4 * c) >> 8)
+        at = counts + 1024 + 4 * (load_u32(keys + 4 * c) >> 8 & 255)
         store_i32(rank + 4 * load_i32(at), c)
         store_i32(at, load_i32(at) + 1)
 
@@ -490,8 +495,9 @@ def draw(rows, pages, clusters, estimates, first, tail, n_sample):
             i += 1
         cluster, weight = load_i32(rank + 4 * i), load_f32(weights + 4 * i)
         low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
-        within = int((point - before) / weight * (high - low)) if weight > ZERO else 0
-        at = order + 4 * min(high - 1, low + max(0, within))
+        part = (point - before) / weight if weight > ZERO else 0.0
+        within = int(min(part, 1.0) * (high - low)) if part > 0.0 else 0  # NaN: the first
+        at = order + 4 * min(high - 1, low + within)
         prefetch(at)
         store_i32(rows + 4 * n, at - order)
         store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))

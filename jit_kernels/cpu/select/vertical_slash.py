@@ -116,7 +116,7 @@ def write_lines(indices, columns, diagonals, oldest, newest, shift):
     count, c, following = 0, 0, 0
     n_column = load_i32(columns)
     for i in range(load_i32(diagonals) + 1):
-        # One past the last diagonal, what is left of the columns.
+        # One past the last diagonal, the remaining columns.
         last = i == load_i32(diagonals)
         at = 0 if last else load_i32(diagonals + 4 * (1 + i))
         low = newest + 1 if last else max(following, oldest - shift + at)

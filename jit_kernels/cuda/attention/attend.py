@@ -10,14 +10,18 @@ from tamis.jit_kernels.cuda.attention.attend_decode import attend_few
 from tamis.jit_kernels.cuda.attention.attend_epilogue import joining
 from tamis.jit_kernels.cuda.attention.attend_mma import attend_many
 from tamis.jit_kernels.cuda.attention.attend_wgmma import attend_group
+from tamis.jit_kernels.cuda.attention.bent import plain
 from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch
 from tamis.jit_kernels.cuda.lang.intrinsic import load_i64
+from tamis.jit_kernels.cuda.lang.scratch import LONGEST_HEAD
 from tamis.jit_kernels.cuda.lang.target import current
 
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> list[Launch]:
     """The kernel of ATTEND."""
     kv_types = type_k, type_v
+    if head_dim > LONGEST_HEAD:
+        return plain(head_dim, group, q_block, kv_types, bends=False)
     if q_block == 1:
         return [attend_few(head_dim, group, kv_types)]
     # Sums of longer heads do not fit in a warpgroup's registers.

@@ -101,35 +101,38 @@ def over_quad(x):
 
 
 @device
-def highest(scores, top):
-    """The maximum of a query's scores and top, over its four lanes."""
-    top = max(max(max(scores[0], scores[1]), max(scores[2], scores[3])), top)
-    top = max(top, shuffle_xor(top, 1))
-    return max(top, shuffle_xor(top, 2))
+def highest(scores, row_max):
+    """The maximum of a query's scores and of row_max, over its four lanes."""
+    row_max = max(max(max(scores[0], scores[1]), max(scores[2], scores[3])), row_max)
+    row_max = max(row_max, shuffle_xor(row_max, 1))
+    return max(row_max, shuffle_xor(row_max, 2))
 
 
 @device
-def weights_of(scores, top):
-    """2^(score - top)."""
+def weights_of(scores, row_max):
+    """2^(score - row_max)."""
     return (
-        exp2(scores[0] - top), exp2(scores[1] - top), exp2(scores[2] - top), exp2(scores[3] - top)
-    )  # fmt: skip
+        exp2(scores[0] - row_max),
+        exp2(scores[1] - row_max),
+        exp2(scores[2] - row_max),
+        exp2(scores[3] - row_max),
+    )
 
 
 def _scaling_where_needed(scaled: Any) -> Any:
     """The same function, which does nothing where no query of the warp has a new maximum."""
 
     @device
-    def scale(sums, fade):
-        if ballot(uint32(fade != float32(1))) != uint32(0):
-            return scaled(sums, fade)
+    def scale(sums, alpha):
+        if ballot(uint32(alpha != float32(1))) != uint32(0):
+            return scaled(sums, alpha)
         return sums
 
     return scale
 
 
 def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
-    """Load and add: 16 keys taken into maximum, total and sums.
+    """Load and add: 16 keys taken into row_max, row_sum and sums.
 
     A lane has `found` one of them. The matrix of keys has keys g and g + 8 of each lane, that of
     values 2t, 2t + 1, 2t + 8 and 2t + 9.
@@ -170,14 +173,14 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
 
     @device
     def add(state, q, loaded):
-        (top, total, sums), (keys, v, bias) = state, loaded
+        (row_max, row_sum, sums), (keys, v, bias) = state, loaded
         s = score(q, keys[0], keys[1])
         s = s[0] + bias[0], s[1] + bias[1], s[2] + bias[2], s[3] + bias[3]
-        new = highest(s, top)
-        fade = exp2(top - new)
+        new = highest(s, row_max)
+        alpha = exp2(row_max - new)
         w = weights_of(s, new - float32(UP))
-        total = total * fade + ((w[0] + w[1]) + (w[2] + w[3]))
-        return new, total, weigh(scaled(sums, fade), w, v[0], v[1], v[2], v[3])
+        row_sum = row_sum * alpha + ((w[0] + w[1]) + (w[2] + w[3]))
+        return new, row_sum, weigh(scaled(sums, alpha), w, v[0], v[1], v[2], v[3])
 
     return load, add
 
@@ -260,7 +263,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             at_q = (skip + a.stride * tok) * n_head + head
             mine = a.q + 4 * head_dim * (at_q + min(g, heads - 1))
             last = mine + 4 * min(8 * t + 32 * tail, head_dim - 8)
-            x = read_q(mine + 32 * t, last)  # on its way while the keys are looked up
+            x = read_q(mine + 32 * t, last)  # in flight while the keys are looked up
             looked_up = early != 0 and item == tid
             if looked_up:
                 begin, end, n_part = handed[0], handed[1], handed[2]
@@ -293,14 +296,14 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
                     loaded = load(at, found)
                     found = look(keys, pages, start + STRIDE + lane() % KEYS)
                     state = add(state, values, loaded)
-            top, total, sums = state
-            total = over_quad(total)
+            row_max, row_sum, sums = state
+            row_sum = over_quad(row_sum)
             to = shared + 4 * size * (heads * warp() + g)
             if g < heads:
                 store(sums, uint32(to + 64 * t), uint32(max(n_sum, 0)))
                 if t == 0:
-                    store_shared_f32(uint32(to + 4 * head_dim), top - float32(UP))
-                    store_shared_f32(uint32(to + 4 * head_dim + 4), total)
+                    store_shared_f32(uint32(to + 4 * head_dim), row_max - float32(UP))
+                    store_shared_f32(uint32(to + 4 * head_dim + 4), row_sum)
             sync_block()
             finish(a, shared, 1, query, n_head, (part, n_part, a.n_split), packed_row)
             if n_part > 1 and a.out != 0:

@@ -1,4 +1,4 @@
-"""Both ends of attention over a row: which entries of its Selection it sees, and its results.
+"""Prologue and epilogue of attention over a row: its entries of a Selection, its results.
 
 Scores are in units of log 2 inside of the kernels, of log e in their results.
 """
@@ -27,7 +27,7 @@ from tamis.jit_kernels.cuda.linear.pack import put_15_bits, put_two_15_bits
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 LOWEST = -1e30  # the maximum of no scores
 MASKED = -3e38  # a score whose weight is 0 whatever the maximum is
-AT_ONCE = 16  # parts of a head that a thread has on their way
+AT_ONCE = 16  # parts of a head that a thread has in flight
 PAIRS = types.UniTuple(float32, 2 * AT_ONCE)
 
 
@@ -84,7 +84,7 @@ def key_of(p, keys):
 def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool = False) -> Any:
     """The function that reduces a row's parts in shared memory and writes its results.
 
-    a: ATTEND's record. shared: f32 [n_part, group, q_block, head_dim + 2], sums, maximum and total;
+    a: ATTEND's record. shared: f32 [n_part, group, q_block, head_dim + 2]: sums, row_max, row_sum;
     the first n_live tokens are written. query: number of the first head in out and lse. split: the
     number of the part that this is, how many the row has, and how many partial has room for. row:
     where packs, a packed row (0: none), its elements, the number of its first head. All threads
@@ -99,30 +99,32 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
             r, d = i // head_dim, i % head_dim
             if r % q_block >= n_live:
                 continue
-            at, top = shared + 4 * size * r, float32(LOWEST)
+            at, row_max = shared + 4 * size * r, float32(LOWEST)
             for w in range(n_part):
-                top = max(top, load_shared(uint32(at + 4 * (size * n_row * w + head_dim))))
-            total, value = float32(0), float32(0)
+                row_max = max(row_max, load_shared(uint32(at + 4 * (size * n_row * w + head_dim))))
+            row_sum, value = float32(0), float32(0)
             for w in range(n_part):
                 there = at + 4 * size * n_row * w
-                weight = exp2(load_shared(uint32(there + 4 * head_dim)) - top)
-                total += weight * load_shared(uint32(there + 4 * head_dim + 4))
+                weight = exp2(load_shared(uint32(there + 4 * head_dim)) - row_max)
+                row_sum += weight * load_shared(uint32(there + 4 * head_dim + 4))
                 value += weight * load_shared(uint32(there + 4 * d))
             to = query + r % q_block * n_head + r // q_block
-            top *= float32(LN_2)
+            row_max *= float32(LN_2)
             if n_split > 1:
                 there = a.partial + 4 * size * (to * room + part)
                 store_f32(there + 4 * d, value)
                 if d == 0:
-                    store_f32(there + 4 * head_dim, top)
-                    store_f32(there + 4 * head_dim + 4, total)
+                    store_f32(there + 4 * head_dim, row_max)
+                    store_f32(there + 4 * head_dim + 4, row_sum)
             else:
-                value = value / total if total > 0 else float32(0)
+                value = value / row_sum if row_sum > 0 else float32(0)
                 store_f32(a.out + 4 * (head_dim * to + d), value)
                 if packs and row[0] != 0:  # whole warps come here, all lanes with neighbours
                     put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
                 if a.lse != 0 and d == 0:
-                    store_f32(a.lse + 4 * to, top + math.log(total) if total > 0 else top)
+                    store_f32(
+                        a.lse + 4 * to, row_max + math.log(row_sum) if row_sum > 0 else row_max
+                    )
 
     return finish
 
@@ -147,7 +149,7 @@ def is_last(turns, n):
 
 @op(PAIRS, int64, int64, int64, float32)
 def pairs(b, p, apart, n, otherwise):
-    """AT_ONCE pairs of float32, `apart` bytes apart, all on their way at once; n are there."""
+    """AT_ONCE pairs of float32, `apart` bytes apart, all in flight at once; n are there."""
     found = []
     for i in range(AT_ONCE):
         index = ir.Constant(I64, i)
@@ -169,29 +171,29 @@ def joining(head_dim: int, packs: bool = False) -> Any:
         n_part, room = count
         for i in range(thread(), n * half, THREADS):
             to, d = query + i // half, 2 * (i % half)
-            parts, top, total = partial + size * room * to, float32(LOWEST), float32(0)
+            parts, row_max, row_sum = partial + size * room * to, float32(LOWEST), float32(0)
             one, other = float32(0), float32(0)
             for p in range(0, n_part, AT_ONCE):
                 part, left = parts + size * p, n_part - p
                 ends = pairs(part + 4 * head_dim, size, left, float32(LOWEST))
                 values = pairs(part + 4 * d, size, left, float32(0))
-                most = top
+                most = row_max
                 for j in range(AT_ONCE):
                     most = max(most, ends[2 * j])
-                fade = exp2((top - most) * float32(LOG2_E))
-                total, one, other, top = total * fade, one * fade, other * fade, most
+                alpha = exp2((row_max - most) * float32(LOG2_E))
+                row_sum, one, other, row_max = row_sum * alpha, one * alpha, other * alpha, most
                 for j in range(AT_ONCE):
                     weight = exp2((ends[2 * j] - most) * float32(LOG2_E))
-                    total += weight * ends[2 * j + 1]
+                    row_sum += weight * ends[2 * j + 1]
                     one, other = one + weight * values[2 * j], other + weight * values[2 * j + 1]
             there = out + 4 * (head_dim * to + d)
-            one = one / total if total > 0 else float32(0)
-            other = other / total if total > 0 else float32(0)
+            one = one / row_sum if row_sum > 0 else float32(0)
+            other = other / row_sum if row_sum > 0 else float32(0)
             store_f32(there, one)
             store_f32(there + 4, other)
             if packs and row[0] != 0:
                 put_two_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, one, other)
             if lse != 0 and d == 0:
-                store_f32(lse + 4 * to, top + math.log(total) if total > 0 else top)
+                store_f32(lse + 4 * to, row_max + math.log(row_sum) if row_sum > 0 else row_max)
 
     return join

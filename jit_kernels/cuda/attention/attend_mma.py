@@ -38,7 +38,7 @@ wait_for_copies = copy_wait(0)
 
 
 class Layout(NamedTuple):
-    """Bytes in shared memory: a row, a slice of keys and values, where the lists begin, all."""
+    """Bytes in shared memory: a row, a slice of K and V, the offset of the lists, all of it."""
 
     row: int
     slice: int
@@ -79,8 +79,8 @@ def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
     return note
 
 
-def _bringing(head_dim: int, type: str, row: int) -> Any:
-    """The function that brings a list's keys, or values, to rows `row` bytes apart.
+def _fetcher(head_dim: int, type: str, row: int) -> Any:
+    """The function that fetches a list's keys, or values, to rows `row` bytes apart.
 
     addresses: where theirs are listed. Of float16, it only starts the copy. Zeros where no key is.
     """
@@ -115,13 +115,13 @@ def _bringing(head_dim: int, type: str, row: int) -> Any:
 
 
 def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:
-    """The function that brings a list's keys and values, or starts their copy."""
-    bring_k, bring_v = (_bringing(head_dim, type, row) for type in kv_types)
+    """The function that copies a list's K and V, or starts their copy."""
+    fetch_k, fetch_v = (_fetcher(head_dim, type, row) for type in kv_types)
 
     @device
     def copy(to, at):
-        bring_k(to, at, at + K_ADDRESS)
-        bring_v(to + KEYS * row, at, at + V_ADDRESS)
+        fetch_k(to, at, at + K_ADDRESS)
+        fetch_v(to + KEYS * row, at, at + V_ADDRESS)
         copy_commit()
 
     return copy
@@ -145,18 +145,18 @@ def _adding(layout: Layout, tile: Tile, n_keys: int) -> Any:
 
     @device
     def add(state, q, at, list_, first, limits):
-        top, total, sums = state
+        row_max, row_sum, sums = state
         # Registers of load_matrices: see tile_attend.
         k_lane = at + row_bytes * (first + lane() % 8 + lane() // 16 * 8) + lane() // 8 % 2 * 16
         v_lane = at + half + row_bytes * (first + lane() % 16) + lane() // 16 * 16
         entry = list_ + 4 * (first + 2 * (lane() % 4))
         s = score(q, uint32(k_lane))
         s = mask(s, uint32(entry + POSITION), uint32(entry + BIAS), limits)
-        new = highest(s, top)
-        fade = exp2_of(top, new)
+        new = highest(s, row_max)
+        alpha = exp2_of(row_max, new)
         w = weights(s, new)
-        total = plus(times(total, fade), row_sums(w))
-        return new, total, weigh(scaled(sums, fade), w, uint32(v_lane))
+        row_sum = plus(times(row_sum, alpha), row_sums(w))
+        return new, row_sum, weigh(scaled(sums, alpha), w, uint32(v_lane))
 
     return add
 
@@ -222,13 +222,13 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
             wait_for_copies()
             sync_block()
             if share < n_share:
-                top, total, sums = state
+                row_max, row_sum, sums = state
                 to = shared + size * ((share * group + mine) * q_block + lane() // 4)
                 store(sums, uint32(to + 8 * (lane() % 4)))
-                total = over_quad(total)
+                row_sum = over_quad(row_sum)
                 if lane() % 4 == 0:
-                    store_two(top, uint32(to + 4 * head_dim))
-                    store_two(total, uint32(to + 4 * head_dim + 4))
+                    store_two(row_max, uint32(to + 4 * head_dim))
+                    store_two(row_sum, uint32(to + 4 * head_dim + 4))
             sync_block()
             finish(a, shared, n_live, query, n_head, (*split, a.n_split), 0)
             sync_block()  # before the next item's copies overwrite what is read here

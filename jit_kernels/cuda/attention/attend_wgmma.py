@@ -1,7 +1,7 @@
 """Attention of blocks of 16 query tokens by warpgroups (Shah et al. 2024, arXiv 2407.08608).
 
 Eight warps have 16 tokens of one head each: all heads of a row of a Selection and, where they are
-few, of the next blocks of queries, too. Four more bring slices of keys and values to shared memory,
+few, of the next blocks of queries, too. Four more copy slices of K and V to shared memory,
 each to a place of its own: what any of the rows chose (attend_slices.py). Each slice has a list of
 positions and biases, a row's own, and says whether a row has all of it, some or nothing.
 Queries and weights are float16, sums float32. While one warpgroup weighs, the other multiplies.
@@ -161,9 +161,9 @@ def _decoding(head_dim: int, type: str) -> tuple[Any, Any]:
 
 
 def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
-    """The function that brings a list's keys and values, or starts their copies; a warp's work.
+    """The function that copies a list's K and V, or starts their copies; a warp's work.
 
-    While one half of the rows of a quantised type is written, the next is on its way.
+    While one half of the rows of a quantised type is written, the next is in flight.
     """
     half, start = parts_of(head_dim) * PART, _starting(head_dim, kv_types)
     if kv_types == ("f16", "f16"):
@@ -211,15 +211,15 @@ def _adding(head_dim: int, tile: Any) -> Any:
 
     @device
     def add(state, q, at, entries, kind, limits):
-        top, total, sums = state
+        row_max, row_sum, sums = state
         s = score(q, at)
         if kind != WHOLE:
             s = mask(s, uint32(entries), uint32(entries + 4 * SLICE), limits)
-        new = highest(s, top)
-        fade = exp2_of(top, new)
+        new = highest(s, row_max)
+        alpha = exp2_of(row_max, new)
         w = weights(s, new)
-        total = plus(times(total, fade), row_sums(w))
-        return new, total, weigh(scaled(sums, fade), w, at + half)
+        row_sum = plus(times(row_sum, alpha), row_sums(w))
+        return new, row_sum, weigh(scaled(sums, alpha), w, at + half)
 
     return add
 
@@ -230,20 +230,20 @@ def _writing(head_dim: int, tile: Any) -> Any:
 
     @device
     def put(a, state, first, n, apart, split):
-        (top, total, sums), (part, n_split), t = state, split, lane() % 4
-        total = over_quad(total)
+        (row_max, row_sum, sums), (part, n_split), t = state, split, lane() % 4
+        row_sum = over_quad(row_sum)
         if n_split > 1:
             row = 4 * (head_dim + 2)
             to = a.partial + row * (first * n_split + part)
             write(sums, to + 8 * t, to + row * apart * n_split + 8 * t, uint32(n))
         else:
-            one = float32(1) / total[0] if total[0] > 0 else float32(0)
-            other = float32(1) / total[1] if total[1] > 0 else float32(0)
+            one = float32(1) / row_sum[0] if row_sum[0] > 0 else float32(0)
+            other = float32(1) / row_sum[1] if row_sum[1] > 0 else float32(0)
             to = a.out + 4 * head_dim * first + 8 * t
             write(scaled(sums, (one, other)), to, to + 4 * head_dim * apart, uint32(n))
         for i in range(n if t == 0 else 0):
-            to, whole = first + i * apart, total[1] if i else total[0]
-            high = (top[1] if i else top[0]) * float32(LN_2)
+            to, whole = first + i * apart, row_sum[1] if i else row_sum[0]
+            high = (row_max[1] if i else row_max[0]) * float32(LN_2)
             if n_split > 1:
                 there = a.partial + 4 * (head_dim + 2) * (to * n_split + part) + 4 * head_dim
                 store_f32(there, high)
@@ -307,7 +307,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
         return tok, max(0, min(n_tok - tok, q_block))
 
     @device
-    def bring(shared, use, place_, rows, pages, range_):
+    def fetch(shared, use, place_, rows, pages, range_):
         """List and copy what a row's blocks of queries chose; how many slices were used."""
         (pair, h, n_row, split), (indptr, indices, block, log_weight) = place_, rows
         (k_pages, v_pages, k_table, v_table, n_head_kv, h_kv) = pages
@@ -360,7 +360,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
                          h * group // a.heads_per_kv)  # fmt: skip
                 selection = a.indptr, a.indices, a.block, a.log_weight
                 seen = n_tok, pos, a.stride, a.window
-                use = bring(shared, use, (pair, h, a.n_row, split), selection, pages, seen)
+                use = fetch(shared, use, (pair, h, a.n_row, split), selection, pages, seen)
                 continue
             # This lane's rows are tokens lane / 4 and 8 more of a head.
             tok, n_live = tokens(pair, min(warp() // group, n_block - 1), n_tok)

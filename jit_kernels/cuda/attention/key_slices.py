@@ -1,7 +1,7 @@
 """Slices of keys for attend_group: what any of some blocks of queries chose, SLICE keys at a time.
 
 A warp walks through the entries of all its blocks of queries at once. An equal share of its lanes
-has a block's next entries, one each, while as many after them are on their way. What is beyond the
+has a block's next entries, one each, while as many after them are in flight. What is beyond the
 last entry that some block has here may not be all that there is of it, and waits. Of the others,
 equal ones are one block of keys: those of the lowest lanes (`leads`) are the batch, whose positions
 slices take in the order of the lanes. So keys are not in order; attention does not ask for it.
@@ -195,7 +195,7 @@ def _finding() -> Any:
     def find(to, keys):
         early = to + K_ROWS + 4 * lane()
         late = early + 4 * WARP
-        one = rows_of(int64(load_shared_i32(uint32(early))), keys)  # both are on their way at once
+        one = rows_of(int64(load_shared_i32(uint32(early))), keys)  # both are in flight at once
         two = rows_of(int64(load_shared_i32(uint32(late))), keys)
         store_shared_i32(uint32(early), one[0])
         store_shared_i32(uint32(early + V_ROWS - K_ROWS), one[1])

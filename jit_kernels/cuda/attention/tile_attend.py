@@ -132,15 +132,15 @@ def _softmax(n_keys: int) -> tuple[Any, Any, Any, Any]:
         return found
 
     @op(TWO, s_kind, TWO)
-    def highest(b, s, top):
-        found, larger = list(top), _larger(b)
+    def highest(b, s, row_max):
+        found, larger = list(row_max), _larger(b)
         for i, x in enumerate(s):
             found[i % 4 // 2] = larger(found[i % 4 // 2], x)
         return [_quad(b, x, larger) for x in found]
 
     @op(s_kind, s_kind, TWO)
-    def weights(b, s, top):
-        return [emit(b, EXP2, [b.fsub(x, top[i % 4 // 2])])[0] for i, x in enumerate(s)]
+    def weights(b, s, row_max):
+        return [emit(b, EXP2, [b.fsub(x, row_max[i % 4 // 2])])[0] for i, x in enumerate(s)]
 
     @op(TWO, s_kind)
     def row_sums(b, w):

@@ -1,8 +1,8 @@
-"""What tile_few.py does, for keys and values of q8_0 and q4_0.
+"""What tile_few.py does, for a KV cache of q8_0 and q4_0.
 
 Keys are multiplied as the bytes they are: with queries of 15 bits, two signed bytes an element and
 a scale for 32 of them, in whole numbers; their own scales come after the product. Values become
-float16 as their bytes are put side by side. Everything is unrolled while IR is built.
+float16 as their bytes are packed into words. Everything is unrolled while IR is built.
 """
 
 from typing import Any

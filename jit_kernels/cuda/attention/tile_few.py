@@ -1,9 +1,9 @@
 """A warp's products of up to eight queries with 16 keys on matrix units, of more than 16 bits.
 
-Rows g of the queries' matrix are float16 parts of query g, rows g + 8 what is left of it: together
+Rows g of the queries' matrix are float16 parts of query g, rows g + 8 its residual: together
 22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of
 keys in their order in memory: a sum over elements may be taken in any order, so they need not be
-moved. Everything is unrolled while IR is built. Keys and values of bytes: see tile_bytes.py.
+moved. Everything is unrolled while IR is built. An 8-bit or 4-bit KV cache: see tile_bytes.py.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ FOUR = types.UniTuple(float32, 4)
 
 
 def parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Two float32 as words of float16 parts and of what is left of them."""
+    """Two float32 as a word of float16 parts and a word of their residuals."""
     rest = [b.fsub(x, b.fpext(b.fptrunc(x, HALF), FLOAT)) for x in (low, high)]
     return packed(b, low, high), packed(b, *rest)
 

@@ -122,8 +122,8 @@ def storing(head_dim: int) -> Any:
         )
         for i, word in enumerate(q):
             piece, late = 2 * (i // 4) + i % 4 // 2, i % 2  # rows g, and g + 8
-            turned = b.shl(b.xor(g, ir.Constant(I32, piece % 8)), ir.Constant(I32, 4))
+            swizzled = b.shl(b.xor(g, ir.Constant(I32, piece % 8)), ir.Constant(I32, 4))
             at = b.add(start, ir.Constant(I32, piece // 8 * PART + 1024 * late))
-            emit(b, STORE_SHARED_WORD, [b.add(at, turned), word])
+            emit(b, STORE_SHARED_WORD, [b.add(at, swizzled), word])
 
     return store

@@ -1,4 +1,4 @@
-"""How rows of keys and values lie in the pages, by type: all that knows it.
+"""Layout of KV rows in pages, by type. No other module depends on it.
 
 A row is one head's key or value of a position. A row of q8_0 is its int8 elements, then its scales;
 one of q4_0 its nibbles, then its scales. What is multiplied on matrix units is float16: there the

@@ -1,7 +1,7 @@
-"""Ops of frames for keys and values whose home is elsewhere: claim, keep, want, take, bring.
+"""Ops of a page cache over a backing store: allocate, write back, mark, evict, fetch.
 
-The home is memory of the host that the GPU reads and writes over its link: 16 bytes a thread, many
-on their way. Within a graph it is written and read, so never as a constant.
+The store is host memory that the GPU reads and writes over its link: 16 bytes a thread, many
+in flight. A graph writes and reads it, so it is never loaded as a constant.
 """
 
 from typing import Any
@@ -41,8 +41,8 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import count_bits, equal_lanes
 
-PIECE = 4 * 16 * THREADS  # bytes that a block brings at once
-TAKERS = KV_RANKS  # threads of KV_TAKE, one a rank
+PIECE = 4 * 16 * THREADS  # bytes that a block fetches at once
+TAKERS = KV_RANKS  # threads of KV_EVICT, one a rank
 
 
 @device
@@ -53,7 +53,7 @@ def lines_of(size, first, end):
 
 
 @device
-def claim(maps, sizes, layer, page):
+def allocate(maps, sizes, layer, page):
     """Give a page the frame that it is written in."""
     (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
     slot = layer * n_ring + remainder(page, n_ring)
@@ -79,24 +79,24 @@ def copy_lines(source, to, n_head_kv, size, end):
         store_u128(to + at, load_u128(source + at))
 
 
-def kv_claim() -> list[Launch]:
-    """Kernel of KV_CLAIM: blocks take layers in turn, their threads pages."""
+def kv_allocate() -> list[Launch]:
+    """Kernel of KV_ALLOCATE: blocks take layers in turn, their threads pages."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         first, lines = pos // PAGE, pos % PAGE
         maps, sizes = (a.table, a.ring, a.owner, a.used), (a.n_layer, a.n_page, a.n_ring)
         for layer in range(tid, a.n_layer, n_thread):
-            slot, home = layer * a.n_ring + remainder(first, a.n_ring), layer * a.n_page + first
-            new = load_i32(a.table + 4 * home) != slot
+            slot, stored = layer * a.n_ring + remainder(first, a.n_ring), layer * a.n_page + first
+            new = load_i32(a.table + 4 * stored) != slot
             sync_block()  # all have read that
             for page in range(first + thread(), (pos + n_tok - 1) // PAGE + 1, THREADS):
-                claim(maps, sizes, layer, page)
+                allocate(maps, sizes, layer, page)
             if new and lines > 0:
                 k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes
-                k_from, k_to = a.k_home + k_size * home, a.k_frames + k_size * slot
+                k_from, k_to = a.k_store + k_size * stored, a.k_frames + k_size * slot
                 copy_lines(k_from, k_to, a.n_head_kv, a.k_bytes, lines)
-                v_from, v_to = a.v_home + v_size * home, a.v_frames + v_size * slot
+                v_from, v_to = a.v_store + v_size * stored, a.v_frames + v_size * slot
                 copy_lines(v_from, v_to, a.n_head_kv, a.v_bytes, lines)
         if tid == 0 and thread() == 0:
             store_i64(a.state + KV_STATE.n_pass, load_i64(a.state + KV_STATE.n_pass) + 1)
@@ -104,13 +104,13 @@ def kv_claim() -> list[Launch]:
     return [Launch(kernel)]
 
 
-def kv_keep() -> list[Launch]:
-    """Kernel of KV_KEEP: warps take heads of keys and of values of pages in turn."""
+def kv_write_back() -> list[Launch]:
+    """Kernel of KV_WRITE_BACK: warps take heads of keys and of values of pages in turn."""
 
     @device
-    def keep(frames, home, size, slot, to, first, end):
+    def keep(frames, stored, size, slot, to, first, end):
         begin, n = lines_of(size, first, end)
-        source, to = frames + PAGE * size * slot + begin, home + PAGE * size * to + begin
+        source, to = frames + PAGE * size * slot + begin, stored + PAGE * size * to + begin
         for i in range(lane(), n, WARP):
             store_u128(to + 16 * i, load_u128(source + 16 * i))
 
@@ -126,16 +126,16 @@ def kv_keep() -> list[Launch]:
             slot = a.n_head_kv * (layer * a.n_ring + remainder(page, a.n_ring)) + h
             to = a.n_head_kv * (layer * a.n_page + page) + h
             if item % 2 == 0:
-                keep(a.k_frames, a.k_home, a.k_bytes, slot, to, first, end)
+                keep(a.k_frames, a.k_store, a.k_bytes, slot, to, first, end)
             else:
-                keep(a.v_frames, a.v_home, a.v_bytes, slot, to, first, end)
+                keep(a.v_frames, a.v_store, a.v_bytes, slot, to, first, end)
             item += n_thread * WARPS
 
     return [Launch(kernel)]
 
 
-def kv_want() -> list[Launch]:
-    """Kernel of KV_WANT: threads take entries of the Selection in turn."""
+def kv_mark() -> list[Launch]:
+    """Kernel of KV_MARK: threads take entries of the Selection in turn."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -150,7 +150,7 @@ def kv_want() -> list[Launch]:
             first, end = max(first, low), min(last, first + a.block - 1)
             page = first // PAGE
             while first <= end and page <= end // PAGE:
-                store_i32(a.wanted + 4 * page, serial)
+                store_i32(a.marks + 4 * page, serial)
                 page += 1
             i += n_thread * THREADS
 
@@ -224,8 +224,8 @@ def take_frames(maps, sizes, n, now, ranks, counts):
             i += 1
 
 
-def kv_take(reader: str) -> list[Launch]:
-    """Kernel of KV_TAKE: one block's work; which frame a page gets is left to chance."""
+def kv_evict(reader: str) -> list[Launch]:
+    """Kernel of KV_EVICT: a single thread block; which frame a page gets is left to chance."""
     reads = KV_READERS[reader]
     marked, spans = reads is READS_SELECTION, device(reads.spans)
     before, every = 8 * reads.first, 8 * reads.every
@@ -240,9 +240,9 @@ def kv_take(reader: str) -> list[Launch]:
         return low, high
 
     @device
-    def want(wanted, serial, ranges, page):
+    def needed(marks, serial, ranges, page):
         if marked:
-            return load_i32(wanted + 4 * page) == int32(serial)
+            return load_i32(marks + 4 * page) == int32(serial)
         low, high, other, end = ranges
         first, last = PAGE * page, PAGE * page + PAGE
         return (low < last and first < high) or (other < last and first < end)
@@ -261,7 +261,7 @@ def kv_take(reader: str) -> list[Launch]:
         sync_block()
         for page in range(thread(), (pos + n_tok - 1) // PAGE + 1, TAKERS):
             frame = load_i32(a.table + 4 * (a.n_page * a.layer + page))
-            if not want(a.wanted, serial, ranges, page):
+            if not needed(a.marks, serial, ranges, page):
                 continue
             if frame < 0:
                 to: Any = cuda.atomic.add(seen, 0, 1)  # type: ignore[call-arg]
@@ -287,11 +287,11 @@ def kv_take(reader: str) -> list[Launch]:
     return [Launch(kernel, threads=TAKERS)]
 
 
-def kv_bring() -> list[Launch]:
-    """Kernel of KV_BRING: blocks take pieces of pages in turn."""
+def kv_fetch() -> list[Launch]:
+    """Kernel of KV_FETCH: blocks take pieces of pages in turn."""
 
     @device
-    def bring(source, to, first, size):
+    def fetch(source, to, first, size):
         a = first + 16 * thread()
         b, c, d = a + 16 * THREADS, a + 32 * THREADS, a + 48 * THREADS
         last = size - 16
@@ -313,13 +313,15 @@ def kv_bring() -> list[Launch]:
         item, n_item = int64(tid), load_i64(a.state + KV_STATE.n_missing) * n_piece
         while item < n_item:  # a range divides by its step
             piece = remainder(item, n_piece)
-            home = a.n_page * a.layer + load_i32(a.missing + 4 * quotient(item, n_piece))
-            frame = load_i32(a.table + 4 * home)
+            stored = a.n_page * a.layer + load_i32(a.missing + 4 * quotient(item, n_piece))
+            frame = load_i32(a.table + 4 * stored)
             if piece < n_k:
-                bring(a.k_home + k_size * home, a.k_frames + k_size * frame, PIECE * piece, k_size)
+                fetch(
+                    a.k_store + k_size * stored, a.k_frames + k_size * frame, PIECE * piece, k_size
+                )
             else:
                 first = PIECE * (piece - n_k)
-                bring(a.v_home + v_size * home, a.v_frames + v_size * frame, first, v_size)
+                fetch(a.v_store + v_size * stored, a.v_frames + v_size * frame, first, v_size)
             item += n_thread
 
     return [Launch(kernel)]

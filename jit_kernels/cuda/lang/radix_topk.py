@@ -1,4 +1,4 @@
-"""The best k of a row of scores, by a block: the k-th best by its digits, then all from it on."""
+"""Radix-select top-k of a row of scores by one block: the k-th best, then all from it on."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, or_i64
 DIGIT = 11  # bits: a sign, an exponent and two more spread scores over many counters
 BINS = 1 << DIGIT
 SHARE = BINS // THREADS  # counters that a thread adds up
-AT_ONCE = 4  # scores that a thread has on their way
+AT_ONCE = 4  # scores that a thread has in flight
 SPAN, SUBSPAN = 256, 16  # positions with SUBSPAN maxima, each of as many positions SUBSPAN apart
 
 

@@ -25,6 +25,9 @@ def bundle_of(type: str) -> int:
     return 2 if kind.type_size > 0.64 * kind.block_size else 4  # 21 to 42 KB for all workers
 
 
+LONGEST_HEAD = 256  # elements that attention by tiles has shared memory for
+
+
 def heads_of(group: int) -> int:
     """Heads of a group that attention of few rows takes at a time."""
     return max(n for n in range(1, HEADS + 1) if group % n == 0)

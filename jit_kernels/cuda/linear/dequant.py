@@ -123,9 +123,9 @@ scale_and_minimum = device(_scale_and_minimum)
 
 @device
 def scales_and_minima(head, i):
-    """Scales and minima i and i + 1, i being even, of a block of Q4_K or Q5_K: times d and dmin.
+    """The d * scale and dmin * minimum of sub-blocks i and i + 1 (i even) of Q4_K or Q5_K.
 
-    head: its first 16 bytes.
+    head: the block's first 16 bytes.
     """
     shift, late, (both, one, two, three) = 8 * (i & 2), i >> 2, head
     d, m = half_f32(both), -half_f32(field(both, 16, 0xFFFF))

@@ -2,7 +2,7 @@
 
 scratch holds the weights f16 [n_out, padded] and packed the rows f16 [n_tok, padded], where padded
 is n_in up to a multiple of DEPTH and what is added is zero. A block computes TILE
-x TILE products; STAGES slices of DEPTH elements are on their way in shared memory. A row of a slice
+x TILE products; STAGES slices of DEPTH elements are in flight to shared memory. A row of a slice
 is 128 bytes; its 16-byte pieces are permuted by xor with the row, so that eight rows of one piece
 lie in different banks.
 """
@@ -178,7 +178,7 @@ def multiply_slice_of_group(sums, a, b):
 
 @device
 def place_sums_of_group(sums, shared):
-    """As place_sums, of four warps."""
+    """Write the sums of four warps (a warpgroup) to shared memory, as place_sums does."""
     row = 16 * warp() + (lane() >> 2)
     store_group(sums, uint32(shared + row * SUM_BYTES + 8 * (lane() & 3)))
 
@@ -200,7 +200,7 @@ def write_tile(shared, origin, size, out):
 def multiplying(copy_left: Any, copy_right: Any) -> Any:
     """The function (shared, left, right, slices) that has a tile's sums at `shared` at its end.
 
-    copy(shared, of, k) starts to bring the DEPTH elements from k on of TILE rows of `of`.
+    copy(shared, of, k) starts to fetch the DEPTH elements from k on of TILE rows of `of`.
     """
     groups = current().has_warpgroups
     multiply_tile = multiply_slice_of_group if groups else multiply_slice

@@ -1,9 +1,9 @@
 """Products of one packed row with neighbouring matrices in one launch, and what is made of them.
 
 These are MATMUL and the op after it, where a decode step has both (see backends/fusion.py). A
-block has a warp that brings weights to shared memory and WORKERS that multiply. A worker has the
+block has a warp that fetches weights to shared memory and WORKERS that multiply. A worker has the
 same chunk of x for all rows of weights, in registers; it takes a bundle of rows at a time. Little
-is on its way at once: with twice as much, the memory gives a fifth less; and x, which is asked for
+is in flight at once: with twice as much, the memory gives a fifth less; and x, which is asked for
 when the kernel before has ended, comes after all that was asked for sooner. Only for GPUs that copy
 in bulk (sm_90).
 """
@@ -61,12 +61,12 @@ from tamis.jit_kernels.cuda.linear.matmul_few import before_of, four_sums, multi
 from tamis.jit_kernels.cuda.linear.pack import put_15_bits
 
 BLOCKS = 1  # a multiprocessor's
-PLACES = 112 << 10  # bytes for weights on their way to a block, if two groups are not more
+PLACES = 112 << 10  # bytes for weights in flight to a block, if two groups are not more
 UNIT = 16  # elements of a packed row that share a scale
 
 
 class Ring(NamedTuple):
-    """Places in shared memory for what is on its way: `stages` groups of bundles.
+    """Stages in shared memory for what is in flight: `stages` groups of bundles.
 
     rows: of a bundle; part: bytes of CHUNK elements of a row; group: bytes of a place, for as many
     bundles' parts as there are workers. Behind the places are two barriers for each: all of it is
@@ -102,24 +102,24 @@ class Rows(NamedTuple):
     finish: Any  # (to, where, value, ahead), called by whole warps
 
 
-class Bringing(NamedTuple):
+class Fetcher(NamedTuple):
     """Functions of one lane. A group is `per` rows, or of longer ones WORKERS chunks of a bundle.
 
     own: the block's first and last row, rows of a group, bytes from one of them to the next in
     shared memory. at: a group's first row, the bytes of each that were in groups before.
     """
 
-    bring: Any  # (shared, weights, bytes of a row, own, at, place): start the copies of a group
+    fetch: Any  # (shared, weights, bytes of a row, own, at, place): start the copies of a group
     after: Any  # (bytes of a row, own, at) -> the group after: after the last one the first
     rest: Any  # (shared, weights, bytes of a row, work): all groups but the first
 
 
-def _bringing(ring: Ring, address: Any) -> Bringing:
+def _fetcher(ring: Ring, address: Any) -> Fetcher:
     """The functions for an op's matrices."""
     rows, _, group, stages = ring
 
     @device
-    def bring(shared, weights, size, own, at, place):
+    def fetch(shared, weights, size, own, at, place):
         (_, last, per, stride), (row, skipped) = own, at
         full, to = uint32(shared + stages * group + 16 * place), shared + group * place
         n, n_byte = min(per, int32(last - row)), min(stride, int32(size) - skipped)
@@ -141,7 +141,7 @@ def _bringing(ring: Ring, address: Any) -> Bringing:
         return first, skipped if skipped < size else int32(0)
 
     @device
-    def bring_rest(shared, weights, size, work):
+    def fetch_rest(shared, weights, size, work):
         """Start the copies of all other groups, each where another one was multiplied."""
         own, at, n_group, phase = work.own, work.at, work.n_group, int32(0)
         place = min(int32(1), n_group)
@@ -152,11 +152,11 @@ def _bringing(ring: Ring, address: Any) -> Bringing:
             free = uint32(shared + stages * group + 16 * place + 8)
             while i >= stages and barrier_ended(free, uint32(phase)) == 0:
                 pass
-            bring(shared, weights, size, own, at, place)
+            fetch(shared, weights, size, own, at, place)
             at = after(size, own, at)
             place = int32(place + 1)
 
-    return Bringing(bring, after, bring_rest)
+    return Fetcher(fetch, after, fetch_rest)
 
 
 class Multiplying(NamedTuple):
@@ -233,9 +233,9 @@ class Work(NamedTuple):
 
     n_tok: Any  # of the step record
     pos: Any
-    own: Any  # see Bringing
+    own: Any  # see Fetcher
     n_group: Any
-    at: Any  # the first group that is not on its way yet
+    at: Any  # the first group that is not in flight yet
     n_chunk: Any  # of a row
     mine: Any  # of a group, the worker's first row; its chunk; and where that is
     chunk: Any
@@ -247,7 +247,7 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     """The functions start and run: all of an op's work but what `which` does."""
     ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
     rows, part, group, stages = ring
-    bring, after, bring_rest = _bringing(ring, address)
+    fetch, after, fetch_rest = _fetcher(ring, address)
     x_at, x_of, multiply, total_of, none = _multiplying(type, rows)
     n_worker, apart = WORKERS * WARP, WARP // rows
     n_double, most = WORKERS.bit_length() - 1, (rows * WORKERS).bit_length() - 1
@@ -256,11 +256,11 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
     def start(tid, n_thread, step, weights, packed, n_in, rows_of_op):
         """Start the copies of the first group, and find out what this thread is to do.
 
-        This is short: no weights are on their way between two kernels until it has come to them.
+        This is short: between two kernels no weights are in flight until it starts them.
         """
         shared, size = int64(shared_address(cuda.shared.array(0, uint8))), int32(row_bytes(n_in))
-        brings, (base, n_row) = thread() == n_worker, rows_of_op
-        if brings:
+        fetches, (base, n_row) = thread() == n_worker, rows_of_op
+        if fetches:
             for place in range(stages):
                 full = uint32(shared + stages * group + 16 * place)
                 barrier_init(full, uint32(1))
@@ -278,8 +278,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         n_group = int32(int32(last - first + per - 1) >> int32(most - doubled))
         n_group = int32(n_group * int32((n_chunk + WORKERS - 1) >> n_double))
         at = first, int32(0)
-        if brings and n_group > 0:  # one of them: others would come before x
-            bring(shared, weights, size, own, at, int32(0))
+        if fetches and n_group > 0:  # one of them: others would come before x
+            fetch(shared, weights, size, own, at, int32(0))
             at = after(size, own, at)
         n_tok, pos, _ = step_of(step)  # not before: the copies would wait for it
         number = int32(quotient(thread(), WARP))
@@ -295,11 +295,11 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         n_tok, pos, (first, last, per, stride), _, _, n_chunk, mine, own_chunk, skipped, at = work
         packed, normed, eps = x
-        units = x_of(at, n_in)  # before all else: weights that come meanwhile make it wait
+        units = x_of(at, n_in)  # first of all: it would wait behind the weights that are fetched
         sync_block()  # the barriers are there; all warps come here
         if warp() == WORKERS:
             if lane() == 0:
-                bring_rest(shared, weights, int32(row_bytes(n_in)), work)
+                fetch_rest(shared, weights, int32(row_bytes(n_in)), work)
             return
         place, phase = int32(0), int32(0)
         for t in range(n_tok):
@@ -432,7 +432,7 @@ def products(type: str) -> list[Launch]:
 
 
 def _to_norm() -> Rows:
-    """Products are added to a row, which times a norm's weights is packed, and its squares."""
+    """Add the products to the residual row; pack row * norm weights, and the row's squares."""
 
     @device
     def ahead(to, where):
@@ -518,8 +518,8 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     return _launch(kernel, start, ring)
 
 
-def _turned(neox: int, rows: int) -> tuple[Any, Any]:
-    """The functions address and row_of: two bundles have the rows that are turned together."""
+def _rotated_pairs(neox: int, rows: int) -> tuple[Any, Any]:
+    """The functions address and row_of: two bundles have the rows that are rotated together."""
 
     @device
     def row_of(r, n_half):
@@ -539,9 +539,9 @@ def _turned(neox: int, rows: int) -> tuple[Any, Any]:
 
 
 def _to_keep(neox: int, rows: int) -> Rows:
-    """Queries and keys are turned by their positions; keys and values go to the pages, f16."""
-    address, row_of = _turned(neox, rows)
-    apart = rows if neox else 1  # from a row to the one that it is turned with
+    """The epilogue of a q/k/v projection: RoPE of q and k, and the append of f16 K and V."""
+    address, row_of = _rotated_pairs(neox, rows)
+    apart = rows if neox else 1  # from a row to the one that it is rotated with
 
     @device
     def ahead(to, where):
@@ -585,8 +585,8 @@ def _to_keep(neox: int, rows: int) -> Rows:
     return Rows(2 * rows, address, ahead, finish)
 
 
-def product_keep(type: str, neox: int) -> list[Launch]:
-    """Kernel of PRODUCT_KEEP."""
+def product_rope_append(type: str, neox: int) -> list[Launch]:
+    """Kernel of PRODUCT_ROPE_APPEND."""
     begin, run, ring = _running(type, _to_keep(neox, bundle_of(type)))
 
     def start(tid, n_thread, a):

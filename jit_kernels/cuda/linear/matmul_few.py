@@ -51,7 +51,7 @@ from tamis.jit_kernels.cuda.linear.dequant import halves_of, is_signed, row_byte
 
 AT_ONCE = 4  # rows of weights that a warp multiplies at a time, CHUNK elements of each: they
 # share what is read of x
-ROOM = 72 << 10  # bytes for weights on their way to a block
+ROOM = 72 << 10  # bytes for weights in flight to a block
 MOST = THREADS  # rows whose sums lie in shared memory
 
 
@@ -117,7 +117,7 @@ def rows_of(tid, n_thread, n_out):
 
 
 class Ring(NamedTuple):
-    """A warp's places in shared memory for what is on its way: `stages` times AT_ONCE rows' parts.
+    """A warp's stages in shared memory for what is in flight: `stages` times AT_ONCE rows' parts.
 
     part: bytes of CHUNK elements; pieces: of 16 bytes, of a part that begins at any address.
     """
@@ -150,7 +150,7 @@ def ring_of(type: str) -> Ring:
     return ring._replace(stages=max(2, min(4, ROOM // ring.places)))
 
 
-class Bringing(NamedTuple):
+class Fetcher(NamedTuple):
     """Functions that copy items to a warp's places; a warp's work.
 
     An item is a part of AT_ONCE rows. rows: address of the block's first, how many, their bytes.
@@ -158,7 +158,7 @@ class Bringing(NamedTuple):
     """
 
     ready: Any  # shared: before all else
-    bring: Any  # (shared, rows, (quad, chunk), place, is there one): start its copy
+    fetch: Any  # (shared, rows, (quad, chunk), place, is there one): start its copy
     wait: Any  # (shared, place, phase): until it is there
 
 
@@ -171,7 +171,7 @@ def lies_at(rows, part, quad, r, chunk):
     return (first & ~15) + int64(at & uint32(0xFFFFFFF0)), int64(at & uint32(15))
 
 
-def _in_bulk(ring: Ring) -> Bringing:
+def _in_bulk(ring: Ring) -> Fetcher:
     """The functions where one instruction copies a row's part (sm_90)."""
     part, pieces, stages, item, places = *ring, ring.item, ring.places
 
@@ -187,7 +187,7 @@ def _in_bulk(ring: Ring) -> Bringing:
         sync_warp()
 
     @device
-    def bring(shared, rows, which, place, live):
+    def fetch(shared, rows, which, place, live):
         if live and lane() < AT_ONCE:
             (quad, chunk), size = which, int32(rows[2])
             at, skip = lies_at(rows, part, quad, lane(), chunk)
@@ -201,10 +201,10 @@ def _in_bulk(ring: Ring) -> Bringing:
         while barrier_ended(barrier(shared, place), uint32(phase)) == 0:
             pass
 
-    return Bringing(ready, bring, wait)
+    return Fetcher(ready, fetch, wait)
 
 
-def _in_pieces(ring: Ring) -> Bringing:
+def _in_pieces(ring: Ring) -> Fetcher:
     """The functions where lanes copy 16 bytes each."""
     part, pieces, stages, item = *ring, ring.item
     n_turn, wait_for_items = -(-AT_ONCE * pieces // WARP), copy_wait(stages - 2)
@@ -214,7 +214,7 @@ def _in_pieces(ring: Ring) -> Bringing:
         pass
 
     @device
-    def bring(shared, rows, which, place, live):
+    def fetch(shared, rows, which, place, live):
         to, (quad, chunk) = shared + item * (warp() * stages + place), which
         n = min(part, rows[2] - part * chunk)
         for turn in range(n_turn):
@@ -230,7 +230,7 @@ def _in_pieces(ring: Ring) -> Bringing:
     def wait(shared, place, phase):
         wait_for_items()
 
-    return Bringing(ready, bring, wait)
+    return Fetcher(ready, fetch, wait)
 
 
 @device
@@ -324,7 +324,7 @@ def blocks_of(type: str) -> Blocks:
     """The functions for a type's blocks."""
     ring = ring_of(type)
     stages, (x_at, x_of, multiply) = ring.stages, _working(type, ring)
-    ready, bring, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
+    ready, fetch, wait = (_in_bulk if current().overlaps else _in_pieces)(ring)
 
     @device
     def next_place(place):
@@ -335,7 +335,7 @@ def blocks_of(type: str) -> Blocks:
         item, last = items_of(warp(), rows[1], n_chunk)
         which = first_of(item, n_chunk)
         for ahead in range(stages - 1):
-            bring(shared, rows, which, place, item + ahead < last)
+            fetch(shared, rows, which, place, item + ahead < last)
             which, place = after(which, n_chunk), next_place(place)
 
     @device
@@ -348,10 +348,10 @@ def blocks_of(type: str) -> Blocks:
         free = int32(stages - 1 if place == 0 else place - 1)
         a, b, c, d = float32(0), float32(0), float32(0), float32(0)
         while item < last:
-            units = x_of(which, units_at, n)  # on its way while the warp waits
+            units = x_of(which, units_at, n)  # in flight while the warp waits
             wait(shared, place, phase)
             sync_warp()
-            bring(shared, rows, far, free, int32(item + stages - 1) < last)
+            fetch(shared, rows, far, free, int32(item + stages - 1) < last)
             far = after(far, n_chunk)
             four = multiply(shared, rows, which, place, units, n)
             a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
@@ -371,7 +371,7 @@ def blocks_of(type: str) -> Blocks:
 def few(type: str) -> Launch:
     """The kernel for at most FEW_ROWS rows: a block takes neighbouring rows of weights.
 
-    The first of them are on their way while the kernel before still runs.
+    The first of them are in flight while the previous kernel still runs.
     """
     row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
     read_ahead = device(look_ahead)

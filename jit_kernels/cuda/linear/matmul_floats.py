@@ -1,7 +1,7 @@
 """Products of few rows with weights of floats: each weight is read once, for all rows of x.
 
 A warp has four rows of weights at a time, whose sums share what is read of x, and of each of them
-two pieces of 16 bytes a lane, all on their way at once.
+two pieces of 16 bytes a lane, all in flight at once.
 """
 
 from typing import Any

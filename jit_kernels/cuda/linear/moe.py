@@ -1,8 +1,11 @@
 """Routing of a mixture of experts and the sum of what the chosen ones give."""
 
-from numba import float32, int32
+import math
+from typing import Any
 
-from tamis.jit_kernels.contract.ops import STEP
+from numba import cuda, float32, int32
+
+from tamis.jit_kernels.contract.ops import LEAST_SUM, STEP
 from tamis.jit_kernels.cuda.lang.grid import (
     THREADS,
     WARP,
@@ -17,16 +20,17 @@ from tamis.jit_kernels.cuda.lang.grid import (
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     load_f32,
+    load_i32,
     load_i64,
     quotient,
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import exp2, lowest_of_warp
-from tamis.jit_kernels.cuda.linear.activation import LOG2_E
+from tamis.jit_kernels.cuda.lang.ptx import exp2, lowest_of_warp, shuffle
+from tamis.jit_kernels.cuda.linear.activation import LOG2_E, over_one_plus_exp, softplus
 from tamis.jit_kernels.cuda.linear.moe_matmul import moe_matmul
 
-__all__ = ["moe_matmul", "moe_route", "moe_sum"]
+__all__ = ["moe_bias", "moe_matmul", "moe_route", "moe_sum"]
 
 INFINITY = float("inf")
 
@@ -48,32 +52,116 @@ def next_best(row, n, last):
     return top, lowest_of_warp(at if best == top else int32(n))
 
 
-def moe_route() -> list[Launch]:
+@device
+def exponential(x):
+    """exp(x)."""
+    return exp2(x * float32(LOG2_E))
+
+
+@device
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return over_one_plus_exp(float32(1), x)
+
+
+@device
+def root_softplus(x):
+    """sqrt(log(1 + exp(x)))."""
+    return math.sqrt(softplus(x))
+
+
+@device
+def itself(x):
+    """The argument."""
+    return x
+
+
+# Of a logit less the largest, before all are divided by their total: see MOE_ROUTE.
+SCORES: dict[str, Any] = {
+    "softmax": exponential,
+    "sigmoid": sigmoid,
+    "softplus": root_softplus,
+    "chosen": itself,
+}
+
+
+@device
+def drop_groups(keys, n_expert, n_group, n_group_used):
+    """Make the keys of all but the n_group_used best groups the lowest there are: a lane each."""
+    n, g = n_expert // n_group, lane()
+    first, second = float32(-INFINITY), float32(-INFINITY)
+    for e in range(n * g, n * min(g + 1, n_group)):
+        key = load_f32(keys + 4 * e)
+        second = max(second, min(first, key))
+        first = max(first, key)
+    mine, before = first + second, int32(0)
+    for other in range(n_group):
+        value = shuffle(mine, other)
+        before += int32(value > mine or (value == mine and other < g))
+    if g < n_group and before >= n_group_used:
+        for e in range(n * g, n * g + n):
+            store_f32(keys + 4 * e, float32(-INFINITY))
+
+
+def moe_route(score: str) -> list[Launch]:
     """Kernel of MOE_ROUTE: warps take tokens in turn."""
+    score_of, is_softmax, is_chosen = SCORES[score], score == "softmax", score == "chosen"
 
     def kernel(tid, n_thread, a):
         for t in range(tid * WARPS + warp(), load_i64(a.step + STEP.n_tok), n_thread * WARPS):
             row = a.logits + 4 * a.n_expert * t
+            keys = row
             chosen = a.ids + 4 * a.n_used * t
             share = a.weights + 4 * a.n_used * t
             last = float32(INFINITY), int32(-1)
-            top, _ = next_best(row, a.n_expert, last)
-            total = float32(0)
-            for e in range(lane(), a.n_expert, WARP):
-                total += exp2((load_f32(row + 4 * e) - top) * float32(LOG2_E))
-            total, kept = warp_sum(total), float32(0)
+            top, total = float32(0), float32(1)
+            if is_softmax or is_chosen:
+                top, _ = next_best(row, a.n_expert, last)
+            if is_softmax:
+                total = float32(0)
+                for e in range(lane(), a.n_expert, WARP):
+                    total += exponential(load_f32(row + 4 * e) - top)
+                total = warp_sum(total)
+            if a.keys != 0:
+                keys = a.keys + 4 * a.n_expert * t
+                for e in range(lane(), a.n_expert, WARP):
+                    key = score_of(load_f32(row + 4 * e) - top) / total
+                    store_f32(keys + 4 * e, key + load_f32(a.bias + 4 * e) if a.bias != 0 else key)
+                cuda.syncwarp()
+                if a.n_group > 1:
+                    drop_groups(keys, a.n_expert, a.n_group, a.n_group_used)
+                    cuda.syncwarp()
+            kept = float32(0)
             for s in range(a.n_used):
-                last = next_best(row, a.n_expert, last)
-                weight = exp2((last[0] - top) * float32(LOG2_E)) / total
+                last = next_best(keys, a.n_expert, last)
+                best = min(last[1], a.n_expert - 1)
+                weight = score_of(load_f32(row + 4 * best) - top) / total
+                weight = exponential(weight) if is_chosen else weight
                 kept += weight
                 if lane() == s % WARP:
-                    store_i32(chosen + 4 * s, min(last[1], a.n_expert - 1))
+                    store_i32(chosen + 4 * s, best)
                     store_f32(share + 4 * s, weight)
-            if a.norm != 0:
-                for s in range(lane(), a.n_used, WARP):  # what the same lane has written
-                    store_f32(share + 4 * s, load_f32(share + 4 * s) / kept)
+            scale = float32(a.scale)
+            if a.norm != 0 or is_chosen:
+                scale /= kept if is_chosen else max(kept, float32(LEAST_SUM))
+            for s in range(lane(), a.n_used, WARP):  # what the same lane has written
+                store_f32(share + 4 * s, load_f32(share + 4 * s) * scale)
 
     return [Launch(kernel)]
+
+
+def moe_bias() -> list[Launch]:
+    """Kernel of MOE_BIAS: threads share the elements of all rows."""
+
+    def kernel(tid, n_thread, a):
+        total = load_i64(a.step + STEP.n_tok) * a.n_used * a.n
+        for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
+            slot = quotient(i, a.n)
+            bias = a.bias + 4 * a.n * load_i32(a.ids + 4 * slot)
+            value = load_f32(a.y + 4 * i) + load_f32(bias + 4 * (i - a.n * slot))
+            store_f32(a.y + 4 * i, value)
+
+    return [Launch(kernel, blocks=4)]
 
 
 def moe_sum() -> list[Launch]:
@@ -83,7 +171,8 @@ def moe_sum() -> list[Launch]:
         total = load_i64(a.step + STEP.n_tok) * a.n
         for i in range(tid * THREADS + thread(), total, n_thread * THREADS):
             t = quotient(i, a.n)
-            value, row = load_f32(a.y + 4 * i), a.x + 4 * (a.n * (a.n_used - 1) * t + i)
+            value = load_f32(a.y + 4 * i) if a.add != 0 else float32(0)
+            row = a.x + 4 * (a.n * (a.n_used - 1) * t + i)
             for s in range(a.n_used):
                 weight = load_f32(a.weights + 4 * (a.n_used * t + s))
                 value += weight * load_f32(row + 4 * a.n * s)

@@ -117,7 +117,7 @@ def _few(type: str) -> Launch:
 
 
 def _few_floats(type: str) -> Launch:
-    """The same for weights of floats, whose rows may have any length: warps take them in turn."""
+    """As _few, for float weights, whose rows may have any length; warps take rows in turn."""
     row_bytes, element = row_bytes_of(type), element_of(type)
 
     def kernel(tid, n_thread, a):

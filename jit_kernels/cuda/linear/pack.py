@@ -66,12 +66,13 @@ def put_float(packed, n, i, value, live):
 def put_15_bits(packed, n, i, value, live):
     """Write element i of a row of n as 15 bits, where it is live; all lanes have neighbours."""
     top = max(value, -value)
-    total = value
     for lanes in range(4):  # sixteen neighbours share a scale
         top = max(top, shuffle_xor(top, 8 >> lanes))
-        total += shuffle_xor(total, 8 >> lanes)
     factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
     whole = rounded(value * factor)
+    total = float32(whole)  # of what is multiplied: a weight's offset then cancels exactly
+    for lanes in range(4):
+        total += shuffle_xor(total, 8 >> lanes)
     high = (whole + 64) >> 7
     if live:
         store_i8(packed + i, high)
@@ -79,18 +80,20 @@ def put_15_bits(packed, n, i, value, live):
     if live and i % 16 == 0:
         scale = top * float32(1 / (127 * 128))
         store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
-        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total * scale)
 
 
 @device
 def put_two_15_bits(packed, n, i, one, other):
     """The same of elements i and i + 1, i being even; the lanes of a warp have 64 neighbours."""
-    top, total = max(max(one, -one), max(other, -other)), one + other
+    top = max(max(one, -one), max(other, -other))
     for lanes in range(3):
         top = max(top, shuffle_xor(top, 4 >> lanes))
-        total += shuffle_xor(total, 4 >> lanes)
     factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
     first, second = rounded(one * factor), rounded(other * factor)
+    total = float32(first + second)
+    for lanes in range(3):
+        total += shuffle_xor(total, 4 >> lanes)
     high, next_high = (first + 64) >> 7, (second + 64) >> 7
     store_i8(packed + i, high)
     store_i8(packed + i + 1, next_high)
@@ -98,8 +101,9 @@ def put_two_15_bits(packed, n, i, one, other):
     store_i8(low, first - (high << 7))
     store_i8(low + 1, second - (next_high << 7))
     if i % 16 == 0:
-        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, top * float32(1 / (127 * 128)))
-        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total)
+        scale = top * float32(1 / (127 * 128))
+        store_f32(packed + FEW_ROW.scale * n // 4 + i // 4, scale)
+        store_f32(packed + FEW_ROW.sum * n // 4 + i // 4, total * scale)
 
 
 SOURCES = {"rows": copied, "norm": normed, "silu": silu_gated, "gelu": gelu_gated}
@@ -143,7 +147,7 @@ def pack_rows(form: str, source: str) -> list[Launch]:
                     store_f16(a.packed + 2 * (width * t + i), value(left, gate, scale))
             elif tid * THREADS < a.n:
                 i = tid * THREADS + thread()
-                left, gate = pair(row, right, min(i, a.n - 1))  # on its way while squares are added
+                left, gate = pair(row, right, min(i, a.n - 1))  # in flight while squares are added
                 scale = scale_of(row, a.n, a.eps)
                 # Rows of 15 bits have a multiple of 32 elements: whole warps come here.
                 while i < a.n:

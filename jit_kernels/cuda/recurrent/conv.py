@@ -5,7 +5,7 @@ from numba import float32
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.lang.intrinsic import device, load_f32, load_i64, store_f32
-from tamis.jit_kernels.cuda.recurrent.elementwise import ACTIVATIONS
+from tamis.jit_kernels.cuda.linear.activation import ACTIVATIONS
 
 
 @device

@@ -2,14 +2,10 @@
 
 import math
 
-from numba import float32
-
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
-from tamis.jit_kernels.cuda.lang.intrinsic import device, load_f32, load_i64, store_f32
-from tamis.jit_kernels.cuda.recurrent.elementwise import ACTIVATIONS
-
-LINEAR_FROM = 20.0  # softplus(x) is x from here on, to the last bit of a float32
+from tamis.jit_kernels.cuda.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cuda.linear.activation import ACTIVATIONS, sigmoid, softplus
 
 
 def gate_rows(activation: str) -> list[Launch]:
@@ -23,15 +19,9 @@ def gate_rows(activation: str) -> list[Launch]:
             gate = function(load_f32(a.z + 4 * (a.z_stride * t + a.z_step * j + a.z_each * i)))
             if a.x != 0:
                 gate *= load_f32(a.x + 4 * (a.x_stride * t + a.x_step * j + i))
-            store_f32(a.y + 4 * e, gate)
+            store_f32(a.y + 4 * (a.y_stride * t + a.y_step * j + i), gate)
 
     return [Launch(kernel)]
-
-
-@device
-def softplus(x):
-    """log(1 + exp(x)) of a float32."""
-    return x if x > float32(LINEAR_FROM) else math.log1p(math.exp(x))
 
 
 def decay() -> list[Launch]:
@@ -48,5 +38,19 @@ def decay() -> list[Launch]:
                 store_f32(a.dt + 4 * e, value)
             if a.decay != 0:
                 store_f32(a.decay + 4 * e, math.exp(value * load_f32(a.a + 4 * (element // a.run))))
+
+    return [Launch(kernel)]
+
+
+def bounded_decay() -> list[Launch]:
+    """Kernel of BOUNDED_DECAY: threads share the elements of all rows."""
+
+    def kernel(tid, n_thread, a):
+        total = load_i64(a.step + STEP.n_tok) * a.n
+        for e in range(tid * THREADS + thread(), total, n_thread * THREADS):
+            i = e % a.n
+            x = load_f32(a.x + 4 * e) + load_f32(a.bias + 4 * i)
+            gate = sigmoid(x * load_f32(a.a + 4 * (i // a.run)))
+            store_f32(a.decay + 4 * e, math.exp(a.least * gate))
 
     return [Launch(kernel)]

@@ -17,7 +17,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
     warp_sum,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import load_f32, load_i64, store_f32
-from tamis.jit_kernels.cuda.recurrent.elementwise import ACTIVATIONS
+from tamis.jit_kernels.cuda.linear.activation import ACTIVATIONS
 
 
 def l2_norm() -> list[Launch]:

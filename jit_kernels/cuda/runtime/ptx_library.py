@@ -5,14 +5,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from tamis.jit_kernels.compile.store import open_folder, read_object, user_folder
-from tamis.jit_kernels.compile.workers import (
-    Command,
-    CompileError,
-    NoKernelError,
-    Progress,
-    compile_specs,
-)
+from tamis.jit_kernels.compile.code import KernelCode
+from tamis.jit_kernels.compile.workers import NoKernelError, Progress
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda import OPS
 from tamis.jit_kernels.cuda.runtime.driver import Device, Function
@@ -22,12 +16,7 @@ class PtxLibrary:
     """Kernels by spec, on one GPU. Raises KernelStoreError, CudaError for a GPU that is too old."""
 
     def __init__(self, device: Device, root: Path | None = None, n_worker: int = 2) -> None:
-        self._device, self._n_worker = device, n_worker
-        target = device.target
-        self._folder = open_folder(root or user_folder(), target)
-        self._command = Command(
-            self._folder, "tamis.jit_kernels.cuda.runtime.compiler", target.name, {}
-        )
+        self._device, self._code = device, KernelCode(device.target, root, n_worker)
         self._functions: dict[str, list[Function]] = {}
         self._lock = threading.Lock()
 
@@ -43,13 +32,7 @@ class PtxLibrary:
                     f"on a GPU there is no kernel yet for {', '.join(absent)}, which this model or "
                     "attn needs: leave out device='cuda' and n_gpu_layers"
                 )
-            missing = [s for s in wanted.values() if read_object(self._folder, s.symbol) is None]
-            if missing:
-                compile_specs(self._command, missing, self._n_worker, progress)
-            for symbol in wanted:
-                data = read_object(self._folder, symbol)
-                if data is None:
-                    raise CompileError(f"the compiler wrote no usable PTX for {symbol}")
+            for symbol, data in self._code.take(wanted.values(), progress).items():
                 self._functions[symbol] = [
                     self._device.function(self._device.load(launch["ptx"]), launch)
                     for launch in json.loads(data)

@@ -1,6 +1,6 @@
 """AUDIT_HEADS: dense attention beside a method's, and how far the method is from it.
 
-A check, not a hot path: a block takes a query head and passes over its keys and values one by one.
+A check, not a hot path: a block takes a query head and passes over its K and V row by row.
 """
 
 import math

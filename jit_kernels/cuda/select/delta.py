@@ -35,7 +35,7 @@ def delta_rows() -> list[Launch]:
 
 
 def delta_add(head_dim: int) -> list[Launch]:
-    """Kernels of DELTA_ADD: rows between exact ones, then these, as the former read the latter."""
+    """Kernels of DELTA_ADD: first rows between exact rows, which they read, then the exact."""
 
     def between(tid, n_thread, a):
         pos, begin = load_i64(a.step + STEP.pos), load_i64(a.step + STEP.begin)

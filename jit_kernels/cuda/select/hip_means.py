@@ -164,7 +164,7 @@ def _preparing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
 
     @device
     def add_span(shared, head, g, n, factor):
-        """Take n products of head g into its maximum and sum."""
+        """Update head g's running maximum and sum with n scores."""
         top, total, mine = load_f32(head), float32(0), float32(LOWEST)
         at = keep(lane())
         for i in range(at, n, WARP):

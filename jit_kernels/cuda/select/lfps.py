@@ -67,7 +67,7 @@ from tamis.jit_kernels.cuda.select.lfps_tables import (
 )
 
 __all__ = ["lfps_bypass", "lfps_keep", "lfps_sets", "lfps_start"]
-WORDS = 4  # of bits, or numbers, that a thread has on their way
+WORDS = 4  # of bits, or numbers, that a thread has in flight
 N_NEAR = 6  # keys of w_local (Eq. 5)
 SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 700 steps
 

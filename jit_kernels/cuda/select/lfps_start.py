@@ -277,7 +277,7 @@ def _finishing(head_dim: int, rows_per_kv: int) -> Any:
 
 
 def lfps_start(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernels of LFPS_START, which return at once where all tables continue."""
+    """Kernels of LFPS_START, which return immediately if all tables continue."""
     rows_per_kv = heads // group
     return [
         Launch(_dividing(head_dim, heads, rows_per_kv), shared=ROW),

@@ -131,7 +131,7 @@ def tactic_assign(head_dim: int) -> list[Launch]:
             start = first + item % n_span * SPAN
             if start >= end or load_i64(a.moving + 8 * (a.n_segment * h + s)) == 0:
                 continue
-            best, label = float32(LOWEST), 0
+            best, label = float32(LOWEST), cluster  # of a key of NaN
             for c in range(0, n_cluster, CENTROIDS):
                 n, at = min(CENTROIDS, n_cluster - c), a.n_slot * h + cluster + c
                 keys = a.k_pages, a.k_table, a.n_head_kv, h, end

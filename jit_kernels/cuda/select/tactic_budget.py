@@ -38,7 +38,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.select.common import LOWEST
 
-FINEST = 65535.0  # steps between the lowest and the highest score that are told apart
+FINEST = 65535.0  # levels of scores that the sort distinguishes
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
 DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
 COUNTS = WARPS * DIGITS

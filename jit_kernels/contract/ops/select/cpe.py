@@ -78,7 +78,7 @@ class CisSets:
     """
 
     step: Address
-    chosen: Address  # as CIS_GATE left it: -2 all, -1 retrieved, else what is left of that set
+    chosen: Address  # as CIS_GATE left it: -2 all, -1 retrieved, else that set's budget
     meta: Address
     scores: Address  # SCORE_KEYS's, in the order of the rows that retrieve; used up, as maxima
     maxima: Address

@@ -74,13 +74,13 @@ class LfpsStart:
     # f32 [n_row, capacity], by distance to the query: d is at entry capacity - 65 - d, so that
     # nothing is ever shifted, and neighbours are neighbours in both tables.
     sla: Address
-    # int64 [n_row, 2, 2, capacity / 64 + 1]: of each table, which entries were above the threshold
-    # (Eq. 8) and which above the mean when they last changed or were looked at.
+    # int64 [n_row, 2, 2, capacity / 64 + 1]: two bitmaps a table: the entries above the threshold
+    # (Eq. 8) and those above the mean, when they were last updated.
     bits: Address
     stats: Address  # f64 [n_row, LFPS_STATS_SIZE], see LFPS_STATS
     spread: Address  # f64 [n_head]: sigma_h^2 / |q_h|^2 of the last prompt query
     meta: Address  # int64 [n_row, 6], see LFPS_META
-    means: Address  # f32 [n_head_kv, 2, head_dim]: of the middle's keys and values at this time
+    means: Address  # f32 [n_head_kv, 2, head_dim]: of the middle's K and V at this step
     scores: Address  # f32 [n_head, capacity], scratch
     n_head_kv: int
     capacity: int  # a multiple of 64, at least n_ctx + 64

@@ -1,0 +1,217 @@
+"""Whether kernels compute on this machine what they should: products, attention, norms, gates.
+
+A kernel is run once, on one thread, over numbers drawn from a fixed seed, and compared with NumPy
+in float64: when it is mapped for the first time here, whether it came along or was compiled. Other
+kernels have only their digest. The code that passed is noted in the user's folder.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tamis.formats.dequant import dequantize
+from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.layout import TURNS
+from tamis.jit_kernels.contract.op import STEP_SIZE
+from tamis.jit_kernels.contract.program import KernelSpec, Program
+from tamis.jit_kernels.contract.types import KV_BLOCK, PAGE, kv_row, zeros
+from tamis.platform.private_files import open_private, private_folder, write_whole
+
+NOTED = "checked"  # the file, a digest a line
+MOST = 0.01  # largest error, of the largest value: 15-bit activations give 0.0003
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+Address = Callable[[KernelSpec], int | None]
+_Found = tuple[np.ndarray, np.ndarray]  # what a kernel gives, what it should
+
+
+def passes(spec: KernelSpec, address: Address) -> bool | None:
+    """Whether a kernel gives what it should; address(spec): of a kernel that is mapped.
+
+    None where it needs others that are not mapped, as a product needs its packed rows. True for a
+    kernel that is not checked here.
+    """
+    check = _CHECKS.get(spec.op)
+    if check is None:
+        return True
+    if (found := check(spec, address)) is None:
+        return None
+    value, expected = found
+    with np.errstate(invalid="ignore"):
+        error = np.abs(value - expected).max()
+    return bool(error <= MOST * np.abs(expected).max())  # not where it is NaN
+
+
+class Checked:
+    """Which code has passed on this machine, as a file in a folder has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, set[str]()
+        # Otherwise nothing has passed yet, or nothing can be kept here.
+        with contextlib.suppress(OSError), open_private(folder / NOTED) as file:
+            self._known = set(file.read().decode("ascii", "replace").split())
+
+    def __contains__(self, code: bytes) -> bool:
+        return _digest(code) in self._known
+
+    def note(self, code: Iterable[bytes]) -> None:
+        """Keep that these have passed, where the folder can be written to."""
+        self._known |= {_digest(data) for data in code}
+        with contextlib.suppress(OSError):  # they are checked again at the next start
+            folder = private_folder(self._folder)
+            with write_whole(folder / NOTED, durable=False) as file:
+                file.write("\n".join(sorted(self._known)).encode())
+
+
+def _digest(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()[:32]
+
+
+def _run(spec: KernelSpec, address: Address, **fields: Any) -> bool:
+    """Call a kernel on one thread; False where it is not mapped."""
+    at = address(spec)
+    if at is None:
+        return False
+    program = Program()
+    program.add(spec.op, spec.constants, **fields)
+    (call,), head = program.calls, TURNS // 8
+    record = np.zeros(head + len(call.values), np.int64)
+    for i, (name, value) in enumerate(zip(spec.op.fields, call.values, strict=True), head):
+        view = record[i : i + 1]
+        (view.view(np.float64) if name in spec.op.floats else view)[0] = value
+    _ENTRY(at)(0, 1, record.ctypes.data)
+    return True
+
+
+def _step(n_tok: int, pos: int = 0) -> np.ndarray:
+    return np.array([n_tok, pos, 0, pos, pos + n_tok], np.int64)[:STEP_SIZE]
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def _weights(type: str, n_out: int, n_in: int) -> tuple[np.ndarray, np.ndarray]:
+    """Encoded rows and their values in float64: any two of these bytes are a small float16."""
+    kind = GGMLType[type]
+    data = np.random.default_rng(8).integers(0x2C, 0x34, kind.n_bytes(n_out * n_in), np.uint8)
+    if type in ("F32", "BF16"):  # 0x3E2F.... is 0.17
+        data = data.reshape(-1, 4 if type == "F32" else 2)
+        data[:, -1] = 0x3E
+        data = data.reshape(-1)
+    return data, dequantize(data, kind, (n_in, n_out)).astype(np.float64)
+
+
+def _gate(spec: KernelSpec, address: Address) -> _Found:
+    gate, up = _normal(2, 40)
+    y, x = np.zeros(40, np.float32), gate.astype(np.float64)
+    _run(spec, address, step=_step(1), gate=gate, up=up, y=y, n=40)
+    inner = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3) if spec.constants == ("gelu",) else x
+    return y, x / (1 + np.exp(-inner)) * up
+
+
+def _rms_norm(spec: KernelSpec, address: Address) -> _Found:
+    (x, w), y = _normal(2, 96), np.zeros(96, np.float32)
+    _run(
+        spec,
+        address,
+        step=_step(1),
+        x=x,
+        w=w,
+        y=y,
+        n=96,
+        rows_per_tok=1,
+        x_stride=96,
+        y_stride=96,
+        eps=1e-6,
+    )
+    wide = x.astype(np.float64)
+    return y, wide / np.sqrt(np.square(wide).mean() + 1e-6) * w
+
+
+def _embed(spec: KernelSpec, address: Address) -> _Found:
+    table, rows = _weights(spec.constants[0], 3, 256)  # type: ignore[arg-type]
+    ids, y = np.array([2, 0], np.int32), np.zeros((2, 256), np.float32)
+    _run(spec, address, step=_step(2), ids=ids, table=table, y=y, n=256, scale=2.0)
+    return y, 2 * rows[ids]
+
+
+def _matmul(spec: KernelSpec, address: Address) -> _Found | None:
+    """One row, and more rows than are multiplied without unpacking the weights."""
+    name, n_in, n_out, many = str(spec.constants[0]), 256, 32, ops.FEW_ROWS + 3
+    type = ops.STRIP_TYPES.get(name, name)
+    data, w = _weights(type, n_out, n_in)
+    if type != name:
+        strips = zeros(ops.strip_bytes(type, n_out, n_in), np.uint8)
+        repack = KernelSpec(ops.REPACK, (type,))
+        if not _run(repack, address, w=data, strips=strips, n_in=n_in, n_out=n_out):
+            return None
+        data = strips
+    pack = KernelSpec(ops.PACK_ROWS, (ops.packed_form(type), "rows"))
+    x, scratch = _normal(many, n_in), zeros(ops.matmul_scratch(n_in), np.uint8)
+    y = np.zeros((1 + many, n_out), np.float32)
+    for rows, out in ((x[:1], y[:1]), (x, y[1:])):
+        packed = zeros(ops.packed_bytes(many, n_in), np.uint8)
+        same = {"step": _step(len(rows)), "packed": packed, "scratch": scratch}
+        if not _run(pack, address, x=rows, other=None, n=n_in, eps=0.0, **same):
+            return None
+        _run(
+            spec, address, w=data, bias=None, y=out, n_in=n_in, n_out=n_out, y_stride=n_out,
+            add=0, **same,
+        )  # fmt: skip
+    return y, np.concatenate([x[:1], x]) @ w.T
+
+
+def _page(type: str, head_dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A page of one head's keys or values, and what they are in float64 [PAGE, head_dim]."""
+    rng = np.random.default_rng(seed)
+    if type == "f16":
+        halves = zeros((PAGE, head_dim), np.float16)
+        halves[...] = rng.standard_normal(halves.shape)
+        return halves, halves.astype(np.float64)
+    rows = zeros(PAGE, kv_row(type, head_dim))
+    rows["d"] = rng.uniform(0.005, 0.01, rows["d"].shape) * (1 if type == "q8_0" else 20)
+    if type == "q8_0":
+        rows["q"] = rng.integers(-127, 128, rows["q"].shape)
+        q = rows["q"].astype(np.float64)
+    else:
+        rows["q"] = rng.integers(0, 256, rows["q"].shape)
+        pairs = rows["q"].reshape(PAGE, -1, KV_BLOCK // 2)
+        q = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(PAGE, -1) - 8.0
+    return rows, q * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=1)
+
+
+def _attend(spec: KernelSpec, address: Address) -> _Found:
+    head_dim, group, n_tok, type_k, type_v = (*spec.constants,)
+    assert isinstance(head_dim, int)
+    assert isinstance(group, int)
+    assert isinstance(n_tok, int)
+    (k, keys), (v, values) = _page(str(type_k), head_dim, 1), _page(str(type_v), head_dim, 2)
+    q, pos, block, table = _normal(n_tok, group, head_dim), 40, 16, np.zeros(1, np.int32)
+    out = np.zeros_like(q)
+    _run(
+        spec, address, step=_step(n_tok, pos), q=q, k_pages=k, v_pages=v, k_table=table,
+        v_table=table, indptr=np.array([0, 4], np.int32), indices=np.arange(4, dtype=np.int32),
+        log_weight=None, block=block, n_row=1, heads_per_kv=group, n_head_kv=1, window=0, n_split=1,
+        stride=1, partial=None, out=out, lse=None, scale=head_dim**-0.5,
+        scratch=zeros(ops.attend_scratch(group, head_dim), np.uint8),
+    )  # fmt: skip
+    scores = q.astype(np.float64) @ keys.T * head_dim**-0.5
+    seen = np.arange(PAGE)[None, None] <= pos + np.arange(n_tok)[:, None, None]
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    return out, weights / weights.sum(axis=2, keepdims=True) @ values
+
+
+_CHECKS: dict[ops.Op, Callable[[KernelSpec, Address], _Found | None]] = {
+    ops.GATE: _gate,
+    ops.RMS_NORM: _rms_norm,
+    ops.EMBED: _embed,
+    ops.MATMUL: _matmul,
+    ops.ATTEND: _attend,
+}

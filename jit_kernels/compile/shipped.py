@@ -1,0 +1,124 @@
+"""Kernels that come with the package: object code of a level, or PTX of a target, in one file.
+
+A file is a head (its marks, the size and digest of the index), the index, and blocks: kernels one
+after another, compressed together. A start reads the index and the few blocks that it needs, whose
+digests the index has. Files are made by `python -m tamis.tools.release` and are not in a clone.
+"""
+
+import hashlib
+import json
+import lzma
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tamis.jit_kernels.compile.store import sources
+
+FOLDER = Path(__file__).with_name("kernels")
+SUFFIX = ".kernels"
+_HEAD = struct.Struct("<16sQ32s")  # marks, bytes of the index, its SHA-256
+_MARKS = b"tamis kernels 1\n"
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
+
+
+class ShippedError(RuntimeError):
+    """A file of kernels that came with the package is damaged; the message names it."""
+
+
+class Shipped:
+    """The kernels of one file, by symbol. `sources`: the digest of what they were made of.
+
+    vendor: of the CPU. A kernel that is another one for it is there as `SYMBOL@VENDOR`.
+    """
+
+    def __init__(self, path: Path, vendor: str = "") -> None:
+        self._path, self._vendor, self._blocks = path, vendor, dict[int, bytes]()
+        with path.open("rb") as file:
+            head = file.read(_HEAD.size)
+            marks, size, digest = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
+            index = file.read(size if marks == _MARKS else 0)
+        if hashlib.sha256(index).digest() != digest:
+            raise self._damaged("its index")
+        found = json.loads(lzma.decompress(index, lzma.FORMAT_RAW, None, _FILTERS))
+        self.sources: str = found["sources"]
+        self.compiler: str = found["compiler"]
+        self._places: dict[str, list[int]] = found["kernels"]
+        self._at: list[list[Any]] = found["blocks"]
+        self._start = _HEAD.size + size
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, symbol: str) -> bytes | None:
+        """The code of a symbol; None where it is not here. Raises ShippedError, OSError."""
+        place = self._places.get(f"{symbol}@{self._vendor}") or self._places.get(symbol)
+        if place is None:
+            return None
+        block, start, size = place
+        if block not in self._blocks:
+            self._blocks[block] = self._block(block)
+        return self._blocks[block][start : start + size]
+
+    def forget(self) -> None:
+        """Free what was read: kernels that are mapped have copies of their own."""
+        self._blocks.clear()
+
+    def _block(self, number: int) -> bytes:
+        at, size, digest = self._at[number]
+        with self._path.open("rb") as file:
+            file.seek(self._start + at)
+            data = file.read(size)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self._damaged(f"block {number}")
+        return lzma.decompress(data, lzma.FORMAT_RAW, None, _FILTERS)
+
+    def _damaged(self, what: str) -> ShippedError:
+        return ShippedError(
+            f"{self._path}: {what} is not what it was when this version was made: install it again"
+        )
+
+
+def shipped(kind: str, name: str, vendor: str = "") -> Shipped | None:
+    """What came for a level or target, `kind` "cpu" or "cuda"; None where nothing did.
+
+    Nor where the sources of kernels are others by now, as in a clone that is being changed. Raises
+    ShippedError, OSError.
+    """
+    path = FOLDER / f"{name}{SUFFIX}"
+    if not path.is_file():
+        return None
+    found = Shipped(path, vendor)
+    return found if sources(kind) in (None, found.sources) else None
+
+
+def write_shipped(
+    path: Path, code: Mapping[str, bytes], *, sources: str, compiler: str, block: int = 1 << 18
+) -> None:
+    """Write kernels by symbol to a file; the same kernels give the same bytes.
+
+    Neighbours by name are alike: a block has whole kernels, up to `block` bytes or one.
+    """
+    places: dict[str, list[int]] = {}
+    blocks: list[bytearray] = []
+    for symbol in sorted(code):
+        if not blocks or len(blocks[-1]) + len(code[symbol]) > block:
+            blocks.append(bytearray())
+        places[symbol] = [len(blocks) - 1, len(blocks[-1]), len(code[symbol])]
+        blocks[-1] += code[symbol]
+    packed = [_compressed(bytes(data)) for data in blocks]
+    table, at = list[tuple[int, int, str]](), 0
+    for data in packed:
+        table.append((at, len(data), hashlib.sha256(data).hexdigest()))
+        at += len(data)
+    text = {"sources": sources, "compiler": compiler, "kernels": places, "blocks": table}
+    index = _compressed(json.dumps(text, separators=(",", ":")).encode())
+    head = _HEAD.pack(_MARKS, len(index), hashlib.sha256(index).digest())
+    path.write_bytes(head + index + b"".join(packed))
+
+
+def _compressed(data: bytes) -> bytes:
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=_FILTERS)

@@ -1,0 +1,56 @@
+"""Attention with capped scores, with a bias by distance, or to later positions too."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tamis.jit_kernels.cpu.attention.attend import Bend, attending
+from tamis.jit_kernels.cpu.attention.attend_batch import BATCH, SCORE_ROW, Layout
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    load_f,
+    load_i,
+    splat_f,
+    splat_i,
+    store_f,
+    to_f32,
+    vabs,
+)
+from tamis.jit_kernels.cpu.linear.activation import tanh
+
+
+@njit
+def needed_of(a, head):
+    """Cap, slopes from a head on, and how far ahead queries see."""
+    return (a.cap, a.slopes + 4 * head if a.slopes != 0 else 0), a.ahead
+
+
+def bend_of(at: Layout, group: int) -> Bend:
+    """The Bend of ATTEND_BENT."""
+
+    @njit(error_model="numpy")
+    def bend(state, batch, n_q, n, pos, stride, needed):
+        cap, slopes = needed
+        caps = splat_f(cap)
+        inverse = splat_f(np.float32(1) / cap if cap != np.float32(0) else np.float32(0))
+        for r in range(n_q):
+            query = splat_i(pos + r // group * stride)
+            slope = splat_f(load_f32(slopes + 4 * (r % group)) if slopes != 0 else np.float32(0))
+            for j in range(0, n, LANES):
+                score = state + at.scores + SCORE_ROW * r + 4 * j
+                x = load_f(score)
+                if cap != np.float32(0):
+                    x = caps * tanh(x * inverse)
+                if slopes != 0:
+                    position = load_i(batch + BATCH.position + 4 * j)
+                    x = x - slope * vabs(to_f32(position - query))
+                store_f(score, x)
+
+    return Bend(needed_of, bend)
+
+
+def attend_bent(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
+    """Kernel of ATTEND_BENT: threads take rows."""
+    return attending(head_dim, group, q_block, (type_k, type_v), bend_of)
