@@ -20,6 +20,11 @@ IQ4_LEVELS = np.array(
 MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
+def decodable() -> tuple[GGMLType, ...]:
+    """The types of weights that can be read."""
+    return tuple(_DECODERS)
+
+
 def dequantize(data: np.ndarray, type_: GGMLType, shape: Sequence[int]) -> np.ndarray:
     """Decode a tensor's bytes to float32.
 

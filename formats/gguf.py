@@ -164,7 +164,7 @@ class GGUFFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the mapping; views from ``data`` stay valid and keep their part mapped."""
+        """Close the mapping; views from ``data`` stay valid and keep their part mapped."""
         for part in self._parts:
             part.close()
 
@@ -214,7 +214,7 @@ class GGUFFile:
             part.check_unchanged()
 
     def release_pages(self) -> None:
-        """Let the memory go that what was read so far takes; what is read again comes back."""
+        """Release the memory of all pages read so far; reading them again loads them again."""
         for part in self._parts:
             part.release_pages()
 

@@ -7,7 +7,7 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Queries of the 27B model, which has 62 layers, are scaled by the width that a head has."""
+    """The 27B model (62 layers) scales queries by n_embd / n_head, others by head_dim, ** -0.5."""
     return {"attention_scale": (hp.n_embd // hp.n_head) ** -0.5} if hp.n_layer == 62 else {}
 
 

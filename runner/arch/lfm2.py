@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from tamis.graph.attention import append, attention, rope
 from tamis.graph.context import Graph, State
+from tamis.graph.layer import feed_forward, self_attention
 from tamis.graph.linear import Product, Source, linear, linears
-from tamis.graph.mlp import mlp
 from tamis.graph.norm import add, norm
 from tamis.graph.recurrent import Part, gated, recurrence, short_conv, whole
 from tamis.model.arch import Arch
@@ -16,19 +15,11 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     h = norm(g, g.x, w.attn_norm)
-    add(g, _short_conv(g, il, h) if il in g.hp.recurrent else _attention(g, il, h))
-    add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
+    add(g, gated_conv(g, il, h) if il in g.hp.recurrent else self_attention(g, il, h))
+    add(g, feed_forward(g, il, norm(g, g.x, w.ffn_norm)))
 
 
-def _attention(g: Graph, il: int, h: Source) -> Product:
-    w = g.weights(il)
-    q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
-    queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
-    append(g, il, queries, keys, v)
-    return linear(g, attention(g, il, q), w.attn_output)
-
-
-def _short_conv(g: Graph, il: int, h: Source) -> Product:
+def gated_conv(g: Graph, il: int, h: Source) -> Product:
     """C * conv(B * x), where B, C and x are one product of the rows h."""
     w, n = g.weights(il), g.hp.n_embd
     (bcx,) = linears(g, h, w["shortconv.in_proj"])

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, SmolLM2, TinyLlama: rotary pairs lie side by side."""
+"""Llama 2 and 3, Mistral, SmolLM2, TinyLlama: RoPE rotates adjacent elements."""
 
 from tamis.model.arch import Arch
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 import tamis.arch
 from tamis.formats.gguf import GGUFFile
-from tamis.graph.device_graph import measure
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams, RopeScaling
+from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.rope import rope_frequencies
-from tamis.model.weights import APART, MissingTensor, is_one_of, load_weights
+from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
 
 ENTRY_POINTS = "tamis.architectures"  # of other packages: a GGUF name, and the Arch of it
 LANES = 16  # the widest vector of any CPU level: head_dim must be a multiple
@@ -54,8 +55,10 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     scaling: of positions, instead of the file's; its n_ctx_orig 0 stands for the training context.
     """
     arch = arch_of(file.get("general.architecture", str))
-    hp = HParams.from_gguf(file, arch.keys, arch.refused)
+    keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
+    hp = HParams.from_gguf(file, keys, arch.refused)
     hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
+    arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
     if scaling is not None:
         n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train
         hp = replace(hp, rope_scaling=replace(scaling, n_ctx_orig=n_ctx_orig))
@@ -64,27 +67,48 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
             raise file.error(f"{name} is {n}, only multiples of {unit} are supported")
     if arch.recurrent is not None and not hp.recurrent:
         hp = replace(hp, recurrent=arch.recurrent(hp))
-    weights = load_weights(file, hp, arch.tensors(hp) if arch.tensors else None, arch.unread)
-    factors = weights.rope_freqs if arch.rope_factors else None
-    ropes = [rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors)]
+    weights = load_weights(file, hp, arch.tensors, arch.unread)
+    factors = _factors(weights.top, hp, arch)
+    ropes = [rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[0])]
+    if factors[1] is not None:
+        long = rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
+        ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     if base := hp.rope_base_swa or arch.rope_base_window:
-        ropes.append(rope_frequencies(hp, base=base, scaling=RopeScaling()))
+        scaling = hp.rope_scaling if arch.window_scaled else RopeScaling()
+        own = rope_frequencies(hp, base=base, scaling=scaling, n_rot=hp.n_rot_swa)
+        ropes.append(own)
     model = Model(hp, arch, weights, tuple(ropes))
+    from tamis.graph.device_graph import measure  # a file's error does not wait for the graph
+
     try:
         model = replace(model, needs=measure(model))
     except MissingTensor as error:
         raise file.error("the tensor is missing", key=str(error)) from None
-    _check_all_read(file, weights.read, arch.unread)
+    _check_all_read(file, model)
     return model
 
 
-def _check_all_read(file: GGUFFile, read: set[str], known: tuple[str, ...]) -> None:
+def _factors(top: Tensors, hp: HParams, arch: Arch) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What divides rotary frequencies, up to hp.n_ctx_orig tokens and beyond; None: nothing."""
+    if top.rope_freqs:
+        factors = top.rope_freqs.vector  # read, if only to be left out
+        return (factors if arch.rope_factors else None), None
+    if arch.long_factors and top.rope_factors_long and top.rope_factors_short:
+        return top.rope_factors_short.vector, top.rope_factors_long.vector
+    return None, None
+
+
+def _check_all_read(file: GGUFFile, model: Model) -> None:
     """Raise GGUFError where the graph leaves a tensor unread: the model would be another one.
 
-    known: those that llama.cpp does not read either, without their layers.
+    Those that llama.cpp does not read either may be left, and the heads of further tokens.
     """
-    left = file.tensors.keys() - read - APART
-    unread = sorted(name for name in left if not is_one_of(name, known))
+    left = file.tensors.keys() - model.weights.read - APART
+    unread = sorted(
+        name
+        for name in left
+        if not is_one_of(name, model.arch.unread) and not is_after(name, model.hp.n_layer)
+    )
     if unread:
         more = f", nor {len(unread) - 1} others" if len(unread) > 1 else ""
         raise file.error(

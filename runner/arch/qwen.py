@@ -1,4 +1,4 @@
-"""Qwen: queries, keys and values in one matrix with biases."""
+"""Qwen: one fused QKV matrix with biases."""
 
 from tamis.model.arch import Arch
 

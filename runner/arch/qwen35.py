@@ -15,4 +15,10 @@ def layer(g: Graph, il: int) -> None:
     add(g, mlp(g, norm(g, g.x, w.post_attention_norm), w))
 
 
-ARCH = Arch(neox=True, layer=layer, tensors=delta_net_tensors, recurrent=delta_net_layers)
+ARCH = Arch(
+    neox=True,
+    layer=layer,
+    tensors=delta_net_tensors,
+    recurrent=delta_net_layers,
+    keys=("full_attention_interval",),
+)

@@ -1,1 +1,1 @@
-"""Graph."""
+"""The forward pass: layers recorded as Programs."""

@@ -1,14 +1,20 @@
 """Attention of a layer: rotate and append, select, attend, correct, observe; if asked, audit."""
 
 import math
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tamis.graph.audit import Audit, Queries
-from tamis.graph.context import Graph, Heads
+from tamis.graph.context import Graph, Heads, Index
+from tamis.graph.norm import norm_rows
+from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
+from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor
 from tamis.select.base import Recording, Rows, SelectorState
 
@@ -18,37 +24,149 @@ PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
 def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     """Heads of x f32 [n_tok, n_head * head_dim], normed where there is such a norm, and rotated.
 
-    Not rotated in the layers that the architecture leaves without positions. `append` does both.
+    Not rotated in the layers that the architecture leaves without positions. `append` does both,
+    but for norms of all heads together and those by mean and variance, which are done here.
     """
-    heads, nope_every = x.reshape(len(x), -1, g.hp.head_dim), g.model.arch.nope_every
+    arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
+    heads = x.reshape(len(x), -1, head_dim)
     norm = w_norm.vector if w_norm else None
-    if nope_every and (layer + 1) % nope_every == 0:
-        return Heads(heads, norm)
-    return Heads(heads, norm, g.angles(g.model.rope_of(layer)))
+    if norm is not None and g.hp.layers:
+        norm_heads(g, heads, norm)
+        norm = None
+    if norm is not None and (arch.norm == "layer" or norm.shape == (x.shape[1],)):
+        norm_rows(g, x, norm, w_norm.bias)
+        norm = None
+    angles = None if g.model.is_nope(layer) else g.angles(g.model.rope_of(layer))
+    return Heads(heads, norm, angles, arch.norm_after_rope)
 
 
-def append(g: Graph, layer: int, q: Heads, k: Heads, v: np.ndarray) -> None:
-    """Finish queries and keys, in place, and append keys and values to the layer's KV cache.
+def norm_heads(g: Graph, x: np.ndarray, w: np.ndarray) -> None:
+    """Record the norm of each head of x f32 [n_tok, n_head, head_dim], in place."""
+    _, n_head, head_dim = x.shape
+    g.rec.program.add(
+        ops.RMS_NORM,
+        (0,),
+        step=g.rec.step,
+        x=x,
+        w=w,
+        y=x,
+        n=head_dim,
+        rows_per_tok=n_head,
+        x_stride=n_head * head_dim,
+        y_stride=n_head * head_dim,
+        eps=g.hp.rms_eps,
+    )
 
-    The ops from here to `attention` are of the sequence's side: see Program.hop.
+
+def append(
+    g: Graph,
+    layer: int,
+    q: Heads,
+    k: Heads | None = None,
+    v: np.ndarray | None = None,
+    index: Index | None = None,
+) -> None:
+    """Finish queries and keys, in place, and append K and V to the layer's KV cache.
+
+    Without keys, the layer reads those of another one. With an index, its keys become the end of
+    k's rows, and it chooses what the layer attends to. The ops from here to `attention` are of the
+    sequence's side: see Program.hop.
     """
-    values = Heads(v.reshape(k.x.shape))
-    g.rec.program.hop(g.rec.step, q.x, k.x, values.x)
+    values = None if k is None or v is None else Heads(v.reshape(k.x.shape))
+    if g.hp.layers:
+        places = Places.of(g.hp, layer)
+        q = _placed(g, "q_placed", q, places.queries)
+        k = k and _placed(g, "k_placed", k, places.keys)
+        values = values and _placed(g, "v_placed", values, places.keys)
+    rows = [heads.x for heads in (q, k, values) if heads]
+    rows += [] if index is None else [index.q.x, index.k.x, index.weights]
+    g.rec.program.hop(g.rec.step, *rows)
+    if index is not None and k is not None:
+        g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
 
 
-def attention(g: Graph, layer: int, q: np.ndarray) -> np.ndarray:
-    """Attention of q to the layer's keys and values; both f32 [n_tok, n_head * head_dim]."""
-    heads = q.reshape(len(q), -1, g.hp.head_dim)
+def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) -> np.ndarray:
+    """Attention of q over the layer's KV cache; both f32 [n_tok, n_head * head_dim].
+
+    sinks: a score of each head for a key without a value.
+    """
+    hp, own = g.hp, g.hp.of(layer)
+    heads = g.ws.rows("q_placed", hp.n_head, hp.head_dim) if hp.layers else q
+    heads = heads.reshape(len(q), -1, hp.head_dim)
     out = g.ws.rows("att", *heads.shape[1:])
-    g.hooks.attend(g, layer, heads, out)
-    g.rec.program.hop(g.rec.step, out)
+    lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
+    g.hooks.attend(g, layer, heads, out, lse)
+    g.rec.program.hop(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
+    if sinks:
+        g.rec.program.add(
+            ops.ATTEND_SINK,
+            step=g.rec.step,
+            sinks=sinks.vector,
+            lse=lse,
+            out=out,
+            n_head=heads.shape[1],
+            head_dim=g.hp.head_dim,
+        )
+    if hp.layers:
+        found = g.ws.rows("att_own", own.n_head, own.head_dim)
+        out = _record_place(g, out, found, Places.of(hp, layer).outputs)
     return out.reshape(q.shape)
 
 
-def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
+class Places(NamedTuple):
+    """Where the heads of a layer are among those of the KV cache, as PLACE_HEADS takes it."""
+
+    queries: np.ndarray  # int32 [n_head]: which of the layer's each one is, -1: none
+    keys: np.ndarray  # int32 [n_head_kv]
+    outputs: np.ndarray  # int32 [n_head of the layer]: where each of the layer's is
+
+    @staticmethod
+    @cache
+    def of(hp: HParams, layer: int) -> "Places":
+        """Those of a layer, in which at least as many query heads share a KV head."""
+        own, n_row = hp.of(layer), hp.group
+        queries, keys = np.full(hp.n_head, -1, np.int32), np.full(hp.n_head_kv, -1, np.int32)
+        times = -(-own.group // n_row)  # a KV head of the layer
+        outputs = np.zeros(own.n_head, np.int32)
+        for head in range(own.n_head):
+            kv, i = divmod(head, own.group)
+            slot = kv * times + i // n_row
+            keys[slot] = kv
+            outputs[head] = slot * n_row + i % n_row
+            queries[outputs[head]] = head
+        return Places(queries, keys, outputs)
+
+
+def _placed(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
+    to = g.ws.rows(name, len(source), g.hp.head_dim)
+    return replace(heads, x=_record_place(g, heads.x, to, source))
+
+
+def _record_place(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) -> np.ndarray:
+    g.rec.program.add(
+        ops.PLACE_HEADS,
+        step=g.rec.step,
+        x=x,
+        source=source,
+        y=y,
+        n_x=x.shape[1],
+        n_y=y.shape[1],
+        x_dim=x.shape[2],
+        y_dim=y.shape[2],
+    )
+    return y
+
+
+def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | None) -> None:
     """Record norm and rotation of q and k, in place, and that k and v go to the pages."""
+    if k is None or v is None:
+        record_turn(g, q)
+        return
+    warm = q.warm
+    is_latent = np.shares_memory(k.x, v.x)  # whatever thread keeps v, k must be what it will be
+    q, k = _turned(g, q, now=is_latent), _turned(g, k, now=is_latent)
     cos, sin = (None, None) if q.angles is None else (q.angles.cos, q.angles.sin)
     g.rec.program.add(
         ops.ROPE_APPEND,
@@ -70,18 +188,75 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads, v: Heads) -> None:
         n_half=0 if cos is None else cos.shape[1],
         eps=g.hp.rms_eps,
     )
+    if warm:
+        length, scale, offset = g.hp.temperature
+        g.rec.program.add(
+            ops.SCALE_BY_POSITION,
+            step=g.rec.step,
+            x=q.x,
+            n=q.x[0].size,
+            length=length,
+            scale=scale,
+            offset=offset,
+        )
+
+
+def _turned(g: Graph, heads: Heads, *, now: bool) -> Heads:
+    """Heads of which ROPE_APPEND can do what is left.
+
+    Norms that it has not are recorded here with the rotation, and where `now`, all there is to do.
+    """
+    norm, angles = heads.norm, heads.angles
+    if norm is None and angles is None:
+        return heads
+    if not now and (norm is None or (norm.ndim == 1 and not heads.late)):
+        return heads
+    record_turn(g, heads)
+    return Heads(heads.x)
+
+
+def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
+    """Record that an indexer's queries and keys are rotated, and that keys are the end of k's rows.
+
+    k: f32 [n_tok, 1, head_dim].
+    """
+    n_tok, _, n_key = index.k.x.shape
+    for heads in (index.q, index.k):
+        record_turn(g, heads, neox=index.neox)
+    rows, width = k.reshape(n_tok, -1), k.shape[2]
+    copied(g, Part(index.k.x, 0, n_key), Part(rows, width - n_key, n_key))
+
+
+def record_turn(g: Graph, heads: Heads, *, neox: bool | None = None) -> None:
+    """Record the norm and the rotation of heads, in place; neox: None: as the architecture has."""
+    norm, angles = heads.norm, heads.angles
+    is_neox = g.model.arch.neox if neox is None else neox
+    g.rec.program.add(
+        ops.ROPE_HEADS,
+        (heads.x.shape[2], int(is_neox), "rope" if heads.late else "norm"),
+        step=g.rec.step,
+        x=heads.x,
+        norm=norm,
+        cos=None if angles is None else angles.cos,
+        sin=None if angles is None else angles.sin,
+        n_head=heads.x.shape[1],
+        norm_step=norm.shape[-1] if norm is not None and norm.ndim == 2 else 0,
+        n_half=0 if angles is None else angles.cos.shape[1],
+        eps=g.hp.rms_eps,
+    )
 
 
 def record_attention(
     g: Graph, state: SelectorState, queries: Queries, kv: KVView, audit: Audit | None = None
 ) -> None:
     """Record the ops from q and the pages to out; audit, at decode, checks these."""
-    rec, (layer, q, out) = g.rec, queries
+    rec, (layer, q, out, lse) = g.rec, queries
     program = rec.program
     program.part = SELECT
     choose = state.decode if rec.n_tok == 1 else state.prefill
-    selection = choose(rec, layer, q, kv)
-    chosen = Rows(rec.step, 1, selection, out)
+    selection = state.everything(rec) if g.model.arch.is_encoder else choose(rec, layer, q, kv)
+    program.selections[layer] = selection
+    chosen = Rows(rec.step, 1, selection, out, lse=lse)
     for rows in (chosen, *state.also_dense(rec, layer, selection)):
         program.part = ATTEND
         _record_attend(g, queries, kv, rows)
@@ -106,12 +281,19 @@ def n_split(n_row: int, n_part: int) -> int:
 def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
     hp, ws, rec, sel = g.hp, g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
-    if rec.n_tok == 1:
+    bent: dict[str, Any] = {}
+    window, ahead = g.model.window(queries.layer), 0
+    if g.model.arch.is_encoder:  # a window lies around a token, half of it on each side
+        ahead = window // 2 if window else hp.n_ctx_train
+        window = window // 2 + 1 if window else 0
+    if g.model.is_bent or ahead:
+        bent = {"cap": hp.attention_softcap, "slopes": g.model.slopes, "ahead": ahead}
+    elif rec.n_tok == 1:
         split = n_split(sel.n_row, ws.partial.shape[1])
     elif rows.partial is not None:
         partial, split = rows.partial, rows.partial.shape[2]
     rec.program.add(
-        ops.ATTEND,
+        ops.ATTEND_BENT if bent else ops.ATTEND,
         (hp.head_dim, group, sel.q_block, *kv.types),
         cost=attend_cost(rows, group, hp.head_dim, kv.row_bytes),
         step=rows.step,
@@ -127,7 +309,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         n_row=sel.n_row,
         heads_per_kv=hp.group,
         n_head_kv=hp.n_head_kv,
-        window=g.model.window(queries.layer),
+        window=window,
         n_split=split,
         stride=rows.stride,
         partial=partial,
@@ -135,6 +317,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         lse=rows.lse,
         scratch=ws.scratch,
         scale=hp.scale,
+        **bent,
     )
     if split > 1:
         _record_merge(rec, rows, partial, split)
@@ -143,7 +326,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
 def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
     """What ATTEND reads, from the Selection as its call has left it.
 
-    Each row reads the keys and values of its blocks, row_bytes for both, once for all of its
+    Each row reads the K and V of its blocks, row_bytes for both, once for all of its
     queries; the part of the last block that no query may see is left out.
     """
     sel, step = rows.sel, rows.step

@@ -53,6 +53,7 @@ class Queries(NamedTuple):
     layer: int
     q: np.ndarray
     out: np.ndarray
+    lse: np.ndarray | None = None  # f32 [n_tok, n_head], where something reads it: see Rows
 
 
 class Audit:
@@ -181,7 +182,7 @@ class Audit:
         return self._found(None, None)
 
     def n_bytes(self) -> tuple[float, float, float]:
-        """Bytes a step: keys and values attended to, selection, and dense attention's."""
+        """Bytes a step: K and V attended to, selection, and dense attention's."""
         attend, select, dense = np.mean(self._bytes, axis=0)
         return float(attend), float(select), float(dense)
 

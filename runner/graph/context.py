@@ -18,8 +18,10 @@ class Heads:
     """Queries or keys as a product left them, and what is still to be done to them."""
 
     x: np.ndarray  # f32 [n_tok, n_head, head_dim]
-    norm: np.ndarray | None = None  # f32 [head_dim], of each head
+    norm: np.ndarray | None = None  # f32 [head_dim], of each head, or [n_head, head_dim]
     angles: "Angles | None" = None
+    late: bool = False  # normed after it is rotated
+    warm: bool = False  # then times the temperature of its position
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,17 @@ class Angles:
 
     cos: np.ndarray
     sin: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an indexer chooses keys by: queries of its own, and what their scores weigh."""
+
+    q: Heads  # [n_tok, n_head, n_key]
+    k: Heads  # [n_tok, 1, n_key], kept behind the layer's key
+    weights: np.ndarray  # f32 [n_tok, n_head]
+    scratch: np.ndarray  # uint8: the workspace's
+    neox: bool  # rotary pairs are half of what is rotated apart
 
 
 # state(name, *shape): one of a layer's recurrent states, float32, which ops go on from.
@@ -40,11 +53,19 @@ class Hooks:
     By default nothing is recorded: the ops over rows alone, which any sequence may run.
     """
 
-    def append(self, g: "Graph", layer: int, q: Heads, k: Heads, v: Heads) -> None:
+    def append(self, g: "Graph", layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
         """Record norm and rotation of q and k, in place, and that k and v are appended."""
 
-    def attend(self, g: "Graph", layer: int, q: np.ndarray, out: np.ndarray) -> None:
-        """Record attention of q to the KV cache, both f32 [n_tok, n_head, head_dim]."""
+    def index(self, g: "Graph", index: Index, k: np.ndarray) -> None:
+        """Record that k's rows end with an indexer's keys; it chooses the keys of what follows."""
+
+    def attend(
+        self, g: "Graph", layer: int, q: np.ndarray, out: np.ndarray, lse: np.ndarray | None
+    ) -> None:
+        """Record attention of q to the KV cache, both f32 [n_tok, n_head, head_dim].
+
+        lse: f32 [n_tok, n_head], where the log of the sums of exponentials is to be.
+        """
 
     def attended(self, g: "Graph", layer: int) -> None:
         """Called when attention's output is where the layer's rows are, before g.x changes."""

@@ -41,20 +41,10 @@ def delta_net_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def expert_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the experts' tensors that may be one for gate and up, and of the shared expert."""
-    return {
-        "ffn_gate_up_exps": (hp.n_expert, 2 * hp.n_ff_expert, hp.n_embd),
-        "ffn_gate_inp_shexp": (hp.n_embd,),
-        "ffn_gate_shexp": (hp.n_ff_shared, hp.n_embd),
-        "ffn_up_shexp": (hp.n_ff_shared, hp.n_embd),
-        "ffn_down_shexp": (hp.n_embd, hp.n_ff_shared),
-    }
-
-
 def delta_net_layers(hp: HParams) -> tuple[int, ...]:
     """The layers of Gated DeltaNet, where the file has no list of them."""
-    return tuple(il for il in range(hp.n_layer) if (il + 1) % FULL_ATTENTION_EVERY)
+    every = hp.full_every or FULL_ATTENTION_EVERY
+    return tuple(il for il in range(hp.n_layer) if (il + 1) % every)
 
 
 def delta_net(g: Graph, il: int, h: Source, *, tiled: bool) -> Product:

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.graph.attention import new_recording, record_append, record_attention
+from tamis.graph.attention import new_recording, record_append, record_attention, record_index
 from tamis.graph.audit import Audit, Queries
-from tamis.graph.context import Graph, Heads, Hooks, State
+from tamis.graph.context import Graph, Heads, Hooks, Index, State
+from tamis.graph.indexer import IndexerState
 from tamis.graph.layer import record_layer
-from tamis.graph.linear import linear, stored
-from tamis.graph.norm import norm
+from tamis.graph.linear import Source, linear, stored
+from tamis.graph.norm import mapped, norm, norm_rows, ones, record_rows_added
 from tamis.graph.workspace import Measured, Workspace
 from tamis.jit_kernels.backends.base import LinkedProgram
 from tamis.jit_kernels.contract import ops
@@ -30,7 +31,7 @@ class _Layer(NamedTuple):
     """Where the ops of a layer are in the Program of a chunk."""
 
     first: int
-    projected: int  # after its own keys and values are in the pages
+    projected: int  # after its own K and V are in the pages
     ready: int  # after the frozen ones are what they should be
     end: int
 
@@ -53,6 +54,12 @@ class Stage:
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
         self.place, self.backend, self.layers = place, place.backend, place.layers
         self.ws, self.kv, self.state, self.states = own
+        if model.hp.indexer.top_k:
+            if type(self.state) is not SelectorState:
+                raise MethodError(
+                    "this model chooses the keys that it attends to: leave out attn and prefill"
+                )
+            self.state = IndexerState(self.state.shape, model.hp.indexer)
         self._model, self._audit = model, audit
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
             raise MethodError(
@@ -64,9 +71,15 @@ class Stage:
                 "prefill freezes tokens, but this model has recurrent layers, whose state every "
                 "token must pass: choose another prefill, or cpe:psi=1"
             )
+        if self.state.freezing and model.hp.n_layer_kv:
+            raise MethodError(
+                "prefill freezes tokens, but layers of this model share their KV cache: choose "
+                "another prefill, or cpe:psi=1"
+            )
         self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
+        self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
         self._table = b""  # of pages, as it was shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
@@ -88,6 +101,11 @@ class Stage:
         phase, decode = self._decoding
         self._prefill = self._linked(self._body_program)
         self._phases = {(phase, False, 0): self._linked(decode)}
+
+    @property
+    def pauses(self) -> bool:
+        """Whether its decode steps call Python between ops."""
+        return bool(self._decoding[1].pauses)
 
     def news(self) -> list[np.ndarray]:
         """The page table, where it is not what was told the last time."""
@@ -129,10 +147,12 @@ class Stage:
         self.kv.begin(pos, 1)
         self._replay(phase, 0, len(phase))
         self.kv.finish(pos, 1)
+        self.decoded = pos, phase.program
 
     def own_step(self, pos: int) -> Program:
         """The Program of the decode step at pos, whose step record is now set, for a Batch."""
         program = self.phase(pos, None, None).program
+        self.decoded = pos, program
         self.ws.step[:] = 1, pos, 0, pos, pos + 1
         return program
 
@@ -151,15 +171,21 @@ class Stage:
 
     def _linked(self, program: Program) -> LinkedProgram:
         linked: LinkedProgram = self.backend.link(program)
+        if program.pauses and not self.backend.on_host:
+            raise MethodError("attn is a function of NumPy arrays, which runs on the CPU only")
         self._stops[linked] = self.kv.stops(program)
         return linked
 
     def _replay(self, linked: LinkedProgram, first: int, last: int) -> None:
-        """Run ops first .. last - 1, stopping where keys and values must be brought in."""
-        for stop in self._stops[linked]:
+        """Run ops first .. last - 1, stopping where pages of the KV cache must be fetched."""
+        pauses = dict(linked.program.pauses)
+        for stop in sorted({*self._stops[linked], *pauses}):
             if first <= stop < last:
                 self.backend.run(linked, first, stop)
-                self.kv.bring(linked.program, stop)
+                if stop in pauses:
+                    pauses[stop]()
+                if stop in self._stops[linked]:
+                    self.kv.fetch(linked.program, stop)
                 first = stop
         self.backend.run(linked, first, last)
 
@@ -170,9 +196,9 @@ class Stage:
             self._prefill.count(n_tok, pos, first, last)
 
     def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
-        """The Program from what comes in (token ids, or ws.x) to ws.x, and where its layers are.
+        """Record this device's layers, from token ids or ws.x to ws.x; with their op numbers.
 
-        What comes before the first layer is part of it.
+        The embedding is recorded before the first layer, where this device has that.
         """
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, n_tok)
         around = _Around(self, audit)
@@ -220,9 +246,9 @@ class _Around(Hooks):
         self._stage, self._audit = stage, audit
         self.projected = self.ready = 0  # see _Layer
 
-    def append(self, g: Graph, layer: int, q: Heads, k: Heads, v: Heads) -> None:
+    def append(self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
         stage, program = self._stage, g.rec.program
-        kv = stage.view(layer)
+        kv = stage.view(g.model.kv_layer(layer))
         record_append(g, kv, q, k, v)
         self.projected = len(program)
         if self._freezes(g, layer) and layer > 0 and stage.state.freezing == "reuse":
@@ -231,10 +257,19 @@ class _Around(Hooks):
             stage.kv.record_end(program, g.rec.step)
         self.ready = len(program)
 
-    def attend(self, g: Graph, layer: int, q: np.ndarray, out: np.ndarray) -> None:
+    def index(self, g: Graph, index: Index, k: np.ndarray) -> None:
+        record_index(g, index, k)
+        assert isinstance(self._stage.state, IndexerState)
+        self._stage.state.index = index
+
+    def attend(
+        self, g: Graph, layer: int, q: np.ndarray, out: np.ndarray, lse: np.ndarray | None
+    ) -> None:
         stage = self._stage
-        kv = stage.view(layer)
-        record_attention(g, stage.state, Queries(layer, q, out), kv, self._audit)
+        kv = stage.view(g.model.kv_layer(layer))
+        record_attention(g, stage.state, Queries(layer, q, out, lse), kv, self._audit)
+        if isinstance(stage.state, IndexerState):
+            stage.state.index = None
 
     def attended(self, g: Graph, layer: int) -> None:
         if self._freezes(g, layer):
@@ -305,11 +340,15 @@ def measure(model: Model) -> Needs:
 
 def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
-    g.rec.program.hop(g.rec.step)
+    table, learned = g.model.weights.top.position_embd, None
+    if g.model.arch.positions == "all" or (g.model.arch.positions and table):
+        learned = table.vector
+    rows = [] if learned is None else [g.x]
+    g.rec.program.hop(g.rec.step, *rows)
     # Angles that no layer reads have no buffers.
     ropes = {g.model.rope_of(layer) for layer in layers}
     for rope in sorted(r for r in ropes if f"cos.{r}" in g.model.needs.rows):
-        angles, found = g.angles(rope), g.frequencies(rope)
+        angles, found = g.angles(rope), g.frequencies(rope).of(kv.capacity if kv else 0)
         g.rec.program.add(
             ops.ROPE_TABLE,
             step=g.rec.step,
@@ -321,7 +360,9 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
         )
     if kv is not None:
         kv.record_begin(g.rec.program, g.rec.step)
-    g.rec.program.hop(g.rec.step)
+        if learned is not None and layers.start == 0:
+            record_rows_added(g, learned)
+    g.rec.program.hop(g.rec.step, *rows)
 
 
 def record_embedding(g: Graph) -> None:
@@ -337,14 +378,29 @@ def record_embedding(g: Graph) -> None:
         table=table.data,
         y=g.x,
         n=g.hp.n_embd,
-        scale=math.sqrt(g.hp.n_embd) if g.model.arch.scale_embedding else 1.0,
+        scale=math.sqrt(g.hp.n_embd)
+        if g.model.arch.scale_embedding
+        else g.hp.embedding_scale or 1.0,
     )
+    if g.model.arch.norm_embedding:
+        w = g.model.weights.top.token_embd_norm
+        plain = g.model.arch.norm_embedding == "plain"
+        norm_rows(g, g.x, ones(g.hp.n_embd) if plain else w.vector, w.bias)
 
 
 def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
     """Record the output norm of the rows that `rows` names, and their logits f32 [n, n_vocab]."""
-    weights = g.model.weights
-    stored(g, linear(g, norm(g, g.x, weights.output_norm, rows), weights.output), logits)
+    weights, hp = g.model.weights, g.hp
+    if g.model.arch.is_encoder:
+        normed = Source(g.x, step=rows)
+    else:
+        normed = norm(g, g.x, weights.output_norm, rows)
+    stored(g, linear(g, normed, weights.output), logits)
+    scale, cap = hp.logit_scale or 1.0, hp.logit_softcap
+    if cap:
+        mapped(g, logits, logits, "tanh", inner=scale / cap, outer=cap)
+    elif scale != 1.0:
+        mapped(g, logits, logits, outer=scale)
 
 
 def _check_readers(program: Program, role: str, types: KVTypes) -> None:

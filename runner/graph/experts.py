@@ -1,17 +1,19 @@
 """Mixture of experts: routing, the chosen experts' products, their weighted sum."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.graph.linear import Product, linear, linears
-from tamis.graph.recurrent import Part, gated, whole
+from tamis.graph.recurrent import Part, gate_rows, gated, whole
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
-from tamis.model.weights import Tensor, Tensors
+from tamis.model.weights import Tensor
+
+PACKED = ("silu", "gelu")  # activations that GATE has
 
 
 class Mixture(NamedTuple):
@@ -21,26 +23,44 @@ class Mixture(NamedTuple):
     weights: np.ndarray  # f32 [n_tok, n_used]
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
+    """Which experts each row reads, and what their outputs weigh."""
+
     ids: np.ndarray  # int32 [n_tok, n_used]
     weights: np.ndarray  # f32 [n_tok, n_used]
 
 
-def experts(g: Graph, x: np.ndarray, w: Tensors) -> Mixture:
+def experts(g: Graph, il: int, x: np.ndarray) -> Mixture:
     """The n_expert_used best gated feed-forward parts of each row of x, f32 [n_tok, n_embd]."""
+    w = g.weights(il)
     (logits,) = linears(g, x, w.ffn_gate_inp)
-    chosen = _route(g, logits)
+    return chosen_experts(g, il, x, route(g, logits, w.exp_probs_b))
+
+
+def chosen_experts(g: Graph, il: int, x: np.ndarray, chosen: Chosen) -> Mixture:
+    """The feed-forward parts that were chosen for each row of x, f32 [n_tok, n_embd]."""
+    w = g.weights(il)
     return Mixture(
-        _products(g, _gated(g, x, w, chosen.ids), w.ffn_down_exps, chosen.ids), chosen.weights
+        _products(g, _hidden(g, il, x, chosen.ids), w.ffn_down_exps, chosen.ids), chosen.weights
     )
 
 
-def shared_expert(g: Graph, x: np.ndarray, w: Tensors) -> Product:
-    """The gated feed-forward part that every row of x reads, times the sigmoid of its own gate."""
+def shared_expert(g: Graph, il: int, x: np.ndarray) -> Product:
+    """The gated feed-forward part that every row of x reads.
+
+    Times the sigmoid of its own gate, where it has one.
+    """
+    w, arch = g.weights(il), g.model.arch
+    if not arch.gated:
+        (up,) = linears(g, x, w.ffn_up_shexp)
+        return linear(g, gated(g, "shexp", whole(up), arch.activation), w.ffn_down_shexp)
+    if not w.ffn_gate_inp_shexp:
+        gate, up = linears(g, x, w.ffn_gate_shexp, w.ffn_up_shexp)
+        return linear(g, _activated(g, gate, up, _limit(g.hp.clamp_shared, il)), w.ffn_down_shexp)
     gate, up, share = linears(
         g, x, w.ffn_gate_shexp, w.ffn_up_shexp, _as_matrix(w.ffn_gate_inp_shexp)
     )
-    hidden = gated(g, "shexp", whole(gate), g.model.arch.activation, whole(up))
+    hidden = _activated(g, gate, up, _limit(g.hp.clamp_shared, il))
     shared = gated(g, "shexp_gated", whole(share), "sigmoid", whole(hidden))
     return linear(g, shared, w.ffn_down_shexp)
 
@@ -51,29 +71,53 @@ def _as_matrix(tensor: Tensor) -> Tensor:
     return replace(tensor, data=QTensor(row.view(np.uint8), "F32", 1, len(row)))
 
 
-def _gated(g: Graph, x: np.ndarray, w: Tensors, ids: np.ndarray) -> np.ndarray:
+def _hidden(g: Graph, il: int, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """What the chosen experts' last product reads, f32 [n_tok, n_used, n_ff]."""
-    if "ffn_gate_up_exps" in w and w.ffn_gate_up_exps:
+    w, limit = g.weights(il), _limit(g.hp.clamp_experts, il)
+    if w.ffn_gate_up_exps:
         both, n = _products(g, x, w.ffn_gate_up_exps, ids), g.hp.n_ff_expert
         n_used = both.shape[1]
         gates, ups = (Part(both, first, n, n_used, 2 * n) for first in (0, n))
         name = w.ffn_gate_exps.label
-        return gated(g, name, gates, g.model.arch.activation, ups).reshape(-1, n_used, n)
+        if not limit and not g.model.arch.clamp_always:
+            hidden = gated(g, name, gates, g.model.arch.activation, ups)
+            return hidden.reshape(-1, n_used, n)
+        gate, up = gated(g, name, gates, "none"), gated(g, w.ffn_up_exps.label, ups, "none")
+        return _activated(g, gate, up, limit).reshape(-1, n_used, n)
+    if not g.model.arch.gated:
+        up = _products(g, x, w.ffn_up_exps, ids)
+        hidden = gated(g, w.ffn_gate_exps.label, whole(up), g.model.arch.activation)
+        return hidden.reshape(up.shape)
     gate, up = (_products(g, x, tensor, ids) for tensor in (w.ffn_gate_exps, w.ffn_up_exps))
-    g.rec.program.add(
-        ops.GATE,
-        (g.model.arch.activation,),
-        step=g.rec.step,
-        gate=gate,
-        up=up,
-        y=gate,
-        n=gate[0].size,
-    )
+    return _activated(g, gate, up, limit)
+
+
+def _limit(clamps: tuple[float, ...], il: int) -> float:
+    return clamps[il] if clamps else 0.0
+
+
+def _activated(g: Graph, gate: np.ndarray, up: np.ndarray, limit: float) -> np.ndarray:
+    """The gate's activation times up, of f32 [n_tok, ...] both; in place of the gate."""
+    arch = g.model.arch
+    limit = limit or arch.clamp_always
+    fields: dict[str, Any] = {
+        "step": g.rec.step,
+        "gate": gate,
+        "up": up,
+        "y": gate,
+        "n": gate[0].size,
+    }
+    if limit:
+        g.rec.program.add(ops.GATE_CLAMPED, (arch.clamp,), **fields, limit=limit)
+    elif arch.activation in PACKED:
+        g.rec.program.add(ops.GATE, (arch.activation,), **fields)
+    else:
+        gate_rows(g, whole(gate), arch.activation, whole(up), whole(gate))
     return gate
 
 
-def record_sum(g: Graph, mixture: Mixture, y: np.ndarray) -> None:
-    """Record that the weighted sum of the experts' outputs is added to y f32 [n_tok, n_embd]."""
+def record_sum(g: Graph, mixture: Mixture, y: np.ndarray, *, add: bool) -> None:
+    """Record that y (+)= the weighted sum of the experts' outputs, f32 [n_tok, n_embd]."""
     _, n_used, n = mixture.x.shape
     g.rec.program.add(
         ops.MOE_SUM,
@@ -83,38 +127,82 @@ def record_sum(g: Graph, mixture: Mixture, y: np.ndarray) -> None:
         y=y,
         n=n,
         n_used=n_used,
+        add=int(add),
     )
 
 
-def _route(g: Graph, logits: np.ndarray) -> _Chosen:
-    n_used = g.hp.n_expert_used
-    chosen = _Chosen(
+def route(g: Graph, logits: np.ndarray, bias: Tensor) -> Chosen:
+    """The experts of each row: the best by their logits, or by their scores with a bias added."""
+    n_used, routing, arch = g.hp.n_expert_used, g.hp.routing, g.model.arch
+    chosen = Chosen(
         g.ws.rows("expert_ids", n_used, dtype=np.int32), g.ws.rows("expert_weights", n_used)
     )
+    added = bias.bias if bias.bias is not None else bias.vector if bias else None
+    has_keys = added is not None or routing.n_group > 1
+    norm = arch.normalize_experts if routing.norm is None else routing.norm
     g.rec.program.add(
         ops.MOE_ROUTE,
+        (routing.score or arch.score_experts,),
         step=g.rec.step,
         logits=logits,
+        bias=added,
+        keys=g.ws.rows("expert_keys", g.hp.n_expert) if has_keys else None,
         ids=chosen.ids,
         weights=chosen.weights,
         n_expert=g.hp.n_expert,
         n_used=n_used,
-        norm=int(g.model.arch.normalize_experts),
+        n_group=routing.n_group,
+        n_group_used=routing.n_group_used,
+        norm=int(norm),
+        scale=routing.scale,
     )
     return chosen
 
 
+def weighed(g: Graph, chosen: Chosen, factors: np.ndarray) -> Chosen:
+    """The same choice, each expert's weight times its own factor; factors f32 [n_expert]."""
+    n_used = chosen.ids.shape[1]
+    own = g.ws.rows("expert_factors", n_used)
+    fields: dict[str, Any] = {"step": g.rec.step, "y": own}
+    g.rec.program.add(
+        ops.MAP_ROWS, ("none", 0), x=chosen.weights, n=n_used, inner=1.0, outer=0.0, **fields
+    )
+    g.rec.program.add(ops.MOE_BIAS, bias=factors, ids=chosen.ids, n=1, n_used=n_used, **fields)
+    return chosen._replace(
+        weights=gated(g, "expert_shares", whole(own), "none", whole(chosen.weights))
+    )
+
+
 def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.ndarray:
-    """y[slot] = x @ w[expert of slot].T; x has one row a token, or one a slot."""
-    hp, w = g.hp, tensor.matrix
-    n_out = w.n_out // hp.n_expert
-    y = g.ws.rows(tensor.label, hp.n_expert_used, n_out)
+    """y[slot] = x @ w[expert of slot].T + its bias; x has one row a token, or one a slot."""
+    y = products(g, x, tensor, ids, g.hp.n_expert)
+    if tensor.bias is not None:
+        g.rec.program.add(
+            ops.MOE_BIAS,
+            step=g.rec.step,
+            bias=tensor.bias,
+            ids=ids,
+            y=y,
+            n=y.shape[2],
+            n_used=y.shape[1],
+        )
+    return y
+
+
+def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix: int) -> np.ndarray:
+    """y[slot] = x @ w[ids of slot].T, f32 [n_tok, n_used, n_out]; w: n_matrix matrices.
+
+    x has one row a token, or one a slot; ids int32 [n_tok, n_used].
+    """
+    w, n_used = tensor.matrix, ids.shape[1]
+    n_out = w.n_out // n_matrix
+    y = g.ws.rows(tensor.label, n_used, n_out)
     g.ws.packed_rows(w.n_in)  # scratch is sized by the widest row
     g.rec.program.add(
         ops.MOE_MATMUL,
         (w.type,),
         label=f"moe_matmul {w.type}",
-        cost=_cost(w, hp.n_expert_used / hp.n_expert),
+        cost=_cost(w, n_used / n_matrix),
         step=g.rec.step,
         x=x,
         w=w.data,
@@ -122,8 +210,8 @@ def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.nd
         y=y,
         n_in=w.n_in,
         n_out=n_out,
-        n_used=hp.n_expert_used,
-        n_expert=hp.n_expert,
+        n_used=n_used,
+        n_expert=n_matrix,
         x_per_slot=x.ndim - 2,
         scratch=g.ws.scratch,
     )
@@ -131,6 +219,6 @@ def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.nd
 
 
 def _cost(w: QTensor, share: float) -> Cost:
-    """Each token reads its share of the experts."""
+    """Each token reads its share of the matrices."""
     n_bytes, n_flop = int(share * w.data.nbytes), int(share * 2 * w.n_in * w.n_out)
     return lambda n_tok, pos: (n_tok * n_bytes, n_tok * n_flop)

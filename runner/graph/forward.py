@@ -14,11 +14,11 @@ from tamis.graph.workspace import HEAD_ROWS
 from tamis.jit_kernels.backends.base import Backend, LinkedProgram
 from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.program import OpCost, Program
-from tamis.kv.page_store import huge_zeros
 from tamis.model.model import Model
+from tamis.platform.memory import huge_zeros
 from tamis.select.base import Recording
 
-AUDITED = "report", "indptr", "chosen", "meta"  # what an audit finds, what costs are told from
+AUDITED = "report", "indptr", "chosen", "meta"  # results of an audit, inputs of costs
 
 
 class Forward:
@@ -121,9 +121,7 @@ class Forward:
     def hidden(self, n_row: int) -> np.ndarray:
         """The first n_row rows of the last chunk after the output norm, f32 [n_row, n_embd]."""
         self._last.backend.fetch(self._ws.x)
-        x = self._ws.x[:n_row].astype(np.float64)
-        x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + self._model.hp.rms_eps)
-        return (x * self._model.weights.output_norm.vector).astype(np.float32)
+        return output_normed(self._model, self._ws.x[:n_row])
 
     def _run_head(self, row: int, n_row: int) -> None:
         self._ws.head_rows[:3] = n_row, 0, row
@@ -174,6 +172,19 @@ class Forward:
         record = self._ws.record[: self._ws.step.nbytes + ids.nbytes]
         for stage in self._stages:
             stage.backend.send(record, *stage.news())
+
+
+def output_normed(model: Model, rows: np.ndarray) -> np.ndarray:
+    """The output norm of rows of the residual stream, f32 [n, n_embd]."""
+    x, arch, w = rows.astype(np.float64), model.arch, model.weights.output_norm
+    if arch.is_encoder:
+        return rows.copy()
+    if arch.norm == "layer":
+        x -= x.mean(axis=1, keepdims=True)
+    x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + model.hp.rms_eps)
+    if arch.weighted:
+        x *= w.vector
+    return (x if w.bias is None else x + w.bias).astype(np.float32)
 
 
 class _Answer:

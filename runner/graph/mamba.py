@@ -13,6 +13,7 @@ from tamis.graph.recurrent import (
     gated,
     gated_norm,
     linear_scan,
+    normed_part,
     recurrence,
     short_conv,
     steps,
@@ -33,6 +34,9 @@ def mamba_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
         "ssm_a": (s.n_inner, s.n_state),
         "ssm_d": (s.n_inner,),
         "ssm_out": (hp.n_embd, s.n_inner),
+        "ssm_dt_norm": (s.n_rank,),
+        "ssm_b_norm": (s.n_state,),
+        "ssm_c_norm": (s.n_state,),
     }
 
 
@@ -47,6 +51,15 @@ def mamba(g: Graph, il: int, h: Source) -> Product:
 
     recurrence(g, il, [xz], conv, convolve)
     (mixed,) = linears(g, conv, w.ssm_x)
+    first = 0
+    for weights, n in (
+        (w.ssm_dt_norm, s.n_rank),
+        (w.ssm_b_norm, s.n_state),
+        (w.ssm_c_norm, s.n_state),
+    ):
+        part, first = Part(mixed, first, n), first + n
+        if weights:
+            normed_part(g, part, weights, part)
     rank = gated(g, "rank", Part(mixed, 0, s.n_rank), "none")
     (raw,) = linears(g, rank, replace(w.ssm_dt, added=None))  # `steps` adds it
     dt = steps(g, whole(raw), w.ssm_dt, None).dt

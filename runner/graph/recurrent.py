@@ -1,4 +1,4 @@
-"""Recurrent layers: what goes on from a state instead of keys and values.
+"""Recurrent layers, which keep a state instead of a KV cache.
 
 The parts are functions from rows to rows; the ops over a layer's states are of the sequence's side,
 between two hops: see Program.hop.
@@ -30,8 +30,8 @@ class Part(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Elements from a token's row to the next one's."""
-        return int(np.prod(self.x.shape[1:]))
+        """Elements from a token's row to the next one's; 0 where x is one that all have."""
+        return 0 if self.x.ndim == 1 else int(np.prod(self.x.shape[1:]))
 
 
 def whole(x: np.ndarray) -> Part:
@@ -50,11 +50,11 @@ def recurrence(
 
 
 def short_conv(
-    g: Graph, state: State, x: Part, w: Tensor, *, activation: str = "silu"
+    g: Graph, state: State, x: Part, w: Tensor, *, activation: str = "silu", name: str = "conv"
 ) -> np.ndarray:
-    """The causal convolution of each channel of x, f32 [n_tok, n]."""
+    """The causal convolution of each channel of x, f32 [n_tok, n]; name: of state and buffer."""
     taps = np.ascontiguousarray(w.vector.reshape(x.n, -1).T)  # [n_tap, n]
-    y = g.ws.rows("conv", x.n)
+    y = g.ws.rows(name, x.n)
     g.rec.program.add(
         ops.SHORT_CONV,
         (activation,),
@@ -62,7 +62,7 @@ def short_conv(
         x=x.at,
         w=taps,
         bias=w.bias,
-        state=state("conv", len(taps) - 1, x.n),
+        state=state(name, len(taps) - 1, x.n),
         y=y,
         n=x.n,
         n_tap=len(taps),
@@ -76,13 +76,42 @@ def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) 
     """X * activation(z), or activation(z) alone, in the buffer of this name."""
     n = z.n if x is None else x.n  # z may have one element for each run of x
     y = g.ws.rows(name, z.rows_per_tok * n)
+    gate_rows(g, z, activation, x, Part(y, 0, n, z.rows_per_tok, n))
+    return y
+
+
+def copied(g: Graph, x: Part, y: Part) -> None:
+    """Record that y, of as many runs, is x."""
+    gate_rows(g, x, "none", None, y)
+
+
+def normed_part(g: Graph, x: Part, w: Tensor, y: Part) -> None:
+    """Record that y, whose runs lie one after another as x's do, is the norm of x's runs."""
+    g.rec.program.add(
+        ops.RMS_NORM,
+        (0,),
+        step=g.rec.step,
+        x=x.at,
+        w=w.vector,
+        y=y.at,
+        n=x.n,
+        rows_per_tok=x.rows_per_tok,
+        x_stride=x.stride,
+        y_stride=y.stride,
+        eps=g.hp.rms_eps,
+    )
+
+
+def gate_rows(g: Graph, z: Part, activation: str, x: Part | None, y: Part) -> None:
+    """Record that y is x * activation(z), or activation(z) alone."""
+    n = y.n
     g.rec.program.add(
         ops.GATE_ROWS,
         (activation,),
         step=g.rec.step,
         x=None if x is None else x.at,
         z=z.at,
-        y=y,
+        y=y.at,
         n=n,
         rows_per_tok=z.rows_per_tok,
         x_stride=0 if x is None else x.stride,
@@ -90,8 +119,9 @@ def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) 
         z_stride=z.stride,
         z_step=z.step,
         z_each=int(z.n == n),
+        y_stride=y.stride,
+        y_step=y.step,
     )
-    return y
 
 
 class Steps(NamedTuple):
@@ -105,13 +135,22 @@ def steps(g: Graph, x: Part, bias: Tensor, rates: np.ndarray | None) -> Steps:
     """softplus(x + bias), and exp of it times rates; rates f32, each of as many neighbours."""
     if bias.bias is None:
         raise MissingTensor(f"{bias.name}.bias")
+    return _steps(g, x, bias.bias, rates)
+
+
+def softplus(g: Graph, x: np.ndarray) -> np.ndarray:
+    """log(1 + exp(x)), f32 [n_tok, n]."""
+    return _steps(g, whole(x), np.zeros(x[0].size, np.float32), None).dt
+
+
+def _steps(g: Graph, x: Part, bias: np.ndarray, rates: np.ndarray | None) -> Steps:
     n = x.n * x.rows_per_tok
     found = Steps(g.ws.rows("dt", n), None if rates is None else g.ws.rows("decay", n))
     g.rec.program.add(
         ops.DECAY,
         step=g.rec.step,
         x=x.at,
-        bias=bias.bias,
+        bias=bias,
         a=rates,
         dt=found.dt,
         decay=found.decay,
@@ -159,6 +198,26 @@ def gated_norm(
     return x
 
 
+def bounded_decay(g: Graph, x: np.ndarray, bias: Tensor, rates: Tensor, least: float) -> np.ndarray:
+    """Exp of `least` times a sigmoid: see BOUNDED_DECAY; f32 [n_tok, n]."""
+    n = x.shape[1]
+    if bias.bias is None:
+        raise MissingTensor(f"{bias.name}.bias")
+    decay = g.ws.rows("decay", n)
+    g.rec.program.add(
+        ops.BOUNDED_DECAY,
+        step=g.rec.step,
+        x=x,
+        bias=bias.bias,
+        a=rates.vector,
+        decay=decay,
+        n=n,
+        run=n // rates.vector.size,
+        least=least,
+    )
+    return decay
+
+
 class Scan(NamedTuple):
     """A linear scan: its rule, what each token brings, and the heads."""
 
@@ -166,7 +225,7 @@ class Scan(NamedTuple):
     q: Part  # each head's part of a row
     k: Part
     v: Part
-    decay: np.ndarray  # f32 [n_tok, n_head] or [n_tok, n_head * head_k]
+    decay: np.ndarray  # f32 [n_tok, n_head] or [n_tok, n_head * head_k]; [1, ...]: all the same
     beta: np.ndarray | None = None  # f32 [n_tok, n_head]
     skip: np.ndarray | None = None  # f32 [n_head]
     tiled: bool = False  # head h reads keys of head h % n_head_k, else neighbours share them
@@ -196,6 +255,6 @@ def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray) -> None:
         stride=v.stride,
         qk_step=k.step,
         v_step=v.step,
-        decay_stride=scan.decay[0].size,
+        decay_stride=scan.decay[0].size if len(scan.decay) > 1 else 0,
         scale=scan.scale,
     )

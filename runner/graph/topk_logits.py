@@ -9,7 +9,7 @@ import numpy as np
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
-from tamis.kv.page_store import huge_zeros
+from tamis.platform.memory import huge_zeros
 
 MOST = 128  # that are worth finding so
 SPECS = {KernelSpec(ops.LOGIT_PARTS, ()), KernelSpec(ops.LOGIT_BEST, ())}

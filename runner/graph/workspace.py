@@ -12,7 +12,7 @@ from tamis.jit_kernels.contract.types import zeros
 from tamis.model.hparams import HParams
 from tamis.model.model import Model, Needs
 
-HEAD_ROWS = 16  # rows of logits computed at once where all positions are asked for
+HEAD_ROWS = 16  # rows of logits that an op computes if all positions are asked for
 
 
 class Chunk:

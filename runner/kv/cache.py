@@ -27,7 +27,7 @@ class KVCounts:
     n_ahead: int = 0  # units read ahead
     n_read: int = 0  # bytes read, ahead or not
     n_written: int = 0  # bytes written
-    n_chosen: int = 0  # bytes of the keys and values that were asked for
+    n_chosen: int = 0  # bytes of the KV rows that were asked for
     n_covered: int = 0  # bytes of the units that hold them
 
     @property
@@ -44,7 +44,7 @@ class KVCounts:
 class KVCache(Protocol):
     """The KV cache of one sequence of up to `capacity` tokens, its layers counted from 0."""
 
-    types: KVTypes  # that keys and values are kept in
+    types: KVTypes  # of K and of V
     resident: bool = False  # whether a pass needs nothing but `reserve`: no call of the others
     kv_ram: int | None = None  # bytes of memory that it has, where the rest is in a file
     kv_vram: int | None = None  # bytes of a GPU's memory that it has, where the rest is in RAM
@@ -77,14 +77,14 @@ class KVCache(Protocol):
         return ()
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv].
+        """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv].
 
         Raises KVFileError.
         """
         ...
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set keys and values from the first position of a page on, as `read` gives them.
+        """Set K and V from the first position of a page on, as `read` gives them.
 
         Rows of another type are converted. Raises KVFileError.
         """
@@ -113,23 +113,23 @@ class KVCache(Protocol):
         return Program()
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
-        """Record what a pass needs before its keys and values are written: nothing."""
+        """Record what a pass needs before its K and V are written: nothing."""
         return
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Record what a pass needs after its keys and values of all layers are written: nothing."""
+        """Record what a pass needs after its K and V of all layers are written: nothing."""
         return
 
     def stops(self, program: Program) -> list[int]:
-        """The calls before which `bring` must be called: none. Raises ValueError: cannot be."""
+        """The calls before which `fetch` must be called: none. Raises ValueError: cannot be."""
         return []
 
     def begin(self, pos: int, n_tok: int) -> None:
         """A pass begins that writes positions pos .. pos + n_tok - 1. Raises KVFileError."""
         return
 
-    def bring(self, program: Program, at: int) -> None:
-        """Bring what a call reads to where it reads it. Raises KVFileError, ValueError."""
+    def fetch(self, program: Program, at: int) -> None:
+        """Fetch what a call reads to where it reads it. Raises KVFileError, ValueError."""
         return
 
     def finish(self, pos: int, n_tok: int) -> None:

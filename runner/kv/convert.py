@@ -1,4 +1,4 @@
-"""Keys and values from one type to another, in NumPy: for saved sessions, not for hot paths."""
+"""Conversion of KV rows between types, in NumPy: for saved sessions, not for hot paths."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
-"""Keys and values of one sequence in a fixed amount of memory, the rest in a file.
+"""The KV cache of one sequence in a fixed amount of memory, the rest in a file.
 
-What an op reads is brought into memory just before it runs: the Program stops there. Pages that are
-whole are written behind, on a thread; while a layer runs, what the next one chose the last time is
-read ahead.
+What an op reads is fetched just before it runs: the Program stops there. Whole pages are written
+back later, by a thread; while a layer runs, threads prefetch what the next layer chose in the last
+step.
 """
 
 import weakref
@@ -44,7 +44,7 @@ class DiskTier(KVCache):
         self._n_page = -(-n_ctx // PAGE)
         self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
         self._n_frame = kv_ram // self._page_bytes
-        self._n_claimed = hp.n_layer * (-(-n_ubatch // PAGE) + 1)
+        self._n_allocated = hp.n_layer * (-(-n_ubatch // PAGE) + 1)
         self._check(MARGIN, "this model")
         self._file = KVFile(folder)
         sides, at = [], 0
@@ -55,7 +55,7 @@ class DiskTier(KVCache):
         self._sides: list[Frames] = sides
         self._end = np.zeros(hp.n_layer, np.int64)  # positions that each layer has
         # Of a layer and side, the step that last asked for units, and these.
-        self._wanted: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+        self._needed: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._pool = ThreadPoolExecutor(N_READER, "tamis-kv")
         self._writer = ThreadPoolExecutor(1, "tamis-kv-write")
         self._writing: list[tuple[Future[None], int, int, np.ndarray]] = []
@@ -100,10 +100,10 @@ class DiskTier(KVCache):
             for side in self._sides:
                 side.drop(layer, first)
         np.minimum(self._end, n_tokens, out=self._end)
-        self._wanted.clear()
+        self._needed.clear()
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv].
+        """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv].
 
         Raises KVFileError.
         """
@@ -130,7 +130,7 @@ class DiskTier(KVCache):
             self.write(layer, k, v, first // PAGE)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set keys and values from the first position of a page on; what was after them is gone.
+        """Set K and V from the first position of a page on; what was after them is gone.
 
         A page that is not whole gets a frame. Raises KVFileError.
         """
@@ -148,10 +148,10 @@ class DiskTier(KVCache):
                     side.write_page(layer, at, units)
                     self._counts.n_written += units.nbytes
                 else:
-                    side.claim(layer, np.array([at]))
+                    side.allocate(layer, np.array([at]))
                     side.frames[side.table[layer, at], :, : part.shape[1]] = part
         self._end[layer] = end
-        self._wanted.clear()  # there may be fewer pages now than were asked for
+        self._needed.clear()  # there may be fewer pages now than were asked for
 
     def forget_cached(self) -> None:
         """Let the system drop its copies of what is in the file: for measurements."""
@@ -161,7 +161,7 @@ class DiskTier(KVCache):
 
     # ---- kernels' side ---------------------------------------------------------------------------
     def stops(self, program: Program) -> list[int]:
-        """The calls before which `bring` must be called. Raises ValueError: cannot be."""
+        """The calls before which `fetch` must be called. Raises ValueError: cannot be."""
         calls = program.calls
         if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
@@ -186,15 +186,15 @@ class DiskTier(KVCache):
             if pos % PAGE:
                 self._fill(layer, first, pos % PAGE)
             for side in self._sides:
-                self._with_frames(partial(side.claim, layer, pages), layer)
+                self._with_frames(partial(side.allocate, layer, pages), layer)
 
     def finish(self, pos: int, n_tok: int) -> None:
         """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file."""
         if pos // PAGE < (pos + n_tok) // PAGE:
             self._write_behind((pos + n_tok) // PAGE)
 
-    def bring(self, program: Program, at: int) -> None:
-        """Bring what a call reads into memory, and start reading for the next layer.
+    def fetch(self, program: Program, at: int) -> None:
+        """Fetch what a call reads into memory, and start reading for the next layer.
 
         Raises KVFileError, ValueError.
         """
@@ -212,12 +212,12 @@ class DiskTier(KVCache):
         for side in self._sides[:n_side]:
             self._counts.n_chosen += n_key * side.unit_bytes // self._unit
             self._counts.n_covered += int(flat.sum()) * side.unit_bytes
-        self.bring_units(layer, [flat] * n_side)
+        self.fetch_units(layer, [flat] * n_side)
         if call.spec.op.reads is ops.READS_SELECTION:
             self._read_ahead((layer + 1) % self._hp.n_layer)
 
     def _fill(self, layer: int, page: int, n_line: int) -> None:
-        """Bring the first lines of a page into memory, which is then written to."""
+        """Fetch the first lines of a page into memory, which is then written to."""
         need = np.zeros((page + 1, self._hp.n_head_kv, PAGE // self._unit), bool)
         need[page, :, : -(-n_line // self._unit)] = True
         self._join()
@@ -237,7 +237,7 @@ class DiskTier(KVCache):
         need = np.broadcast_to(line.reshape(n_page, 1, per_page), shape)
         return need, n_head_kv * sum(last - first for first, last in spans)
 
-    def bring_units(self, layer: int, needs: list[np.ndarray]) -> None:
+    def fetch_units(self, layer: int, needs: list[np.ndarray]) -> None:
         """Wait until units of keys, or of keys and of values, are in memory.
 
         needs: bool [n_page, units of a page], those of a KV head after another's. They stay until
@@ -249,9 +249,9 @@ class DiskTier(KVCache):
         for i, need in enumerate(needs):
             side = self._sides[i]
             load = self._with_frames(partial(side.lookup, layer, need, self._step), layer)
-            step, before = self._wanted.get((layer, i), (0, need))
+            step, before = self._needed.get((layer, i), (0, need))
             # An op that chooses may have read more keys of this step than what was chosen.
-            self._wanted[layer, i] = self._step, need | before if step == self._step else need
+            self._needed[layer, i] = self._step, need | before if step == self._step else need
             loads.append(load)
             self._counts.n_hit += int(need.sum()) - len(load.numbers)
             self._counts.n_miss += len(load.numbers)
@@ -259,8 +259,8 @@ class DiskTier(KVCache):
 
     def _read_ahead(self, layer: int) -> None:
         for i, side in enumerate(self._sides):
-            if (layer, i) in self._wanted:
-                _, need = self._wanted[layer, i]
+            if (layer, i) in self._needed:
+                _, need = self._needed[layer, i]
                 load = side.lookup(layer, need, self._step, ahead=True)
                 self._counts.n_ahead += len(load.numbers)
                 self._ahead.append((i, self._start(i, load), load))
@@ -338,7 +338,7 @@ class DiskTier(KVCache):
             raise errors[0]
 
     def _check(self, n_frame: int, who: str) -> None:
-        least = (n_frame + self._n_claimed) * self._page_bytes
+        least = (n_frame + self._n_allocated) * self._page_bytes
         if self.kv_ram < least:
             raise ValueError(
                 f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "

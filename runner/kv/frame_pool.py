@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.jit_kernels.contract.types import PAGE, kv_row
-from tamis.kv.page_store import huge_zeros
 from tamis.kv.unit_file import KVFile, Units
 from tamis.model.hparams import HParams
+from tamis.platform.memory import huge_zeros
 
 
 class OutOfFramesError(RuntimeError):
@@ -107,7 +107,7 @@ class Frames:
         """Frames that were looked up may be taken again."""
         self._pinned[:] = False
 
-    def claim(self, layer: int, pages: np.ndarray) -> None:
+    def allocate(self, layer: int, pages: np.ndarray) -> None:
         """Frames for pages that are about to be written; they stay until `clean` was told."""
         absent = pages[self.table[layer, pages] < 0]
         taken = np.array(self._take(len(absent), layer), np.int64)

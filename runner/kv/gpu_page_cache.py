@@ -1,8 +1,8 @@
-"""Keys and values of one sequence in the host's memory, and some of their pages on a GPU.
+"""The KV cache of one sequence in the host's memory, and some of its pages on a GPU.
 
-All of them have a home in memory that kernels reach. The device has frames, each for a page of one
-layer: those of the positions that are being written, and those that ops have read of late. A
-Program brings what each op reads by itself, just before it: nothing stops for it.
+All pages are in a backing store that kernels reach. The device has frames, each for a page of one
+layer: those of the positions that are being written, and those that ops read last. A
+Program itself fetches what an op reads, just before the op: it does not stop for that.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
-from tamis.kv.page_store import huge_zeros
 from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
+from tamis.platform.memory import huge_zeros
 
-AT_ONCE = 16  # frames beside those being written are a multiple of it: see ops.KV_TAKE
+AT_ONCE = 16  # frames beside those being written are a multiple of it: see ops.KV_EVICT
 
 
 class GpuPageCache(KVCache):
@@ -50,17 +50,17 @@ class GpuPageCache(KVCache):
         self._check()
         page, rows = (hp.n_head_kv, PAGE), [kv_row(type, hp.head_dim) for type in types]
         n_home, n_frame = n_layer * self._n_page, 1 + self._n_first + self._n_cache
-        self._home = [huge_zeros((n_home, *page), row)[1] for row in rows]
-        self._held = [mapped(home) for home in self._home]
+        self._store = [huge_zeros((n_home, *page), row)[1] for row in rows]
+        self._held = [mapped(stored) for stored in self._store]
         self._frames = [huge_zeros((n_frame, *page), row)[1][1:] for row in rows]
-        # What kernels know of frames: see ops.KV_CLAIM.
+        # What kernels know of frames: see ops.KV_ALLOCATE.
         self._table = np.zeros((n_layer, self._n_page), np.int32)
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
         self._owner, self._used = zeros((2, self._n_cache), np.int32)
         self._nothing = np.zeros(0, np.int32)
         self._state = np.zeros(ops.KV_STATE_SIZE, np.int64)
         self._state[ops.KV_STATE.serial // 8] = 1
-        self._wanted, self._missing = np.zeros((2, self._n_page), np.int32)
+        self._marks, self._missing = np.zeros((2, self._n_page), np.int32)
         self._counts = np.zeros(ops.KV_RANKS, np.int32)
         self._forget()
         self._end = 0  # positions that were made writable
@@ -79,7 +79,7 @@ class GpuPageCache(KVCache):
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """What `read` and `write` see: to be fetched before, and sent after."""
-        return (*self._home, self._table, self._ring, self._owner, self._used)
+        return (*self._store, self._table, self._ring, self._owner, self._used)
 
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer: pages that are in no frame are -1."""
@@ -96,9 +96,9 @@ class GpuPageCache(KVCache):
         self._end = min(self._end, n_tokens)
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv]."""
         first, n_page = self._n_page * layer + page, -(-n_tokens // PAGE) - page
-        k, v = (home[first : first + n_page].swapaxes(1, 2) for home in self._home)
+        k, v = (stored[first : first + n_page].swapaxes(1, 2) for stored in self._store)
         n = n_tokens - page * PAGE
         return (
             k.reshape(-1, *k.shape[2:])[:n].copy(),
@@ -106,17 +106,17 @@ class GpuPageCache(KVCache):
         )
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set keys and values from the first position of a page on, as `read` gives them.
+        """Set K and V from the first position of a page on, as `read` gives them.
 
         Rows of another type are converted. All frames are empty then.
         """
         assert k.shape[:2] == v.shape[:2]
         self.reserve(page * PAGE, page * PAGE + len(k))
-        for home, rows, type in zip(self._home, (k, v), self.types, strict=True):
+        for stored, rows, type in zip(self._store, (k, v), self.types, strict=True):
             own, first = as_type(rows, type), self._n_page * layer + page
             for start in range(0, len(own), PAGE):
                 part = own[start : start + PAGE].swapaxes(0, 1)
-                home[first + start // PAGE, :, : part.shape[1]] = part
+                stored[first + start // PAGE, :, : part.shape[1]] = part
         self._forget()
 
     def pages_from(self, first: int) -> list[Any]:
@@ -131,13 +131,13 @@ class GpuPageCache(KVCache):
 
     # ---- kernels' side ---------------------------------------------------------------------------
     def program(self, step: np.ndarray) -> Program:
-        """An empty Program that will bring what its ops read, of passes that `step` tells of."""
-        return _Bringing(self, step)
+        """An empty Program that will fetch what its ops read, of passes that `step` tells of."""
+        return _FetchingProgram(self, step)
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
         """Record that a chunk's positions get frames, before anything is written to them."""
         program.add(
-            ops.KV_CLAIM,
+            ops.KV_ALLOCATE,
             step=step,
             state=self._state,
             table=self._table,
@@ -150,11 +150,11 @@ class GpuPageCache(KVCache):
         )
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Record that the home gets a chunk's positions, of all layers."""
+        """Record that the backing store gets a chunk's positions, of all layers."""
         fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
-        program.add(ops.KV_KEEP, step=step, **fields)
+        program.add(ops.KV_WRITE_BACK, step=step, **fields)
 
-    def record_bring(
+    def record_fetch(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
     ) -> None:
         """Record that what an op is about to read comes to frames.
@@ -165,21 +165,21 @@ class GpuPageCache(KVCache):
         if reads is ops.READS_SELECTION:
             names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
             chosen = {name: fields[name] for name in names}
-            chosen |= {"state": self._state, "wanted": self._wanted, "q_block": q_block}
-            program.add(ops.KV_WANT, **chosen)
+            chosen |= {"state": self._state, "marks": self._marks, "q_block": q_block}
+            program.add(ops.KV_MARK, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
         told_by = reads.found, reads.block, reads.x, reads.y
         found, block, x, y = (fields.get(name) for name in told_by)
         program.add(
-            ops.KV_TAKE,
+            ops.KV_EVICT,
             (reads.name,),
             step=step,
             state=self._state,
             table=self._table,
             owner=self._owner,
             used=self._used,
-            wanted=self._wanted,
+            marks=self._marks,
             missing=self._missing,
             counts=self._counts,
             found=found,
@@ -194,7 +194,7 @@ class GpuPageCache(KVCache):
             n_cache=self._n_cache,
         )
         program.add(
-            ops.KV_BRING,
+            ops.KV_FETCH,
             state=self._state,
             table=self._table,
             missing=self._missing,
@@ -204,7 +204,7 @@ class GpuPageCache(KVCache):
 
     @property
     def counters(self) -> tuple[np.ndarray, ...]:
-        """What `counts` is told from."""
+        """The arrays that `counts` reads."""
         return (self._state,)
 
     @property
@@ -216,16 +216,16 @@ class GpuPageCache(KVCache):
         return KVCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_miss * self._page_bytes)
 
     def _copies(self) -> dict[str, Any]:
-        (k_home, v_home), (k_frames, v_frames) = self._home, self._frames
+        (k_store, v_store), (k_frames, v_frames) = self._store, self._frames
         return {
-            "k_home": k_home,
-            "v_home": v_home,
+            "k_store": k_store,
+            "v_store": v_store,
             "k_frames": k_frames,
             "v_frames": v_frames,
             "n_page": self._n_page,
             "n_head_kv": self._hp.n_head_kv,
-            "k_bytes": k_home[0, 0, 0].nbytes,
-            "v_bytes": v_home[0, 0, 0].nbytes,
+            "k_bytes": k_store[0, 0, 0].nbytes,
+            "v_bytes": v_store[0, 0, 0].nbytes,
         }
 
     def _forget(self) -> None:
@@ -244,8 +244,8 @@ class GpuPageCache(KVCache):
             )
 
 
-class _Bringing(Program):
-    """A Program that records, before each op that reads keys, that what it reads is brought."""
+class _FetchingProgram(Program):
+    """A Program that records, before each op that reads keys, that what it reads is fetched."""
 
     def __init__(self, kv: GpuPageCache, step: np.ndarray) -> None:
         super().__init__()
@@ -254,5 +254,5 @@ class _Bringing(Program):
     def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
         if op.reads is not ops.READS_NOTHING:
             named = dict(zip(op.constants, constants, strict=True))
-            self._kv.record_bring(self, self._step, op, how, named.get("q_block", 0))
+            self._kv.record_fetch(self, self._step, op, how, named.get("q_block", 0))
         super().add(op, constants, **how)

@@ -1,4 +1,4 @@
-"""The keys and values of one sequence: the table that says which page of the store is where."""
+"""The KV cache of one sequence: a table of the store's pages that it uses."""
 
 import weakref
 from typing import Any
@@ -7,13 +7,12 @@ import numpy as np
 
 from tamis.jit_kernels.contract.types import PAGE, KVView
 from tamis.kv.cache import KVCache
-from tamis.kv.convert import as_type
 from tamis.kv.page_store import PageStore
 from tamis.model.hparams import HParams
 
 
 class PagedKV(KVCache):
-    """Paged keys and values of one sequence of up to n_ctx tokens.
+    """The paged KV cache of one sequence of up to n_ctx tokens.
 
     A page that another sequence holds too is copied before this one writes to it.
     """
@@ -80,15 +79,17 @@ class PagedKV(KVCache):
         return True
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv]."""
         view = self.view(layer)
         return self._gather(view.k, n_tokens, page), self._gather(view.v, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set keys and values from the first position of a page on, as `read` gives them.
+        """Set K and V from the first position of a page on, as `read` gives them.
 
         Rows of another type are converted.
         """
+        from tamis.kv.convert import as_type
+
         assert k.shape[:2] == v.shape[:2]
         self.reserve(page * PAGE, page * PAGE + len(k))
         view = self.view(layer)

@@ -1,4 +1,4 @@
-"""The keys and values of one sequence whose layers are on several devices: a cache on each."""
+"""The KV cache of one sequence whose layers are on several devices: a cache on each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,12 +46,12 @@ class PlacedKV(KVCache):
             kv.truncate(n_tokens)
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values from a page on to position n_tokens, kv_row [n, n_head_kv]."""
+        """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv]."""
         kv, own = self._of(layer)
         return kv.read(own, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set keys and values from the first position of a page on, converted where they differ."""
+        """Set K and V from the first position of a page on, converted where they differ."""
         self.reserve(page * PAGE, page * PAGE + len(k))  # where no layer is, too
         kv, own = self._of(layer)
         kv.write(own, k, v, page)

@@ -1,7 +1,7 @@
 """The recurrent states of one sequence: arrays of fixed size a layer, and snapshots of them.
 
-Keys and values of the last tokens can be dropped; a state that these tokens have changed cannot be
-turned back. Snapshots of it are kept instead: `go_back` restores one and says after how many tokens
+A KV cache can be truncated; a state cannot, because the tokens that follow have changed it.
+Snapshots of it are kept instead: `go_back` restores one and returns after how many tokens
 it was taken, and the session computes the tokens from there on again.
 """
 

@@ -1,4 +1,4 @@
-"""What types keys and values are kept in, and what they take."""
+"""Types of the KV cache, and the bytes that it takes."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ UNIT = 16
 
 
 class KVTypes(NamedTuple):
-    """The types that keys and values are kept in: of KV_TYPES."""
+    """The types of K and of V: of KV_TYPES."""
 
     k: str = "f16"
     v: str = "f16"
@@ -33,7 +33,7 @@ class KVTypes(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """How much memory keys and values may take, and where the rest of them is."""
+    """How much memory the KV cache may take, and where the rest of it is."""
 
     ram: int  # bytes
     folder: Path
@@ -41,7 +41,7 @@ class Tier(NamedTuple):
 
 
 class KVOptions(NamedTuple):
-    """What the keys and values of a session are kept as, and where."""
+    """The types of a session's KV cache, and where it is."""
 
     types: KVTypes
     tier: Tier | None  # None: all in memory
@@ -49,6 +49,7 @@ class KVOptions(NamedTuple):
 
 
 def kv_bytes(hp: HParams, n_ctx: int, types: KVTypes) -> int:
-    """Bytes of keys and values of all layers at n_ctx tokens."""
+    """Bytes of the KV cache of all layers at n_ctx tokens."""
     n_page = -(-n_ctx // PAGE)
-    return types.row_bytes(hp.head_dim) * hp.n_layer * hp.n_head_kv * n_page * PAGE
+    n_row = 2 if hp.latent.n_latent else 1  # a latent is key and value
+    return types.row_bytes(hp.head_dim) // n_row * hp.n_layer * hp.n_head_kv * n_page * PAGE

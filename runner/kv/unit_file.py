@@ -1,4 +1,4 @@
-"""The file behind keys and values that memory has no room for: numbered units with checksums.
+"""The file of a KV cache that memory has no room for: numbered units with checksums.
 
 It has no name in its folder, so that it is gone with the process, however that ends. What is read
 is checked: a unit that is not what was written is an error and never a key.
@@ -39,7 +39,7 @@ class KVFile:
                 self._all(os.pwritev, part, at + first)
         except OSError as error:
             raise KVFileError(
-                f"keys and values cannot be written to {self.folder}: {error.strerror}; make room "
+                f"the KV cache cannot be written to {self.folder}: {error.strerror}; make room "
                 "there, or start again with another kv_dir or a smaller n_ctx"
             ) from error
 
@@ -51,7 +51,7 @@ class KVFile:
                     raise self.damaged()
         except OSError as error:
             raise KVFileError(
-                f"keys and values cannot be read from {self.folder}: {error.strerror}"
+                f"the KV cache cannot be read from {self.folder}: {error.strerror}"
             ) from error
 
     def _all(self, move: Callable[..., int], buffers: list[memoryview], at: int) -> bool:
@@ -70,7 +70,7 @@ class KVFile:
     def damaged(self) -> KVFileError:
         """The error of a file that somebody else wrote to."""
         return KVFileError(
-            f"the file of keys and values in {self.folder} was changed: the context of this "
+            f"the KV cache's file in {self.folder} was changed: the context of this "
             "session is lost; start again (/reset) or load a saved one"
         )
 

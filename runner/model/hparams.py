@@ -1,7 +1,7 @@
 """What a model's metadata says about its shape: read once, checked, never changed."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,8 +19,8 @@ MAX_HEAD_DIM, MAX_GROUP, MAX_EXPERT, MAX_EXPERT_USED = 1024, 128, 4096, 64
 class RopeScaling:
     """How positions are stretched beyond the training context.
 
-    kind: "none", "linear" (Chen et al. 2023, arXiv 2306.15595) or "yarn" (Peng et al. 2023,
-    arXiv 2309.00071).
+    kind: "none", "linear" (Chen et al. 2023, arXiv 2306.15595), "yarn" (Peng et al. 2023, arXiv
+    2309.00071) or "longrope" (Ding et al. 2024, arXiv 2402.13753), whose factors are tensors.
     """
 
     kind: str = "none"
@@ -41,6 +41,50 @@ class Ssm:
     n_state: int = 0  # numbers a channel, or of a key
     n_rank: int = 0  # of the time step (Mamba), or heads
     n_group: int = 0  # heads of keys
+    n_key: int = 0  # elements of a head (Kimi Delta Attention)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How experts are chosen and weighed, where the architecture reads the key for it."""
+
+    score: str = ""  # as for MOE_ROUTE; "": the architecture's
+    norm: bool | None = None  # weights divided by their sum; None: as the architecture does
+    scale: float = 1.0  # of the weights
+    n_group: int = 1  # of experts; 1: no groups
+    n_group_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024, arXiv 2405.04434, 2.1): its widths.
+
+    What is kept of a token is its latent and one rotated key, which all heads share.
+    """
+
+    n_latent: int = 0  # elements of a latent; 0: the model has no such layers
+    n_query: int = 0  # of what queries are made from; 0: from the rows themselves
+    n_key: int = 0  # of a head's query and key, the rotated ones included
+    n_value: int = 0  # of a head's value
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What layers may differ in."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses the keys of a model that is sparse by design (DeepSeek-V3.2, 2025, 2.1)."""
+
+    n_head: int = 0
+    n_key: int = 0  # elements of a query or a key
+    top_k: int = 0  # positions that a token attends to, at most; 0: no indexer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +112,60 @@ class HParams:
     n_ff_shared: int = field(default=0, repr=False)  # of the expert that all tokens read
     recurrent: tuple[int, ...] = field(default=(), repr=False)  # layers that have a state
     ssm: Ssm = field(default=Ssm(), repr=False)
+    routing: Routing = field(default=Routing(), repr=False)
+    latent: Latent = field(default=Latent(), repr=False)
+    index_eps: float = field(default=0.0, repr=False)  # of the norm of an indexer's keys
+    indexer: Indexer = field(default=Indexer(), repr=False)
     # What only some architectures have, read where their record names the key; 0: none of it.
+    clamp_experts: tuple[float, ...] = field(default=(), repr=False)  # of gates, a layer's; 0: none
+    clamp_shared: tuple[float, ...] = field(default=(), repr=False)
     attention_scale: float = field(default=0.0, repr=False)  # 0: head_dim ** -0.5
     rope_base_swa: float = field(default=0.0, repr=False)  # of sliding-window layers
+    full_every: int = field(default=0, repr=False)  # layers of which one has attention; 0: unsaid
+    temperature: tuple[int, float, float] = field(
+        default=(0, 0.0, 0.0), repr=False
+    )  # SCALE_BY_POSITION's
+    most_ctx: int = field(default=0, repr=False)  # tokens that the graph is right for; 0: any
     swa_layers: tuple[int, ...] = field(default=(), repr=False)  # 1: the layer has a window
     rope_sections: tuple[int, ...] = field(default=(), repr=False)  # rotary pairs of each kind
+    carry_scale: float = field(default=0.0, repr=False)  # of what a layer's parts are added to
+    residual_scale: float = field(default=0.0, repr=False)  # of what a layer's parts add; 0: 1
+    embedding_scale: float = field(default=0.0, repr=False)  # 0: 1
+    logit_scale: float = field(default=0.0, repr=False)  # 0: 1
+    logit_softcap: float = field(default=0.0, repr=False)  # cap: cap * tanh(logit / cap)
+    n_ctx_orig: int = field(default=0, repr=False)  # beyond it LongRoPE has other factors
+    attention_softcap: float = field(default=0.0, repr=False)  # of scores, likewise
+    max_alibi_bias: float = field(default=0.0, repr=False)  # ALiBi: see Model.slopes
+    # Where layers differ, the shape of each; n_head, n_head_kv and head_dim then hold all of them.
+    layers: tuple[LayerShape, ...] = field(default=(), repr=False)
+    nope_layers: tuple[int, ...] = field(default=(), repr=False)  # without rotary positions
+    n_token_type: int = field(default=0, repr=False)  # rows of token_types
+    n_rot_swa: int = field(default=0, repr=False)  # of layers with a window; 0: n_rot
+    n_layer_kv: int = field(default=0, repr=False)  # later ones read their keys; 0: all have own
+    n_embd_layer: int = field(default=0, repr=False)  # width of each layer's own embeddings
+    clamp_qkv: float = field(default=0.0, repr=False)  # of Q, K and V
+    has_rms_eps: bool = field(default=False, repr=False)  # beside that of mean and variance
+    gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
+    yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
+    parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
 
     @property
     def group(self) -> int:
         """Query heads that share one KV head."""
         return self.n_head // self.n_head_kv
+
+    def of(self, layer: int) -> "HParams":
+        """The shape of a layer."""
+        if not self.layers:
+            return self
+        own = self.layers[layer]
+        return replace(
+            self,
+            n_head=own.n_head,
+            n_head_kv=own.n_head_kv,
+            head_dim=own.head_dim,
+            n_ff=own.n_ff,
+        )
 
     @property
     def n_embd_q(self) -> int:
@@ -91,7 +179,7 @@ class HParams:
 
     @property
     def n_embd_qkv(self) -> int:
-        """Width of queries, keys and values of one token together."""
+        """Width of Q, K and V of one token together."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
@@ -111,8 +199,8 @@ class HParams:
     ) -> "HParams":
         """Read and check the hyperparameters. Raises GGUFError naming the key.
 
-        keys: those of BASE_SWA, SECTIONS and PATTERN that this architecture reads. refused: those
-        that it has in llama.cpp, but not here: an error where they have an effect.
+        keys: those of OPTIONAL_KEYS that this architecture reads. refused: those that it has in
+        llama.cpp, but not here: an error where they have an effect.
         """
         reader = _Reader(file, keys)
         reader.refuse(refused)
@@ -123,12 +211,65 @@ class HParams:
 BASE_SWA = "rope.freq_base_swa"
 SECTIONS = "rope.dimension_sections"
 PATTERN = "attention.sliding_window_pattern"
+LAYER_NORM_EPS = "attention.layer_norm_epsilon"  # instead of that of root mean squares
+PARALLEL = "use_parallel_residual"
+# Where an architecture names these, heads and feed-forward parts may differ between layers.
+HEAD_SWA, ROT_SWA = "attention.key_length_swa", "rope.dimension_count_swa"
+SHARED_KV = "attention.shared_kv_layers"  # how many layers read the keys of others
+EMBD_LAYER = "embedding_length_per_layer_input"
+# Which layers have rotary positions; whether any has.
+ROPE_PATTERN, FINETUNED = "attention.rope_pattern", "rope.scaling.finetuned"
+CTX_ORIG = "rope.scaling.original_context_length"  # from which on LongRoPE has other factors
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+FULL_EVERY = "full_attention_interval"
+HEAT = "attention.temperature_scale"
+GATE_LEAST = "kda.gate_lower_bound"
+# And those that are one number each, with the field of HParams.
+NUMBERS = {
+    BASE_SWA: "rope_base_swa",
+    "attention.scale": "attention_scale",
+    "attention.output_scale": "attention_scale",
+    "residual_scale": "residual_scale",
+    "embedding_scale": "embedding_scale",
+    "logit_scale": "logit_scale",
+    "final_logit_softcapping": "logit_softcap",
+    "attn_logit_softcapping": "attention_softcap",
+    "attention.max_alibi_bias": "max_alibi_bias",
+    "attention.clamp_kqv": "clamp_qkv",
+    "rope.scaling.yarn_log_multiplier": "yarn_log",
+    GATE_LEAST: "gate_least",
+}
+SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
+LATENT = "attention.kv_lora_rank"  # and the other widths of latent attention
+TOP_K = "attention.indexer.top_k"
+SHARED = "expert_shared_count"  # shared experts, each of an expert's size
+CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
+OPTIONAL_KEYS = {
+    *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
+    *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K),
+    *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
+}
+SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
+MAX_EXPERT_GROUP = 32  # that a kernel chooses from
+
+
+def holding(layers: Sequence[LayerShape]) -> tuple[int, int, int]:
+    """Heads, KV heads and elements of a head that hold those of all layers.
+
+    As many query heads share a KV head as in the layer where fewest do: a layer in which more do
+    has each of its KV heads several times.
+    """
+    group = min(own.n_head // own.n_head_kv for own in layers)
+    n_head_kv = max(-(-own.n_head // group) for own in layers)
+    return group * n_head_kv, n_head_kv, max(own.head_dim for own in layers)
 
 
 class _Reader:
     """Typed access to the keys of the file's architecture, with ranges."""
 
     def __init__(self, file: GGUFFile, keys: Collection[str]) -> None:
+        assert set(keys) <= OPTIONAL_KEYS, set(keys) - OPTIONAL_KEYS
         self._file, self._keys = file, keys
         self._arch: str = file.get("general.architecture", str)
 
@@ -141,9 +282,13 @@ class _Reader:
 
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
-        n_head, n_head_kv, head_dim = self._heads(n_embd)
-        n_rot = self._count("rope.dimension_count", head_dim, default=head_dim)
-        n_ff = self._count("feed_forward_length", 1 << 22, default=0, least=0)
+        layers = self._layers(n_embd) if HEAD_SWA in self._keys else ()
+        n_head, n_head_kv, head_dim = holding(layers) if layers else self._heads(n_embd)
+        n_rot = self._count("rope.dimension_count", head_dim, default=head_dim, least=0)
+        eps = LAYER_NORM_EPS if LAYER_NORM_EPS in self._keys else RMS_EPS
+        n_ff = max((own.n_ff for own in layers), default=0) or self._count(
+            "feed_forward_length", 1 << 22, default=0, least=0
+        )
         n_ff_expert = self._count("expert_feed_forward_length", 1 << 22, default=0, least=0)
         n_expert = self._count("expert_count", MAX_EXPERT, default=0, least=0)
         most_used = min(n_expert, MAX_EXPERT_USED)
@@ -151,45 +296,82 @@ class _Reader:
             arch=self._arch,
             n_ctx_train=self._count("context_length", MAX_CTX),
             n_embd=n_embd,
-            n_layer=self._count("block_count", MAX_LAYER),
+            n_layer=self._n_layer(),
             n_head=n_head,
             n_head_kv=n_head_kv,
             head_dim=head_dim,
             n_ff=n_ff,
             n_vocab=self._n_vocab(),
             n_rot=n_rot - n_rot % 2,
-            rms_eps=self._number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rms_eps=self._number(eps, 0.0, 1.0),
             rope_base=self._number("rope.freq_base", 1.0, 1e12, default=10000.0),
             rope_scaling=self._rope_scaling(),
             n_expert=n_expert,
             n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
             n_ff_expert=n_ff_expert or (n_ff if n_expert else 0),
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
-            n_ff_shared=self._count(
-                "expert_shared_feed_forward_length", 1 << 22, default=0, least=0
-            ),
+            n_ff_shared=self._n_ff_shared(n_ff_expert),
+            routing=self._routing(n_expert),
+            latent=self._latent(),
+            indexer=self._indexer(),
+            clamp_experts=self._clamps(CLAMPS),
+            clamp_shared=self._clamps(CLAMPS_SHARED),
             recurrent=self._recurrent(),
-            ssm=Ssm(
-                n_tap=self._count("ssm.conv_kernel", 64, default=0, least=0)
-                or self._count("shortconv.l_cache", 64, default=0, least=0),
-                n_inner=self._count("ssm.inner_size", MAX_EMBD, default=0, least=0),
-                n_state=self._count("ssm.state_size", 1 << 12, default=0, least=0),
-                n_rank=self._count("ssm.time_step_rank", MAX_EMBD, default=0, least=0),
-                n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
-            ),
+            ssm=self._ssm(),
             swa_layers=self._swa_layers(),
+            n_ctx_orig=self._n_ctx_orig() if CTX_ORIG in self._keys else 0,
             rope_sections=self._rope_sections(),
-            rope_base_swa=self._number(BASE_SWA, 0.0, 1e12, default=0.0)
-            if BASE_SWA in self._keys
-            else 0.0,
+            layers=layers,
+            nope_layers=self._nope_layers(),
+            n_token_type=self._n_token_type(),
+            n_rot_swa=self._option(ROT_SWA, head_dim),
+            n_layer_kv=self._n_layer_kv(),
+            n_embd_layer=self._option(EMBD_LAYER, MAX_EMBD),
+            full_every=self._option(FULL_EVERY, MAX_LAYER),
+            temperature=self._temperature(),
+            has_rms_eps=LAYER_NORM_EPS in self._keys and self._number(RMS_EPS, 0, 1, default=0) > 0,
+            parallel=self._flag(PARALLEL),
+            **self._numbers(),
         )
+
+    def _ssm(self) -> Ssm:
+        return Ssm(
+            n_tap=self._count("ssm.conv_kernel", 64, default=0, least=0)
+            or self._count("shortconv.l_cache", 64, default=0, least=0),
+            n_inner=self._count("ssm.inner_size", MAX_EMBD, default=0, least=0),
+            n_state=self._count("ssm.state_size", 1 << 12, default=0, least=0),
+            n_rank=self._count("ssm.time_step_rank", MAX_EMBD, default=0, least=0),
+            n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
+            n_key=self._count("kda.head_dim", MAX_HEAD_DIM, default=0, least=0),
+        )
+
+    def _option(self, key: str, most: int) -> int:
+        """A number that only some architectures read; 0 where this one does not."""
+        return self._count(key, most, default=0, least=0) if key in self._keys else 0
+
+    def _flag(self, key: str) -> bool:
+        """Whether this architecture reads the key, and it is set."""
+        return key in self._keys and bool(self._get(key, bool, False))
+
+    def _numbers(self) -> dict[str, Any]:
+        """The fields of NUMBERS that this architecture reads."""
+        return {
+            name: self._number(key, -1e12 if key == GATE_LEAST else 0.0, 1e12, default=0.0)
+            for key, name in NUMBERS.items()
+            if key in self._keys
+        }
 
     def _heads(self, n_embd: int) -> tuple[int, int, int]:
         """Heads, KV heads and elements of a head."""
         has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
         n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
         if n_head == 0:
-            return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has keys and values
+            return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has a KV cache
+        if LATENT in self._keys:
+            # What all heads share: the rotated key, then the latent.
+            n_rot = self._count("rope.dimension_count", MAX_HEAD_DIM, default=0, least=0)
+            n = n_rot + self._count(LATENT, MAX_HEAD_DIM - n_rot)
+            return n_head, 1, n + self._indexer().n_key  # an indexer's key lies behind
         n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
         if n_head % n_head_kv:
             self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
@@ -204,9 +386,136 @@ class _Reader:
             self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
         return n_head, n_head_kv, head_dim
 
+    def _n_layer(self) -> int:
+        """The layers that logits come from: those behind them predict further tokens."""
+        n_layer = self._count("block_count", MAX_LAYER)
+        n_after = self._count("nextn_predict_layers", n_layer - 1, default=0, least=0)
+        return n_layer - n_after
+
+    def _n_ff_shared(self, n_ff_expert: int) -> int:
+        own = self._count("expert_shared_feed_forward_length", 1 << 22, default=0, least=0)
+        return own or self._option(SHARED, MAX_EXPERT) * n_ff_expert
+
+    def _routing(self, n_expert: int) -> Routing:
+        """Raises GGUFError for groups that do not divide the experts."""
+        n_group = self._count("expert_group_count", n_expert, default=0, least=0)
+        n_used = self._count("expert_group_used_count", n_expert, default=0, least=0)
+        if n_group > 1 and (n_expert % n_group or n_group > MAX_EXPERT_GROUP):
+            what = f"is {n_group}, expected at most {MAX_EXPERT_GROUP} that divide {n_expert}"
+            self._fail("expert_group_count", what)
+        if n_group > 1 and not 0 < n_used < n_group:
+            self._fail("expert_group_used_count", f"is {n_used}, expected 1 to {n_group - 1}")
+        score = self._count(SCORE, len(SCORES) - 1, default=0, least=0)
+        return Routing(
+            score=SCORES[score] if SCORE in self._keys else "",
+            norm=self._get(NORM, bool, False) if NORM in self._keys else None,
+            scale=(self._number(SCALE, 0.0, 1e6, default=1.0) or 1.0)
+            if SCALE in self._keys
+            else 1.0,
+            n_group=max(n_group, 1),
+            n_group_used=n_used if n_group > 1 else 1,
+        )
+
+    def _clamps(self, key: str) -> tuple[float, ...]:
+        """One a layer; () where no gate is clamped."""
+        value = self._file.metadata.get(f"{self._arch}.{key}") if key in self._keys else None
+        n_layer = self._n_layer()
+        if isinstance(value, float | int):
+            value = np.full(n_layer, value)
+        if not isinstance(value, np.ndarray) or not np.any(value):
+            return ()
+        if len(value) < n_layer or not np.isfinite(value).all() or np.min(value) < 0:
+            self._fail(key, f"is {value!r}, expected {n_layer} finite numbers from 0 up")
+        return tuple(map(float, value[:n_layer]))
+
+    def _temperature(self) -> tuple[int, float, float]:
+        """From how many tokens on queries grow, by what, and what is added to positions."""
+        scale = self._number(HEAT, 0.0, 1e6, default=0.0) if HEAT in self._keys else 0.0
+        if not scale:
+            return 0, 0.0, 0.0
+        n_ctx = self._n_ctx_orig()
+        length = self._count("attention.temperature_length", MAX_CTX, default=0, least=0)
+        return length or n_ctx, scale, 0.0
+
+    def _indexer(self) -> Indexer:
+        if TOP_K not in self._keys:
+            return Indexer()
+        return Indexer(
+            n_head=self._count("attention.indexer.head_count", MAX_EMBD),
+            n_key=self._count("attention.indexer.key_length", MAX_HEAD_DIM),
+            top_k=self._count(TOP_K, MAX_CTX),
+        )
+
+    def _latent(self) -> Latent:
+        if LATENT not in self._keys:
+            return Latent()
+        n_key = self._count("attention.key_length", MAX_HEAD_DIM)
+        n_value = self._count("attention.value_length", MAX_HEAD_DIM)
+        return Latent(
+            n_latent=self._count(LATENT, MAX_HEAD_DIM),
+            n_query=self._count("attention.q_lora_rank", MAX_EMBD, default=0, least=0),
+            n_key=self._count("attention.key_length_mla", MAX_HEAD_DIM, default=0, least=0)
+            or n_key,
+            n_value=self._count("attention.value_length_mla", MAX_HEAD_DIM, default=0, least=0)
+            or n_value,
+        )
+
+    def _layers(self, n_embd: int) -> tuple[LayerShape, ...]:
+        """The shape of each layer, where a file may give one value a layer."""
+        n_head = self._each("attention.head_count", MAX_EMBD)
+        n_head_kv = self._each("attention.head_count_kv", MAX_EMBD, n_head)
+        n_ff = self._each("feed_forward_length", 1 << 22, [0] * len(n_head), least=0)
+        full = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // n_head[0])
+        swa = self._count(HEAD_SWA, MAX_HEAD_DIM, default=full)
+        for name, key, n in (
+            ("attention.value_length", "attention.key_length", full),
+            ("attention.value_length_swa", HEAD_SWA, swa),
+        ):
+            if (value := self._count(name, MAX_HEAD_DIM, default=n)) != n:
+                self._fail(name, f"{value} differs from {n}, which is {key}")
+        windows = self._swa_layers() or (0,) * len(n_head)
+        for h, kv in zip(n_head, n_head_kv, strict=True):
+            if h % kv or h // kv > MAX_GROUP:
+                self._fail("attention.head_count_kv", f"{kv} for {h} heads: expected a divisor")
+        return tuple(
+            LayerShape(h, kv, swa if window else full, ff)
+            for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
+        )
+
+    def _nope_layers(self) -> tuple[int, ...]:
+        n_layer = self._n_layer()
+        if FINETUNED in self._keys and not self._get(FINETUNED, bool, True):
+            return tuple(range(n_layer))
+        if ROPE_PATTERN not in self._keys:
+            return ()
+        has_rope = self._each(ROPE_PATTERN, 1, [1] * n_layer, least=0)
+        return tuple(i for i in range(n_layer) if not has_rope[i])
+
+    def _n_layer_kv(self) -> int:
+        n_layer = self._n_layer()
+        if SHARED_KV not in self._keys:
+            return 0
+        n_shared = self._count(SHARED_KV, n_layer - 2, default=0, least=0)
+        return n_layer - n_shared if n_shared else 0
+
+    def _each(
+        self, key: str, most: int, default: Sequence[int] | None = None, *, least: int = 1
+    ) -> list[int]:
+        """A number of each layer: of a file that gives one for all, that one."""
+        n_layer, value = self._n_layer(), None
+        found = self._file.metadata.get(f"{self._arch}.{key}")
+        if isinstance(found, np.ndarray):
+            value = [int(n) for n in found[:n_layer]]
+            if len(value) < n_layer or not all(least <= n <= most for n in value):
+                self._fail(key, f"is {value!r}, expected {n_layer} numbers from {least} to {most}")
+            return value
+        if found is None and default is not None:
+            return list(default)
+        return [self._count(key, most, least=least)] * n_layer
+
     def _recurrent(self) -> tuple[int, ...]:
         """The layers that the file calls recurrent, or that have no heads of keys."""
-        n_layer = self._count("block_count", MAX_LAYER)
+        n_layer = self._n_layer()
         for key, means in (
             ("attention.recurrent_layers", True),
             ("attention.head_count_kv", False),
@@ -221,7 +530,7 @@ class _Reader:
     def _swa_layers(self) -> tuple[int, ...]:
         """Of a file that lists them; one that gives a period has the architecture's."""
         value = self._file.metadata.get(f"{self._arch}.{PATTERN}") if PATTERN in self._keys else ()
-        n_layer = self._count("block_count", MAX_LAYER)
+        n_layer = self._n_layer()
         if isinstance(value, int) and not isinstance(value, bool):
             return tuple(int(value == 0 or i % value < value - 1) for i in range(n_layer))
         if value is None or isinstance(value, bool | str | float) or len(value) == 0:
@@ -241,25 +550,31 @@ class _Reader:
     def _rope_scaling(self) -> RopeScaling:
         kind = self._get("rope.scaling.type", str, "none")
         if kind not in ("none", "linear", "yarn", "longrope"):
-            self._fail("rope.scaling.type", f"{kind!r} is not known; expected linear or yarn")
-        if kind == "longrope":
-            self._fail("rope.scaling.type", "longrope is not supported")
+            self._fail(
+                "rope.scaling.type", f"{kind!r} is not known; expected linear, yarn or longrope"
+            )
+        if kind == "longrope" and CTX_ORIG not in self._keys:
+            self._fail("rope.scaling.type", "longrope is not supported for this architecture")
         factor = self._number("rope.scaling.factor", 0.0, 1e6, default=1.0)
-        if kind == "none" or factor == 0.0:
+        if kind == "none" or (factor == 0.0 and kind != "longrope"):
             return RopeScaling()
         return RopeScaling(
             kind=kind,
-            factor=factor,
-            n_ctx_orig=self._count(
-                "rope.scaling.original_context_length",
-                MAX_CTX,
-                default=self._count("context_length", MAX_CTX),
-            ),
+            factor=factor or 1.0,
+            n_ctx_orig=self._n_ctx_orig(),
             attn_factor=self._number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0),
             ext_factor=self._number("rope.scaling.yarn_ext_factor", 0.0, 1e6, default=1.0),
             beta_fast=self._number("rope.scaling.yarn_beta_fast", 0.0, 1e6, default=32.0),
             beta_slow=self._number("rope.scaling.yarn_beta_slow", 0.0, 1e6, default=1.0),
         )
+
+    def _n_ctx_orig(self) -> int:
+        n_ctx = self._count("context_length", MAX_CTX)
+        return self._count(CTX_ORIG, MAX_CTX, default=n_ctx)
+
+    def _n_token_type(self) -> int:
+        table = self._file.tensors.get("token_types.weight")
+        return table.shape[1] if table is not None and len(table.shape) == 2 else 0
 
     def _n_vocab(self) -> int:
         embd = self._file.tensors.get("token_embd.weight")

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
@@ -20,7 +23,7 @@ class Needs:
     n_in: int = 0  # elements of the widest row that a product reads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """Fixed and loaded data of a model, shared by all sessions."""
 
@@ -44,6 +47,40 @@ class Model:
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer's queries and keys are rotated by."""
         return len(self.ropes) - 1 if self.window(layer) else 0
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose KV cache a layer reads: its own, or the last of its kind."""
+        first = self.hp.n_layer_kv
+        if not first or layer < first:
+            return layer
+        return first - (2 if self.window(layer) else 1)
+
+    @cached_property
+    def slopes(self) -> np.ndarray | None:
+        """What each head's scores lose by a position of distance, f32 [n_head]; None: nothing.
+
+        Press et al. 2021 (arXiv 2108.12409): a geometric sequence for a power of two of heads, and
+        every second one of the next power's for the others.
+        """
+        most, n_head = self.hp.max_alibi_bias, self.hp.n_head
+        if most == 0:
+            return None
+        n = 1 << (n_head.bit_length() - 1)
+        first = -most / n * np.arange(1, n + 1)
+        others = -most / (2 * n) * np.arange(1, 2 * n + 1, 2)
+        return np.exp2(np.concatenate([first, others])[:n_head]).astype(np.float32)
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether attention is more than a softmax of products over what came before."""
+        return self.slopes is not None or self.hp.attention_softcap > 0
+
+    def is_nope(self, layer: int) -> bool:
+        """Whether a layer's queries and keys are left as they are."""
+        every = self.arch.nope_every
+        full = self.arch.nope_full and not self.window(layer)
+        full = full or layer in self.hp.nope_layers
+        return full or (every > 0 and (layer + 1) % every == 0)
 
     def frequencies(self, layer: int) -> RopeFrequencies:
         """What a layer's queries and keys are rotated by."""

@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
     @property
     def kv_backend(self) -> Backend:
-        """Where its keys and values are, and what chooses among them and attends to them."""
+        """The backend of its KV cache, which runs selection and attention."""
         return self.backend.sides[1]
 
     @property
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     @property
     def runners(self) -> dict[str, Backend]:
-        """What it runs on, by device: the layers' first, then that of their keys and values."""
+        """What it runs on, by device: the layers' first, then that of their KV cache."""
         return {side.name: side for side in self.backend.sides}
 
     def with_kv_on_host(self) -> "Place":
@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return self._replace(backend=SplitBackend(self.backend, self.host), host=None)
 
     def share(self, hp: HParams) -> HParams:
-        """The shapes of a model of these layers only: what its keys and values take."""
+        """The shapes of a model of these layers only, for the size of its KV cache."""
         return replace(hp, n_layer=len(self.layers))
 
     def weight_bytes(self, weights: Weights) -> int:
@@ -89,7 +89,7 @@ def devices(places: Sequence[Place]) -> dict[str, Backend]:
 
 
 def described(device: str, places: Sequence[Place]) -> str:
-    """Where an error's numbers are from: " on cuda (layers 12 to 23)"; of a CPU alone nothing."""
+    """A suffix for memory errors, such as " on cuda (layers 12 to 23)"; empty for a CPU alone."""
     found = devices(places)
     if len(found) == 1:
         return "" if found[device].on_host else f" on {device}"

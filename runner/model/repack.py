@@ -15,6 +15,7 @@ from tamis.model.placement import Place
 from tamis.model.weights import Weights
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
+APART = "exps", "attn_k_b", "attn_v_b"  # one matrix of many is multiplied at a time
 PART = 1 << 24  # bytes of a matrix that are copied at a time
 STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
 
@@ -48,13 +49,13 @@ def in_strips(matrices: Sequence[QTensor], backend: Backend) -> tuple[list[QTens
 
 
 def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
-    """The ops that copy a matrix, each some of its rows: what was read is let go after each."""
+    """Record ops that copy a matrix, some rows each: pages read are released after each."""
     row, strip_row = w.data.nbytes // w.n_out, strips.nbytes // w.n_out
     n = max(1, PART // (row * ops.STRIP)) * ops.STRIP
     for first in range(0, w.n_out, n):
         last = min(first + n, w.n_out)
         program.add(
-            ops.ARRANGE,
+            ops.REPACK,
             (w.type,),
             w=w.data[row * first : row * last],
             strips=strips[strip_row * first : strip_row * last],
@@ -63,7 +64,7 @@ def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
         )
 
 
-def arrange(model: Model, place: Place) -> tuple[Model, Program]:
+def repack(model: Model, place: Place) -> tuple[Model, Program]:
     """The model over matrices as a place's products are to read them, and what fills them."""
     matrices = list(_matrices(model.weights, place))
     copies, program = in_strips(matrices, place.backend)
@@ -82,7 +83,7 @@ def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
     """What its products read. Not experts' rows: few tokens read each of them."""
     for layer in weights.blk[place.layers.start : place.layers.stop]:
         for name, tensor in layer.items():
-            if isinstance(tensor.data, QTensor) and not name.endswith("_exps"):
+            if isinstance(tensor.data, QTensor) and not name.endswith(APART):
                 yield tensor.data
     if place.output:
         yield weights.output.matrix

@@ -1,4 +1,4 @@
-"""Rotary frequencies of a model: plain, linear, YaRN and Llama-3 factors, in float64."""
+"""Rotary frequencies of a model: plain, linear, YaRN and a dimension's factors, in float64."""
 
 import math
 from typing import NamedTuple
@@ -13,18 +13,31 @@ class RopeFrequencies(NamedTuple):
 
     inv_freq: np.ndarray
     scale: float
+    # Of sessions of more than n_ctx tokens (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
+    n_ctx: int = 0
+    beyond: "RopeFrequencies | None" = None
+
+    def of(self, n_ctx: int) -> "RopeFrequencies":
+        """Those of a session of n_ctx tokens."""
+        return self if self.beyond is None or n_ctx <= self.n_ctx else self.beyond
 
 
 def rope_frequencies(
-    hp: HParams, *, base: float, scaling: RopeScaling, factors: np.ndarray | None = None
+    hp: HParams,
+    *,
+    base: float,
+    scaling: RopeScaling,
+    factors: np.ndarray | None = None,
+    n_rot: int = 0,
 ) -> RopeFrequencies:
-    """Frequencies for one kind of layer.
+    """Frequencies for one kind of layer; n_rot: elements of a head that turn, 0: hp.n_rot.
 
-    factors: float32 [n_rot / 2] of the file's rope_freqs.weight (Llama 3), which divide the
-    frequencies; None for models without.
+    factors: float32 [n_rot / 2] of the file (Llama 3, LongRoPE), which divide the frequencies;
+    None for models without.
     """
-    half = hp.n_rot // 2
-    plain = base ** (-2.0 * np.arange(half) / hp.n_rot)
+    n_rot = n_rot or hp.n_rot
+    half = n_rot // 2
+    plain = base ** (-2.0 * np.arange(half) / n_rot)
     if sum(hp.rope_sections):
         # Positions of time, height and width are one for text; what the fourth section counts is 0.
         at = np.arange(half) % sum(hp.rope_sections)
@@ -34,9 +47,9 @@ def rope_frequencies(
     if scaling.kind == "none":
         return RopeFrequencies(plain, 1.0)
     stretched = plain / scaling.factor
-    if scaling.kind == "linear":
+    if scaling.kind in ("linear", "longrope"):
         return RopeFrequencies(stretched, scaling.attn_factor)
-    keep = _yarn_ramp(hp.n_rot, base, scaling) * scaling.ext_factor
+    keep = _yarn_ramp(n_rot, base, scaling) * scaling.ext_factor
     scale = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
     return RopeFrequencies(stretched * (1.0 - keep) + plain * keep, scale)
 

@@ -6,11 +6,13 @@ Every tensor's shape is checked against the hyperparameters before a kernel can 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tamis.formats.dequant import dequantize
+from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.model.hparams import HParams
@@ -22,6 +24,13 @@ TENSORS = {
     "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
     "output": "n_vocab n_embd",
     "rope_freqs": "n_rot/2",
+    "rope_factors_long": "n_rot/2",
+    "rope_factors_short": "n_rot/2",
+    "position_embd": "n_ctx_train n_embd",
+    "token_types": "n_token_type n_embd",
+    "per_layer_token_embd": "n_vocab n_layer*n_embd_layer",
+    "per_layer_model_proj": "n_layer*n_embd_layer n_embd",
+    "per_layer_proj_norm": "n_embd_layer",
 }
 LAYER_TENSORS = {
     "attn_norm": "n_embd",
@@ -41,13 +50,32 @@ LAYER_TENSORS = {
     "ffn_gate_exps": "n_expert n_ff_expert n_embd",
     "ffn_up_exps": "n_expert n_ff_expert n_embd",
     "ffn_down_exps": "n_expert n_embd n_ff_expert",
+    "ffn_gate_up_exps": "n_expert 2*n_ff_expert n_embd",
+    "exp_probs_b": "n_expert",  # what experts are chosen by is their score and this
+    "ffn_gate_inp_shexp": "n_embd",
+    "ffn_gate_shexp": "n_ff_shared n_embd",
+    "ffn_up_shexp": "n_ff_shared n_embd",
+    "ffn_down_shexp": "n_embd n_ff_shared",
+    "attn_sinks": "n_head",
     "post_ffw_norm": "n_embd",
+    "attn_output_norm": "n_embd",  # these two: of what encoders have after each part
+    "layer_output_norm": "n_embd",
 }
 # Matrices that kernels read as float32, in the shapes that the file has.
-FLOATS = {"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"}
+FLOATS = {
+    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
+    *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
+}
 # Of other parts of a model than its logits: llama.cpp reads them to rank, or not at all.
 APART = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
 OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
+
+
+def is_after(name: str, n_layer: int) -> bool:
+    """Whether a tensor is of a layer behind those that logits come from."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return found is not None and int(found[1]) >= n_layer
 
 
 def is_one_of(name: str, labels: Collection[str]) -> bool:
@@ -160,7 +188,7 @@ class Weights:
     token_embd: Tensor  # [n_vocab, n_embd]
     output_norm: Tensor  # [n_embd]
     output: Tensor  # [n_vocab, n_embd]
-    rope_freqs: np.ndarray | None  # f32 [n_rot / 2]
+    top: Tensors  # all that are of no layer
     blk: tuple[Tensors, ...]
     n_bytes: int  # of all tensors in the file
     read: set[str] = field(default_factory=set)  # names of the file's tensors that were read
@@ -169,40 +197,78 @@ class Weights:
 def load_weights(
     file: GGUFFile,
     hp: HParams,
-    more: Mapping[str, tuple[int, ...]] | None = None,
+    more: Callable[[HParams], Mapping[str, tuple[int | str, ...]]] | None = None,
     unread: tuple[str, ...] = (),
 ) -> Weights:
     """Views of the file's tensors. Raises GGUFError for a misshapen tensor.
 
-    more: shapes of a layer's tensors, beside or instead of those of LAYER_TENSORS.
+    more: shapes of a layer's tensors by its own, beside or instead of those of LAYER_TENSORS.
     unread: biases that are left out, without their layers.
     """
     loader = _Loader(file, hp, unread)
-    shapes = LAYER_TENSORS | dict(more or {})
     top = loader.tensors("", TENSORS)
     tied = replace(top.token_embd, name="output")
     return Weights(
         token_embd=top.token_embd,
         output_norm=top.output_norm or top.token_embd_norm,
         output=top.output or tied,
-        rope_freqs=top.rope_freqs.vector if top.rope_freqs else None,
-        blk=tuple(loader.layer(f"blk.{i}.", shapes) for i in range(hp.n_layer)),
+        top=top,
+        blk=tuple(_layer(loader, i, more) for i in range(hp.n_layer)),
         n_bytes=sum(t.n_bytes for t in file.tensors.values()),
         read=loader.read,
     )
 
 
+def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
+    """attn_k_b and attn_v_b of latent attention, from the one tensor that older files have.
+
+    Of each head the rows of its keys, which become columns, then those of its values.
+    """
+    w, n, n_head = both.data, hp.latent, hp.n_head
+    assert isinstance(w, QTensor)
+    n_plain, row = n.n_key - hp.n_rot, w.data.nbytes // w.n_out
+    rows = w.data.reshape(n_head, n_plain + n.n_value, row)
+    values = np.ascontiguousarray(rows[:, n_plain:]).reshape(-1)
+    v = QTensor(values, w.type, n_head * n.n_value, n.n_latent)
+    found = {"attn_v_b": Tensor(f"{prefix}attn_v_b", v, None, both.read, both.whole)}
+    if n_plain == 0:
+        return found  # all of a key is rotated
+    type, flat = GGMLType[w.type], np.ascontiguousarray(rows[:, :n_plain]).reshape(-1)
+    keys = dequantize(flat, type, (n.n_latent, n_head * n_plain))
+    turned = np.asarray(keys).reshape(n_head, n_plain, n.n_latent).swapaxes(1, 2)
+    kind = "F32" if w.type == "F32" or n_plain % 32 else "F16"
+    turned = np.ascontiguousarray(turned, np.float32 if kind == "F32" else np.float16)
+    k = QTensor(turned.view(np.uint8).reshape(-1), kind, n_head * n.n_latent, n_plain)
+    found["attn_k_b"] = Tensor(f"{prefix}attn_k_b", k, None, both.read, both.whole)
+    return found
+
+
+def _layer(
+    loader: "_Loader", i: int, more: Callable[[HParams], Mapping[str, tuple[int | str, ...]]] | None
+) -> Tensors:
+    own = loader.of(i)
+    return own.layer(f"blk.{i}.", LAYER_TENSORS | dict(more(own.hp) if more else {}))
+
+
 class _Loader:
-    def __init__(self, file: GGUFFile, hp: HParams, unread: tuple[str, ...]) -> None:
-        self._file, self._hp, self._unread = file, hp, unread
-        self.read: set[str] = set()
+    def __init__(
+        self, file: GGUFFile, hp: HParams, unread: tuple[str, ...], read: set[str] | None = None
+    ) -> None:
+        self._file, self.hp, self._unread = file, hp, unread
+        self.read: set[str] = set() if read is None else read
+        self._shapes: Mapping[str, Any] = {}  # of the layer's tensors
+
+    def of(self, layer: int) -> "_Loader":
+        """One with the shape of a layer."""
+        return _Loader(self._file, self.hp.of(layer), self._unread, self.read)
 
     def tensors(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
         return Tensors({name: self._tensor(prefix + name, s) for name, s in shapes.items()})
 
     def layer(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
         """The tensors of a layer; matrices that the file has in one are apart."""
-        hp, found = self._hp, dict(self.tensors(prefix, shapes))
+        self._shapes = shapes
+        hp, found = self.hp, dict(self.tensors(prefix, shapes))
         qkv, up = found["attn_qkv"], found["ffn_up"]
         if qkv and not found["attn_q"] and shapes["attn_qkv"] == LAYER_TENSORS["attn_qkv"]:
             del found["attn_qkv"]
@@ -221,6 +287,8 @@ class _Loader:
         ):
             found["ffn_gate"] = up.rows(f"{prefix}ffn_gate", 0, hp.n_ff)
             found["ffn_up"] = up.rows(f"{prefix}ffn_up", hp.n_ff, 2 * hp.n_ff)
+        if hp.latent.n_latent and found["attn_kv_b"]:
+            found |= _absorbed(found["attn_kv_b"], prefix, hp)
         return Tensors(found)
 
     def _tensor(self, name: str, shape: str | tuple[int, ...]) -> Tensor:
@@ -241,13 +309,13 @@ class _Loader:
         if name not in self._file.tensors:
             return None
         info = self._file.tensors[name]
-        shape = info.shape[::-1]
+        shape = (1,) * (len(dims) - len(info.shape)) + info.shape[::-1]  # ggml leaves out 1s
         self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]
         if len(shape) == 1 or label in FLOATS:
             return self._vector(name, shape)
         scale = f"{name.removesuffix('.weight')}.scale"
-        if scale in self._file.tensors:
+        if scale in self._file.tensors and f"{label}.scale" not in self._shapes:
             message = "the scale of a whole matrix (NVFP4's second one) cannot be applied yet:"
             raise self._file.error(f"{message} use a file of another type", key=scale)
         n_out = int(np.prod(shape[:-1]))
@@ -270,9 +338,6 @@ class _Loader:
             raise self._file.error(f"has shape {found}, expected {expected}", key=name)
 
     def _size(self, dim: str) -> int:
-        hp = self._hp
-        if dim.isdigit():
-            return int(dim)
         if dim == "n_rot/2":
-            return hp.n_rot // 2
-        return 2 * hp.n_ff if dim == "2*n_ff" else getattr(hp, dim)
+            return self.hp.n_rot // 2
+        return prod(int(n) if n.isdigit() else getattr(self.hp, n) for n in dim.split("*"))

@@ -222,6 +222,13 @@ class Sampler:
         sampler.params = None
         return sampler
 
+    def limited(self, grammar: Step) -> "Sampler":
+        """Return this sampler with a grammar after its biases; tokens seen so far are not its."""
+        other = self.clone()
+        n = sum(isinstance(step, LogitBias) for step in other.steps)
+        other.steps = (*other.steps[:n], grammar, *other.steps[n:])
+        return other
+
     def _set_up(self, steps: list[Step], n_vocab: int) -> None:
         if n_vocab < 1:
             raise SamplerError(f"n_vocab is {n_vocab}, expected at least 1: pass the model's")
@@ -264,6 +271,26 @@ class Sampler:
             c = step.apply(c)
         assert len(c) == 1, f"{self.steps[-1]} left {len(c)} candidates"
         return int(c.ids[0])
+
+    def after_steps(
+        self, logits: np.ndarray, n: int, chosen: int
+    ) -> tuple[list[tuple[int, float]], float]:
+        """As `logprobs` and `logprob`, of what the steps before the choosing one leave.
+
+        To be called between `sample` and `accept`. Changes no state.
+        """
+        c = Candidates(self._ids, self._checked(logits))
+        for step in self.steps[:-1]:
+            state = step.get_state()
+            c = step.apply(c)
+            step.set_state(state)
+        if isinstance(self.steps[-1], Greedy):
+            c = c.head(1)
+        best = c.all_sorted()
+        found = [
+            (int(i), math.log(p)) for i, p in zip(best.ids, best.probs(), strict=True) if p > 0
+        ]
+        return found[: max(n, 0)], dict(found).get(chosen, -math.inf)
 
     @property
     def n_best(self) -> int | None:
@@ -312,7 +339,7 @@ class Sampler:
             step.reset()
 
     def clone(self) -> "Sampler":
-        """Return an independent sampler in the same state: both go on with the same text."""
+        """Return an independent sampler in the same state."""
         other = copy.copy(self)
         other.steps = copy.deepcopy(self.steps)
         return other

@@ -48,9 +48,9 @@ def breaker_sequences(
 class Dry(Step):
     """Takes multiplier * base^(n - allowed_length) off a token that would extend a repetition.
 
-    n >= allowed_length is the length of the longest end of the history (its last `last_n` tokens;
-    -1: all, 0: off) that has stood there before, followed by that token. A repetition does not
-    reach across a sequence of `breakers`; a breaker of one token is itself never penalised.
+    n >= allowed_length is the length of the longest suffix of the history that occurred earlier,
+    followed by that token. The history is the last `last_n` tokens (-1: all, 0: off). A match does
+    not reach across a sequence of `breakers`; a breaker of one token is itself never penalised.
     """
 
     multiplier: float

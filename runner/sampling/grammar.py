@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tamis.child_environment import child_environment
+from tamis.platform.processes import child_environment
 from tamis.sampling.base import Candidates, SamplerError, Step
 
 # llguidance's compiler recurses along chains of rules: 4 MiB of stack end at 1,500 of them. A text

@@ -76,11 +76,32 @@ class Bound(NamedTuple):
     name: str  # with its equation
     measured: np.ndarray
     allowed: np.ndarray
-    rounding: np.ndarray | float = 0.0  # what float32 arithmetic may add to what is measured
-    holds_always: bool = True  # False: the paper's assumptions are not met here; shown only
+    rounding: np.ndarray | float = 0.0  # the largest float32 rounding error of `measured`
+    holds_always: bool = True  # False: shown, not enforced: its assumptions fail here
 
 
 MAX_NUMBER = 1 << 24  # of a method's parameter: as many tokens as a session may have
+
+
+# The names that parameters have in the notation of every method, and what they mean.
+COMMON = {
+    "sink": "first tokens, which always take part",
+    "recent": "last tokens, which always take part",
+    "budget": "tokens that a row reads, with sinks and recent ones",
+    "period": "decode steps from one retrieval, or rebuilt index, to the next",
+    "queries": "last queries of a prompt that a state starts from",
+    "dense_layers": "first layers that stay dense",
+    "rows": "what shares a set: the query heads of a group, or one head",
+    "seed": "of random choices",
+}
+
+
+def common(name: str, default: Any, *, beside: bool = False) -> Any:
+    """A field that the notation knows by a name of COMMON, too: its own is the paper's.
+
+    beside: the field leaves out sinks and recent tokens, which the common name counts.
+    """
+    return dataclasses.field(default=default, metadata={"common": name, "beside": beside})
 
 
 def check_numbers(method: Any) -> None:
@@ -110,7 +131,7 @@ class Selector(Protocol):
 class SelectorState:
     """Hooks in the order a layer calls them; each may record ops. Defaults: dense attention."""
 
-    # Keys and values of frozen positions: the layer's own of the state they keep ("project"), the
+    # K and V of frozen positions: the layer's own of the state they keep ("project"), the
     # layer's before ("reuse"); "" freezes nothing.
     freezing = ""
     # Whether what a layer attends to depends on what others chose: all must be in one place.
@@ -177,6 +198,13 @@ class SelectorState:
         """Last tokens whose queries must have been observed before a decode step; 0: none."""
         return 0
 
+    def everything(self, rec: Recording) -> Selection:
+        """All blocks of the context, those after a query too; the layers of a Program share it."""
+        key = (id(rec.program), 0, -1, BLOCK)
+        if key not in self._full:
+            self._full[key] = full_selection(self.shape, rec.n_tok, rec.q_block)
+        return self._full[key]
+
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
 
@@ -202,7 +230,7 @@ class SelectorState:
 
 
 class Steps:
-    """Tells a decode step that goes on from the one before from one that starts anew."""
+    """Tells a decode step that continues the last one from one that starts anew."""
 
     def __init__(self, period: int = 0) -> None:
         self._period = period  # steps after which a new start is due; 0: none

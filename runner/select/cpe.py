@@ -8,7 +8,7 @@ PSAW, progressive window (Eq. 15), at prefill and decode: deep layers see only t
 part of the past, down to `phi ** alpha` of it in the last layer. `phi=1` turns PSAW off.
 ETF, early token freezing (Eq. 16), at prefill: deep layers do not update a first part of the prompt
 after its sinks, all but `psi ** gamma` of it in the last layer: no attention, no feed-forward, the
-hidden state is carried over. Its keys and values are the layer's own projections of that state, or
+hidden state is carried over. Its K and V are the layer's own projections of that state, or
 with `kv="reuse"` those of the layer before (appendix G; far worse: docs/methods/cpe.md). `psi=1`
 turns ETF off.
 
@@ -48,6 +48,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     check_numbers,
+    common,
     new_selection,
     packed,
     united,
@@ -63,13 +64,13 @@ class CPE:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
-    s: int = 16  # block size in steps; 0: no CIS
+    s: int = common("period", 16)  # block size in steps; 0: no CIS
     tau: float = 0.8  # cosine above which a head shares
     join: float = 0.8  # cosine below which it retrieves with others; up to tau: as if alone
     r: int = 1  # dilation radius
-    k: int = 432  # tokens retrieved; floor(k / 3) of them are dilated
+    k: int = common("budget", 432, beside=True)  # floor(k / 3) of them are dilated
     sink: int = 16
-    local: int = 64
+    local: int = common("recent", 64)
     phi: float = 0.7  # part of the past that the last layer sees, for alpha = 1; 1: no PSAW
     alpha: float = 1.0
     psi: float = 0.5  # part of the prompt that the last layer updates, for gamma = 1; 1: no ETF

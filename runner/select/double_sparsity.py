@@ -30,6 +30,7 @@ from tamis.select.base import (
     SelectorState,
     StartingState,
     check_numbers,
+    common,
 )
 
 
@@ -41,7 +42,7 @@ class DoubleSparsity:
 
     budget: int = 1024
     label: float = 0.25
-    s: int = 32  # queries before the first step that channels are found by
+    s: int = common("queries", 32)  # queries before the first step that channels are found by
     sink: int = 4
     recent: int = 64
     rows: str = "group"

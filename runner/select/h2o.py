@@ -31,6 +31,7 @@ from tamis.select.base import (
     SelectorState,
     StartingState,
     check_numbers,
+    common,
     with_ends,
 )
 
@@ -44,7 +45,7 @@ class H2O:
     budget: int = 1024
     recent: float = 0.5
     sink: int = 4
-    s: int = 128  # queries before the first step that the sums start from
+    s: int = common("queries", 128)  # queries before the first step that the sums start from
     rows: str = "group"
 
     def __post_init__(self) -> None:

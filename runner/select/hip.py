@@ -42,6 +42,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     check_numbers,
+    common,
 )
 
 REFRESH, REUSE = "refresh", "reuse"
@@ -53,15 +54,15 @@ class HiP:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
-    k: int = 1024
+    k: int = common("budget", 1024, beside=True)
     b_k: int = 2
     b_sk: int = 1
     b_q: int = 64
     b_sq: int = 8  # 3.2 advises b_q / b_sq of 16 or 32; here a row's heads are multiplied together
-    r_m: int = 1
-    l_d: int = 3
+    r_m: int = common("period", 1)
+    l_d: int = common("dense_layers", 3)
     sink: int = 16
-    local: int = 256
+    local: int = common("recent", 256)
     span: int = 0
     rows: str = "group"
     rep: str = "mean"

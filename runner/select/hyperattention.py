@@ -22,7 +22,14 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
-from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState, check_numbers
+from tamis.select.base import (
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+    common,
+)
 
 N_PLANE = 32  # columns that planes are padded to
 
@@ -39,7 +46,7 @@ class HyperAttention:
     bits: int = 7
     size: int = 32
     sink: int = 4
-    l_d: int = 0  # first layers that read all
+    l_d: int = common("dense_layers", 0)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -41,7 +41,15 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, check_numbers, packed
+from tamis.select.base import (
+    DECODE,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+    common,
+    packed,
+)
 
 PAD = 64  # entries of a table beyond the context: words of bits are read across it
 ROWS = ("head", "group")
@@ -56,11 +64,11 @@ class LFPS:
 
     a: float = 0.2  # a smaller one proposes more candidates
     r: float = 0.95  # decay of the tables
-    s: int = 32  # queries that the tables start from
+    s: int = common("queries", 32)  # queries that the tables start from
     budget: float = 0.02  # part of the context that is kept, beside sinks and local
     epsilon: float = 0.85
     sink: int = 4
-    local: int = 64
+    local: int = common("recent", 64)
     bypass: str = "mix"
     rows: str = "group"
     renew: int = 8  # steps in which each bit is compared anew

@@ -12,7 +12,7 @@ weight (4.3). The first `sink` and last `recent` positions always take part, wit
 Reads the codes' lists and, for their angles, the keys that are sampled. How many are depends on K
 and L, not on a budget. Hashing the keys costs K L head_dim products each, once after each prompt;
 what came after is attended exactly and hashed every `period` tokens. The tables take 4 L bytes a
-position and KV head, more than keys and values where L is large: the paper keeps them in host
+position and KV head, more than K and V where L is large: the paper keeps them in host
 memory.
 
 Departures. Queries are hashed as they are. The planes are the same in all layers, float16. `dense`
@@ -37,6 +37,7 @@ from tamis.select.base import (
     SelectorState,
     Steps,
     check_numbers,
+    common,
     packed,
 )
 
@@ -52,7 +53,7 @@ class MagicPIG:
 
     K: int = 10
     L: int = 150
-    dense: int = 1
+    dense: int = common("dense_layers", 1)
     sink: int = 4
     recent: int = 64
     period: int = 2048

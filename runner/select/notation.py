@@ -1,7 +1,8 @@
-"""The notation of methods on the command line: `window`, `topk:k=256,rows=head`.
+"""The notation of methods on the command line: `window`, `topk:budget=256,rows=head`.
 
 A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`.
 Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
+A parameter has the name that all methods give it (`base.COMMON`) and its paper's, the field's.
 """
 
 import contextlib
@@ -15,17 +16,23 @@ from typing import Any
 
 import tamis.select
 from tamis.select.base import DECODE, PREFILL, PerRole, Selector
-from tamis.select.per_layer import Part, PerLayer
 
 DENSE = "dense"
 INNER = "inner"  # the field of a method that works over another one
 PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
-_NOT_METHODS = {"base", "notation", "per_layer", "plugins"}
+LONG = 8192  # tokens of a prompt from which LONG_PREFILL is near to dense and much faster
+LONG_PREFILL = "delta(window:recent=2044):gamma=64"
+_NOT_METHODS = {"base", "in_numpy", "notation", "per_layer", "plugins"}
 
 
 class MethodError(ValueError):
     """The text names no method, or a parameter it does not have; the message lists what exists."""
+
+
+def prefill_for(n_prompt: int) -> str:
+    """The method that reads a prompt of n_prompt tokens where the user chose none."""
+    return LONG_PREFILL if n_prompt > LONG else DENSE
 
 
 def names() -> list[str]:
@@ -113,9 +120,24 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
         raise MethodError(f"{text!r}: {error}") from error
 
 
-def _fields(method: type[Selector]) -> dict[str, Any]:
-    """The types of a method's fields, by name."""
-    return {f.name: f.type for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+def parameters_of(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a method that a text may set, by their common names, else their own."""
+    fields = _fields(method).values()
+    return {f.metadata.get("common", f.name): f for f in fields if f.name != INNER}
+
+
+def _fields(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+
+
+def defaults_of(method: type[Selector]) -> dict[str, Any]:
+    """What a text without parameters stands for, by their common names, else their own."""
+    known = parameters_of(method)
+    values: dict[str, Any] = {name: field.default for name, field in known.items()}
+    for name, field in known.items():
+        if field.metadata.get("beside"):
+            values[name] += values["sink"] + values["recent"]
+    return values
 
 
 def _takers(role: str) -> str:
@@ -131,15 +153,36 @@ def _takers(role: str) -> str:
 
 def _values(text: str, name: str, method: type[Selector], parameters: str) -> dict[str, Any]:
     """The fields that `param=value,...` gives. Raises MethodError."""
-    fields, values = _fields(method), {}
-    fields.pop(INNER, None)
+    known = parameters_of(method)
+    own = {field.name: field for field in known.values()}
+    values: dict[str, Any] = {}
+    total = ""  # the field that the common name's value has sinks and recent tokens beside
     for item in filter(None, parameters.split(",")):
         key, equals, value = item.partition("=")
-        if key not in fields or not equals:
-            wanted = ", ".join(f"{n}=..." for n in fields) or "no parameters"
+        field = known.get(key) or own.get(key)
+        if field is None or not equals:
+            wanted = ", ".join(map(_described, known.values())) or "no parameters"
             raise MethodError(f"{item!r} in {text!r}: {name} takes {wanted}")
-        values[key] = _value(text, key, value, fields[key])
+        if field.name in values:
+            raise MethodError(f"{item!r} in {text!r}: {_described(field)} is there before")
+        values[field.name] = _value(text, key, value, field.type)
+        if key != field.name and field.metadata["beside"]:
+            total = field.name
+    if total:
+        always = (known["sink"], known["recent"])
+        n_always = sum(values.get(field.name, field.default) for field in always)
+        if values[total] < n_always:
+            raise MethodError(
+                f"budget={values[total]} in {text!r}: sinks and recent tokens alone take {n_always}"
+            )
+        values[total] -= n_always
     return values
+
+
+def _described(field: dataclasses.Field[Any]) -> str:
+    """A parameter in messages: its common name, its paper's in parentheses."""
+    common = field.metadata.get("common", field.name)
+    return f"{common}=..." + (f" ({field.name})" if common != field.name else "")
 
 
 def of_layers(names: Sequence[str]) -> str:
@@ -155,7 +198,9 @@ def of_layers(names: Sequence[str]) -> str:
     return AND.join(parts)
 
 
-def _per_layer(text: str, role: str) -> PerLayer:
+def _per_layer(text: str, role: str) -> Selector:
+    from tamis.select.per_layer import Part, PerLayer
+
     if role != DECODE:
         raise MethodError(f"{text!r}: {PARAMETERS[role]} takes one method for all layers")
     layers: dict[Selector, list[int]] = {}

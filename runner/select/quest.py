@@ -24,6 +24,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     check_numbers,
+    common,
     new_selection,
 )
 
@@ -36,7 +37,7 @@ class Quest:
 
     budget: int = 1024
     page: int = 16
-    dense: int = 2  # the paper leaves out its first two layers, which are hardly sparse
+    dense: int = common("dense_layers", 2)  # as in the paper: they are hardly sparse
     sink: int = 4
     recent: int = 16
     rows: str = "head"

@@ -35,6 +35,7 @@ from tamis.select.base import (
     SelectorState,
     StartingState,
     check_numbers,
+    common,
     with_ends,
 )
 
@@ -46,7 +47,7 @@ class SnapKV:
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
-    window: int = 32
+    window: int = common("recent", 32)
     kernel: int = 7  # neighbours that are pooled
     pool: str = "max"
     ada: float = 0.0

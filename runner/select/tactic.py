@@ -44,11 +44,12 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     check_numbers,
+    common,
     new_selection,
 )
 
 CLUSTER, STEP = "cluster", "step"
-ROUNDING = 1e-3  # of the longest value: float16 keys and values, float32 sums
+ROUNDING = 1e-3  # of the longest value: float16 K and V, float32 sums
 MAX_ITER = 1000  # each is recorded
 LANES = 16  # clusters that are scored together
 
@@ -65,7 +66,7 @@ class Tactic:
     first: float = 0.02
     period: int = 2048
     sink: int = 4
-    local: int = 256
+    local: int = common("recent", 256)
     segment: int = 8192
     sample: int = 0
     margin: float = 0.5

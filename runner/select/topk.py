@@ -22,6 +22,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     check_numbers,
+    common,
 )
 
 
@@ -31,7 +32,7 @@ class TopK:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
-    k: int = 512
+    k: int = common("budget", 512, beside=True)
     sink: int = 4
     recent: int = 64
     rows: str = "group"

@@ -22,7 +22,14 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
-from tamis.select.base import PREFILL, Recording, SelectorShape, SelectorState, check_numbers
+from tamis.select.base import (
+    PREFILL,
+    Recording,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+    common,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,10 @@ class VerticalSlash:
 
     n_vertical: int = 1000
     n_slash: int = 200
-    last_q: int = 16
+    last_q: int = common("queries", 16)
     sink: int = 30
-    local: int = 100
-    l_d: int = 0  # first layers that read all
+    local: int = common("recent", 100)
+    l_d: int = common("dense_layers", 0)
 
     def __post_init__(self) -> None:
         check_numbers(self)

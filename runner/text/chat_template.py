@@ -153,12 +153,27 @@ def encode_chat(
     the template gets with veils: safe, though perhaps not what it would make of the text.
     """
     kwargs = {"add_generation_prompt": add_generation_prompt} | extra
-    parts = template.render_parts(messages, **kwargs)
-    text = template.render(messages, **kwargs)
+    return chat_ids(tokenizer, chat_parts(tokenizer, template, messages, **kwargs))
+
+
+def chat_parts(
+    tokenizer: ChatTokenizer, template: ChatTemplate, messages: Sequence[Message], **extra: Any
+) -> list[tuple[str, bool]]:
+    """Return what ``encode_chat`` makes tokens of: (text, whether control tokens are read in it).
+
+    ``extra`` as for ``ChatTemplate.render``.
+    """
+    parts = template.render_parts(messages, **extra)
+    text = template.render(messages, **extra)
     if text != "".join(part for part, _ in parts):
         users = usertext.strings([*messages, extra])
         if not any(map(tokenizer.has_special, users)):
             parts = [(text, True)]
+    return parts
+
+
+def chat_ids(tokenizer: ChatTokenizer, parts: Iterable[tuple[str, bool]]) -> list[int]:
+    """Return the tokens of ``chat_parts``, BOS included if the model wants one."""
     ids = tokenizer.encode_parts(parts)
     if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
         ids.insert(0, tokenizer.bos)

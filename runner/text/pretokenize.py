@@ -64,7 +64,7 @@ _SEED_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+"
 # spaces there is none ahead, or the match before would have reached it.
 _JAIS2_LINES = r"|(?<![^\S\r\n])\s*[\r\n]+|"
 _JAIS2_SPACES = "|".join(rf"\s{{{2**k}}}(?!\S)" for k in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
-# The letters with case that DeepSeek LLM's own pattern lists: Armenian only in capitals, say.
+# Cased letters that DeepSeek LLM's pattern lists; of Armenian, for one, only the capitals.
 _DEEPSEEK_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
     "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"

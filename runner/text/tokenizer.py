@@ -1,7 +1,8 @@
 """Text to token ids and back, as the vocabulary of a GGUF file says."""
 
+import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -9,11 +10,6 @@ import numpy as np
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 from tamis.text import pretokenize
 from tamis.text.bpe import BytePairEncoder, CharacterPairEncoder, DnaEncoder, byte_alphabet
-from tamis.text.longest_match import LongestMatchEncoder, unescaped
-from tamis.text.plamo import PlamoEncoder
-from tamis.text.spm import SentencePieceEncoder
-from tamis.text.unigram import UnigramEncoder
-from tamis.text.wordpiece import WordPieceEncoder
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -230,6 +226,8 @@ class Tokenizer:
         if self._vocab.model in _BYTE_LEVEL:
             return self._from_alphabet(text.removesuffix(DnaEncoder.MARK))
         if self._vocab.model == "rwkv":
+            from tamis.text.longest_match import unescaped
+
             return unescaped(self._vocab.tokens.raw(token_id))
         byte = byte_of_token(text) if kind == TokenType.BYTE else None
         if byte is not None:
@@ -271,15 +269,17 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
 
 
 def _encoder(vocab: Vocab) -> Encoder:
-    others: dict[str, Callable[[Vocab], Encoder]] = {
-        "llama": SentencePieceEncoder,
-        "bert": WordPieceEncoder,
-        "t5": UnigramEncoder,
-        "rwkv": LongestMatchEncoder,
-        "plamo2": PlamoEncoder,
+    others = {  # file and class: only the one that is asked for is imported
+        "llama": ("spm", "SentencePieceEncoder"),
+        "bert": ("wordpiece", "WordPieceEncoder"),
+        "t5": ("unigram", "UnigramEncoder"),
+        "rwkv": ("longest_match", "LongestMatchEncoder"),
+        "plamo2": ("plamo", "PlamoEncoder"),
     }
     if vocab.model in others:
-        return others[vocab.model](vocab)
+        file, name = others[vocab.model]
+        encoder: Encoder = getattr(importlib.import_module(f"tamis.text.{file}"), name)(vocab)
+        return encoder
     if vocab.model not in ("gpt2", "gemma4", "whitespace", "hybriddna"):
         raise TokenizerError(f"tokenizer model {vocab.model!r} is not supported")
     if not pretokenize.is_known(vocab.pre):

@@ -33,7 +33,7 @@ class UnigramEncoder:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the tokens of ``text``; unknown characters side by side are one."""
+        """Return the ids of the tokens of ``text``; adjacent unknown characters are one."""
         text = self._normalized(text)
         starts, tokens = self._best(text)
         ids: list[int] = []

@@ -1,0 +1,13 @@
+"""Ling 2 (Bailing): dense first layers, shared experts, groups and a bias that choose experts."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=True,
+    keys=(
+        "expert_shared_count",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+    ),
+)

@@ -1,0 +1,14 @@
+"""Command-R7B and A: parallel parts; layers with a window have rotary positions, others none."""
+
+from tamis.graph.layer import parallel
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=False,
+    norm="layer",
+    layer=parallel,
+    keys=("logit_scale", "attention.sliding_window_pattern", "rope.freq_base_swa"),
+    full_attention_every=4,
+    nope_full=True,
+    window_scaled=True,
+)

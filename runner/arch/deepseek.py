@@ -1,0 +1,9 @@
+"""DeepSeek (V1) mixture of experts: dense first layers, shared experts beside the chosen ones."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=False,
+    normalize_experts=False,
+    keys=("expert_shared_count", "expert_weights_scale", "attention.scale"),
+)

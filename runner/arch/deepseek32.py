@@ -1,0 +1,12 @@
+"""DeepSeek-V3.2: as deepseek2; an indexer chooses what each token attends to."""
+
+from dataclasses import replace
+
+from tamis.arch.deepseek2 import ARCH as DEEPSEEK2
+from tamis.graph.latent import yarn_scaled
+
+ARCH = replace(
+    DEEPSEEK2,
+    keys=(*DEEPSEEK2.keys, "attention.indexer.top_k"),
+    derived=lambda hp: yarn_scaled(hp) | {"index_eps": 1e-6},
+)

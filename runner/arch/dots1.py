@@ -1,0 +1,13 @@
+"""dots.llm1: dense first layers, shared experts, a bias that chooses experts."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=True,
+    keys=(
+        "expert_shared_count",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+    ),
+)

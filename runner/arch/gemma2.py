@@ -1,0 +1,33 @@
+"""Gemma 2: capped scores and logits, norms around each part, a window in every second layer."""
+
+from typing import Any
+
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+
+
+def _derived(hp: HParams) -> dict[str, Any]:
+    """Queries of the 27B model, which has 46 layers, are scaled by the width that a head has."""
+    scale = (hp.n_embd // hp.n_head) ** -0.5 if hp.n_layer == 46 else 0.0
+    return {
+        "attention_scale": scale,
+        "attention_softcap": hp.attention_softcap or 50.0,
+        "logit_softcap": hp.logit_softcap or 30.0,
+        "sliding_window": hp.sliding_window or 4096,
+    }
+
+
+ARCH = Arch(
+    neox=True,
+    activation="gelu",
+    scale_embedding=True,
+    full_attention_every=2,
+    window_scaled=True,
+    keys=(
+        "attention.sliding_window_pattern",
+        "rope.freq_base_swa",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ),
+    derived=_derived,
+)

@@ -1,0 +1,5 @@
+"""Hunyuan mixture of experts: heads are normed after they are rotated, a shared expert."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=True, norm_after_rope=True)

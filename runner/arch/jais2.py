@@ -1,0 +1,5 @@
+"""Jais 2: norms by mean and variance, biases everywhere, a squared ReLU."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=True, norm="layer", gated=False, activation="relu2")

@@ -1,0 +1,5 @@
+"""Maincoder: as llama; heads of q and k are normed after they are rotated."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=False, norm_after_rope=True)

@@ -1,0 +1,11 @@
+"""Maple: rotary positions in layers with a window only, experts with clamped gates."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=True,
+    nope_full=True,
+    window_scaled=True,
+    clamp="before",
+    keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "swiglu_clamp_exp"),
+)

@@ -1,0 +1,10 @@
+"""Mellum: a mixture of experts, windows in three of four layers, which have plain positions."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=True,
+    full_attention_every=4,
+    keys=("attention.sliding_window_pattern",),
+    derived=lambda hp: {"rope_base_swa": hp.rope_base},
+)

@@ -1,0 +1,3 @@
+"""Mistral 4: as deepseek2."""
+
+from tamis.arch.deepseek2 import ARCH as ARCH

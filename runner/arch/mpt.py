@@ -1,0 +1,53 @@
+"""MPT: scores fall with distance (ALiBi), or positions are learned; norms by mean and variance."""
+
+from collections.abc import Mapping
+
+from tamis.graph.context import Graph
+from tamis.graph.layer import self_attention
+from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.mlp import mlp
+from tamis.graph.norm import add, norm
+from tamis.graph.recurrent import Part, gated, whole
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il, which adds to g.x."""
+    w = g.weights(il)
+    if not w.attn_q_norm and w.attn_k_norm:  # keys are normed where queries are
+        _ = w.attn_k_norm.vector, w.attn_k_norm.bias
+    h = norm(g, g.x, w.attn_norm)
+    add(g, self_attention(g, il, h, normed_heads=bool(w.attn_q_norm)))
+    h = norm(g, g.x, w.ffn_norm)
+    add(g, _scaled(g, il, h) if w["ffn.act.scales"] else mlp(g, h, w))
+
+
+def _scaled(g: Graph, il: int, h: Source) -> Product:
+    """The feed-forward part of files whose activations were scaled before they were quantized."""
+    w = g.weights(il)
+    (up,) = linears(g, h, w.ffn_up)
+    scales = Part(1 / w["ffn.act.scales"].vector, 0, g.hp.n_ff)
+    return linear(g, gated(g, "gated", whole(up), "gelu", scales), w.ffn_down)
+
+
+def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a layer's tensors."""
+    return {
+        "ffn.act.scales": (hp.n_ff,),
+        "attn_q_norm": (hp.n_embd_q,),
+        "attn_k_norm": (hp.n_embd_kv,),
+    }
+
+
+ARCH = Arch(
+    neox=False,
+    norm="layer",
+    gated=False,
+    activation="gelu",
+    nope_every=1,
+    positions="some",
+    layer=layer,
+    tensors=tensors,
+    keys=("attention.max_alibi_bias", "attention.clamp_kqv"),
+)

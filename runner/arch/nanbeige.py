@@ -1,0 +1,5 @@
+"""Nanbeige: as llama."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=False, refused=("num_loops",))

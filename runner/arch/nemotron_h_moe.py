@@ -1,0 +1,3 @@
+"""Nemotron 3 mixtures of experts: as nemotron_h."""
+
+from tamis.arch.nemotron_h import ARCH as ARCH

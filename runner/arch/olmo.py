@@ -1,0 +1,5 @@
+"""OLMo: norms without weights, by mean and variance; Q, K and V are clamped."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=False, norm="layer", weighted=False, keys=("attention.clamp_kqv",))

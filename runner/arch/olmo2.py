@@ -1,0 +1,13 @@
+"""OLMo 2 and 3: what parts add is normed, not what they read; all heads of q and k together."""
+
+from tamis.graph.layer import post_normed
+from tamis.model.arch import Arch
+
+ARCH = Arch(
+    neox=True,
+    layer=post_normed,
+    full_attention_every=4,
+    rope_factors=False,
+    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    derived=lambda hp: {"rope_base_swa": hp.rope_base_swa or hp.rope_base},
+)

@@ -1,0 +1,5 @@
+"""Pangu Embedded: as llama with biases on attention."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=True, rope_factors=False)

@@ -1,0 +1,5 @@
+"""StarCoder 2: norms by mean and variance, biases everywhere, a plain GELU."""
+
+from tamis.model.arch import Arch
+
+ARCH = Arch(neox=True, norm="layer", gated=False, activation="gelu", rope_factors=False)

@@ -1,0 +1,126 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024, arXiv 2405.04434, 2.1), absorbed.
+
+A token keeps one row for all heads: a rotated key, then a latent that K and V are made
+from. Queries are brought to that row, and what attention gives back from it, by a matrix a head.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tamis.graph.attention import append, attention
+from tamis.graph.context import Graph, Heads, Index
+from tamis.graph.experts import products
+from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.norm import norm, record_layer_norm
+from tamis.graph.recurrent import Part, copied, gated, normed_part
+from tamis.model.hparams import HParams
+
+
+def latent_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a layer's tensors."""
+    n, n_embd, n_head = hp.latent, hp.n_embd, hp.n_head
+    n_plain = n.n_key - hp.n_rot
+    return {
+        "attn_q": (n_head * n.n_key, n_embd),
+        "attn_q_a": (n.n_query, n_embd),
+        "attn_q_a_norm": (n.n_query,),
+        "attn_q_b": (n_head * n.n_key, n.n_query),
+        "attn_kv_a_mqa": (n.n_latent + hp.n_rot, n_embd),
+        "attn_kv_a_norm": (n.n_latent,),
+        "attn_k_b": (n_head, n.n_latent, n_plain),
+        "attn_v_b": (n_head, n.n_value, n.n_latent),
+        "attn_kv_b": (n_head * (n_plain + n.n_value), n.n_latent),  # both, of older files
+        "attn_output": (n_embd, n_head * n.n_value),
+        "indexer.attn_q_b": (hp.indexer.n_head * hp.indexer.n_key, n.n_query),
+        "indexer.attn_k": (hp.indexer.n_key, n_embd),
+        "indexer.k_norm": (hp.indexer.n_key,),
+        "indexer.proj": (hp.indexer.n_head, n_embd),
+    }
+
+
+def yarn_scaled(hp: HParams) -> dict[str, Any]:
+    """Fields of HParams: what scores are multiplied by, and cosines where YaRN stretches them."""
+    scaling, scale = hp.rope_scaling, hp.latent.n_key**-0.5
+    if scaling.kind != "yarn" or not scaling.ext_factor:
+        return {"attention_scale": scale}
+    log = 0.1 * math.log(max(scaling.factor, 1.0))
+    own = 1.0 + log  # what YaRN multiplies cosines by
+    if not hp.yarn_log:
+        return {"attention_scale": scale * own**2}
+    scores = 1.0 + 10.0 * hp.yarn_log * log
+    of_cosines = 1.0 if hp.arch == "deepseek2" else own / scores
+    attn_factor = scaling.attn_factor * of_cosines / own
+    return {
+        "attention_scale": scale * (of_cosines * scores) ** 2,
+        "rope_scaling": replace(scaling, attn_factor=attn_factor),
+    }
+
+
+def latent_attention(g: Graph, il: int, h: Source) -> Product:
+    """Attention of the rows h by latents."""
+    return linear(g, latent_attended(g, il, h), g.weights(il).attn_output)
+
+
+def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
+    """What latent_attention gives before its last product, f32 [n_tok, n_head * n_value]."""
+    w, n_head, n_rot, width = g.weights(il), g.hp.n_head, g.hp.n_rot, g.hp.head_dim
+    n_latent, n_key = g.hp.latent.n_latent, g.hp.latent.n_key
+    index = None
+    if w["indexer.proj"]:
+        low, kv, k, weights = linears(
+            g, h, w.attn_q_a, w.attn_kv_a_mqa, w["indexer.attn_k"], w["indexer.proj"]
+        )
+        rows = norm(g, low, w.attn_q_a_norm)
+        own, q = linears(g, rows, w.attn_q_b, w["indexer.attn_q_b"])
+        index = _index(g, il, q, k, weights)
+    elif w.attn_q_a:
+        low, kv = linears(g, h, w.attn_q_a, w.attn_kv_a_mqa)
+        (own,) = linears(g, norm(g, low, w.attn_q_a_norm), w.attn_q_b)
+    else:
+        own, kv = linears(g, h, w.attn_q, w.attn_kv_a_mqa)
+    heads = _every_head(len(own), n_head)
+
+    if n_key > n_rot:
+        plain = gated(g, "q_plain", Part(own, 0, n_key - n_rot, n_head, n_key), "none")
+        plain = plain.reshape(len(own), n_head, -1)
+        absorbed = products(g, plain, w.attn_k_b, heads, n_head)
+    else:
+        absorbed = np.zeros((len(own), n_head, n_latent), np.float32)
+    q = g.ws.rows("q_latent", n_head * width)
+    copied(g, Part(own, n_key - n_rot, n_rot, n_head, n_key), Part(q, 0, n_rot, n_head, width))
+    copied(
+        g, Part(absorbed, 0, n_latent, n_head, n_latent), Part(q, n_rot, n_latent, n_head, width)
+    )
+
+    k = g.ws.rows("k_latent", width)
+    copied(g, Part(kv, n_latent, n_rot), Part(k, 0, n_rot))
+    normed_part(g, Part(kv, 0, n_latent), w.attn_kv_a_norm, Part(k, n_rot, n_latent))
+
+    angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))
+    queries, keys = (Heads(x.reshape(len(x), -1, width), angles=angles) for x in (q, k))
+    queries = replace(queries, warm=g.hp.temperature[0] > 0)
+    append(g, il, queries, keys, k, index)
+    out = attention(g, il, q, w.attn_sinks)
+    back = gated(g, "att_latent", Part(out, n_rot, n_latent, n_head, width), "none")
+    values = products(g, back.reshape(len(back), n_head, -1), w.attn_v_b, heads, n_head)
+    return values.reshape(len(values), -1)
+
+
+def _index(g: Graph, il: int, q: np.ndarray, k: np.ndarray, weights: np.ndarray) -> Index:
+    """An indexer's queries, keys with their norm, and weights, as they are to be rotated."""
+    n_key, w = g.hp.indexer.n_key, g.weights(il)["indexer.k_norm"]
+    record_layer_norm(g, k, k, w.vector, w.bias, eps=g.hp.index_eps)
+    angles = g.angles(g.model.rope_of(il))
+    queries, keys = (Heads(x.reshape(len(x), -1, n_key), angles=angles) for x in (q, k))
+    return Index(queries, keys, weights, g.ws.scratch, g.model.arch.index_neox)
+
+
+@cache
+def _every_head(n_tok: int, n_head: int) -> np.ndarray:
+    """Each token's heads, as `products` takes them: int32 [n_tok, n_head]."""
+    return np.tile(np.arange(n_head, dtype=np.int32), (n_tok, 1))

@@ -1,0 +1,89 @@
+"""A decode method as one function of NumPy arrays: slow, and enough to try an idea before a kernel.
+
+Before each layer's attention the interpreter stops the Program, gathers the layer's keys from their
+pages and asks the function. That costs what reading all keys does, in Python; a kernel of the
+method would read only what it needs. On the CPU with f16 keys; several sequences are not batched.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels.contract.types import PAGE, KVView, Selection
+from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+
+Choose = Callable[[np.ndarray, np.ndarray], Any]
+
+
+class NumpySelector:
+    """A method whose choice is `scores(q, k) -> indices`.
+
+    scores gets f32 q [n_head, head_dim], rotated, and f32 k [n_kv, n_head_kv, head_dim], the keys
+    of all positions so far, the query's own the last. It gives the positions to attend to, whole
+    numbers [n] for all heads, or a sequence of n_head_kv or n_head such arrays; in any order. Give
+    it to `Engine.session(attn=...)`. Layers with a sliding window of their own are left to it.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    def __init__(self, scores: Choose) -> None:
+        if not callable(scores):
+            raise TypeError(f"scores is {scores!r}, expected a function of q and k: see the class")
+        self.scores = scores
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return _State(self.scores, shape)
+
+
+class _State(SelectorState):
+    def __init__(self, scores: Choose, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._scores = scores
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self.shape.window[layer]:
+            return super().decode(rec, layer, q, kv)
+        if kv.types[0] != "f16":
+            raise ValueError(f"NumpySelector reads f16 keys, this cache has {kv.types[0]}")
+        sel = new_selection(self.shape, rec, n_row=self.shape.n_head, block=1)
+
+        def choose() -> None:
+            n_kv = int(rec.step[1]) + 1
+            rows = self._rows(self._scores(q[0].copy(), _keys(kv, n_kv)), n_kv)
+            sel.indptr[1:] = np.cumsum([len(row) for row in rows])
+            sel.indices[: sel.indptr[-1]] = np.concatenate(rows)
+
+        rec.program.pause(choose)
+        return sel
+
+    def _rows(self, found: Any, n_kv: int) -> list[np.ndarray]:
+        """Positions of each query head, ascending. Raises ValueError for what is none."""
+        n_head, n_head_kv = self.shape.n_head, self.shape.n_head_kv
+        one = isinstance(found, np.ndarray) and found.ndim == 1
+        sets = [found] if one or _is_numbers(found) else list(found)
+        if len(sets) not in (1, n_head_kv, n_head):
+            raise ValueError(
+                f"scores gave {len(sets)} sets of positions, expected one, {n_head_kv} (KV heads) "
+                f"or {n_head} (heads)"
+            )
+        rows = [np.unique(np.asarray(row)) for row in sets]
+        for row in rows:
+            if not len(row) or row.dtype.kind not in "iu" or row[0] < 0 or row[-1] >= n_kv:
+                raise ValueError(
+                    f"scores gave {row[:8].tolist()}, expected whole numbers from 0 to {n_kv - 1}, "
+                    "at least one"
+                )
+        return [rows[i * len(rows) // n_head].astype(np.int32) for i in range(n_head)]
+
+
+def _is_numbers(found: Any) -> bool:
+    return isinstance(found, Sequence) and all(isinstance(i, int | np.integer) for i in found)
+
+
+def _keys(kv: KVView, n_kv: int) -> np.ndarray:
+    """Keys of positions 0 .. n_kv - 1, f32 [n_kv, n_head_kv, head_dim]."""
+    pages = kv.k[kv.k_table[: -(-n_kv // PAGE)]]  # [n_page, n_head_kv, PAGE, head_dim]
+    keys: np.ndarray = pages.swapaxes(1, 2).reshape(-1, pages.shape[1], pages.shape[3])[:n_kv]
+    return keys.astype(np.float32)
