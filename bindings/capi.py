@@ -316,7 +316,7 @@ def _batch_init(
 
 
 def _batch_free(ffi: Any, function: Any, kind: str, parameters: Any, batch: Any) -> None:
-    """Let go of what llama_batch_init made; twice is once."""
+    """Free what llama_batch_init allocated; a second call does nothing."""
     _kept.pop(("batch", int(ffi.cast("intptr_t", batch.token))), None)
 
 

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from tamis.bindings.drop_in.caches import (
 from tamis.bindings.drop_in.completion import Answer, Chunk, Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.lookup import LlamaDraftModel, LlamaPromptLookupDecoding
+from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
 from tamis.bindings.drop_in.sampling import (
     LogitsProcessorList,
     MinTokensLogitsProcessor,
@@ -51,11 +52,12 @@ from tamis.bindings.flat.context import pool
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
 from tamis.engine.engine import Engine
-from tamis.engine.session import ContextError
+from tamis.engine.errors import ContextError
 from tamis.engine.session_file import SessionFileError
 from tamis.fetch import registry as models
 from tamis.sampling.chain import Sampler
 from tamis.sampling.grammar import GrammarTokenizer
+from tamis.text.thinking import ThinkingBudget
 
 __all__ = [
     "BaseLlamaCache",
@@ -386,14 +388,18 @@ class Llama:
         *,
         reset: bool,
         rows: list[np.ndarray],
+        budget: ThinkingBudget | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """As `generate`; rows gets the logits that each token was chosen by."""
         with self._lock:
             self._turn += 1
             turn = self._turn
             row = self._begin(prompt, reset=reset)
+        forced = deque(budget.begin() if budget is not None else ())
         while True:
-            token = sampler.sample(row)
+            token = forced.popleft() if forced else sampler.sample(row)
+            if budget is not None:
+                forced.extend(budget.accept(token))
             if criteria is not None and criteria(self.input_ids, row):
                 return
             sampler.accept(token)
@@ -453,6 +459,24 @@ class Llama:
         return self._grammar_tokenizer
 
     # --- completions -----------------------------------------------------------------------------
+
+    @overload
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[CompletionOptions],
+    ) -> Chunk: ...
+
+    @overload
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[True],
+        **options: Unpack[CompletionOptions],
+    ) -> Iterator[Chunk]: ...
 
     def create_completion(
         self,
@@ -551,10 +575,8 @@ class Llama:
         *,
         stream: bool,
     ) -> Chunk | Iterator[Chunk]:
-        rows: list[np.ndarray] = []
-        tokens = self._generate(request.prompt, sampler, criteria, reset=True, rows=rows)
         answer = Answer(request, self._engine.tokenizer, sampler)
-        pieces = self._cached(request, answer, answer.pieces(tokens, rows))
+        pieces = self._pieces(request, sampler, criteria, answer)
         if stream:
             return completion.chunks(request, pieces)
         with self._lock:
@@ -562,6 +584,21 @@ class Llama:
             if request.echo is not None and request.logprobs is not None:
                 answer.prompt_rows = self._scores[: len(request.prompt)]
             return completion.whole(request, found, answer.n_completion, answer.prompt_tokens())
+
+    def _pieces(
+        self,
+        request: Request,
+        sampler: Sampler,
+        criteria: StoppingCriteriaList | None,
+        answer: Answer | None = None,
+    ) -> Iterator[completion.Piece]:
+        rows: list[np.ndarray] = []
+        budget = None if request.budget is None else request.budget.watch()
+        tokens = self._generate(
+            request.prompt, sampler, criteria, reset=True, rows=rows, budget=budget
+        )
+        answer = answer or Answer(request, self._engine.tokenizer, sampler)
+        return self._cached(request, answer, answer.pieces(tokens, rows))
 
     def _cached(
         self, request: Request, answer: Answer, pieces: Iterator[completion.Piece]
@@ -584,6 +621,24 @@ class Llama:
             with contextlib.suppress(SessionFileError, ContextError):
                 # Its own seed would give the same answers again.
                 self.load_state(state._replace(seed=self._seed))
+
+    @overload
+    def create_chat_completion(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> Chunk: ...
+
+    @overload
+    def create_chat_completion(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[Chunk]: ...
 
     def create_chat_completion(
         self,
@@ -615,13 +670,17 @@ class Llama:
         logit_bias: dict[int, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        thinking_budget: int | None = None,
     ) -> Chunk | Iterator[Chunk]:
         """Answer a conversation; a chat completion of OpenAI's API, or its chunks.
 
         Control tokens written out in messages stay text. response_format: json_object, with or
         without a schema, or json_schema. A tool_choice that names a tool gives a call of it; else
-        calls are found in the answer (Hermes' tags, Llama 3's JSON), and a stream with tools gives
-        the text once it is whole. Raises PromptError, ValueError, SamplerError.
+        calls and thoughts (`reasoning_content`) are found in the answer as it comes, in the format
+        that the template shows. Of tamis alone: chat_template_kwargs, such as
+        {"enable_thinking": False}, and thinking_budget, the tokens that the model may think for.
+        Raises PromptError, ValueError, SamplerError.
         """
         given = {k: v for k, v in locals().items() if k != "self"}
         if self.chat_handler is not None:
@@ -630,35 +689,38 @@ class Llama:
 
     def _chat(self, given: dict[str, Any]) -> Chunk | Iterator[Chunk]:
         wanted = chat.wanted(given)
-        tools = wanted.tools
         if self._format is None:
             self._format = chat.ChatFormat(self._engine, self.chat_format)
-        request = self._chat_request(given, self._format.encode(given["messages"], tools), tools)
+        budget, variables = given["thinking_budget"], given["chat_template_kwargs"] or {}
+        on = variables.get("enable_thinking", False if wanted.formed else None)
+        thinking = chat.Thinking(on, budget)
+        prompt = self._format.prompt(
+            given["messages"], wanted.tools, thinking=thinking, variables=variables
+        )
+        wanted = wanted._replace(tail=prompt.tail)
+        request = self._chat_request(given, prompt, self._format.stop)
         seed = given["seed"] if given["seed"] is not None else self._drawn_seed()
         sampler = self._sampler(sampling_of({**given, "grammar": wanted.grammar}), seed)
-        if not tools:
-            found: Any = self._answer(request, sampler, None, stream=given["stream"])
-            if given["stream"]:
-                return chat.chunks(found)
-            return chat.whole(found, [], found["choices"][0]["text"], forced=False)
-        answer: Any = self._answer(request, sampler, None, stream=False)
-        done = wanted.answer(answer)
-        return chat.chunks_of_whole(done) if given["stream"] else done
+        pieces = self._pieces(request, sampler, None)
+        if given["stream"]:
+            return chat.chunks(chat.Chunks(request, wanted, self._format), pieces)
+        with self._lock:
+            return chat.whole(request, list(pieces), wanted, self._format)
 
     def _chat_request(
-        self, given: Mapping[str, Any], ids: list[int], tools: list[dict[str, Any]]
+        self, given: Mapping[str, Any], prompt: chat.Prompt, stops: Sequence[str]
     ) -> Request:
-        assert self._format is not None
-        ids, room = self._prompt(ids, None), self._n_ctx - len(ids)
+        ids, room = self._prompt(prompt.ids, None), self._n_ctx - len(prompt.ids)
         n, stop = given["max_tokens"], given["stop"]
         stop = [stop] if isinstance(stop, str) else list(stop or ())
         return Request(
             prompt=ids,
             max_tokens=min(n, room) if n and n > 0 else room,
             model=self.model_path if given["model"] is None else given["model"],
-            stop=tuple(s for s in [*stop, *self._format.stop] if s),
+            stop=tuple(s for s in [*stop, *stops] if s),
             logprobs=(given["top_logprobs"] or 0) if given["logprobs"] else None,
-            special=bool(tools),
+            shown=prompt.shown,
+            budget=prompt.budget,
         )
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
@@ -728,7 +790,7 @@ class Llama:
     # --- states ----------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
-        """The text with its keys and values, for load_state or a cache."""
+        """The tokens and their KV cache, for load_state or a cache of prompts."""
         with self._lock:
             self._forget_ahead()
             data = session_bytes(self._session)
@@ -760,8 +822,14 @@ class Llama:
     def __setstate__(self, state: dict[str, Any]) -> None:
         Llama.__init__(self, **state)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """End the threads. Nothing may be called afterwards."""
+        """End the threads. Calls afterwards raise RuntimeError."""
         self._engine.close()
 
     @staticmethod

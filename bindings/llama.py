@@ -7,7 +7,7 @@ why, and so does the log (llama_log_set). Void functions of llama.h return a cod
 deprecated there is left out; what tamis adds is called tamis_*.
 
 Threads: calls on one context run one after another, whichever threads they come from (a lock each
-context); contexts of one model run side by side, their steps take turns on its threads. A sampler
+context); contexts of one model run concurrently, their steps share its threads. A sampler
 or a batch is for one thread at a time.
 """
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.private_files import open_private, private_folder, write_whole
+from tamis.platform.private_files import open_private, private_folder, write_whole
 
 # Type and number of dimensions of a file's arrays.
 _KINDS = {
@@ -178,9 +178,10 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
     return None
 
 
-def _fits(name: str, array: np.ndarray, found: dict[str, np.ndarray]) -> bool:
+def _fits(name: str, array: np.ndarray | bytes, found: dict[str, np.ndarray]) -> bool:
     dtype, n_dim = _KINDS[name]
-    if array.dtype != dtype or array.ndim != n_dim:
+    # np.load gives the bytes of what does not begin as an array does.
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != n_dim:
         return False
     if name != "numbers":
         return True

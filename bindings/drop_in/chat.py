@@ -1,27 +1,33 @@
 """Chat completions: messages to tokens, and a completion as the message of an assistant."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from tamis.bindings.drop_in.completion import Chunk
+from tamis.bindings.drop_in.completion import Budget, Chunk, Piece, Request, TokenInfo
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.tools import (
-    ToolCall,
+    BARE,
+    HERMES,
     as_tools,
     call_schema,
-    find_calls,
     forced,
     plain_messages,
-    template_messages,
 )
 from tamis.formats.vocab import Vocab
+from tamis.text import chat_format
 from tamis.text.chat_template import (
     ChatTemplate,
     ChatTokenizer,
+    chat_ids,
+    chat_parts,
     default_template,
-    encode_chat,
 )
+from tamis.text.tool_calls import Delta, OutputParser
 
 _LLAMA2 = """\
 {%- set ns = namespace(system='') %}
@@ -45,6 +51,20 @@ _NAMED = {
 }
 
 
+_TAIL = 256  # characters of a prompt in which marks of thoughts are looked for
+# Formats in which an answer is one message after another: without their marks it has no text.
+_MESSAGES = ("harmony", "recipient")
+
+
+class Tokens(ChatTokenizer, Protocol):
+    """What chats need of a tokenizer."""
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Ids of a text."""
+
+
 class TextModel(Protocol):
     """What turns conversations into tokens: an Engine, or its vocabulary and template alone."""
 
@@ -53,12 +73,33 @@ class TextModel(Protocol):
         """The tokens."""
 
     @property
-    def tokenizer(self) -> ChatTokenizer:
+    def tokenizer(self) -> "Tokens":
         """From text to tokens."""
 
     @property
     def chat_template(self) -> ChatTemplate:
         """The model file's own, or the usual one for its tokens. Raises PromptError."""
+
+
+class Thinking(NamedTuple):
+    """What a caller wants of thoughts. None: what the template does."""
+
+    on: bool | None = None
+    budget: int | None = None  # tokens
+    shown: bool = True  # apart from the text; False: thoughts are text as they are written
+
+
+AS_EVER = Thinking()
+
+
+class Prompt(NamedTuple):
+    """A conversation, ready for an answer, and what its answer is parsed by."""
+
+    ids: list[int]
+    text: str
+    tail: str  # what the template has written after the last words of others
+    shown: frozenset[int]  # control tokens that the parser needs to see
+    budget: Budget | None
 
 
 class ChatFormat:
@@ -79,21 +120,118 @@ class ChatFormat:
         bos, eos = ("" if i is None else vocab.tokens[i] for i in (vocab.bos, vocab.eos))
         self._template = ChatTemplate(source, bos=bos, eos=eos)
 
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
-    ) -> list[int]:
-        """Token ids, ready for the assistant's answer; control tokens of messages stay text.
+    @cached_property
+    def _found(self) -> chat_format.ChatFormat:
+        """How the model writes thoughts and calls: as its template shows, or as the caller says."""
+        found = chat_format.ChatFormat.of(self._template)
+        return found if self._knows_tools else replace(found, tools=HERMES)
 
-        Raises PromptError, ValueError for content that is no text.
+    @property
+    def _knows_tools(self) -> bool:
+        return "tool" in self._template.source
+
+    def parsed(self, *, tools: bool, thoughts: bool = True) -> chat_format.ChatFormat:
+        """How answers are written; without tools calls are text, without thoughts these are."""
+        found = self._found
+        if not tools and not (found.tools and found.tools.style in _MESSAGES):
+            found = replace(found, tools=None)
+        return found if thoughts else replace(found, think=None)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        thinking: Thinking = AS_EVER,
+        variables: Mapping[str, Any] | None = None,
+        continued: bool = False,
+        generation: bool = True,
+    ) -> Prompt:
+        """A conversation as tokens; control tokens of messages stay text.
+
+        variables: the template's others. continued: the answer goes on with the last message, an
+        assistant's; generation: otherwise, whether the prompt ends with its beginning. Raises
+        PromptError, ValueError for content that is no text.
         """
+        found = self.parsed(tools=bool(tools), thoughts=thinking.shown)
+        last = messages[-1] if continued else {}
         plain = [{**m, "content": _text(m.get("content"))} for m in messages]
-        extra: dict[str, Any] = {}
-        if "tool" not in self._template.source:
-            plain = plain_messages(plain, tools)
+        plain = plain[: len(plain) - continued]
+        extra: dict[str, Any] = _usual_variables() | dict(variables or {})
+        if thinking.on is not None:
+            extra = {"thinking": thinking.on} | extra | {"enable_thinking": thinking.on}
+        if self._knows_tools:
+            extra |= {"tools": tools} if tools else {}
+            if "functions" in self._template.source and "datetime" in self._template.source:
+                # FireFunction's template has them as text, and cannot do without.
+                extra.setdefault("functions", json.dumps(tools, indent=4) if tools else "")
         else:
-            plain = template_messages(plain)
-            extra = {"tools": tools} if tools else {}
-        return encode_chat(self._engine.tokenizer, self._template, plain, **extra)
+            plain = plain_messages(plain, tools)
+        plain = self._found.normalized(plain)
+        tokenizer = self._engine.tokenizer
+        parts = chat_parts(
+            tokenizer, self._template, plain, add_generation_prompt=generation, **extra
+        )
+        parts += self._opening(_own_end(parts), thinking, last)
+        marks = found.marks()
+        budget = self._budget(found, thinking, _own_end(parts))
+        return Prompt(
+            chat_ids(tokenizer, parts),
+            "".join(text for text, _ in parts),
+            _own_end(parts)[-_TAIL:],
+            frozenset(i for mark in marks for i in self._control(mark)),
+            budget,
+        )
+
+    def _opening(
+        self, tail: str, thinking: Thinking, last: Mapping[str, Any]
+    ) -> list[tuple[str, bool]]:
+        """What follows the template's text: thoughts closed, and the beginning of the answer."""
+        start, end = self._found.think or ("", "")
+        is_open = bool(start) and tail.rfind(start) > tail.rfind(end)
+        thought = str(last.get("reasoning_content") or last.get("reasoning") or "")
+        text = _text(last.get("content"))
+        parts = []
+        if thought:
+            parts += [] if is_open else [(start, True)]
+            parts.append((thought, False))
+            is_open = True
+        if is_open and (text or thinking.on is False):
+            parts.append((end, True))
+        elif thinking.on is False and start[:1] in ("<", "[") and not tail.rstrip().endswith(end):
+            parts.append((start + end, True))
+        return [*parts, (text, False)] if text else parts
+
+    def _budget(
+        self, found: chat_format.ChatFormat, thinking: Thinking, tail: str
+    ) -> Budget | None:
+        start, end = found.think or ("", "")
+        if thinking.budget is None or not end:
+            return None
+        is_open = bool(start) and tail.rfind(start) > tail.rfind(end)
+        encode = self._engine.tokenizer.encode
+        first, last = (encode(m, add_special=False, parse_special=True) for m in (start, end))
+        return Budget(thinking.budget, first, last, is_open)
+
+    def _control(self, mark: str) -> list[int]:
+        """The token of a mark, where it is one."""
+        ids = self._engine.tokenizer.encode(mark, add_special=False, parse_special=True)
+        return ids if len(ids) == 1 else []
+
+
+def _usual_variables() -> dict[str, Any]:
+    """What templates ask for and llama.cpp gives them: they may think, and the day."""
+    return {
+        "enable_thinking": True,
+        "date_string": time.strftime("%d %b %Y"),
+        "datetime": time.strftime("%b %d %Y"),
+    }
+
+
+def _own_end(parts: Sequence[tuple[str, bool]]) -> str:
+    """The template's text after the last words of others, or all of it where it has none."""
+    last = max((i for i, (_, own) in enumerate(parts) if not own), default=-1)
+    return "".join(text for text, _ in parts[last + 1 :])
 
 
 def _text(content: Any) -> str:
@@ -129,13 +267,16 @@ class Wanted(NamedTuple):
     tools: list[dict[str, Any]]
     tool: str | None  # the one that must be called; the text is then its arguments
     grammar: LlamaGrammar | None
+    required: bool = False  # a call of any of the tools, as `call_schema` has it
+    thoughts: bool = True  # apart from the text
+    old: bool = False  # calls also as `function_call`
+    tail: str = ""  # of the prompt
+    parsed: bool = True  # False: calls are text
 
-    def answer(self, completion: Chunk) -> Chunk:
-        """The text completion as a chat completion, with its calls."""
-        if self.tool is None:
-            return tool_answer(completion, self.tools)
-        call = ToolCall(self.tool, completion["choices"][0]["text"])
-        return whole(completion, [call], "", forced=True)
+    @property
+    def formed(self) -> bool:
+        """Whether a grammar constrains the answer, which then has no thoughts."""
+        return self.grammar is not None or self.tool is not None or self.required
 
 
 def wanted(given: Mapping[str, Any]) -> Wanted:
@@ -145,138 +286,195 @@ def wanted(given: Mapping[str, Any]) -> Wanted:
     tools = [] if choice == "none" else tools
     must = forced(tools, given["tool_choice"], given["function_call"])
     grammar = grammar_of(given["response_format"]) or given["grammar"]
+    required = choice == "required" and bool(tools)
     if must is not None:
         grammar = LlamaGrammar.from_json_schema(json.dumps(must[1]))
-    elif choice == "required" and tools:
+    elif required:
         grammar = LlamaGrammar.from_json_schema(json.dumps(call_schema(tools)))
-    return Wanted(tools, None if must is None else must[0], grammar)
+    old = must is not None or bool(given["functions"])
+    return Wanted(tools, None if must is None else must[0], grammar, required, old=old)
 
 
-def whole(completion: Chunk, calls: list[ToolCall], text: str, *, forced: bool) -> Chunk:
-    """A text completion as a chat completion with this content and these calls.
+class Parser:
+    """One answer as it comes, as deltas of thoughts, text and calls."""
 
-    forced: the caller chose the tool, and gets it in the old field `function_call` too. Its
-    arguments may be cut off at max_tokens: then the reason is length, and they are no JSON.
+    def __init__(self, wanted: Wanted, format: ChatFormat) -> None:
+        self.n_calls = 0
+        self._tool = wanted.tool
+        self._parser: OutputParser | None = None
+        if wanted.required:
+            bare = chat_format.ChatFormat(tools=BARE)
+            self._parser = OutputParser(bare, tools=wanted.tools)
+        elif not wanted.formed or wanted.tools:
+            tools = wanted.tools if wanted.parsed else None
+            form = format.parsed(tools=bool(tools), thoughts=wanted.thoughts)
+            self._parser = OutputParser(form, tools=tools or None, prompt=wanted.tail)
+
+    def push(self, piece: Piece) -> list[Delta]:
+        """The deltas that the next piece gives; its end is the answer's."""
+        if self._tool is not None:
+            found = self._arguments(self._tool, piece)
+        elif self._parser is None:
+            found = [Delta(content=piece.text)] if piece.text else []
+        else:
+            found = self._parser.push(piece.text)
+            found += self._parser.finish() if piece.finish is not None else []
+        self.n_calls += sum(1 for delta in found if delta.name)
+        return found
+
+    def _arguments(self, tool: str, piece: Piece) -> list[Delta]:
+        begin = Delta(index=0, id=new_call_id(), name=tool)
+        text = [Delta(index=0, arguments=piece.text)] if piece.text else []
+        return [*([] if self.n_calls else [begin]), *text]
+
+    def finish(self, reason: str, *, must: bool) -> str:
+        """Why the answer has ended; must: a call had to be made, which may be cut off."""
+        return "tool_calls" if self.n_calls and not (must and reason == "length") else reason
+
+
+class Message:
+    """The whole message of an assistant, put together from deltas."""
+
+    def __init__(self) -> None:
+        self.content, self.reasoning = "", ""
+        self.calls: list[dict[str, Any]] = []
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Take the next ones."""
+        for delta in deltas:
+            self.content += delta.content
+            self.reasoning += delta.reasoning
+            if delta.name:
+                function = {"name": delta.name, "arguments": ""}
+                self.calls.append({"id": delta.id, "type": "function", "function": function})
+            if delta.index is not None:
+                self.calls[delta.index]["function"]["arguments"] += delta.arguments
+
+    def fields(self, wanted: Wanted) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.calls:
+            found |= {"content": self.content or None, "tool_calls": self.calls}
+            found |= {"function_call": self.calls[0]["function"]} if wanted.old else {}
+        return found
+
+
+def whole(request: Request, pieces: Sequence[Piece], wanted: Wanted, format: ChatFormat) -> Chunk:
+    """The pieces of an answer as a chat completion.
+
+    Calls that were asked for may be cut off at max_tokens: then the reason is length, and their
+    arguments are no JSON.
     """
-    choice = completion["choices"][0]
-    cut = forced and choice["finish_reason"] == "length"
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["content"] = text or None
-        message["tool_calls"] = _calls(completion["id"], calls)
-        if forced:
-            message["function_call"] = message["tool_calls"][0]["function"]
+    parser, message = Parser(wanted, format), Message()
+    for piece in pieces:
+        message.add(parser.push(piece))
+    tokens = [token for piece in pieces for token in piece.tokens]
+    must = wanted.tool is not None or wanted.required
+    reason = parser.finish(pieces[-1].finish or "stop", must=must)
+    choice = {
+        "index": 0,
+        "message": message.fields(wanted),
+        "logprobs": None if request.logprobs is None else logprobs_of(tokens),
+        "finish_reason": reason,
+    }
+    n_prompt, n = len(request.prompt), pieces[-1].counts.n_answer
+    usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
     return {
-        "id": "chat" + completion["id"],
+        "id": "chat" + request.id,
         "object": "chat.completion",
-        "created": completion["created"],
-        "model": completion["model"],
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": "tool_calls" if calls and not cut else choice["finish_reason"],
-            }
-        ],
-        "usage": completion["usage"],
+        "created": request.created,
+        "model": request.model,
+        "choices": [choice],
+        "usage": usage,
     }
 
 
 class Chunks:
-    """Turns the chunks of a text completion into those of a chat completion."""
+    """Makes the chunks of a streamed chat completion; the last has the finish reason."""
 
-    def __init__(self) -> None:
-        self._begun = False
+    def __init__(self, request: Request, wanted: Wanted, format: ChatFormat) -> None:
+        self._request, self._wanted = request, wanted
+        self._parser = Parser(wanted, format)
+        self._tokens: list[TokenInfo] = []  # whose text is not out yet
 
-    def of(self, chunk: Chunk) -> list[Chunk]:
-        """The chunks of the next one; the first says whose message it is."""
-        choice, found = chunk["choices"][0], []
-        if not self._begun:
-            found.append(_chunk(chunk, {"role": "assistant"}, None, None))
-            self._begun = True
-        delta = {"content": choice["text"]} if choice["finish_reason"] is None else {}
-        found.append(_chunk(chunk, delta, choice["logprobs"], choice["finish_reason"]))
+    def begin(self) -> list[Chunk]:
+        """What comes before the answer: whose message it is."""
+        return [self.chunk({"role": "assistant"})]
+
+    def of(self, piece: Piece) -> list[Chunk]:
+        """The chunks of the next piece."""
+        self._tokens += piece.tokens
+        found = []
+        for delta in self._parser.push(piece):
+            found.append(self.chunk(self._delta(delta), self._logprobs()))
+        if piece.finish is not None:
+            must = self._wanted.tool is not None or self._wanted.required
+            reason = self._parser.finish(piece.finish, must=must)
+            rest = self._logprobs() if self._tokens else None
+            found.append(self.chunk({}, rest, reason))
         return found
 
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self._request.logprobs is None:
+            return None
+        tokens, self._tokens = self._tokens, []
+        return logprobs_of(tokens)
 
-def chunks(completion: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks of a text completion as those of a chat completion."""
-    stream = Chunks()
-    for chunk in completion:
-        yield from stream.of(chunk)
+    def _delta(self, delta: Delta) -> dict[str, Any]:
+        if delta.index is None:
+            return {"reasoning_content" if delta.reasoning else "content": text_of(delta)}
+        function = {"name": delta.name} if delta.name else {}
+        function["arguments"] = delta.arguments
+        call: dict[str, Any] = {"index": delta.index}
+        call |= {"id": delta.id, "type": "function"} if delta.name else {}
+        old = {"function_call": function} if self._wanted.old and delta.index == 0 else {}
+        return {**old, "tool_calls": [{**call, "function": function}]}
 
-
-def chunks_of_whole(chat: Chunk) -> Iterator[Chunk]:
-    """A chat completion with calls as a stream: they are known once the answer is."""
-    choice = chat["choices"][0]
-    message = choice["message"]
-    yield _as_chunk(chat, {"role": "assistant"}, None)
-    if message["content"]:
-        yield _as_chunk(chat, {"content": message["content"]}, None, choice["logprobs"])
-    old = {key: message[key] for key in ("function_call",) if key in message}
-    for i, call in enumerate(message.get("tool_calls") or ()):
-        yield _as_chunk(chat, {**old, "tool_calls": [{"index": i, **call}]}, None)
-    yield _as_chunk(chat, {}, choice["finish_reason"])
-
-
-def tool_answer(completion: Chunk, tools: list[dict[str, Any]]) -> Chunk:
-    """A chat completion of an answer that may call tools."""
-    names = [tool["function"]["name"] for tool in tools]
-    text, calls = find_calls(completion["choices"][0]["text"], names)
-    return whole(completion, calls, text, forced=False)
-
-
-def _calls(completion_id: str, calls: list[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call__{i}_{call.name}_{completion_id}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+    def chunk(
+        self, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+    ) -> Chunk:
+        """A chunk with one choice."""
+        r = self._request
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return {
+            "id": "chat" + r.id,
+            "model": r.model,
+            "created": r.created,
+            "object": "chat.completion.chunk",
+            "choices": [choice],
         }
-        for i, call in enumerate(calls)
-    ]
 
 
-def _chunk(chunk: Chunk, delta: dict[str, Any], logprobs: Any, finish: str | None) -> Chunk:
-    choice = {
-        "index": 0,
-        "delta": delta,
-        "logprobs": _logprobs(logprobs),
-        "finish_reason": finish,
-    }
-    return {
-        "id": "chat" + chunk["id"],
-        "model": chunk["model"],
-        "created": chunk["created"],
-        "object": "chat.completion.chunk",
-        "choices": [choice],
-    }
+def text_of(delta: Delta) -> str:
+    """The words of a delta that is no part of a call."""
+    return delta.reasoning or delta.content
 
 
-def _as_chunk(
-    chat: Chunk, delta: dict[str, Any], finish: str | None, logprobs: Any = None
-) -> Chunk:
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    head = {key: chat[key] for key in ("id", "model", "created")}
-    return {**head, "object": "chat.completion.chunk", "choices": [choice]}
+def chunks(stream: Chunks, pieces: Iterator[Piece]) -> Iterator[Chunk]:
+    """A chat completion as a stream."""
+    yield from stream.begin()
+    for piece in pieces:
+        yield from stream.of(piece)
 
 
-def _logprobs(found: dict[str, list[Any]] | None) -> dict[str, Any] | None:
-    """Logprobs of a completion in the chat's shape."""
-    if found is None:
-        return None
+def new_call_id() -> str:
+    """A name for a call that no other has."""
+    return "call_" + uuid.uuid4().hex[:24]
+
+
+def logprobs_of(tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+    """Tokens of an answer in the chat's shape."""
     content = [
         {
-            **_token(text, logprob),
-            "top_logprobs": [_token(t, p) for t, p in (top or {}).items()],
+            **_token(token.data, token.logprob),
+            "top_logprobs": [_token(each.data, each.logprob) for each in token.top],
         }
-        for text, logprob, top in zip(
-            found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
-        )
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": None}
+def _token(data: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}

@@ -10,9 +10,23 @@ import numpy as np
 
 from tamis.sampling.chain import Sampler
 from tamis.text.detokenize import TextStream
+from tamis.text.thinking import ThinkingBudget
 from tamis.text.tokenizer import Tokenizer
 
 Chunk = dict[str, Any]
+
+
+class Budget(NamedTuple):
+    """Tokens that an answer may think for, and those of the marks around thoughts."""
+
+    n_tokens: int
+    start: list[int]
+    end: list[int]
+    is_open: bool  # whether the prompt ends in a thought
+
+    def watch(self) -> ThinkingBudget:
+        """What follows one answer."""
+        return ThinkingBudget(self.n_tokens, start=self.start, end=self.end, is_open=self.is_open)
 
 
 @dataclass(frozen=True)
@@ -26,17 +40,50 @@ class Request:
     logprobs: int | None = None
     echo: str | None = None  # the prompt's text, where it is to be in the answer
     offset: int = 0  # characters before the answer, in logprobs
-    special: bool = False  # whether control tokens are text
+    shown: frozenset[int] = frozenset()  # control tokens that are text: marks of a chat format
+    budget: Budget | None = None  # of thoughts
+    shifts: bool = False  # where the context is full its older half is forgotten
+    n_keep: int = 0  # tokens of the prompt that are not
+    post_sampling: bool = False  # probabilities are those after the sampler's steps
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-class TokenInfo(NamedTuple):
-    """A token of the answer and how likely it was."""
+class Likely(NamedTuple):
+    """A token and the natural logarithm of its probability."""
 
-    text: str
-    logprob: float | None
-    top: dict[str, float] | None
+    id: int
+    data: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The bytes as text; what is half a character is U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+class TokenInfo(NamedTuple):
+    """A token of the answer, how likely it was, and the likeliest ones."""
+
+    id: int
+    data: bytes
+    logprob: float | None  # None: of the first token of a prompt
+    top: list[Likely]
+
+    @property
+    def text(self) -> str:
+        """The bytes as text; what is half a character is U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+class Counts(NamedTuple):
+    """Tokens and seconds of an answer so far."""
+
+    n_cached: int = 0  # of the prompt: held already
+    n_read: int = 0  # of the prompt: the others
+    n_answer: int = 0
+    read_seconds: float = 0.0
+    answer_seconds: float = 0.0
 
 
 class Piece(NamedTuple):
@@ -45,6 +92,9 @@ class Piece(NamedTuple):
     text: str
     tokens: list[TokenInfo]
     finish: str | None
+    ids: tuple[int, ...] = ()
+    word: str | None = None  # the stop string that has ended the answer
+    counts: Counts = Counts()
 
 
 class Answer:
@@ -54,6 +104,7 @@ class Answer:
         self._request, self._tokenizer, self._sampler = request, tokenizer, sampler
         self._stream = TextStream(stop=request.stop)
         self._waiting: list[TokenInfo] = []  # tokens whose text is not out yet
+        self._ids: list[int] = []  # likewise
         self.prompt_rows: np.ndarray | None = None  # f32 [n_prompt, n_vocab], for echo
         self.finished = False
         self.n_completion = 0
@@ -68,25 +119,31 @@ class Answer:
         if token in self._tokenizer.eog:
             return [self.finish("stop")]
         self.tokens.append(token)
+        self._ids.append(token)
         self.n_completion += 1
         if r.logprobs is not None:
             self._waiting.append(self._info(token, row))
-        text = self._stream.push(self._tokenizer.piece(token, special=r.special))
+        text = self._stream.push(self._tokenizer.piece(token, special=token in r.shown))
         if self._stream.stopped is not None:
-            kept, self._waiting = _within(self._waiting, text), []
-            return [Piece(text, kept, None), self.finish("stop")]
+            self._waiting = _within(self._waiting, text)
+            return [self._piece(text), self.finish("stop")]
         found = []
         if text:
-            found.append(Piece(text, self._waiting, None))
-            self._waiting = []
+            found.append(self._piece(text))
         if self.n_completion >= r.max_tokens:
             found.append(self.finish("length"))
         return found
 
+    def _piece(self, text: str, finish: str | None = None) -> Piece:
+        tokens, self._waiting = self._waiting, []
+        ids, self._ids = tuple(self._ids), []
+        counts = Counts(n_answer=self.n_completion)
+        return Piece(text, tokens, finish, ids, self._stream.stopped, counts)
+
     def finish(self, reason: str) -> Piece:
         """The last piece: what was held back."""
         self.finished = True
-        return Piece(self._stream.finish(), self._waiting, reason)
+        return self._piece(self._stream.finish(), reason)
 
     def pieces(self, tokens: Generator[int, Any, None], rows: list[np.ndarray]) -> Iterator[Piece]:
         """The answer of a generator; rows[-1] is what the token just given was chosen by."""
@@ -104,21 +161,34 @@ class Answer:
         rows, ids = self.prompt_rows, self._request.prompt
         if rows is None:
             return []
-        first = TokenInfo(self._text(ids[0]), None, None)
-        return [first] + [self._info(t, row) for t, row in zip(ids[1:], rows[:-1], strict=True)]
+        return [self.first_info()] + [
+            self._info(t, row) for t, row in zip(ids[1:], rows[:-1], strict=True)
+        ]
+
+    def first_info(self) -> TokenInfo:
+        """The prompt's first token, whose likelihood nothing says."""
+        first = self._request.prompt[0]
+        return TokenInfo(first, self._data(first), None, [])
+
+    def prompt_info(self, i: int, row: np.ndarray) -> TokenInfo:
+        """Token i of the prompt; row: the logits f32 [n_vocab] of the one before."""
+        return self._info(self._request.prompt[i], row)
 
     def _info(self, token: int, row: np.ndarray) -> TokenInfo:
         n = self._request.logprobs or 0
-        top = {self._text(i): p for i, p in self._sampler.logprobs(row, n)}
-        logprob = self._sampler.logprob(row, token)
-        return TokenInfo(self._text(token), logprob, top | {self._text(token): logprob})
+        if self._request.post_sampling:
+            likely = self._sampler.after_steps(row, n, token)
+        else:
+            likely = self._sampler.logprobs(row, n), self._sampler.logprob(row, token)
+        top = [Likely(i, self._data(i), p) for i, p in likely[0]]
+        return TokenInfo(token, self._data(token), likely[1], top)
 
-    def _text(self, token: int) -> str:
-        return self._tokenizer.piece(token, special=True).decode("utf-8", "replace")
+    def _data(self, token: int) -> bytes:
+        return self._tokenizer.piece(token, special=True)
 
 
 def _within(tokens: list[TokenInfo], text: str) -> list[TokenInfo]:
-    """The tokens that begin inside a text that was cut off at a stop string."""
+    """The tokens that begin inside the text, which ends before its stop string."""
     kept, at = [], 0
     for token in tokens:
         if at < len(text):
@@ -152,9 +222,11 @@ class Chunks:
     def __init__(self, request: Request) -> None:
         self._request, self._offset = request, request.offset + len(request.echo or "")
 
-    def begin(self) -> list[Chunk]:
-        """What comes before the answer: the prompt, where it is to be in it."""
-        return [_chunk(self._request, self._request.echo, None, None)] if self._request.echo else []
+    def begin(self, prompt: Sequence[TokenInfo] = ()) -> list[Chunk]:
+        """What comes before the answer: the prompt, where it is to be in it, and its tokens."""
+        r = self._request
+        logprobs = logprobs_of(list(prompt), r.offset) if prompt else None
+        return [_chunk(r, r.echo, logprobs, None)] if r.echo else []
 
     def of(self, piece: Piece) -> list[Chunk]:
         """The chunks of the next piece."""
@@ -187,8 +259,15 @@ def logprobs_of(tokens: list[TokenInfo], offset: int) -> dict[str, list[Any]]:
         "tokens": [token.text for token in tokens],
         "text_offset": offsets,
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [token.top for token in tokens],
+        "top_logprobs": [_top(token) for token in tokens],
     }
+
+
+def _top(token: TokenInfo) -> dict[str, float] | None:
+    """The likeliest tokens and the one that was chosen; None where nothing is known of it."""
+    if token.logprob is None:
+        return None
+    return {each.text: each.logprob for each in token.top} | {token.text: token.logprob}
 
 
 def _chunk(request: Request, text: str, logprobs: Any, finish: str | None) -> Chunk:

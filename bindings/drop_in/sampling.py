@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.sampling.base import Candidates, Step
-from tamis.sampling.chain import Sampler, SamplerParams, build_chain
+from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences, build_chain
 from tamis.sampling.logits import LogitBias, Penalties
+from tamis.text.tokenizer import Tokenizer
 
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 StoppingCriteria = Callable[[np.ndarray, np.ndarray], bool]
@@ -82,6 +84,20 @@ class Sampling:
     logits_processor: LogitsProcessorList | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
+    # Of llama.cpp's server, as SamplerParams has them.
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    min_keep: int = 0
+    repeat_last_n: int | None = None  # instead of the sampler's last_n
+    ignore_eos: bool = False
 
     def sampler(
         self,
@@ -91,10 +107,12 @@ class Sampling:
         last_n: int,
         ids: Ids,
         grammar: Step | None,
+        tokenizer: Tokenizer | None = None,
     ) -> Sampler:
         """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
 
-        grammar: the compiled step of `self.grammar`, by whoever has a tokenizer for it.
+        grammar: the compiled step of `self.grammar`, by whoever has a tokenizer for it; tokenizer:
+        for the breakers of DRY and ignore_eos.
         As in llama_cpp, the prompt's tokens are not penalised, a temperature of 0 is greedy and a
         negative one draws from all tokens as they are. Raises SamplerError, ImportError.
         """
@@ -106,13 +124,22 @@ class Sampling:
         if grammar is not None:
             steps.append(grammar)
         penalties = self.repeat_penalty, self.frequency_penalty, self.presence_penalty
+        last_n = last_n if self.repeat_last_n is None else self.repeat_last_n
         if last_n and penalties != (1.0, 0.0, 0.0):
             steps.append(Penalties(last_n, *penalties))
-        return Sampler.chain([*steps, *build_chain(self._params(seed), n_vocab)], n_vocab)
+        params = self._params(seed)
+        breakers: tuple[tuple[int, ...], ...] = ()
+        if tokenizer is not None and params.dry:
+            breakers = _breakers(tokenizer, params.dry_sequence_breakers)
+        eog = () if tokenizer is None else tokenizer.eog
+        chain = build_chain(params, n_vocab, eog=eog, dry_breakers=breakers)
+        return Sampler.chain([*steps, *chain], n_vocab)
 
     def _params(self, seed: int | None) -> SamplerParams:
         if self.temp < 0:
-            return SamplerParams(seed=seed, temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
+            return SamplerParams(
+                seed=seed, temp=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=self.ignore_eos
+            )
         return SamplerParams(
             seed=seed,
             temp=self.temp,
@@ -123,4 +150,22 @@ class Sampling:
             mirostat=self.mirostat_mode,
             mirostat_tau=self.mirostat_tau,
             mirostat_eta=self.mirostat_eta,
+            dynatemp_range=self.dynatemp_range,
+            dynatemp_exponent=self.dynatemp_exponent,
+            top_n_sigma=self.top_n_sigma,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_penalty_last_n=self.dry_penalty_last_n,
+            dry_sequence_breakers=self.dry_sequence_breakers,
+            min_keep=self.min_keep,
+            ignore_eos=self.ignore_eos,
         )
+
+
+@lru_cache(maxsize=8)
+def _breakers(tokenizer: Tokenizer, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    pieces = [tokenizer.piece(i) for i in range(tokenizer.n_vocab)]
+    return breaker_sequences(texts, pieces, lambda text: tokenizer.encode(text, add_special=False))

@@ -1,10 +1,11 @@
-"""Tool calls in the text of an answer: Hermes' tags (ChatML models) and Llama 3's bare JSON."""
+"""What a conversation says of tools: schemas of calls, messages for templates without tools."""
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from tamis.text.chat_format import ToolFormat
 
 HERMES_SYSTEM = """\
 # Tools
@@ -21,15 +22,10 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-_TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|$)", re.DOTALL)
-_BEFORE = ("<|python_tag|>", "<|channel|>")
-
-
-class ToolCall(NamedTuple):
-    """A function the model wants called, and the JSON text of its arguments."""
-
-    name: str
-    arguments: str
+_FIELDS = {"name": ("name",), "arguments": ("arguments",)}
+# What `HERMES_SYSTEM` asks for, and what a grammar of `call_schema` gives.
+HERMES = ToolFormat("json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=_FIELDS)
+BARE = ToolFormat("json", fields=_FIELDS)
 
 
 def as_tools(
@@ -60,54 +56,69 @@ def forced(
 
 
 def call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON schema of a call of any of the tools."""
-    return {
-        "anyOf": [
+    """The JSON schema of a call of any of the tools; what theirs define stands at its root."""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for i, tool in enumerate(tools):
+        schema = tool["function"].get("parameters") or {"type": "object"}
+        calls.append(
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": tool["function"]["name"]},
-                    "arguments": tool["function"].get("parameters") or {"type": "object"},
+                    "arguments": _hoisted(schema, f"tool{i}", definitions),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for tool in tools
-        ]
-    }
+        )
+    return {"anyOf": calls} | ({"$defs": definitions} if definitions else {})
 
 
-def find_calls(text: str, names: Sequence[str]) -> tuple[str, list[ToolCall]]:
-    """The text before the calls, and the calls; only of tools that there are."""
-    tagged = list(_TAGGED.finditer(text))
-    if tagged:
-        inside = [_call(match[1], names) for match in tagged]
-        return text[: tagged[0].start()].strip(), [call for call in inside if call is not None]
-    bare = text.strip()
-    for mark in _BEFORE:
-        bare = bare.removeprefix(mark)
-    found = [_call(bare, names)] if bare.startswith("{") else []
-    if found == [None]:  # Llama 3 puts several calls in a row
-        found = [_call(part, names) for part in bare.split(";")]
-    calls = [call for call in found if call is not None]
-    return ("", calls) if calls and len(calls) == len(found) else (text, [])
+def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
+    """A schema without its own definitions, which go to `definitions` as PREFIX.NAME."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for key in ("$defs", "definitions"):
+        own = found.pop(key, None)
+        if isinstance(own, Mapping):
+            definitions |= {
+                f"{prefix}.{name}": _renamed(part, prefix) for name, part in own.items()
+            }
+    if _refers_to_itself(schema):
+        definitions[prefix] = _renamed(found, prefix)
+        return {"$ref": f"#/$defs/{prefix}"}
+    return _renamed(found, prefix)
 
 
-def _call(text: str, names: Sequence[str]) -> ToolCall | None:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or found.get("name") not in names:
-        return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    return ToolCall(found["name"], arguments if isinstance(arguments, str) else _json(arguments))
+def _refers_to_itself(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return part.get("$ref") == "#" or any(map(_refers_to_itself, part.values()))
+    return isinstance(part, list) and any(map(_refers_to_itself, part))
+
+
+def _renamed(part: Any, prefix: str) -> Any:
+    """A part of a schema whose references lead to where `_hoisted` has put what they name."""
+    if isinstance(part, list):
+        return [_renamed(item, prefix) for item in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {key: _renamed(value, prefix) for key, value in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        for start in ("#/$defs/", "#/definitions/"):
+            if reference.startswith(start):
+                found["$ref"] = f"#/$defs/{prefix}.{reference.removeprefix(start)}"
+        if reference == "#":
+            found["$ref"] = f"#/$defs/{prefix}"
+    return found
 
 
 def plain_messages(
     messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Messages for a template that knows nothing of tools: all of it as text, Hermes' way."""
+    """Messages for a template without tools: calls and results as text, in Hermes' format."""
     found: list[dict[str, Any]] = []
     for message in messages:
         content = message.get("content") or ""
@@ -119,27 +130,14 @@ def plain_messages(
         for call in message.get("tool_calls") or ():
             body = _json(_with_arguments(call["function"]))
             parts.append(f"<tool_call>\n{body}\n</tool_call>")
-        found.append({"role": message["role"], "content": "\n".join(parts)})
+        kept = {key: message[key] for key in ("reasoning_content", "reasoning") if key in message}
+        found.append(kept | {"role": message["role"], "content": "\n".join(parts)})
     if tools:
         lines = "\n".join(_json(tool) for tool in tools)
         text = HERMES_SYSTEM.format(tools=lines)
         if found and found[0]["role"] == "system":
             text = found.pop(0)["content"] + "\n\n" + text
         found.insert(0, {"role": "system", "content": text})
-    return found
-
-
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that knows tools: arguments of calls as values, not as text."""
-    found = []
-    for message in messages:
-        message = dict(message)
-        if message.get("tool_calls"):
-            message["tool_calls"] = [
-                {**call, "function": _with_arguments(call["function"])}
-                for call in message["tool_calls"]
-            ]
-        found.append(message)
     return found
 
 

@@ -1,7 +1,7 @@
 """A context: one Session a sequence, a lock, and what the last llama_decode has put out.
 
 Calls on one context, from any threads, run one after another; contexts of one model may be used
-side by side. A callback runs in the thread of the call it belongs to, in the middle of it: calls
+concurrently. A callback runs in the thread of the call it belongs to, in the middle of it: calls
 on the same context are refused there.
 """
 
@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A context's keys and values, as a handle of its own."""
+    """A context's KV cache, as a handle of its own."""
 
     context: "Context"
 

@@ -61,7 +61,7 @@ def llama_get_model(ctx: int) -> int:
 
 @returns(0)
 def llama_get_memory(ctx: int) -> int:
-    """A handle of the context's keys and values, which is freed with it."""
+    """A handle of the context's KV cache, freed with the context."""
     with using(ctx) as context:
         return context.memory_handle
 
@@ -201,7 +201,7 @@ def llama_batch_get_one(tokens: Any, n_tokens: int) -> llama_batch | None:
 
 @returns()
 def llama_batch_free(batch: llama_batch) -> int:
-    """Let go of a batch's arrays. LLAMA_INVALID where that was done before."""
+    """Free a batch's arrays. LLAMA_INVALID if it was freed before."""
     if not isinstance(batch, llama_batch) or batch.token is None:
         invalid(f"batch is {batch!r}: no batch, or it was freed")
     batch.n_tokens, batch.token = 0, None

@@ -18,7 +18,7 @@ from tamis.kv.types import KVTypes, kv_bytes
 
 
 class MemoryStats(NamedTuple):
-    """What a context holds now; bytes of keys and values."""
+    """What a context holds now; bytes of its KV cache."""
 
     n_seq: int  # sequences with tokens
     n_tokens: int

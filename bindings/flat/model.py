@@ -1,6 +1,5 @@
 """Functions of models: load and free, shapes, metadata; and of the library as a whole."""
 
-import os
 import threading
 import time
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from tamis.bindings.flat.status import LLAMA_ABORTED, LLAMA_OK, Refusal, invalid
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cpu.lang import features
+from tamis.platform.processes import usable_cpus
 
 
 class Model:
@@ -259,4 +259,4 @@ def llama_supports_gpu_offload() -> bool:
 @returns(b"")
 def llama_print_system_info() -> bytes:
     """The processors this process may use, and the highest level of kernels for its CPU."""
-    return f"n_cpu = {len(os.sched_getaffinity(0))} | level = {features.host().name}".encode()
+    return f"n_cpu = {usable_cpus()} | level = {features.host().name}".encode()

@@ -19,7 +19,7 @@ from tamis.bindings.flat.buffers import as_array, as_int, as_text
 from tamis.bindings.flat.context import Context, using
 from tamis.bindings.flat.status import invalid, returns
 from tamis.engine.session import Session, SessionFileError
-from tamis.private_files import write_whole
+from tamis.platform.private_files import write_whole
 
 MAGIC, VERSION = b"TAMISCTX", 1
 DIGEST_BYTES = 32

@@ -1,6 +1,8 @@
 """A request's JSON object, read field by field; what is wrong is an ApiError that names it."""
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,22 +25,58 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+def seconds_of(value: Any) -> float:
+    """How long a model is kept, as ollama writes it: "5m", "1h30m", seconds; below 0: for ever.
+
+    Raises ValueError.
+    """
+    expected = 'expected seconds, or a text such as "5m" or "1h30m"; -1 is for ever'
+    text = str(value).strip()
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"keep_alive is {shown(value)}, {expected}")
+    try:
+        seconds = float(text)
+    except ValueError:
+        unsigned = text.lstrip("+-")
+        if len(text) - len(unsigned) > 1 or not re.fullmatch(f"({_PART.pattern})+", unsigned):
+            raise ValueError(f"keep_alive is {text[:40]!r}, {expected}") from None
+        seconds = sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(unsigned))
+        seconds = -seconds if text.startswith("-") else seconds
+    if math.isnan(seconds):
+        raise ValueError(f"keep_alive is {text[:40]!r}, {expected}")
+    return math.inf if seconds < 0 else seconds
+
+
 class Body:
     """Typed access to the fields; one that is absent or null has its default."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
+        self._read: set[str] = set()
 
     def get(self, name: str) -> Any:
         """The field as it is, None where it is absent."""
+        self._read.add(name)
         return self.fields.get(name)
+
+    def unread(self) -> list[str]:
+        """The fields with a value that nothing has asked for."""
+        return [name for name, v in self.fields.items() if v is not None and name not in self._read]
 
     def flag(self, name: str) -> bool:
         """A boolean, False by default."""
+        return bool(self.switch(name))
+
+    def switch(self, name: str) -> bool | None:
+        """A boolean; None where it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise invalid(f"{name} is {_shown(value)}, expected true or false", name)
-        return bool(value)
+            raise invalid(f"{name} is {shown(value)}, expected true or false", name)
+        return value
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
         """A number from low to high."""
@@ -47,23 +85,25 @@ class Body:
             return default
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         if wrong or not low <= value <= high:
-            raise invalid(f"{name} is {_shown(value)}, expected {low} to {high}", name)
+            raise invalid(f"{name} is {shown(value)}, expected {low} to {high}", name)
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """A whole number from low to high; None where it is absent."""
         value = self.get(name)
+        if isinstance(value, float) and value.is_integer():  # some languages have no others
+            value = int(value)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise invalid(f"{name} is {_shown(value)}, expected {low} to {high}", name)
+            raise invalid(f"{name} is {shown(value)}, expected {low} to {high}", name)
         return value
 
     def text(self, name: str) -> str | None:
         """A string; None where it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise invalid(f"{name} is {_shown(value)}, expected a string", name)
+            raise invalid(f"{name} is {shown(value)}, expected a string", name)
         return value
 
     def texts(self, name: str, most: int, longest: int) -> tuple[str, ...]:
@@ -71,7 +111,7 @@ class Body:
         value = self.get(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise invalid(f"{name} is {_shown(value)}, expected strings", name)
+            raise invalid(f"{name} is {shown(value)}, expected strings", name)
         if len(found) > most or not all(1 <= len(item) <= longest for item in found):
             limits = f"up to {most} strings of 1 to {longest} characters"
             raise invalid(f"{name} has {len(found)} strings, expected {limits}", name)
@@ -81,7 +121,7 @@ class Body:
         """An object; None where it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
-            raise invalid(f"{name} is {_shown(value)}, expected an object", name)
+            raise invalid(f"{name} is {shown(value)}, expected an object", name)
         return value
 
     def records(self, name: str, most: int) -> list[dict[str, Any]]:
@@ -89,13 +129,13 @@ class Body:
         value = self.get(name)
         found: Sequence[Any] = [] if value is None else value
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise invalid(f"{name} is {_shown(value)}, expected a list of objects", name)
+            raise invalid(f"{name} is {shown(value)}, expected a list of objects", name)
         if len(found) > most:
             raise invalid(f"{name} has {len(found)} entries, expected at most {most}", name)
         return found
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in a message: of strings and objects only what kind of thing it is."""
     if isinstance(value, str | list | dict):
         return {str: "a string", list: "a list", dict: "an object"}[type(value)]

@@ -1,6 +1,16 @@
-"""What a client is told when a request fails: a status and OpenAI's error object."""
+"""The response to a request that fails: a status and an error object."""
 
+import json
 from typing import Any
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
 
 
 class ApiError(Exception):
@@ -12,15 +22,37 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers: dict[str, str] = {}
+        self.kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.more: dict[str, Any] = {}
 
     @property
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error | self.more}
+
+    def packed(self) -> bytes:
+        """As JSON, for another process."""
+        parts = [self.status, self.message, self.code, self.param, self.kind, self.more]
+        return json.dumps(parts).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> "ApiError":
+        """The error of `packed`."""
+        status, message, code, param, kind, more = json.loads(data)
+        error = cls(int(status), str(message), code=code, param=param)
+        error.kind, error.more = str(kind), dict(more)
+        return error
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """As the API of a path has it: ollama's and Anthropic's have other forms."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):
+            kind = {"server_error": "api_error"}.get(self.kind, self.kind)
+            kind = "invalid_request_error" if self.more else kind
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return self.body
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
@@ -29,15 +61,22 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 
 def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """Status 400: the prompt leaves no room for an answer; at_least: n_prompt is a lower bound."""
+    """Status 400: the prompt leaves no room for an answer; at_least: n_prompt is a lower bound.
+
+    In the words that clients look for: llama.cpp's and OpenAI's.
+    """
     n = f"at least {n_prompt}" if at_least else f"{n_prompt}"
-    return ApiError(
+    error = ApiError(
         400,
-        f"the prompt is {n} tokens and the context {n_ctx}, of which an answer needs at least one: "
-        "shorten the prompt, or start the server with a larger --ctx",
+        f"the request ({n} tokens) exceeds the available context size ({n_ctx} tokens): it is too "
+        f"large, this model's maximum context length is {n_ctx} tokens, of which an answer needs "
+        "at least one; shorten the prompt, or start the server with a larger --ctx",
         code="context_length_exceeded",
         param="messages",
     )
+    error.kind = "exceed_context_size_error"
+    error.more = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+    return error
 
 
 def busy(n_waiting: int) -> ApiError:
@@ -86,3 +125,22 @@ def no_helper(why: str) -> ApiError:
 def stopping() -> ApiError:
     """Status 503: the server ends."""
     return ApiError(503, "the server is stopping", code="stopping")
+
+
+def ended(why: str) -> ApiError:
+    """Status 503: the process that runs the model has ended within the answer."""
+    error = ApiError(
+        503, f"the model's process {why} within the answer: try again", code="process_ended"
+    )
+    error.headers["Retry-After"] = "1"
+    return error
+
+
+def not_loaded(why: str) -> ApiError:
+    """Status 503: the model cannot be loaded."""
+    return ApiError(503, f"the model cannot be loaded: {why}", code="not_loaded")
+
+
+def loading() -> ApiError:
+    """Status 503: the model is being loaded."""
+    return ApiError(503, "the model is being loaded: try again later", code="loading")

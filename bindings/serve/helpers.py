@@ -14,22 +14,51 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from tamis.bindings.serve.errors import ApiError, busy, costly, crashed, no_helper, stopping
-from tamis.bindings.serve.masks import Masks
 from tamis.bindings.serve.turns import Turns
 from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind
-from tamis.child_environment import child_environment
+from tamis.platform.processes import child_environment
 
 AT_ONCE = 2  # requests that are being prepared
 SIGXCPU = 24
-_GRAMMARS = (b'"grammar"', b'"response_format"', b'"tool_choice"')
+# A body with one of these in it may need a grammar.
+_GRAMMARS = tuple(
+    f'"{name}"'.encode()
+    for name in (
+        "format",
+        "function_call",
+        "grammar",
+        "json_schema",
+        "response_format",
+        "tool_choice",
+    )
+)
+
+
+class Follower:
+    """The process that follows the grammar of a request, until `close`."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def follow(self) -> socket.socket:
+        """A socket to read the masks of all choices from, from the first on. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        # Where the process has ended the socket has nothing but its end.
+        with theirs, contextlib.suppress(OSError):
+            socket.send_fds(self._channel, [b"m"], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """End the process."""
+        self._channel.close()
 
 
 @dataclass
 class Prepared:
-    """A request that was prepared: JSON, and the masks of its grammar until these are closed."""
+    """A request that was prepared: JSON, and who follows its grammar."""
 
     result: bytes
-    masks: Masks
+    masks: Follower
 
 
 class Helpers:
@@ -99,10 +128,14 @@ class Helpers:
             self._forget()
         if self._control is None:
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-P", "-m", "tamis.bindings.serve.helper"]
+            command = [sys.executable, "-P", "-m", "tamis.bindings.serve.http.helper"]
             with theirs:
                 self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), json.dumps(self._config._asdict())],
+                    [
+                        *command,
+                        str(theirs.fileno()),
+                        json.dumps(self._config._asdict() | {"usual": dict(self._config.usual)}),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     cwd="/",
@@ -140,7 +173,7 @@ class Helpers:
                 continue
             kind, data = found
             if kind is Kind.RESULT:
-                return Prepared(data, Masks(channel, frames))
+                return Prepared(data, Follower(channel))
             raise self._error(kind, data)
 
     @staticmethod
@@ -152,8 +185,7 @@ class Helpers:
 
     def _error(self, kind: Kind, data: bytes) -> ApiError:
         if kind is Kind.ERROR:
-            status, message, code, param = json.loads(data)
-            return ApiError(int(status), str(message), code=code, param=param)
+            return ApiError.unpacked(data)
         number = data[0] if kind is Kind.ENDED and data else 0
         if self._closed:
             return stopping()

@@ -16,8 +16,9 @@ MASK_SECONDS = 10  # that a token's mask may take
 class Masks:
     """The masks that a process computes for the choices of one request; used by one thread."""
 
-    def __init__(self, channel: socket.socket, frames: Frames) -> None:
-        self._channel, self._frames = channel, frames
+    def __init__(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._channel, self._frames = channel, Frames()
         self._found: dict[int, deque[bytes | SamplerError]] = {}
         self._end: SamplerError | None = None
 
@@ -30,7 +31,7 @@ class Masks:
         try:
             self._channel.send(frame(Kind.TOKENS, TOKEN.pack(choice, token)))
         except OSError:
-            self._end = self._end or _ended(0)
+            self._end = self._end or _ended()
 
     def take(self, choice: int, seconds: float) -> bytes | None:
         """The next mask of a choice, None where there is none yet. Raises SamplerError."""
@@ -53,7 +54,7 @@ class Masks:
         return None
 
     def close(self) -> None:
-        """End the process; from any thread."""
+        """Leave the process; from any thread."""
         self._channel.close()
 
     def _read(self) -> None:
@@ -62,7 +63,7 @@ class Masks:
                 while (found := self._frames.next()) is not None:
                     self._sort(*found)
             except Broken:
-                self._end = _ended(0)
+                self._end = _ended()
                 return
             try:
                 data = self._channel.recv(1 << 16)
@@ -71,14 +72,11 @@ class Masks:
             except OSError:
                 data = b""
             if not data:
-                self._end = _ended(0)
+                self._end = _ended()
                 return
             self._frames.feed(data)
 
     def _sort(self, kind: Kind, data: bytes) -> None:
-        if kind is Kind.ENDED:
-            self._end = _ended(data[0])
-            return
         (choice,) = CHOICE.unpack_from(data)
         text = data[CHOICE.size :]
         refused = kind is Kind.REFUSED
@@ -86,9 +84,8 @@ class Masks:
         self._found.setdefault(choice, deque()).append(item)
 
 
-def _ended(number: int) -> SamplerError:
-    why = f" by signal {number}" if number else ""
-    return SamplerError(f"grammar: the process that follows it has ended{why}: make it smaller")
+def _ended() -> SamplerError:
+    return SamplerError("grammar: the process that follows it has ended: make it smaller")
 
 
 class MaskStep(Step):
@@ -113,7 +110,7 @@ class MaskStep(Step):
             pass
         assert self._mask is not None
         if 8 * len(self._mask) < self._n_vocab:
-            raise _ended(0)
+            raise _ended()
         return allowed(c, self._mask, self._n_vocab)
 
     def accept(self, token_id: int) -> None:

@@ -1,35 +1,25 @@
-"""From events of jobs to replies: one object, or the chunks of a stream."""
+"""From events of jobs to replies, in the form that an API has for them."""
 
 import asyncio
 import contextlib
-import weakref
+import json
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from tamis.bindings.drop_in import chat, completion
-from tamis.bindings.drop_in.completion import Chunk, Piece
-from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.drop_in.chat import ChatFormat
+from tamis.bindings.drop_in.completion import Counts, Piece, TokenInfo
+from tamis.bindings.serve.errors import ApiError, ended
+from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens, Started
 from tamis.bindings.serve.tasks import Task
-from tamis.bindings.serve.worker import Completion, Emit, Event, Progress
 
 
 class Mailbox:
-    """Carries events from the worker's thread into the loop, waking it once for all there are."""
+    """Carries events from another thread into the loop, waking it once for all there are."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[asyncio.Queue[tuple[int, Event]], tuple[int, Event]]] = deque()
         self._waking = False
-        self._readers: weakref.WeakSet[Events] = weakref.WeakSet()
-
-    def add(self, reader: "Events") -> None:
-        """Have a reader end with `end_all`."""
-        self._readers.add(reader)
-
-    def end_all(self, error: ApiError) -> None:
-        """End all replies; in the loop."""
-        for reader in list(self._readers):
-            reader.end(error)
 
     def post(
         self,
@@ -58,130 +48,160 @@ class Events:
     def __init__(self, mailbox: Mailbox) -> None:
         self._loop, self._mailbox = asyncio.get_running_loop(), mailbox
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        mailbox.add(self)
-
-    def end(self, error: ApiError) -> None:
-        """Let the reader find an error where it finds nothing else; in the loop."""
-        self._queue.put_nowait((0, error))
+        self._given: set[int] = set()  # jobs of whose answers some is out
 
     def emitter(self, i: int) -> Emit:
-        """What job i is given to send with, from the worker's thread."""
+        """What job i is given to send with, from the supervisor's thread."""
 
         def emit(event: Event) -> None:
             self._mailbox.post(self._loop, self._queue, (i, event))
 
         return emit
 
-    async def next(self) -> tuple[int, Event]:
-        """The next event. Raises ApiError where it is one."""
-        i, event = await self._queue.get()
-        if isinstance(event, ApiError):
-            raise event
-        return i, event
+    async def next(self, *, again: bool = False) -> tuple[int, Event]:
+        """The next event. Raises ApiError where it is one.
+
+        again: a job that begins anew is an event, an Again; else an error, where some is out.
+        """
+        while True:
+            i, event = await self._queue.get()
+            if isinstance(event, ApiError):
+                raise event
+            if isinstance(event, Piece):
+                self._given.add(i)
+            if isinstance(event, Again) and not again:
+                if i in self._given:
+                    raise ended("has ended")
+                continue
+            return i, event
 
 
-async def whole(task: Task, jobs: Sequence[Completion], events: Events) -> Chunk:
+class About(NamedTuple):
+    """The server, as replies speak of it."""
+
+    model: str
+    fingerprint: str
+    n_ctx: int
+    format: Callable[[], ChatFormat]
+
+
+class Reply:
+    """The form of the answers to one request: one object, or the events of a stream."""
+
+    media: ClassVar[str] = "text/event-stream"
+    closing: ClassVar[str] = "data: [DONE]\n\n"
+
+    def __init__(self, task: Task, about: About) -> None:
+        self.task, self.about = task, about
+        self.counts = [Counts() for _ in task.requests]
+        self.prompt: list[Sequence[TokenInfo]] = [() for _ in task.requests]
+
+    def begin(self) -> Iterable[Any]:
+        """The events before the first."""
+        return ()
+
+    def progress(self, i: int, event: Progress) -> Iterable[Any]:
+        """The events of a part of a prompt that was read, of choice i."""
+        return ()
+
+    def piece(self, i: int, piece: Piece) -> Iterable[Any]:
+        """The events of a piece of choice i."""
+        raise NotImplementedError
+
+    def end(self) -> Iterable[Any]:
+        """The last events."""
+        return ()
+
+    def whole(self, found: list[list[Piece]]) -> Any:
+        """The reply that is no stream; found: the pieces of each choice."""
+        raise NotImplementedError
+
+    def frame(self, event: Any) -> str:
+        """An event as text."""
+        return f"data: {as_json(event)}\n\n"
+
+    def error(self, error: ApiError, path: str) -> str:
+        """What a stream ends with where it fails."""
+        return self.frame(error.body_for(path))
+
+    @property
+    def total(self) -> Counts:
+        """Of all choices: tokens; times of the first."""
+        first, n = self.counts[0], sum(c.n_answer for c in self.counts)
+        return first._replace(n_answer=n)
+
+
+def as_json(value: Any) -> str:
+    """JSON without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def whole(reply: Reply, events: Events) -> Any:
     """The reply to a request that is no stream. Raises ApiError."""
-    found: list[list[Piece]] = [[] for _ in jobs]
-    left = len(jobs)
+    found: list[list[Piece]] = [[] for _ in reply.counts]
+    left = len(found)
     while left:
-        i, event = await events.next()
+        i, event = await events.next(again=True)
+        if isinstance(event, Again):
+            found[i].clear()
+        if isinstance(event, PromptTokens):
+            reply.prompt[i] = event.tokens
         if isinstance(event, Piece):
             found[i].append(event)
+            reply.counts[i] = event.counts
             left -= event.finish is not None
-    reply: Chunk = {}
-    for i, pieces in enumerate(found):
-        one = _whole_choice(task, jobs[i], pieces)
-        one["choices"][0]["index"] = i
-        if reply:
-            reply["choices"] += one["choices"]
-        else:
-            reply = one
-    return reply | {"usage": usage(task, jobs)}
+    return reply.whole(found)
 
 
-def _whole_choice(task: Task, job: Completion, pieces: list[Piece]) -> Chunk:
-    one = completion.whole(job.request, pieces, job.n_answer)
-    return one if task.wanted is None else task.wanted.answer(one)
+async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
+    """The text of a stream."""
+    try:
+        for event in reply.begin():
+            yield reply.frame(event)
+        left = len(reply.counts)
+        while left:
+            i, found = await events.next()
+            parts: Iterable[Any] = ()
+            if isinstance(found, PromptTokens):
+                reply.prompt[i] = found.tokens
+            elif isinstance(found, Started):
+                n_prompt = len(reply.task.requests[i].prompt)
+                parts = reply.progress(i, Progress(found.cached, n_prompt, found.cached))
+            elif isinstance(found, Progress):
+                parts = reply.progress(i, found)
+            elif isinstance(found, Piece):
+                reply.counts[i] = found.counts
+                parts = reply.piece(i, found)
+                left -= found.finish is not None
+            for part in parts:
+                yield reply.frame(part)
+        for event in reply.end():
+            yield reply.frame(event)
+        yield reply.closing
+    except ApiError as error:
+        yield reply.error(error, path)
 
 
-async def chunks(task: Task, jobs: Sequence[Completion], events: Events) -> AsyncIterator[Chunk]:
-    """The chunks of a stream. Raises ApiError."""
-    streams = [_Stream(task, job) for job in jobs]
-    for i, stream in enumerate(streams):
-        for chunk in stream.begin():
-            yield _indexed(chunk, i, task)
-    left = len(jobs)
-    while left:
-        i, event = await events.next()
-        if isinstance(event, Progress) and task.progress:
-            yield _progress(jobs[i], event, chat=task.wanted is not None)
-        if isinstance(event, Piece):
-            for chunk in streams[i].of(event):
-                yield _indexed(chunk, i, task)
-            left -= event.finish is not None
-    if task.include_usage:
-        last = _indexed(streams[0].empty(), 0, task)
-        yield last | {"choices": [], "usage": usage(task, jobs)}
+def timings(counts: Counts) -> dict[str, Any]:
+    """Tokens and milliseconds, as llama.cpp's server tells them."""
+    c = counts
 
+    def rates(name: str, n: int, seconds: float) -> dict[str, Any]:
+        ms = max(1000 * seconds, 1e-3)
+        return {
+            f"{name}_n": n,
+            f"{name}_ms": ms,
+            f"{name}_per_token_ms": ms / max(n, 1),
+            f"{name}_per_second": 1000 * n / ms,
+        }
 
-class _Stream:
-    """One choice of a stream. With tools an answer is shown once it is whole: it may be a call."""
-
-    def __init__(self, task: Task, job: Completion) -> None:
-        self._task, self._job = task, job
-        self._text = completion.Chunks(job.request)
-        self._chat = chat.Chunks()
-        self._pieces: list[Piece] = []
-
-    def begin(self) -> list[Chunk]:
-        return self._text.begin()
-
-    def of(self, piece: Piece) -> list[Chunk]:
-        wanted = self._task.wanted
-        if wanted is not None and wanted.tools:
-            self._pieces.append(piece)
-            if piece.finish is None:
-                return []
-            done = _whole_choice(self._task, self._job, self._pieces)
-            return list(chat.chunks_of_whole(done))
-        found = self._text.of(piece)
-        return found if wanted is None else [each for one in found for each in self._chat.of(one)]
-
-    def empty(self) -> Chunk:
-        one = self._text.of(Piece("", [], "stop"))[0]
-        return one if self._task.wanted is None else self._chat.of(one)[-1]
-
-
-def _indexed(chunk: Chunk, i: int, task: Task) -> Chunk:
-    for choice in chunk["choices"]:
-        choice["index"] = i
-    return chunk | {"usage": None} if task.include_usage else chunk
-
-
-def _progress(job: Completion, event: Progress, *, chat: bool) -> Chunk:
-    """How far the prompt is: llama.cpp's field, in a chunk without choices."""
-    r = job.request
     return {
-        "id": ("chat" if chat else "") + r.id,
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": r.created,
-        "model": r.model,
-        "choices": [],
-        "prompt_progress": {
-            "total": event.total,
-            "cache": event.cached,
-            "processed": event.done,
-        },
+        "cache_n": c.n_cached,
+        **rates("prompt", c.n_read, c.read_seconds),
+        **rates("predicted", c.n_answer, c.answer_seconds),
     }
 
 
-def usage(task: Task, jobs: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens of all choices; a prompt counts once."""
-    n_answer = sum(job.n_answer for job in jobs)
-    return {
-        "prompt_tokens": task.prompt_tokens,
-        "completion_tokens": n_answer,
-        "total_tokens": task.prompt_tokens + n_answer,
-        "prompt_tokens_details": {"cached_tokens": jobs[0].n_cached},
-    }
+def prompt_progress(event: Progress) -> dict[str, int]:
+    """How far the prompt is: llama.cpp's field."""
+    return {"total": event.total, "cache": event.cached, "processed": event.done}

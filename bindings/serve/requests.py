@@ -3,16 +3,18 @@
 It runs where a request may take time and memory: see `helper`. Grammars are left as texts.
 """
 
+import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tamis.bindings.drop_in import chat
 from tamis.bindings.drop_in.completion import Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
-from tamis.bindings.drop_in.sampling import Sampling
-from tamis.bindings.serve.body import Body
-from tamis.bindings.serve.errors import invalid, too_long
+from tamis.bindings.serve.body import Body, shown
+from tamis.bindings.serve.errors import ApiError, invalid, too_long
+from tamis.bindings.serve.sampling import sampling_of
 from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
 from tamis.bindings.serve.text import TextModel, TooManyTokens
 
@@ -30,26 +32,85 @@ class Limits:
     n_choices: int  # n times the number of prompts
 
 
-class Reader:
-    """Makes tasks for one model. One call at a time."""
+# Fields that never change an answer here; other unread fields are reported to the client.
+HARMLESS = {
+    "background", "cache_control", "client_metadata", "include", "keep_alive", "metadata", "model",
+    "n_cache_reuse", "options", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "speculative", "store",
+    "stream_options", "think", "user", "add_generation_prompt", "sse_ping_interval", "text",
+    "betas", "context_management", "output_config", "verbosity", "reasoning", "truncate",
+}  # fmt: skip
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-    def __init__(self, text: TextModel, model: str, limits: Limits) -> None:
-        self._text, self._model, self.limits = text, model, limits
+
+class Reader:
+    """Makes tasks for one model. One call at a time.
+
+    usual: fields of requests, for those that have none of their own.
+    """
+
+    def __init__(
+        self, text: TextModel, model: str, limits: Limits, usual: Mapping[str, Any] | None = None
+    ) -> None:
+        self.text, self.model, self.limits = text, model, limits
+        self._usual = dict(usual or {})
         self._n_vocab = len(text.vocab)
         self._format: chat.ChatFormat | None = None
 
+    @property
+    def format(self) -> chat.ChatFormat:
+        """The model's chat template. Raises ApiError where it has none that can be used."""
+        if self._format is None:
+            try:
+                self._format = chat.ChatFormat(self.text, None)
+            except ValueError as error:
+                raise invalid(str(error), "messages") from None
+        return self._format
+
+    def with_usual(self, body: Body) -> Body:
+        """The fields of a request, and the usual ones that it lacks."""
+        given = {name: value for name, value in body.fields.items() if value is not None}
+        return Body(body.fields | {k: v for k, v in self._usual.items() if k not in given})
+
     def chat_task(self, body: Body) -> Task:
         """A chat completion. Raises ApiError."""
-        messages = body.records("messages", MAX_MESSAGES)
-        if not messages:
-            raise invalid("messages is empty, expected at least one", "messages")
-        for message in messages:
-            _check_message(message)
+        body = self.with_usual(body)
+        wanted, prompt = self.chat_prompt(body)
+        n = _most_tokens(body, ("max_completion_tokens", "max_tokens", "n_predict"), least=1)
+        logprobs = body.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
+        task = self.task(body, [prompt.ids], n, self.format.stop)
+        requests = [
+            replace(
+                request,
+                logprobs=logprobs if body.flag("logprobs") else None,
+                shown=prompt.shown,
+                budget=prompt.budget,
+            )
+            for request in task.requests
+        ]
+        sampling = replace(task.sampling, grammar=wanted.grammar)
+        wanted = wanted._replace(tail=prompt.tail)
+        about = {"prompt": prompt.text} if body.flag("verbose") else {}
+        task = task._replace(requests=requests, wanted=wanted, sampling=sampling, about=about)
+        return self.noted(task, body)
+
+    def chat_prompt(self, body: Body) -> tuple[chat.Wanted, chat.Prompt]:
+        """What a chat must be, and its prompt. Raises ApiError."""
+        messages = _messages(body)
         wanted = self._wanted(body)
-        if self._format is None:
-            self._format = chat.ChatFormat(self._text, None)
+        thinking, variables = _thinking(body, wanted)
+        wanted = wanted._replace(thoughts=thinking.shown)
+        continued = _continued(body, messages)
+        generation = continued or body.switch("add_generation_prompt") is not False
         try:
-            ids = self._format.encode(messages, wanted.tools)
+            prompt = self.format.prompt(
+                messages,
+                wanted.tools,
+                thinking=thinking,
+                variables=variables,
+                continued=continued,
+                generation=generation,
+            )
         except TooManyTokens as error:
             raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
         except RecursionError:
@@ -58,43 +119,90 @@ class Reader:
             raise invalid(
                 f"the messages do not fit the chat template: {error}", "messages"
             ) from None
-        n = body.integer("max_completion_tokens", 1, SEEDS) or body.integer("max_tokens", 1, SEEDS)
-        logprobs = body.integer("top_logprobs", 0, MAX_LOGPROBS) or 0
-        task = self._task(body, [ids], n, self._format.stop)
-        requests = [
-            replace(
-                request,
-                logprobs=logprobs if body.flag("logprobs") else None,
-                special=bool(wanted.tools),
-            )
-            for request in task.requests
-        ]
-        sampling = replace(task.sampling, grammar=wanted.grammar)
-        return task._replace(requests=requests, wanted=wanted, sampling=sampling)
+        return wanted, prompt
 
     def completion_task(self, body: Body) -> Task:
         """A text completion. Raises ApiError."""
-        texts, n = self._prompts(body.get("prompt")), body.integer("max_tokens", 1, SEEDS)
+        body = self.with_usual(body)
+        texts, n = self.prompts(body.get("prompt")), _most_tokens(body, ("max_tokens", "n_predict"))
+        if body.get("max_tokens") is None and body.get("n_predict") is None:
+            n = 16
         logprobs, echo = body.integer("logprobs", 0, MAX_LOGPROBS), body.flag("echo")
         if body.get("suffix"):
-            raise invalid("suffix is not supported", "suffix")
-        if echo and logprobs is not None:
-            raise invalid("echo and logprobs together are not supported", "logprobs")
-        task = self._task(body, [ids for _, ids in texts], n or 16, ())
+            if len(texts) > 1 or echo:
+                raise invalid("suffix goes with one prompt, and without echo", "suffix")
+            before = body.get("prompt")
+            texts = [(texts[0][0], self.infill(before, body.text("suffix") or "", ()))]
+        task = self.task(body, [ids for _, ids in texts], n, ())
         n_each = len(task.requests) // len(texts)
         requests = []
         for i, request in enumerate(task.requests):
             text = texts[i // n_each][0]
             one = replace(request, logprobs=logprobs, offset=0 if echo else len(text))
             requests.append(replace(one, echo=text if echo else None))
-        sampling = replace(task.sampling, grammar=_grammar(body))
-        return task._replace(requests=requests, sampling=sampling)
+        sampling = replace(task.sampling, grammar=self.grammar(body))
+        return self.noted(task._replace(requests=requests, sampling=sampling), body)
+
+    @staticmethod
+    def grammar(body: Body) -> LlamaGrammar | None:
+        """What an answer must look like: response_format's or else grammar's. Raises ApiError."""
+        try:
+            form = chat.grammar_of(body.record("response_format"))
+        except RecursionError:
+            raise invalid("response_format is nested too deeply", "response_format") from None
+        except KeyError as error:
+            raise invalid(f"response_format has no {error}", "response_format") from None
+        except (ValueError, TypeError) as error:
+            raise invalid(str(error), "response_format") from None
+        schema, text = body.get("json_schema"), body.text("grammar")
+        if schema is not None and not isinstance(schema, dict | bool):
+            raise invalid(f"json_schema is {shown(schema)}, expected an object", "json_schema")
+        if form is None and text:
+            return LlamaGrammar.from_string(text)
+        if form is None and schema is not None:
+            return LlamaGrammar.from_json_schema(json.dumps(schema))
+        return form
+
+    def infill(self, before: Any, after: str, extra: tuple[tuple[str, str], ...]) -> list[int]:
+        """Fill-in-the-middle tokens for a prefix and a suffix; extra: (name, text) of files.
+
+        Raises ApiError for a model without tokens for that.
+        """
+        vocab, tokenizer = self.text.vocab, self.text.tokenizer
+        fim = vocab.fim
+        if not {"pre", "suf", "mid"} <= fim.keys():
+            raise ApiError(
+                501,
+                "infill is not supported by this model: its vocabulary has no tokens for that",
+                code="unsupported",
+                param="suffix",
+            )
+
+        def ids(text: str) -> list[int]:
+            try:
+                return tokenizer.encode(text, add_special=False)
+            except TooManyTokens as error:
+                raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
+
+        found = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+        for name, text in extra:
+            mark = [fim["sep"]] if "sep" in fim else ids("\n\n--- snippet ---\n\n")
+            found += [*mark, *(ids(name + "\n") if "sep" in fim else []), *ids(text)]
+        if extra and "sep" in fim:
+            found += [fim["sep"], *ids("filename\n")]
+        before = before if isinstance(before, list) else ids(before or "")
+        return [*found, fim["pre"], *before, fim["suf"], *ids(after), fim["mid"]]
+
+    def noted(self, task: Task, body: Body) -> Task:
+        """A task with the names of the fields that it could not heed."""
+        ignored = tuple(name for name in body.unread() if name not in HARMLESS)
+        return task._replace(ignored=ignored[:32])
 
     def inputs(self, body: Body) -> Inputs:
         """The tokens of the texts of an embeddings request. Raises ApiError."""
         packed = body.text("encoding_format") == "base64"
         dimensions = body.integer("dimensions", 1, 1 << 20)
-        found = [ids for _, ids in self._prompts(body.get("input"), "input")]
+        found = [ids for _, ids in self.prompts(body.get("input"), "input")]
         for ids in found:
             if len(ids) > self.limits.n_ctx:
                 raise too_long(len(ids), self.limits.n_ctx)
@@ -102,38 +210,51 @@ class Reader:
 
     def tokens(self, body: Body) -> list[int]:
         """The tokens of a text of any length. Raises ApiError."""
-        flags = {name: body.flag(name) for name in ("add_special", "parse_special")}
-        return self._text.unbounded.encode(body.text("content") or "", **flags)
+        special = body.switch("parse_special")
+        return self.text.unbounded.encode(
+            body.text("content") or "",
+            add_special=body.flag("add_special"),
+            parse_special=special is not False,
+        )
 
     def _wanted(self, body: Body) -> chat.Wanted:
         tools = body.records("tools", MAX_TOOLS)
+        functions = body.records("functions", MAX_TOOLS)
         given = {
             "tools": tools,
-            "functions": None,
-            "function_call": None,
+            "functions": functions,
+            "function_call": body.get("function_call"),
             "tool_choice": body.get("tool_choice"),
             "response_format": None,
-            "grammar": _grammar(body),
+            "grammar": self.grammar(body),
         }
-        for tool in tools:
+        for tool in [*tools, *({"function": each} for each in functions)]:
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise invalid("a tool has no function with a name", "tools")
         try:
-            return chat.wanted(given)
+            found = chat.wanted(given)
         except RecursionError:
             raise invalid("tools are nested too deeply", "tools") from None
         except (ValueError, AttributeError, TypeError) as error:
             raise invalid(str(error), "tool_choice") from None
+        if body.switch("parse_tool_calls") is False and not found.formed:
+            found = found._replace(parsed=False)
+        return found
 
-    def _task(
+    def task(
         self, body: Body, prompts: list[list[int]], n_most: int | None, stop: tuple[str, ...]
     ) -> Task:
+        """The parts of a task that all completions have. Raises ApiError."""
         n_choices = body.integer("n", 1, self.limits.n_choices) or 1
+        n_choices = body.integer("n_cmpl", 1, self.limits.n_choices) or n_choices
+        if (body.integer("best_of", 1, 1 << 10) or 1) > n_choices:
+            raise invalid("best_of is above n, expected no more than that", "best_of")
         if n_choices * len(prompts) > self.limits.n_choices:
             most = self.limits.n_choices
             raise invalid(f"n times the number of prompts is above {most}", "n")
-        model = self._model
+        if body.get("lora"):
+            raise invalid("lora is not supported: leave it out", "lora")
         stop = (*stop, *body.texts("stop", MAX_STOP, MAX_STOP_LENGTH))
         first: Request | None = None
         requests = []
@@ -141,14 +262,16 @@ class Reader:
             room = self.limits.n_ctx - len(ids)
             if room < 1:
                 raise too_long(len(ids), self.limits.n_ctx)
-            request = Request(ids, min(n_most or room, room), model, stop)
+            shifts = body.flag("context_shift") and n_most is not None
+            most = room if n_most is None else n_most if shifts else min(n_most, room)
+            request = Request(ids, most, self.model, stop, shifts=shifts, n_keep=_n_keep(body, ids))
             first = first or request
             requests += [replace(request, id=first.id)] * n_choices
         options = body.record("stream_options") or {}
         seed = body.integer("seed", -(SEEDS >> 1), SEEDS)
         return Task(
             requests=requests,
-            sampling=_sampling(body, self._n_vocab),
+            sampling=sampling_of(body, self.text),
             seed=secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed % SEEDS,
             stream=body.flag("stream"),
             include_usage=options.get("include_usage") is True,
@@ -156,39 +279,154 @@ class Reader:
             wanted=None,
             prompt_tokens=sum(map(len, prompts)),
             salt=_salt(body),
+            timings=body.flag("timings_per_token"),
+            slot=_slot(body),
+            cached=body.switch("cache_prompt") is not False,
         )
 
-    def _prompts(self, given: Any, name: str = "prompt") -> list[tuple[str, list[int]]]:
-        """Texts with their tokens: of a string, of tokens, or of a list of either."""
-        of_tokens = isinstance(given, list) and bool(given) and isinstance(given[0], int)
-        items = [given] if isinstance(given, str) or of_tokens else given
+    def prompts(
+        self, given: Any, name: str = "prompt", *, truncate: bool = False
+    ) -> list[tuple[str, list[int]]]:
+        """Texts with their tokens: of a string, of tokens, of a list of either.
+
+        truncate: texts are cut where the context ends. Raises ApiError.
+        """
+        mixed = isinstance(given, list) and any(isinstance(item, int) for item in given)
+        items = [given] if isinstance(given, str | dict) or mixed else given
         if not isinstance(items, list) or not items:
             raise invalid(f"{name} is empty, expected a text or tokens", name)
         if len(items) > MAX_INPUTS:
             raise invalid(f"{name} has {len(items)} texts, expected at most {MAX_INPUTS}", name)
-        return [self._prompt(item, name) for item in items]
+        found = [self._prompt(item, name, truncate=truncate) for item in items]
+        n_ctx = self.limits.n_ctx
+        return [(text, ids[:n_ctx]) for text, ids in found] if truncate else found
 
-    def _prompt(self, item: Any, name: str) -> tuple[str, list[int]]:
-        tokenizer, n_vocab = self._text.tokenizer, self._n_vocab
+    def _prompt(self, item: Any, name: str, *, truncate: bool) -> tuple[str, list[int]]:
+        if isinstance(item, dict):
+            item = _text_of_object(item, name)
         if isinstance(item, str):
-            # JSON may write half a surrogate pair, which no reply could echo in UTF-8.
-            item = item.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-            # A prompt is the client's own template, as llama.cpp's server has it; a text to embed
-            # may come from anywhere.
-            try:
-                ids = tokenizer.encode(item, parse_special=name == "prompt")
-            except TooManyTokens as error:
-                raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
-            ids = ids or [i for i in [tokenizer.bos] if i is not None]
+            if truncate:  # a text of so many characters has no fewer tokens than fit
+                item = item[: self.limits.n_ctx * self.text.tokenizer.longest]
+            ids = self._ids(item, name, first=True, bounded=not truncate)
+            ids = ids or [i for i in [self.text.tokenizer.bos] if i is not None]
             if not ids:
                 raise invalid(f"{name} has no tokens", name)
-            return item, ids
+            return item.encode("utf-8", "surrogatepass").decode("utf-8", "replace"), ids
         if not isinstance(item, list) or not item:
             raise invalid(f"{name} has an entry that is no text and no list of tokens", name)
-        for i in item:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < n_vocab:
-                raise invalid(f"{name} has a token that is not one of 0 to {n_vocab - 1}", name)
-        return self._text.unbounded.decode(item, special=True), item
+        found: list[int] = []
+        for i, part in enumerate(item):
+            if isinstance(part, str):
+                found += self._ids(part, name, first=i == 0)
+            elif isinstance(part, bool) or not isinstance(part, int):
+                raise invalid(f"{name} has an entry that is no text and no token", name)
+            elif not 0 <= part < self._n_vocab:
+                most = self._n_vocab - 1
+                raise invalid(f"{name} has a token that is not one of 0 to {most}", name)
+            else:
+                found.append(part)
+        return self.text.unbounded.decode(found, special=True), found
+
+    def _ids(self, text: str, name: str, *, first: bool, bounded: bool = True) -> list[int]:
+        # JSON may write half a surrogate pair, which no reply could echo in UTF-8. A prompt is the
+        # client's own template, as llama.cpp's server has it; a text to embed may be of anyone.
+        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        try:
+            tokenizer = self.text.tokenizer if bounded else self.text.unbounded
+            return tokenizer.encode(text, add_special=first, parse_special=name == "prompt")
+        except TooManyTokens as error:
+            raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
+
+
+def _text_of_object(item: dict[str, Any], name: str) -> str:
+    """The text of {"prompt_string": text} or {"content": [parts of text]}. Raises ApiError."""
+    if item.get("multimodal_data"):
+        raise invalid("multimodal_data: image input is not supported, expected text", name)
+    text, parts = item.get("prompt_string"), item.get("content")
+    if isinstance(text, str):
+        return text
+    if isinstance(parts, list) and parts:
+        for part in parts:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise invalid(f"{name} has a part that is no text", name)
+        return "".join(part["text"] for part in parts)
+    raise invalid(f"{name} has an object without prompt_string and content", name)
+
+
+def _messages(body: Body) -> list[dict[str, Any]]:
+    messages = body.records("messages", MAX_MESSAGES)
+    if not messages:
+        raise invalid("messages is empty, expected at least one", "messages")
+    for message in messages:
+        _check_message(message)
+    if [m["role"] for m in messages[-2:]] == ["assistant", "assistant"]:
+        raise invalid("the last two messages are both the assistant's, expected one", "messages")
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _continued(body: Body, messages: list[dict[str, Any]]) -> bool:
+    """Whether the answer goes on with the last message: where it is an assistant's, unless told."""
+    given, generation = body.switch("continue_final_message"), body.switch("add_generation_prompt")
+    last = messages[-1]
+    if given and generation:
+        raise invalid(
+            "add_generation_prompt and continue_final_message are both true, expected one",
+            "continue_final_message",
+        )
+    is_assistants = last["role"] == "assistant" and not last.get("tool_calls")
+    if given and not is_assistants:
+        raise invalid(
+            "continue_final_message is true and the last message not the assistant's",
+            "continue_final_message",
+        )
+    return is_assistants and given is not False and (given or generation is None)
+
+
+def _thinking(body: Body, wanted: chat.Wanted) -> tuple[chat.Thinking, dict[str, Any]]:
+    """What a request says of thoughts, and the template's variables. Raises ApiError."""
+    variables = dict(body.record("chat_template_kwargs") or {})
+    effort = body.text("reasoning_effort")
+    if effort is not None:
+        if effort not in REASONING_EFFORTS:
+            expected = ", ".join(REASONING_EFFORTS)
+            raise invalid(f"reasoning_effort is {effort!r}, expected {expected}"[:300])
+        variables.setdefault("reasoning_effort", effort)
+    budget = None
+    for name in ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"):
+        found = body.integer(name, -1, SEEDS)
+        budget = found if found is not None and found >= 0 else budget
+    on = body.switch("enable_thinking")
+    on = variables.get("enable_thinking", on)
+    if not isinstance(on, bool) and on is not None:
+        raise invalid(f"enable_thinking is {shown(on)}, expected true or false")
+    if on is None and (effort == "none" or wanted.formed):
+        on = False
+    form = body.text("reasoning_format") or "auto"
+    if form not in ("auto", "none", "deepseek", "deepseek-legacy"):
+        raise invalid("reasoning_format is unknown, expected auto, none or deepseek")
+    return chat.Thinking(on, budget, shown=form != "none"), variables
+
+
+def _most_tokens(body: Body, names: tuple[str, ...], least: int = 0) -> int | None:
+    """The first of some fields for the longest answer; -1 and none of them: no limit."""
+    for name in names:
+        found = body.integer(name, -1, SEEDS)
+        if found is not None:
+            if 0 <= found < least:
+                raise invalid(f"{name} is {found}, expected {least} or more, or -1", name)
+            return None if found == -1 else found
+    return None
+
+
+def _n_keep(body: Body, ids: list[int]) -> int:
+    """Tokens that a shift of the context keeps: at least the first, which may be BOS."""
+    found = body.integer("n_keep", -1, 1 << 30) or 0
+    return len(ids) if found == -1 else min(found + 1, len(ids))
+
+
+def _slot(body: Body) -> int | None:
+    found = body.integer("id_slot", -1, 1 << 16)
+    return None if found == -1 else found
 
 
 def _check_message(message: dict[str, Any]) -> None:
@@ -198,23 +436,23 @@ def _check_message(message: dict[str, Any]) -> None:
     if isinstance(content, list):
         for part in content:
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise invalid("a message has a part that is no text", "messages")
+                raise invalid(_no_text(part), "messages")
     elif content is not None and not isinstance(content, str):
         raise invalid("a message's content is no string and no list of parts", "messages")
 
 
-def _grammar(body: Body) -> LlamaGrammar | None:
-    """What an answer must look like: response_format's or else grammar's. Raises ApiError."""
-    try:
-        form = chat.grammar_of(body.record("response_format"))
-    except RecursionError:
-        raise invalid("response_format is nested too deeply", "response_format") from None
-    except KeyError as error:
-        raise invalid(f"response_format has no {error}", "response_format") from None
-    except (ValueError, TypeError) as error:
-        raise invalid(str(error), "response_format") from None
-    text = body.text("grammar")
-    return LlamaGrammar.from_string(text) if form is None and text is not None else form
+def _no_text(part: Any) -> str:
+    """What is wrong with a part of a message."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    for word, names in (
+        ("image", ("image_url", "input_image", "image")),
+        ("audio", ("input_audio", "audio")),
+        ("video", ("input_video", "video_url")),
+        ("file", ("file", "input_file", "document")),
+    ):
+        if kind in names:
+            return f"{word} input is not supported: a message has a part that is no text"
+    return "a message has a part that is no text"
 
 
 def _salt(body: Body) -> str:
@@ -223,26 +461,3 @@ def _salt(body: Body) -> str:
     if salt is not None and not 1 <= len(salt) <= MAX_SALT:
         raise invalid(f"cache_salt has {len(salt)} characters, expected 1 to {MAX_SALT}")
     return salt or ""
-
-
-def _sampling(body: Body, n_vocab: int) -> Sampling:
-    usual = Sampling()
-    bias = body.record("logit_bias") or {}
-    try:
-        logit_bias = {int(token): float(value) for token, value in bias.items()}
-    except (TypeError, ValueError, OverflowError):
-        raise invalid("logit_bias is not of token ids and numbers", "logit_bias") from None
-    if not all(0 <= token < n_vocab for token in logit_bias):
-        raise invalid(f"logit_bias has a token that is not one of 0 to {n_vocab - 1}", "logit_bias")
-    top_k = body.integer("top_k", 0, 1 << 30)
-    return Sampling(
-        temp=body.number("temperature", usual.temp, 0, 100),
-        top_k=usual.top_k if top_k is None else top_k,
-        top_p=body.number("top_p", usual.top_p, 0, 1),
-        min_p=body.number("min_p", usual.min_p, 0, 1),
-        typical_p=body.number("typical_p", usual.typical_p, 0, 1),
-        repeat_penalty=body.number("repeat_penalty", usual.repeat_penalty, 0.01, 100),
-        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
-        logit_bias=logit_bias or None,
-    )

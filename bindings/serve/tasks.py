@@ -4,13 +4,15 @@ A process that has read a stranger's request sends it as JSON; nothing else is t
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tamis.bindings.drop_in import chat
-from tamis.bindings.drop_in.completion import Request
+from tamis.bindings.drop_in.completion import Budget, Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.sampling import Sampling
 
@@ -30,6 +32,11 @@ class Task(NamedTuple):
     prompt_tokens: int
     salt: str = ""
     masked: bool = False  # its process sends masks for the choices
+    timings: bool = False  # with every part of a stream
+    slot: int | None = None  # the one to run in
+    cached: bool = True  # whether what a slot holds may be used
+    ignored: tuple[str, ...] = ()  # fields that could have changed the answer
+    about: Mapping[str, Any] = MappingProxyType({})  # what the reply repeats; JSON
 
     @property
     def grammar(self) -> LlamaGrammar | None:
@@ -54,12 +61,11 @@ def to_json(task: Task) -> bytes:
         if id(request.prompt) not in places:
             places[id(request.prompt)] = len(prompts)
             prompts.append(request.prompt)
-        head = {f.name: getattr(request, f.name) for f in fields(request) if f.name != "prompt"}
-        requests.append(head | {"prompt": places[id(request.prompt)]})
+        requests.append(request_record(request) | {"prompt": places[id(request.prompt)]})
     sampling = asdict(replace(task.sampling, grammar=None))
-    wanted = None if task.wanted is None else [task.wanted.tools, task.wanted.tool]
+    wanted = None if task.wanted is None else task.wanted._replace(grammar=None)._asdict()
     rest: dict[str, Any] = {"requests": requests, "sampling": sampling, "wanted": wanted}
-    rest["masked"] = task.grammar is not None
+    rest |= {"masked": task.grammar is not None, "about": dict(task.about)}
     return json.dumps(task._asdict() | rest | {"prompts": prompts}).encode()
 
 
@@ -67,20 +73,35 @@ def from_json(data: bytes, n_vocab: int) -> Task:
     """The task of `to_json`. Raises ValueError, TypeError, KeyError where it is none."""
     found = json.loads(data)
     prompts = [_ids(ids, n_vocab) for ids in found.pop("prompts")]
-    requests = [
-        Request(**{**each, "prompt": prompts[each["prompt"]], "stop": tuple(each["stop"])})
-        for each in found["requests"]
-    ]
-    sampling = found["sampling"]
-    bias = sampling["logit_bias"]
-    if bias is not None:
-        sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
-    wanted = None
-    if found["wanted"] is not None:
-        tools, tool = found["wanted"]
-        wanted = chat.Wanted(tools, tool, None)
-    parts = {"requests": requests, "sampling": Sampling(**sampling), "wanted": wanted}
-    return Task(**{**found, **parts})
+    requests = []
+    for each in found["requests"]:
+        for mark in (each["budget"] or [0, [], []])[1:3]:
+            _ids(mark or [0], n_vocab)
+        requests.append(request_of(each, prompts[each["prompt"]]))
+    wanted = None if found["wanted"] is None else chat.Wanted(**found["wanted"])
+    parts = {"requests": requests, "sampling": sampling_of(found["sampling"]), "wanted": wanted}
+    return Task(**{**found, **parts, "ignored": tuple(found["ignored"])})
+
+
+def request_record(request: Request) -> dict[str, Any]:
+    """What JSON has of a request, but for its prompt."""
+    head = {f.name: getattr(request, f.name) for f in fields(request) if f.name != "prompt"}
+    return head | {"shown": sorted(request.shown)}
+
+
+def request_of(record: dict[str, Any], prompt: list[int]) -> Request:
+    """The request of `request_record`. Raises as `from_json`."""
+    budget = None if record["budget"] is None else Budget(*record["budget"])
+    parts = {"stop": tuple(record["stop"]), "shown": frozenset(record["shown"]), "budget": budget}
+    return Request(**{**record, **parts, "prompt": prompt})
+
+
+def sampling_of(record: dict[str, Any]) -> Sampling:
+    """The arguments that a record of JSON has. Raises as `from_json`."""
+    bias = record["logit_bias"]
+    found = None if bias is None else {int(token): value for token, value in bias.items()}
+    breakers = tuple(record["dry_sequence_breakers"])
+    return Sampling(**{**record, "logit_bias": found, "dry_sequence_breakers": breakers})
 
 
 def inputs_to_json(inputs: Inputs) -> bytes:

@@ -23,7 +23,7 @@ class BoundedTokenizer:
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, most: int) -> None:
         self._tokenizer, self._most = tokenizer, most
         # Bytes in the file, which are no fewer than those a token stands for.
-        self._longest = max(map(len, vocab.tokens.raws()))
+        self.longest = max(map(len, vocab.tokens.raws()))
         self.bos, self.add_bos = tokenizer.bos, tokenizer.add_bos
 
     def encode(
@@ -45,28 +45,38 @@ class BoundedTokenizer:
 
     def _check(self, text: str) -> None:
         n_byte = len(text.encode("utf-8", "surrogatepass"))
-        least = -(-n_byte // self._longest)
+        least = -(-n_byte // self.longest)
         if least > self._most:
             raise TooManyTokens(least)
 
 
 class TextModel:
-    """Vocabulary and chat template of a model, with a tokenizer for texts of a context."""
+    """Vocabulary and chat template of a model, with a tokenizer for texts of a context.
 
-    def __init__(self, vocab: Vocab, tokenizer: Tokenizer, n_ctx: int) -> None:
+    template: instead of the model file's own.
+    """
+
+    def __init__(
+        self, vocab: Vocab, tokenizer: Tokenizer, n_ctx: int, template: str | None = None
+    ) -> None:
+        self.given_template = template
+        self.template_source = template or vocab.chat_template or ""
         self.vocab, self.unbounded, self.n_ctx = vocab, tokenizer, n_ctx
         self.tokenizer = BoundedTokenizer(tokenizer, vocab, n_ctx)
 
     @classmethod
-    def load(cls, path: str, n_ctx: int) -> "TextModel":
+    def load(cls, path: str, n_ctx: int, template: str | None = None) -> "TextModel":
         """That of a model file. Raises OSError, GGUFError, TokenizerError."""
         vocab = Vocab.from_gguf(GGUFFile(path))
-        return cls(vocab, tokenizer_for(vocab), n_ctx)
+        return cls(vocab, tokenizer_for(vocab), n_ctx, template)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The file's chat template, or the usual one for its tokens. Raises PromptError."""
-        source = self.vocab.chat_template or default_template(self.vocab.tokens)
+        """The one that was given, the file's, or the usual one for its tokens.
+
+        Raises PromptError.
+        """
+        source = self.template_source or default_template(self.vocab.tokens)
         tokens = self.vocab.tokens
         bos, eos = ("" if i is None else tokens[i] for i in (self.vocab.bos, self.vocab.eos))
         return ChatTemplate(source, bos=bos, eos=eos)

@@ -2,8 +2,10 @@
 
 import os
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<BI")
 TOKEN = struct.Struct("<HI")  # choice, token
@@ -21,6 +23,8 @@ class Config(NamedTuple):
     n_choices: int
     seconds: int  # of processor time that preparing a request may take
     n_byte: int  # of memory that it may take
+    usual: Mapping[str, Any] = MappingProxyType({})  # fields, for requests that lack them
+    template: str | None = None  # of chats, instead of the model file's own
 
 
 def identity(path: str) -> list[int]:
@@ -39,6 +43,12 @@ class Kind(IntEnum):
     REFUSED = 5  # a choice, and why its grammar cannot go on
     TOKENS = 6  # to the process: a choice and the token that it went on with
     ENDED = 7  # the signal that ended the process, 0 for none; from its parent
+    PROGRESS = 8  # JSON: a stage of loading a model, done, total
+    LOADED = 9  # JSON: a Loaded
+    FAILED = 10  # JSON: why the model cannot be loaded, and where in the program
+    JOBS = 11  # to the process: JSON of jobs
+    FORGET = 12  # to the process: JSON, numbers of jobs
+    EVENTS = 13  # JSON: events of jobs by their numbers, and counts
 
 
 class Broken(ValueError):

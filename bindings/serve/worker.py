@@ -5,65 +5,49 @@ chunk of the one that is, and one decode step of all answers: a long prompt cost
 token.
 """
 
+import os
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tamis.bindings.drop_in.caches import longest_token_prefix
-from tamis.bindings.drop_in.completion import Answer, Piece, Request
-from tamis.bindings.serve.errors import ApiError, busy, invalid, stopping
-from tamis.bindings.serve.masks import Masks, MaskStep
-from tamis.bindings.serve.tasks import SEEDS, Task
+from tamis.bindings.drop_in.completion import Answer, Request
+from tamis.bindings.drop_in.completion import Counts as Taken
+from tamis.bindings.flat.context import pool
+from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.jobs import (
+    SHARED,
+    Counts,
+    Embedding,
+    Emit,
+    Event,
+    Job,
+    Keeping,
+    Kept,
+    Progress,
+    PromptTokens,
+    SlotState,
+    Started,
+)
+from tamis.bindings.serve.masks import MaskStep
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError, Session
+from tamis.engine.session_file import SessionFileError
+from tamis.formats.gguf import GGUFError
 from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
+from tamis.text.thinking import ThinkingBudget
 
-LAST_N = 64  # tokens that penalties look back at
+MEAN = 1  # llama.h's number of the pooling that a model without one of its own gets
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
-
-
-class Progress(NamedTuple):
-    """Tokens of the prompt: those done, all, and those that were held already."""
-
-    done: int
-    total: int
-    cached: int
-
-
-class Embedding(NamedTuple):
-    """Rows f32 [n_tok, n_embd] of a text: what the output head reads."""
-
-    rows: np.ndarray
-
-
-# Prompts share pages of equal beginnings within a scope only: who waits for an answer could tell
-# from its time, and from usage, what is held.
-Scope = Hashable
-SHARED: Scope = ""
-Event = Progress | Piece | Embedding | ApiError
-Emit = Callable[[Event], None]  # called in the worker's thread; must not block
-Emitter = Callable[[int], Emit]  # of the i-th choice
-
-
-@dataclass(eq=False)
-class Job:
-    """One sequence to run. The last event is a Piece with a finish reason or an ApiError."""
-
-    prompt: list[int]
-    emit: Emit
-    cancelled: bool = False  # set by whoever has lost interest; the slot is then free soon
-    n_cached: int = 0
-    n_answer: int = 0
-    scope: Scope = field(default=SHARED, kw_only=True)
-    owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
 
 
 @dataclass(eq=False)
@@ -73,21 +57,20 @@ class Completion(Job):
     request: Request = field(kw_only=True)
     sampler: Sampler = field(kw_only=True)
     mask: MaskStep | None = field(default=None, kw_only=True)  # of its sampler
+    cached: bool = field(default=True, kw_only=True)  # whether what a slot holds may be used
+    begun: float = field(default=0.0, kw_only=True)  # times on the monotonic clock
+    read: float = field(default=0.0, kw_only=True)
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether logits of the whole prompt are wanted."""
+        return self.request.echo is not None and self.request.logprobs is not None
 
-@dataclass(eq=False)
-class Counts:
-    """What has been done since the start, for /metrics and the log."""
-
-    jobs: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    answer_tokens: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
+    def taken(self) -> Taken:
+        """What it has taken so far."""
+        now, n_read = time.monotonic(), len(self.prompt) - self.n_cached
+        seconds = self.read - self.begun, now - self.read
+        return Taken(self.n_cached, n_read, self.n_answer, *seconds)
 
 
 class _Slot:
@@ -103,6 +86,8 @@ class _Slot:
         self.reading: Generator[int, None, Any] | None = None
         self.answer: Answer | None = None
         self.row: np.ndarray | None = None  # logits that the next token is chosen by
+        self.forced: deque[int] = deque()  # tokens that come next, whatever is likely
+        self.budget: ThinkingBudget | None = None
 
     def take(self, job: Job) -> None:
         """Begin a job; the session holds the part of its prompt that need not be read."""
@@ -110,10 +95,23 @@ class _Slot:
         self.used = time.monotonic()
         left = job.prompt[job.n_cached :]
         if isinstance(job, Completion):
-            self.reading = self.session.prefill_steps(left)
+            job.begun = job.read = self.used
             self.answer = Answer(job.request, self._tokenizer, job.sampler)
+            if job.reads_all:
+                self.reading = _scored(self.session, left, self.answer, job.emit)
+            else:
+                self.reading = self.session.prefill_steps(left)
+            if job.request.budget is not None:
+                self.budget = job.request.budget.watch()
+                self.forced.extend(self.budget.begin())
         else:
             self.reading = _hidden(self.session, left)
+
+    def state(self) -> SlotState:
+        """How it is now."""
+        job = self.job
+        n_answer, n_prompt = (0, 0) if job is None else (job.n_answer, len(job.prompt))
+        return SlotState(job is not None, self.session.n_past, n_answer, n_prompt)
 
     def release(self) -> None:
         """Be free; a prompt that was being read is forgotten."""
@@ -121,6 +119,37 @@ class _Slot:
             self.reading.close()
         self.used = time.monotonic()
         self.clear()
+
+
+def _scored(
+    session: Session, ids: Sequence[int], answer: Answer, emit: Emit
+) -> Generator[int, None, np.ndarray]:
+    """Read a whole prompt, and tell how likely its tokens were; returns the last logits."""
+    tokens, row, done = [answer.first_info()], np.empty(0, np.float32), 0
+    for rows in session.logits(ids):
+        for i, row in enumerate(rows, done + 1):
+            if i < len(ids):
+                tokens.append(answer.prompt_info(i, row))
+        done += len(rows)
+        row = rows[-1].copy()
+        yield done
+    emit(PromptTokens(tokens))
+    return row
+
+
+def _kept(job: Keeping, session: Session) -> Kept:
+    """Do what is asked of a slot. Raises OSError, SessionFileError, ContextError."""
+    begin, n, n_byte = time.monotonic(), session.n_past, 0
+    if job.action == "save":
+        session.save(job.path)
+    elif job.action == "restore":
+        session.load(job.path)
+        n = session.n_past
+    else:
+        session.truncate(0)
+    if job.action != "erase":
+        n_byte = os.stat(job.path).st_size
+    return Kept(n, n_byte, time.monotonic() - begin)
 
 
 def _hidden(session: Session, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
@@ -136,12 +165,17 @@ class Worker:
     """Owns the sessions; `submit` and `stop` may be called from any thread."""
 
     def __init__(
-        self, engine: Engine, sessions: Sequence[Session], n_queue: int, n_owner: int = 1
+        self,
+        engine: Engine,
+        sessions: Sequence[Session],
+        flushed: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """Both are called in the thread: `flushed` at least once a round, `ended` at its end."""
         self._batch = Batch(engine)
         self._slots = [_Slot(session, engine.tokenizer) for session in sessions]
-        self.n_queue, self.counts = n_queue, Counts()
-        self._n_owner = n_owner  # that share the queue
+        self._flushed, self._ended, self.counts = flushed, ended, Counts()
+        self._pooling = engine.metadata.get(f"{engine.hp.arch}.pooling_type") or MEAN
         self._waiting: deque[Job] = deque()
         self._served: dict[Hashable, int] = {}  # by owner: the number of its last turn
         self._changed = threading.Condition()
@@ -151,39 +185,22 @@ class Worker:
         self._thread.start()
 
     @property
-    def n_waiting(self) -> int:
-        """Jobs that have no slot yet."""
-        return len(self._waiting)
-
-    @property
     def n_running(self) -> int:
         """Slots that are busy."""
         return sum(slot.job is not None for slot in self._slots)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether no more jobs are taken."""
-        return self._stopping
+    def slots(self) -> list[SlotState]:
+        """The slots as they are now."""
+        return [slot.state() for slot in self._slots]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs, all or none. Raises ApiError where too many wait or the server stops."""
+        """Take jobs; after the end of the thread nothing comes of them."""
         with self._changed:
-            if self._stopping:
-                raise stopping()
-            self._forget_cancelled()
-            n_free = len(self._slots) - self.n_running
-            mine = sum(job.owner == jobs[0].owner for job in self._waiting)
-            share = self.n_queue // self._n_owner
-            full = len(self._waiting) + len(jobs) > self.n_queue + n_free
-            if full or (mine and mine + len(jobs) > share + n_free):
-                self.counts.refused += len(jobs)
-                raise busy(mine)
             self._waiting.extend(jobs)
-            self.counts.jobs += len(jobs)
             self._changed.notify()
 
     def stop(self) -> None:
-        """Fail all jobs and end the thread; may be called more than once."""
+        """End the thread, whatever jobs there are; may be called more than once."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -199,18 +216,17 @@ class Worker:
         try:
             while self._begin_round():
                 begin = time.perf_counter()
+                self._flush()
                 self._release_cancelled()
                 self._read()
                 self._step()
                 self._flush()
                 self.counts.busy_seconds += time.perf_counter() - begin
-        finally:  # also where a bug ends the thread: nobody waits for it then
-            self.stop()
-            for job in self._waiting:
-                self._send(job, stopping())
-            for slot in self._slots:
-                self._fail(slot, stopping())
-            self._flush()
+        except GGUFError as error:
+            sys.stderr.write(f"tamis: {error}\n")
+        finally:  # also where a bug ends the thread
+            self._stopping = True
+            self._ended()
 
     def _begin_round(self) -> bool:
         """Wait for work and give it to free slots; False where the thread is to end."""
@@ -235,19 +251,32 @@ class Worker:
             if not free:
                 return
             job = self._next()
+            if job is None:
+                return
             try:
                 slot = self._placed(job, free)
+                if isinstance(job, Keeping):
+                    self._send(job, _kept(job, slot.session))
+                    slot.scope = job.scope
+                    continue
                 slot.take(job)
+                self._send(job, Started(job.n_cached))
             except Exception as error:
                 self.counts.failed += 1
                 self._send(job, _as_api_error(error))
 
-    def _next(self) -> Job:
-        """Take a waiting job: of the owner that runs the fewest, or was served the longest ago."""
+    def _next(self) -> Job | None:
+        """Take a waiting job: of the owner that runs the fewest, or was served the longest ago.
+
+        None where all that wait want slots that are busy.
+        """
         running = Counter(slot.job.owner for slot in self._slots if slot.job is not None)
         first: dict[Hashable, Job] = {}
         for job in self._waiting:
-            first.setdefault(job.owner, job)
+            if job.slot is None or self._slots[job.slot].job is None:
+                first.setdefault(job.owner, job)
+        if not first:
+            return None
         owner = min(first, key=lambda each: (running[each], self._served.get(each, -1)))
         waiting = {each.owner for each in self._waiting} | running.keys()
         turn = 1 + max(self._served.values(), default=0)
@@ -258,7 +287,11 @@ class Worker:
 
     def _placed(self, job: Job, free: list[_Slot]) -> _Slot:
         """The slot for a job, whose session holds as much of the prompt as any does."""
-        if not isinstance(job, Completion):  # all rows are wanted: nothing can be reused
+        if job.slot is not None:
+            free = [self._slots[job.slot]]
+        if isinstance(job, Keeping):
+            return free[0]
+        if not isinstance(job, Completion) or job.reads_all or not job.cached:
             slot = min(free, key=lambda slot: slot.used)
             slot.session.truncate(0)
             return slot
@@ -310,9 +343,15 @@ class Worker:
         self.counts.prompt_tokens += len(job.prompt) - job.n_cached
         self.counts.cached_tokens += job.n_cached
         if isinstance(job, Completion):
+            job.read = time.monotonic()
             slot.row = found
+            if job.request.max_tokens == 0:
+                assert slot.answer is not None
+                self._send(job, slot.answer.finish("length")._replace(counts=job.taken()))
+                slot.release()
         else:
-            self._send(job, Embedding(found))
+            pooling = self._pooling if job.pooling is None else job.pooling
+            self._send(job, Embedding(pool(found, pooling) if pooling else found))
             slot.release()
 
     def _step(self) -> None:
@@ -325,7 +364,7 @@ class Worker:
             except Exception as error:
                 self._fail(slot, _as_api_error(error))
                 continue
-            if token is not None:
+            if token is not None and self._has_room(slot):
                 tokens[slot.session] = token
         if not tokens:
             return
@@ -339,6 +378,22 @@ class Worker:
         self.counts.steps += 1
         for slot in slots:
             slot.row = rows.get(slot.session)
+
+    def _has_room(self, slot: _Slot) -> bool:
+        """Whether a token can be appended; older ones are forgotten where the request says so."""
+        session, job = slot.session, slot.job
+        if not isinstance(job, Completion) or session.n_past < session.n_ctx:
+            return True
+        n_keep = min(job.request.n_keep, session.n_ctx - 2)
+        try:
+            session.remove(n_keep, n_keep + (session.n_ctx - n_keep) // 2)
+        except ValueError as error:  # of a model whose layers keep no single tokens
+            self._fail(slot, ApiError(400, str(error), code="failed"))
+            return False
+        except Exception as error:
+            self._fail(slot, _as_api_error(error))
+            return False
+        return True
 
     def _ready(self) -> list[_Slot]:
         """The slots whose next token can be chosen: a grammar that takes long holds up nobody."""
@@ -362,15 +417,18 @@ class Worker:
         assert isinstance(job, Completion)
         assert answer is not None
         assert row is not None
-        token = job.sampler.sample(row)
-        job.sampler.accept(token)
+        token = slot.forced.popleft() if slot.forced else job.sampler.sample(row)
         pieces = answer.push(token, row)
+        job.sampler.accept(token)
+        if slot.budget is not None:
+            slot.forced.extend(slot.budget.accept(token))
         self.counts.answer_tokens += answer.n_completion - job.n_answer
         job.n_answer = answer.n_completion
         if answer.finished:
             slot.release()
+        taken = job.taken()
         for piece in pieces:
-            self._send(job, piece)
+            self._send(job, piece._replace(counts=taken))
         return None if answer.finished else token
 
     def _send(self, job: Job, event: Event) -> None:
@@ -381,6 +439,7 @@ class Worker:
         for job, event in self._outbox:
             job.emit(event)
         self._outbox.clear()
+        self._flushed()
 
     def _fail(self, slot: _Slot, error: ApiError) -> None:
         if slot.job is not None:
@@ -389,38 +448,19 @@ class Worker:
             slot.release()
 
 
-def completions(
-    task: Task, emit: Emitter, n_vocab: int, masks: Masks | None = None
-) -> list[Completion]:
-    """The jobs of a task, a sampler each; masks: of its grammar.
-
-    Raises ApiError for numbers that no sampler takes.
-    """
-    found = []
-    for i, request in enumerate(task.requests):
-        mask = None if masks is None or not task.masked else masks.step(i, n_vocab)
-        seed = (task.seed + i) % SEEDS
-        try:
-            sampler = task.sampling.sampler(
-                n_vocab, seed=seed, last_n=LAST_N, ids=_no_ids, grammar=mask
-            )
-        except (ValueError, TypeError) as error:  # also SamplerError: a number
-            raise invalid(str(error)) from None
-        job = Completion(request.prompt, emit(i), request=request, sampler=sampler, mask=mask)
-        found.append(job)
-    return found
-
-
-def _no_ids() -> Any:
-    raise AssertionError("requests bring no functions of tokens")
-
-
 def _as_api_error(error: Exception) -> ApiError:
-    """The error for a client: what it did, or without details what went wrong here."""
+    """The error for a client: what it did, or without details what went wrong here.
+
+    Raises GGUFError: the model's file has changed, and this process can do no more.
+    """
+    if isinstance(error, GGUFError):
+        raise error
     if isinstance(error, ApiError):
         return error
     if isinstance(error, LogitsError):
         return ApiError(500, f"the model failed: {error}", code="failed")
+    if isinstance(error, OSError | SessionFileError):
+        return ApiError(400, str(error), code="failed")
     if isinstance(error, SamplerError | ContextError):
         return ApiError(400, str(error), code="failed")
     if isinstance(error, MemoryError):

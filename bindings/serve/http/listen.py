@@ -16,12 +16,11 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tamis.bindings.serve.app import Server
-from tamis.bindings.serve.guard import Log
+from tamis.bindings.serve.http.guard import Log
+from tamis.bindings.serve.models import Served
 
 IDLE_SECONDS = 30  # that a connection without a request is kept
-GRACE, ABANDON = 1, 0.6  # seconds after a signal: for connections to end, for the model to
-LAST_WAIT = 0.2  # seconds for the worker's thread, when nobody waits for it any more
+GRACE = 1  # seconds after a signal for connections to end
 BACKLOG = 512
 RESERVED = 128  # descriptors for everything but connections; one of these may need two
 RETRY_SECONDS, LOG_SECONDS = 0.25, 60  # without descriptors: between attempts, between log lines
@@ -43,19 +42,17 @@ class Connections:
 
 
 def serve(
-    server: Server,
+    server: Served,
     host: str,
     port: int,
     *,
     connections: Connections,
     ready: Callable[[str], None],
     log: Log,
-) -> bool:
+) -> None:
     """Serve until a signal comes; replies under way then end with an error within 2 seconds.
 
-    ready(url) is called when connections are taken. Returns whether the worker has ended: where the
-    model is in a long step it has not, and only the end of the process ends it. Raises OSError
-    where the address is taken.
+    ready(url) is called when connections are taken. Raises OSError where the address is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -81,8 +78,7 @@ def serve(
             asyncio.run(_until_signal(inner, server, listener, lambda: ready(url)))
         finally:
             server.stop()
-            ended = server.close(LAST_WAIT)
-    return ended
+            server.close()
 
 
 class _Gate:
@@ -256,7 +252,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def _until_signal(
-    inner: _Uvicorn, server: Server, listener: socket.socket, ready: Callable[[], None]
+    inner: _Uvicorn, server: Served, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -264,7 +260,6 @@ async def _until_signal(
         inner.force_exit = inner.should_exit  # the second time
         inner.should_exit = True
         server.stop()
-        loop.call_later(ABANDON, server.abandon)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)

@@ -1,6 +1,24 @@
-"""Counts of a worker in Prometheus' text format."""
+"""Counts in Prometheus' text format."""
 
-from tamis.bindings.serve.worker import Worker
+from typing import Protocol
+
+from tamis.bindings.serve.jobs import Counts
+
+
+class Worker(Protocol):
+    """What has run, runs and waits."""
+
+    @property
+    def counts(self) -> Counts:
+        """Since the start."""
+
+    @property
+    def n_running(self) -> int:
+        """Jobs that have a slot."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Jobs that have none."""
 
 
 def exposition(worker: Worker) -> str:

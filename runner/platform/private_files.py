@@ -5,7 +5,6 @@ What lies in such a folder is trusted like the program itself: kernels are run f
 
 import contextlib
 import errno
-import fcntl
 import grp
 import os
 import pwd
@@ -15,6 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from tamis.platform.locks import lock, try_lock
 
 _PART = ".tamis-part"  # ends the name of a file that is being written
 _PART_NAME = re.compile(r"\.[^/]*\.[a-z0-9_]{8}\.tamis-part")
@@ -114,7 +115,7 @@ def _unfinished(folder: Path, name: str) -> tuple[int, str]:
     while True:
         handle, path = tempfile.mkstemp(_PART, f".{name[:128]}.", folder)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock(handle)
             if os.fstat(handle).st_nlink:  # else it was removed before it was locked
                 return handle, path
         except BaseException:
@@ -128,8 +129,8 @@ def _remove_if_dead(path: str) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
+            if try_lock(handle):
+                os.unlink(path)
         finally:
             os.close(handle)
 

@@ -12,7 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tamis.bindings.serve.errors import ApiError
 
-OPEN = {"/", "/health", "/ready"}  # that need no key: a page and states without data of anyone
+OPEN = {
+    "/",
+    "/health",
+    "/v1/health",
+    "/ready",
+}  # that need no key: a page and states without data of anyone
 LOCAL = ("localhost", "127.0.0.1", "::1")
 Log = Callable[[str], None]
 
@@ -58,7 +63,7 @@ class Guard:
             client = scope.get("client")
             scope["tamis.owner"] = (client[0] if client else "") if owner is None else owner
             if error is not None:
-                await _refuse(error, noted)
+                await _refuse(error, scope["path"], noted)
             else:
                 await self._app(scope, receive, noted)
         finally:
@@ -69,6 +74,8 @@ class Guard:
     def _owner(self, headers: Headers) -> int | None:
         """The number of the key that a request has; None where it has none of them."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
+        if not scheme and "x-api-key" in headers:  # as Anthropic's clients send it
+            scheme, given = "bearer", headers["x-api-key"]
         # Headers are read as Latin-1. Compared in the same time whatever is given.
         data, found = given.strip().encode("latin-1"), None
         for i, key in enumerate(self._keys):
@@ -109,8 +116,8 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-async def _refuse(error: ApiError, send: Send) -> None:
-    body = json.dumps(error.body).encode()
+async def _refuse(error: ApiError, path: str, send: Send) -> None:
+    body = json.dumps(error.body_for(path)).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     given = (headers | error.headers).items()
     raw = [(name.lower().encode(), value.encode()) for name, value in given]

@@ -1,6 +1,6 @@
 """The process that prepares strangers' requests: one fork for each, under limits of its own.
 
-python -m tamis.bindings.serve.helper SOCKET CONFIG is started by `helpers`. It has the model's
+python -m tamis.bindings.serve.http.helper SOCKET CONFIG is started by `helpers`. It has the model's
 vocabulary and template, and for each socket that it is sent it forks. The fork parses the body,
 renders, tokenizes and compiles grammars, and stays as long as its answer needs masks. It is killed
 where the server closes its socket; what ended it is the last frame there.
@@ -8,7 +8,6 @@ where the server closes its socket; what ended it is the last frame there.
 
 import contextlib
 import copy
-import ctypes
 import gc
 import json
 import os
@@ -20,12 +19,14 @@ import sys
 from typing import NoReturn
 
 from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.bindings.serve.api.readers import READERS
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.requests import Limits, Reader
-from tamis.bindings.serve.tasks import Task, inputs_to_json, to_json
+from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
+from tamis.platform.processes import drop_privileges, end_with
 from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import Grammar, GrammarTokenizer
 
@@ -33,7 +34,6 @@ STACK = 4 << 20
 KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
 STEP_SECONDS = 5  # of processor time for the mask of one token
 MOST_SECONDS = 3600
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 
 
 def main() -> int:
@@ -45,8 +45,8 @@ def main() -> int:
     if identity(config.path) != config.identity:
         sys.stderr.write("tamis: the model file has changed since the server has loaded it\n")
         return 1
-    text = TextModel.load(config.path, config.n_ctx)
-    reader = Reader(text, config.model, Limits(config.n_ctx, config.n_choices))
+    text = TextModel.load(config.path, config.n_ctx, config.template)
+    reader = Reader(text, config.model, Limits(config.n_ctx, config.n_choices), config.usual)
     _quiet()
     gc.collect()
     gc.freeze()  # forks share what none of them collects
@@ -118,11 +118,8 @@ class _Nursery:
         """In the fork: leave all that is others', take limits, and answer."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with(parent)
+        drop_privileges()
         channel = socket.socket(fileno=os.dup2(channel.detach(), 3))
         os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         _limit(self._config)
@@ -176,10 +173,11 @@ class _Child:
         grammars: GrammarTokenizer | None,
     ) -> None:
         self._channel, self._text, self._reader, self._grammars = channel, text, reader, grammars
-        self._frames, self._steps = Frames(), list[Grammar]()
+        self._grammar: Grammar | None = None
+        self._n_choice = 0
 
     def run(self) -> None:
-        _, data = self._receive()
+        _, data = _receive(self._channel, Frames())
         name, _, body = data.partition(b"\n")
         try:
             result = self._result(name.decode(), body)
@@ -187,62 +185,79 @@ class _Child:
             self._channel.sendall(frame(Kind.ERROR, _told(error)))
             return
         self._channel.sendall(frame(Kind.RESULT, result))
-        for i in range(len(self._steps)):
-            self._send_mask(i)
-        while self._steps:
-            kind, data = self._receive()
-            assert kind is Kind.TOKENS
-            i, token = TOKEN.unpack(data)
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            most = int(used.ru_utime + used.ru_stime) + STEP_SECONDS
-            resource.setrlimit(resource.RLIMIT_CPU, (min(most, MOST_SECONDS), MOST_SECONDS))
-            try:
-                self._steps[i].accept(token)
-            except SamplerError as error:
-                self._refuse(i, error)
-            else:
-                self._send_mask(i)
+        while self._grammar is not None:
+            data, numbers, _, _ = socket.recv_fds(self._channel, 1, 1)
+            if not data:
+                return
+            # A process of the model that takes another's place begins with the first masks.
+            with socket.socket(fileno=numbers[0]) as reader, contextlib.suppress(OSError):
+                _follow(reader, self._copies(self._grammar))
 
     def _result(self, name: str, body: bytes) -> bytes:
         fields = parse(body)
-        if name == "embeddings":
-            return inputs_to_json(self._reader.inputs(fields))
-        if name == "tokenize":
-            return json.dumps(self._reader.tokens(fields)).encode()
-        read = {"chat": self._reader.chat_task, "completion": self._reader.completion_task}
-        task: Task = read[name](fields)
-        if task.grammar is not None:
-            self._compile(task.grammar, len(task.requests))
-        return to_json(task)
+        found = READERS[name](self._reader, fields)
+        if isinstance(found, Inputs):
+            return inputs_to_json(found)
+        if not isinstance(found, Task):
+            return json.dumps(found).encode()
+        if found.grammar is not None:
+            self._compile(found.grammar, len(found.requests))
+        return to_json(found)
 
     def _compile(self, grammar: LlamaGrammar, n_choice: int) -> None:
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
-        before = _private_bytes()
-        first = Grammar(grammar.compiled_here(), self._grammars)
-        first.mask()
-        self._steps = [first, *(copy.deepcopy(first) for _ in range(n_choice - 1))]
+        before, self._n_choice = _private_bytes(), n_choice
+        self._grammar = Grammar(grammar.compiled_here(), self._grammars)
+        self._grammar.mask()
+        copies = self._copies(self._grammar)
         if _private_bytes() - before > KEPT_BYTES:
             raise invalid(f"the grammar takes more than {KEPT_BYTES >> 20} MiB: make it smaller")
+        del copies
 
-    def _send_mask(self, i: int) -> None:
+    def _copies(self, grammar: Grammar) -> list[Grammar]:
+        return [copy.deepcopy(grammar) for _ in range(self._n_choice)]
+
+
+def _follow(reader: socket.socket, steps: list[Grammar]) -> None:
+    """Send the masks of all choices, and the next one for each token, until the reader goes."""
+    frames = Frames()
+    for i, step in enumerate(steps):
+        reader.sendall(_mask(i, step))
+    while True:
+        kind, data = _receive(reader, frames)
+        assert kind is Kind.TOKENS
+        i, token = TOKEN.unpack(data)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        most = int(used.ru_utime + used.ru_stime) + STEP_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (min(most, MOST_SECONDS), MOST_SECONDS))
         try:
-            mask = self._steps[i].mask()
+            steps[i].accept(token)
         except SamplerError as error:
-            self._refuse(i, error)
+            reader.sendall(_refused(i, error))
         else:
-            self._channel.sendall(frame(Kind.MASK, CHOICE.pack(i) + mask))
+            reader.sendall(_mask(i, steps[i]))
 
-    def _refuse(self, i: int, error: SamplerError) -> None:
-        self._channel.sendall(frame(Kind.REFUSED, CHOICE.pack(i) + str(error)[:1000].encode()))
 
-    def _receive(self) -> tuple[Kind, bytes]:
-        while (found := self._frames.next()) is None:
-            data = self._channel.recv(1 << 20)
-            if not data:
-                os._exit(0)
-            self._frames.feed(data)
-        return found
+def _mask(i: int, step: Grammar) -> bytes:
+    try:
+        return frame(Kind.MASK, CHOICE.pack(i) + step.mask())
+    except SamplerError as error:
+        return _refused(i, error)
+
+
+def _refused(i: int, error: SamplerError) -> bytes:
+    return frame(Kind.REFUSED, CHOICE.pack(i) + str(error)[:1000].encode())
+
+
+def _receive(channel: socket.socket, frames: Frames) -> tuple[Kind, bytes]:
+    """The next frame. Raises ConnectionError at the end."""
+    while (found := frames.next()) is None:
+        data = channel.recv(1 << 20)
+        if not data:
+            raise ConnectionError
+        frames.feed(data)
+    return found
 
 
 def _private_bytes() -> int:
@@ -262,7 +277,7 @@ def _told(error: Exception) -> bytes:
         error = ApiError(400, f"preparing the request takes too much {what}", code="too_costly")
     if not isinstance(error, ApiError):
         error = ApiError(500, f"a bug of tamis: {type(error).__name__}", code="internal")
-    return json.dumps([error.status, error.message, error.code, error.param]).encode()
+    return error.packed()
 
 
 if __name__ == "__main__":

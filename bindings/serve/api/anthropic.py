@@ -1,0 +1,278 @@
+"""Anthropic's messages: requests as chats, answers as content blocks."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tamis.bindings.drop_in import chat
+from tamis.bindings.drop_in.completion import Counts, Piece
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.replies import About, Reply, as_json
+from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader
+from tamis.bindings.serve.tasks import Task
+from tamis.text.tool_calls import Delta
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def read(reader: Reader, body: Body) -> Task:
+    """/v1/messages. Raises ApiError."""
+    return reader.chat_task(as_chat(body))
+
+
+def count(reader: Reader, body: Body) -> int:
+    """/v1/messages/count_tokens: the tokens of the prompt. Raises ApiError."""
+    return len(reader.chat_prompt(as_chat(body))[1].ids)
+
+
+def as_chat(body: Body) -> Body:
+    """A request as OpenAI's chat completions have it. Raises ApiError."""
+    messages = []
+    system = _joined(body.get("system"), "system")
+    if system:
+        messages.append({"role": "system", "content": system})
+    for message in body.records("messages", MAX_MESSAGES):
+        messages += _messages(message)
+    tools, left_out = _tools(body.records("tools", MAX_TOOLS))
+    fields = {k: v for k, v in body.fields.items() if k not in ("system", "thinking", "container")}
+    fields |= {"messages": messages, "tools": tools, **left_out}
+    choice = body.record("tool_choice")
+    fields.pop("tool_choice", None)
+    if choice is not None and tools:
+        fields["tool_choice"] = _choice(choice)
+    if "stop_sequences" in fields:
+        fields["stop"] = fields.pop("stop_sequences")
+    return Body(fields | _thinking(body))
+
+
+def _thinking(body: Body) -> dict[str, Any]:
+    thinking = body.record("thinking") or {}
+    found: dict[str, Any] = {}
+    kind = thinking.get("type")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        raise invalid("thinking is of no known type, expected enabled or disabled", "thinking")
+    if kind is not None:
+        found["enable_thinking"] = kind != "disabled"
+    if kind == "enabled" and thinking.get("budget_tokens") is not None:
+        found["thinking_budget"] = thinking["budget_tokens"]
+    effort = (body.record("output_config") or {}).get("effort")
+    return found | ({"reasoning_effort": effort} if effort in _EFFORTS else {})
+
+
+def _choice(choice: dict[str, Any]) -> Any:
+    kind, name = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(name, str):
+        return {"type": "function", "function": {"name": name}}
+    if kind not in _CHOICES:
+        raise invalid("tool_choice is of no known type, expected auto, any, tool or none")
+    return _CHOICES[kind]
+
+
+def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The tools as functions; those that Anthropic's server would run are left out, and named."""
+    found, left_out = [], {}
+    for tool in given:
+        name, schema = tool.get("name"), tool.get("input_schema")
+        if not isinstance(name, str):
+            raise invalid("a tool has no name", "tools")
+        if tool.get("type") not in (None, "custom") and schema is None:
+            left_out[f"tools.{name[:64]}"] = True
+            continue
+        function: dict[str, Any] = {"name": name, "description": str(tool.get("description") or "")}
+        function |= {"parameters": schema or {"type": "object", "properties": {}}}
+        found.append({"type": "function", "function": function})
+    return found, left_out
+
+
+def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as one or more: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system") or not isinstance(role, str):
+        raise invalid("a message has no role user or assistant", "messages")
+    if not isinstance(content, list):
+        return [{"role": role, "content": _joined(content, "messages")}]
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls, results = [], []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(_joined([block], "messages"))
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind == "tool_use":
+            calls.append(_call(block))
+        elif kind == "tool_result":
+            text = _joined(block.get("content"), "messages")
+            text = f"Error: {text}" if block.get("is_error") is True else text
+            name = str(block.get("tool_use_id") or "")
+            results.append({"role": "tool", "tool_call_id": name, "content": text})
+        elif kind != "redacted_thinking":
+            _joined([block], "messages")
+    found: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    if thoughts:
+        found["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        found |= {"tool_calls": calls, "content": "".join(texts) or None}
+    return [*results, *([found] if texts or calls or thoughts or not results else [])]
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    name, given = block.get("name"), block.get("input")
+    if not isinstance(name, str) or not isinstance(given, dict | None):
+        raise invalid("a tool_use block has no name and input", "messages")
+    function = {"name": name, "arguments": json.dumps(given or {}, ensure_ascii=False)}
+    return {"id": str(block.get("id") or ""), "type": "function", "function": function}
+
+
+def _joined(content: Any, param: str) -> str:
+    """The text of a string or of blocks. Raises ApiError for blocks of other types."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise invalid(f"{param} has content that is no text and no list of blocks", param)
+    texts = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind in ("image", "document"):
+            raise invalid(f"{kind} input is not supported: a block is no text", param)
+        if kind != "text" or not isinstance(block.get("text"), str):
+            raise invalid(f"{param} has a block that is no text", param)
+        texts.append(block["text"])
+    return "".join(texts)
+
+
+class Messages(Reply):
+    """A message, or the events that build one."""
+
+    closing = ""
+
+    def __init__(self, task: Task, about: About) -> None:
+        super().__init__(task, about)
+        assert task.wanted is not None
+        self._parser = chat.Parser(task.wanted, about.format())
+        self._id = "msg_" + task.requests[0].id.removeprefix("cmpl-").replace("-", "")
+        self._begun = False
+        self._n_block, self._kind = 0, ""  # blocks that are complete; what the open one is
+
+    def progress(self, i: int, event: Progress) -> Iterable[Any]:
+        """The beginning, with the prompt's tokens; then a sign of life."""
+        if self._begun:
+            return [{"type": "ping"}]
+        return self._begin(Counts(event.cached))
+
+    def _begin(self, counts: Counts) -> list[Any]:
+        self._begun = True
+        message = self._message([], None, None, counts)
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def piece(self, i: int, piece: Piece) -> Iterable[Any]:
+        """Blocks begun, continued and ended."""
+        if not self._begun:
+            yield from self._begin(piece.counts)
+        for delta in self._parser.push(piece):
+            yield from self._of(delta)
+        if piece.finish is not None:
+            if not self._kind and not self._n_block:
+                yield from self._open("text", {"type": "text", "text": ""})
+            yield from self._close()
+            reason, word = self._reason(piece)
+            stop = {"stop_reason": reason, "stop_sequence": word}
+            yield {"type": "message_delta", "delta": stop, "usage": self._usage(piece.counts)}
+            yield {"type": "message_stop"}
+
+    def _of(self, delta: Delta) -> Iterable[Any]:
+        if delta.name:
+            yield from self._close()
+            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+            yield from self._open("tool_use", block)
+        if delta.reasoning:
+            yield from self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield from self._open("text", {"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": delta.content})
+        if delta.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
+
+    def _open(self, kind: str, block: dict[str, Any]) -> Iterable[Any]:
+        if self._kind != kind:
+            yield from self._close()
+            self._kind = kind
+            yield {"type": "content_block_start", "index": self._n_block, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._n_block, "delta": delta}
+
+    def _close(self) -> Iterable[Any]:
+        if self._kind == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        if self._kind:
+            yield {"type": "content_block_stop", "index": self._n_block}
+            self._kind, self._n_block = "", self._n_block + 1
+
+    def _reason(self, piece: Piece) -> tuple[str, str | None]:
+        assert self.task.wanted is not None
+        own = self.about.format().stop
+        word = None if piece.word in own else piece.word
+        must = self.task.wanted.tool is not None or self.task.wanted.required
+        reason = self._parser.finish(piece.finish or "stop", must=must)
+        if reason == "stop" and word is not None:
+            return "stop_sequence", word
+        return {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason, "end_turn"), None
+
+    def whole(self, found: list[list[Piece]]) -> Any:
+        """The message."""
+        message, blocks = chat.Message(), list[dict[str, Any]]()
+        for piece in found[0]:
+            message.add(self._parser.push(piece))
+        if message.reasoning:
+            blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        if message.content or not (message.calls or blocks):
+            blocks.append({"type": "text", "text": message.content})
+        for call in message.calls:
+            block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+            blocks.append(block | {"input": arguments(call["function"]["arguments"])})
+        return self._message(blocks, *self._reason(found[0][-1]), found[0][-1].counts)
+
+    def _message(
+        self, blocks: list[Any], reason: str | None, word: str | None, counts: Counts
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.about.model,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": word,
+            "usage": self._usage(counts),
+        }
+
+    def _usage(self, counts: Counts) -> dict[str, int]:
+        return {
+            "input_tokens": self.task.prompt_tokens - counts.n_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": counts.n_cached,
+            "output_tokens": counts.n_answer,
+        }
+
+    def frame(self, event: Any) -> str:
+        """With the name of the event."""
+        return f"event: {event['type']}\ndata: {as_json(event)}\n\n"
+
+    def error(self, error: ApiError, path: str) -> str:
+        """An event of its own."""
+        return self.frame(error.body_for("/v1/messages"))
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; of those that were cut off, {}."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,245 @@
+"""llama.cpp's own API: completions with all that it tells of them, gaps to fill, templates."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from tamis.bindings.drop_in.completion import Piece, TokenInfo
+from tamis.bindings.drop_in.sampling import Sampling
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.errors import invalid
+from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.replies import About, Reply, prompt_progress, timings
+from tamis.bindings.serve.requests import MAX_INPUTS, MAX_LOGPROBS, Reader
+from tamis.bindings.serve.sampling import sampling_of
+from tamis.bindings.serve.tasks import Task
+
+MAX_N_PROBS = 100
+
+
+def read_completion(reader: Reader, body: Body) -> Task:
+    """/completion. Raises ApiError."""
+    body = reader.with_usual(body)
+    texts = reader.prompts(body.get("prompt"))
+    given = body.get("prompt")
+    many = isinstance(given, list) and not any(isinstance(item, int) for item in given)
+    return _task(reader, body, [ids for _, ids in texts], many=many)
+
+
+def read_infill(reader: Reader, body: Body) -> Task:
+    """/infill: what stands between input_prefix with prompt, and input_suffix. Raises ApiError."""
+    body = reader.with_usual(body)
+    extra = []
+    for each in body.records("input_extra", MAX_INPUTS):
+        name, text = each.get("filename", "tmp"), each.get("text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise invalid("input_extra has an entry without a filename and a text", "input_extra")
+        extra.append((name, text))
+    before = (body.text("input_prefix") or "") + (body.text("prompt") or "")
+    ids = reader.infill(before, body.text("input_suffix") or "", tuple(extra))
+    return _task(reader, body, [ids], many=False)
+
+
+def _task(reader: Reader, body: Body, prompts: list[list[int]], *, many: bool) -> Task:
+    n = body.integer("n_predict", -1, 1 << 30)
+    n = body.integer("max_tokens", -1, 1 << 30) if n is None else n
+    most = None if n in (None, -1) else n
+    task = reader.task(body, prompts, most, ())
+    n_probs = body.integer("n_probs", 0, MAX_N_PROBS) or body.integer("logprobs", 0, MAX_LOGPROBS)
+    post = body.flag("post_sampling_probs")
+    requests = [
+        replace(request, logprobs=n_probs or None, post_sampling=post) for request in task.requests
+    ]
+    fields = body.get("response_fields")
+    about = {
+        "n_predict": -1 if n is None else n,
+        "tokens": body.flag("return_tokens"),
+        "fields": [str(name) for name in fields] if isinstance(fields, list) else [],
+        "many": many or len(requests) > 1,
+        "prompts": [reader.text.unbounded.decode(ids, special=True) for ids in prompts],
+    }
+    sampling = replace(task.sampling, grammar=reader.grammar(body))
+    task = task._replace(requests=requests, sampling=sampling, about=about)
+    return reader.noted(task, body)
+
+
+def detokenize(reader: Reader, body: Body) -> str:
+    """/detokenize: the text of tokens. Raises ApiError."""
+    ids = body.get("tokens")
+    if ids in (None, []):
+        return ""
+    return reader.prompts(ids, "tokens")[0][0]
+
+
+def tokenize(reader: Reader, body: Body) -> list[Any]:
+    """/tokenize: ids, or with with_pieces what they stand for. Raises ApiError."""
+    ids, pieces = reader.tokens(body), body.flag("with_pieces")
+    if not pieces:
+        return list(ids)
+    found = []
+    for i in ids:
+        data = reader.text.unbounded.piece(i, special=True)
+        try:
+            found.append({"id": i, "piece": data.decode()})
+        except UnicodeDecodeError:
+            found.append({"id": i, "piece": list(data)})
+    return found
+
+
+def apply_template(reader: Reader, body: Body) -> str:
+    """/apply-template: the text of a chat's prompt. Raises ApiError."""
+    return reader.chat_prompt(reader.with_usual(body))[1].text
+
+
+def count_chat(reader: Reader, body: Body) -> int:
+    """/v1/chat/completions/input_tokens. Raises ApiError."""
+    return len(reader.chat_prompt(body)[1].ids)
+
+
+def usual_settings(reader: Reader) -> dict[str, Any]:
+    """The settings of a completion that names none, for /props."""
+    body = reader.with_usual(Body({}))
+    n = body.integer("n_predict", -1, 1 << 30)
+    seed = body.integer("seed", -1, 1 << 32)
+    return settings(sampling_of(body, reader.text), -1 if seed is None else seed) | {
+        "n_predict": -1 if n is None else n
+    }
+
+
+def settings(sampling: Sampling, seed: int) -> dict[str, Any]:
+    """generation_settings, in llama.cpp's words."""
+    s = asdict(replace(sampling, grammar=None, logits_processor=None))
+    bias = s.pop("logit_bias") or {}
+    s["temperature"] = s.pop("temp")
+    s["mirostat"] = s.pop("mirostat_mode")
+    s.pop("grammar")
+    s.pop("logits_processor")
+    repeat = s["repeat_last_n"]
+    return s | {
+        "seed": seed,
+        "adaptive_target": -1.0,  # llama.cpp's sampler of that name is off: there is none here
+        "adaptive_decay": 0.9,
+        "repeat_last_n": 64 if repeat is None else repeat,
+        "logit_bias": [
+            {"token": i, "bias": False if b == -math.inf else b} for i, b in bias.items()
+        ],
+        "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
+    }
+
+
+class Completion(Reply):
+    """/completion and /infill."""
+
+    closing = ""
+
+    def __init__(self, task: Task, about: About) -> None:
+        super().__init__(task, about)
+        self._texts = [""] * len(task.requests)
+
+    def piece(self, i: int, piece: Piece) -> Iterable[Any]:
+        """Its text and tokens; the last one also reports on the whole answer."""
+        self._texts[i] += piece.text
+        if piece.text or piece.ids:
+            found = {
+                "index": i,
+                "content": piece.text,
+                "tokens": list(piece.ids),
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": piece.counts.n_answer,
+                "tokens_evaluated": len(self.task.requests[i].prompt),
+            }
+            if self.task.requests[i].logprobs is not None:
+                found["completion_probabilities"] = self._likely(piece.tokens, i)
+            if self.task.timings:
+                found["timings"] = timings(piece.counts)
+            if piece.tokens or self.task.requests[i].logprobs is None:
+                yield found
+        if piece.finish is not None:
+            yield self._last(i, piece, "", [])
+
+    def progress(self, i: int, event: Progress) -> Iterable[Any]:
+        """How far the prompt is, where it is asked for."""
+        if self.task.progress:
+            yield {
+                "index": i,
+                "content": "",
+                "tokens": [],
+                "stop": False,
+                "prompt_progress": prompt_progress(event),
+            }
+
+    def whole(self, found: list[list[Piece]]) -> Any:
+        """One object, or a list for a list of prompts."""
+        replies = []
+        for i, pieces in enumerate(found):
+            text = "".join(piece.text for piece in pieces)
+            self._texts[i] = text
+            ids = [token for piece in pieces for token in piece.ids]
+            tokens = [token for piece in pieces for token in piece.tokens]
+            reply = self._last(i, pieces[-1], text, ids)
+            if self.task.requests[i].logprobs is not None:
+                reply["completion_probabilities"] = self._likely(tokens, i)
+            replies.append(_chosen(reply, self.task.about["fields"]))
+        return replies if self.task.about["many"] else replies[0]
+
+    def _last(self, i: int, piece: Piece, text: str, ids: list[int]) -> dict[str, Any]:
+        r, c, task = self.task.requests[i], piece.counts, self.task
+        n_each = len(task.requests) // len(task.about["prompts"])
+        n_prompt = len(r.prompt)
+        kind = "limit" if piece.finish == "length" else "word" if piece.word else "eos"
+        seed = (task.seed + i) % (1 << 32)
+        said = settings(task.sampling, seed) | {
+            "n_predict": task.about["n_predict"],
+            "max_tokens": task.about["n_predict"],
+            "stop": list(r.stop),
+            "stream": task.stream,
+            "n_probs": r.logprobs or 0,
+            "post_sampling_probs": r.post_sampling,
+            "timings_per_token": task.timings,
+        }
+        return {
+            "index": i,
+            "content": text,
+            "tokens": ids if task.about["tokens"] else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.about.model,
+            "tokens_predicted": c.n_answer,
+            "tokens_evaluated": n_prompt,
+            "generation_settings": said,
+            "prompt": task.about["prompts"][i // n_each],
+            "has_new_line": "\n" in self._texts[i],
+            "truncated": kind == "limit" and n_prompt + c.n_answer >= self.about.n_ctx,
+            "stop_type": kind,
+            "stopping_word": piece.word or "",
+            "tokens_cached": n_prompt + max(c.n_answer - 1, 0),
+            "timings": timings(c),
+        }
+
+    def _likely(self, tokens: Sequence[TokenInfo], i: int) -> list[dict[str, Any]]:
+        post = self.task.requests[i].post_sampling
+        many = "top_probs" if post else "top_logprobs"
+
+        def one(token: Any) -> dict[str, Any]:
+            found = {"id": token.id, "token": token.text, "bytes": list(token.data)}
+            if post:
+                return found | {"prob": math.exp(token.logprob)}
+            return found | {"logprob": token.logprob}
+
+        return [one(token) | {many: [one(each) for each in token.top]} for token in tokens]
+
+
+def _chosen(reply: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """The fields that are asked for, those of an inner object as `outer/inner`; or all."""
+    if not fields:
+        return reply
+    found = {}
+    for name in fields:
+        value: Any = reply
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = value
+    return found

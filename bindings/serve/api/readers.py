@@ -1,0 +1,27 @@
+"""By name: what reads a request, in this process or in one of the helper's."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tamis.bindings.serve.api import anthropic, llamacpp, ollama, responses
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.requests import Reader
+
+READERS: dict[str, Callable[[Reader, Body], Any]] = {
+    "chat": Reader.chat_task,
+    "completion": Reader.completion_task,
+    "embeddings": Reader.inputs,
+    "tokenize": llamacpp.tokenize,
+    "detokenize": llamacpp.detokenize,
+    "llama completion": llamacpp.read_completion,
+    "infill": llamacpp.read_infill,
+    "template": llamacpp.apply_template,
+    "count chat": llamacpp.count_chat,
+    "messages": anthropic.read,
+    "count messages": anthropic.count,
+    "responses": responses.read,
+    "count responses": responses.count,
+    "ollama chat": ollama.read_chat,
+    "ollama generate": ollama.read_generate,
+    "ollama embed": ollama.read_embed,
+}

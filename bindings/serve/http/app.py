@@ -1,0 +1,553 @@
+"""The routes: OpenAI's API, and what runs them."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tamis import __version__
+from tamis.bindings.serve import replies, tasks
+from tamis.bindings.serve.api import anthropic, llamacpp, openai, responses
+from tamis.bindings.serve.api.readers import READERS
+from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.errors import (
+    ApiError,
+    busy,
+    gone,
+    invalid,
+    loading,
+    no_helper,
+    slow_client,
+    stopping,
+)
+from tamis.bindings.serve.helpers import Follower, Helpers
+from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
+from tamis.bindings.serve.http.guard import Access, Guard, Log
+from tamis.bindings.serve.http.metrics import exposition
+from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
+from tamis.bindings.serve.models import Model
+from tamis.bindings.serve.replies import About, Events, Mailbox, Reply
+from tamis.bindings.serve.requests import Limits, Reader
+from tamis.bindings.serve.supervisor import sampler_of
+from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
+from tamis.bindings.serve.text import TextModel
+from tamis.bindings.serve.wire import Config, identity
+from tamis.formats.gguf import GGUFError, GGUFFile
+
+T = TypeVar("T")
+# Bodies up to here are read in this process, except those with a grammar: no native code sees more
+# of a stranger than a text of so many bytes for its tokenizer.
+SMALL = 16 << 10
+ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
+    ("/v1/chat/completions", "chat", openai.Chat),
+    ("/chat/completions", "chat", openai.Chat),
+    ("/v1/completions", "completion", openai.Text),
+    ("/v1/responses", "responses", responses.Responses),
+    ("/responses", "responses", responses.Responses),
+    ("/v1/messages", "messages", anthropic.Messages),
+    ("/completion", "llama completion", llamacpp.Completion),
+    ("/completions", "llama completion", llamacpp.Completion),
+    ("/infill", "infill", llamacpp.Completion),
+)
+COUNTS = (
+    ("/v1/messages/count_tokens", "count messages"),
+    ("/v1/responses/input_tokens", "count responses"),
+    ("/responses/input_tokens", "count responses"),
+)
+
+
+class ModelFile(NamedTuple):
+    """A model's file, for lists."""
+
+    name: str
+    n_byte: int
+    modified: float  # seconds since 1970
+    arch: str
+    n_param: int
+    kind: str  # the type that most of its matrices have
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with."""
+
+    n_queue: int = 64
+    n_choices: int = 8
+    max_body: int = 4 << 20  # bytes
+    metrics: bool = False
+    access: Access = field(default_factory=Access)
+    isolate: bool = False  # prompts of different requests share no pages
+    timeout_request: float = 60  # seconds in which a body must come, and be prepared
+    timeout_prepare: int = 20  # seconds of processor time that preparing a request may take
+    helper_bytes: int = 1 << 30  # of memory that it may take
+    usual: Mapping[str, Any] = field(default_factory=dict)  # fields, for requests that lack them
+    page: bool = True  # whether / is one to chat with
+    slots: bool = True  # shown at /slots
+    slot_folder: Path | None = None  # of files that slots are saved to
+    pooling: int | None = None  # of embeddings, llama.h's number; None: the model's, or mean
+
+
+class Server:
+    """The application of one model; `stop` ends every reply that is under way."""
+
+    def __init__(self, model: Model, settings: Settings, log: Log) -> None:
+        self._model, self.settings, self.worker = model, settings, model.worker
+        keys = settings.access.keys
+        self._shared = len(keys) < 2 and not settings.isolate
+        n_ctx, n_choices = model.loaded.n_ctx, settings.n_choices
+        self.reader = Reader(model.text, model.name, Limits(n_ctx, n_choices), settings.usual)
+        # Small requests are read beside the loop, one at a time; others by helper processes.
+        self._beside = ThreadPoolExecutor(1, "tamis-reader")
+        config = Config(
+            model.path,
+            identity(model.path),
+            model.name,
+            n_ctx,
+            n_choices,
+            settings.timeout_prepare,
+            settings.helper_bytes,
+            settings.usual,
+            model.text.given_template,
+        )
+        self.n_slots, self.model_file = model.loaded.n_slot, model.path
+        self._facts: ModelFile | None = None
+        seen = json.dumps([config.identity, __version__, model.name])
+        fingerprint = "b" + hashlib.sha256(seen.encode()).hexdigest()[:12]
+        self.about = About(model.name, fingerprint, n_ctx, lambda: self.reader.format)
+        self._helpers = Helpers(config, settings.timeout_request, settings.n_queue)
+        self._mailbox, self._requests = Mailbox(), itertools.count()
+        self._page, self._policy = page()
+        self.app = Starlette(
+            routes=self._routes(),
+            middleware=[Middleware(Guard, access=settings.access, log=log)],
+            exception_handlers={
+                ApiError: on_error,
+                HTTPException: on_error,
+                Exception: on_error,
+            },
+        )
+
+    def _routes(self) -> list[Route]:
+        routes = [
+            *(
+                Route(path, partial(self.complete, name, form), methods=["POST"])
+                for path, name, form in ANSWERS
+            ),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, partial(self.count, name), methods=["POST"]) for path, name in COUNTS),
+            *llamacpp_routes.routes(self),
+            *ollama_routes.routes(self),
+            Route("/v1/models", self.models),
+            Route("/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+            Route("/v1/health", self.health),
+            Route("/ready", self.ready),
+        ]
+        if self.settings.page:
+            routes.append(Route("/", self.page))
+        return [*routes, Route("/metrics", self.metrics)] if self.settings.metrics else routes
+
+    def usual_settings(self) -> dict[str, Any]:
+        """What a completion is made by that names nothing."""
+        return llamacpp.usual_settings(self.reader)
+
+    @property
+    def text(self) -> TextModel:
+        """Vocabulary and template of the model."""
+        return self._model.text
+
+    def facts(self) -> ModelFile:
+        """What lists of models say of this one; reads its file, once. Raises ApiError."""
+        if self._facts is None:
+            try:
+                self._facts = facts_of(Path(self.model_file))
+            except (OSError, GGUFError) as error:
+                raise ApiError(503, f"the model's file: {error}", code="unavailable") from None
+        return self._facts
+
+    def capabilities(self) -> list[str]:
+        """What ollama calls the things that a model can do."""
+        found = ["completion"]
+        with contextlib.suppress(ApiError):
+            form = self.reader.format.parsed(tools=True)
+            found += ["tools"] + (["thinking"] if form.think is not None else [])
+        fills = {"pre", "suf", "mid"} <= self.text.vocab.fim.keys()
+        return found + (["insert"] if fills else [])
+
+    def serves(self, path: str) -> bool:
+        """Whether a model's file is in use."""
+        return path == self.model_file
+
+    def stop(self) -> None:
+        """Fail what runs and waits, so that connections end; may be called more than once."""
+        self.worker.stop()
+        self._helpers.close()
+
+    def close(self) -> None:
+        """Wait until nothing runs any more, after `stop`."""
+        self._beside.shutdown(cancel_futures=True)
+        self.worker.join()
+
+    # --- routes ----------------------------------------------------------------------------------
+
+    async def embeddings(self, request: Request) -> Response:
+        """/v1/embeddings: of unit length; texts run one after another."""
+        if self.settings.pooling == 0:
+            raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
+        inputs, rows = await self.embedded(request, None)
+        found = [
+            {"object": "embedding", "index": i, "embedding": _packed(row) if inputs.packed else row}
+            for i, row in enumerate(rows)
+        ]
+        n = sum(map(len, inputs.texts))
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        reply = {"object": "list", "data": found, "model": self._model.name, "usage": usage}
+        return JSONResponse(reply)
+
+    async def embedded(
+        self,
+        request: Request,
+        fields: Mapping[str, Any] | None,
+        *,
+        name: str = "embeddings",
+        pooled: bool = True,
+    ) -> tuple[Inputs, list[Any]]:
+        """The texts of a request, or of other fields, and their embeddings. Raises ApiError.
+
+        pooled: of a text, one of length 1; otherwise one for each token, as the model gives them.
+        """
+        n_embd = self._model.loaded.n_embd
+        body = None if fields is None else json.dumps(fields).encode()
+        inputs = await self.read(request, name, self.load_inputs, body)
+        if inputs.dimensions not in (None, n_embd):
+            raise invalid(f"dimensions other than {n_embd} are not supported", "dimensions")
+        rows = []
+        for ids in inputs.texts:
+            events = Events(self._mailbox)
+            job = Job(ids, events.emitter(0), owner=request.scope["tamis.owner"])
+            job.pooling = self.settings.pooling if pooled else 0
+            found = await self._while_connected(request, [job], _one(events, Embedding))
+            rows.append(_vector(found.vector, pooled=pooled))
+        return inputs, rows
+
+    async def count(self, name: str, request: Request) -> Response:
+        """How many tokens the prompt of a request has."""
+        n = await self.read(request, name)
+        more = {} if name == "count messages" else {"object": "response.input_tokens"}
+        return JSONResponse(more | {"input_tokens": n})
+
+    async def run_kept(self, request: Request, job: Callable[[Emit], Keeping]) -> Kept:
+        """Do what is asked of a slot. Raises ApiError."""
+        events = Events(self._mailbox)
+        made = job(events.emitter(0))
+        made.owner = request.scope["tamis.owner"]
+        made.scope = self._scope(made.owner, "")
+        return await self._while_connected(request, [made], _one(events, Kept))
+
+    async def models(self, _request: Request) -> Response:
+        """/v1/models: the one that there is."""
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def model(self, request: Request) -> Response:
+        """/v1/models/NAME."""
+        if request.path_params["name"] != self._model.name:
+            raise ApiError(404, "there is no such model here", code="model_not_found")
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        m = self._model.loaded
+        meta = {"n_ctx": m.n_ctx, "n_ctx_train": m.n_ctx_train, "n_embd": m.n_embd}
+        head = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "tamis"}
+        return head | {"meta": meta | {"n_vocab": m.n_vocab}}
+
+    async def health(self, _request: Request) -> Response:
+        """/health: whether the server lives; one that is stopping does not."""
+        if self.worker.stopped:
+            raise stopping()
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        """/ready: whether a request would be taken now."""
+        if self.worker.stopped:
+            raise stopping()
+        if self.worker.n_waiting >= self.worker.n_queue:
+            error = busy(self.worker.n_waiting)
+            error.status = 503
+            raise error
+        if not self.worker.ready:
+            raise loading()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, _request: Request) -> Response:
+        """/metrics, in Prometheus' text format."""
+        return PlainTextResponse(exposition(self.worker), media_type="text/plain; version=0.0.4")
+
+    async def page(self, _request: Request) -> Response:
+        """The built-in page; it may run its own script and ask this server, nothing else."""
+        headers = {"content-security-policy": self._policy, "x-frame-options": "DENY"}
+        return Response(self._page, media_type="text/html", headers=headers)
+
+    # --- how they run ----------------------------------------------------------------------------
+
+    async def complete(
+        self, name: str, form: type[Reply], request: Request, body: bytes | None = None
+    ) -> Response:
+        """Answer a request that READERS[name] reads, in the form of an API."""
+        load = partial(tasks.from_json, n_vocab=self._model.loaded.n_vocab)
+        task, masks = await self._prepared(request, name, load, body)
+        events, owner = Events(self._mailbox), request.scope["tamis.owner"]
+        begun = False
+        try:
+            reply = await self.aside(lambda: form(task, self.about))
+            jobs = choices(task, events.emitter, self._model.loaded.n_vocab, masks)
+            scope = self._scope(owner, task.salt)
+            for job in jobs:
+                job.owner, job.scope = owner, scope
+                if job.slot is not None and job.slot >= self.n_slots:
+                    raise invalid(f"id_slot is {job.slot}, expected 0 to {self.n_slots - 1}")
+            ignored = ", ".join(task.ignored).encode("ascii", "backslashreplace").decode()
+            headers = {"x-tamis-ignored": ignored} if ignored else {}
+            if not task.stream:
+                whole = replies.whole(reply, events)
+                found = await self._while_connected(request, jobs, whole)
+                return JSONResponse(found, headers=headers)
+            self.worker.submit(jobs)
+            begun = True
+            text = replies.stream(reply, events, request.url.path)
+            return _EventStream(text, reply.media, headers, partial(self._end, jobs, masks))
+        finally:
+            if masks is not None and not begun:
+                masks.close()
+
+    def _end(self, jobs: Sequence[Job], masks: Follower | None) -> None:
+        """Nobody waits for the reply any more."""
+        self.worker.forget(jobs)
+        if masks is not None:
+            masks.close()
+
+    def _scope(self, owner: Hashable, salt: str) -> str:
+        """Which other prompts a prompt may share pages with."""
+        if self.settings.isolate:  # with the choices of its request
+            return f"request {next(self._requests)}"
+        return json.dumps([SHARED if self._shared else owner, salt])
+
+    async def read(
+        self,
+        request: Request,
+        name: str,
+        load: Callable[[bytes], Any] = json.loads,
+        body: bytes | None = None,
+    ) -> Any:
+        """What READERS[name] makes of a request that no grammar belongs to. Raises ApiError."""
+        found, masks = await self._prepared(request, name, load, body)
+        if masks is not None:
+            masks.close()
+        return found
+
+    def load_inputs(self, data: bytes) -> Inputs:
+        """Texts to embed as a helper's process has sent them."""
+        return tasks.inputs_from_json(data, self._model.loaded.n_vocab)
+
+    async def _prepared(
+        self, request: Request, name: str, load: Callable[[bytes], T], body: bytes | None
+    ) -> tuple[T, Follower | None]:
+        """What a request asks for, read here where it is small, and the masks of its grammar."""
+        body = await self.body(request) if body is None else body
+        if len(body) <= SMALL:
+            found = await self.aside(lambda: READERS[name](self.reader, parse(body)))
+            if not isinstance(found, Task) or found.grammar is None:
+                return found, None
+        preparing = self._helpers.prepare(name, body, request.scope["tamis.owner"])
+        prepared = await unless_gone(request, preparing)
+        try:
+            return load(prepared.result), prepared.masks
+        except (ValueError, TypeError, KeyError):
+            prepared.masks.close()
+            raise no_helper("its process has sent what is no answer") from None
+
+    async def _while_connected(
+        self, request: Request, jobs: Sequence[Job], reply: Coroutine[Any, Any, T]
+    ) -> T:
+        """The reply to jobs, which are submitted now and cancelled where the client goes."""
+        try:
+            self.worker.submit(jobs)
+            return await unless_gone(request, reply)
+        finally:
+            reply.close()
+            self.worker.forget(jobs)
+
+    async def body(self, request: Request) -> bytes:
+        """The bytes of a request. Raises ApiError where they are of no type that is read."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip()
+        # A page of another site can send other types without asking, but not without saying so:
+        # see docs/guides/server.md. Clients of ollama name any type, or none.
+        from_page = any(name in request.headers for name in ("origin", "sec-fetch-site"))
+        if kind != "application/json" and (from_page or not request.url.path.startswith("/api/")):
+            raise ApiError(415, "the body must be application/json", code="content_type")
+        return await received(request, self.settings.max_body, self.settings.timeout_request)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """The result of work, done beside the loop, one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
+
+
+def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = None) -> list[Choice]:
+    """The jobs of a task; masks: who follows its grammar.
+
+    Raises ApiError for numbers that no sampler takes.
+    """
+    try:
+        sampler_of(task.sampling, task.seed, n_vocab)
+    except (ValueError, TypeError) as error:  # also SamplerError: a number
+        raise invalid(str(error)) from None
+    return [
+        Choice(
+            request.prompt,
+            emit(i),
+            request=request,
+            sampling=task.sampling,
+            seed=(task.seed + i) % SEEDS,
+            number=i,
+            masks=masks if task.masked else None,
+            slot=task.slot,
+            cached=task.cached,
+        )
+        for i, request in enumerate(task.requests)
+    ]
+
+
+async def received(request: Request, most: int, seconds: float) -> bytes:
+    """The body of a request, of at most so many bytes and in so many seconds. Raises ApiError."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise ApiError(413, f"the body is above {most} bytes", code="body_too_large")
+    except ClientDisconnect:
+        raise gone() from None
+    except TimeoutError:
+        raise slow_client(seconds) from None
+    return bytes(data)
+
+
+E = TypeVar("E")
+
+
+async def _one(events: Events, kind: type[E]) -> E:
+    """The first event of a kind. Raises ApiError."""
+    while True:
+        _, event = await events.next()
+        if isinstance(event, kind):
+            return event
+
+
+def _vector(found: np.ndarray, *, pooled: bool) -> list[Any]:
+    """A vector as a list, of length 1, or rows as they are. Raises ApiError."""
+    if pooled:
+        found = (found / (np.linalg.norm(found) or 1)).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ApiError(500, "the model failed: its vector is not of finite numbers", code="failed")
+    values: list[Any] = found.tolist()
+    return values
+
+
+def _packed(row: list[float]) -> str:
+    return base64.b64encode(np.array(row, "<f4").tobytes()).decode()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work, which is cancelled where the client goes."""
+    working = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([working, left], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise gone()
+        return working.result()
+    finally:
+        working.cancel()
+        left.cancel()
+
+
+class _EventStream(StreamingResponse):
+    """The events of a stream; `end` is called where nobody listens any more."""
+
+    def __init__(
+        self, text: AsyncIterator[str], media: str, headers: dict[str, str], end: Callable[[], None]
+    ) -> None:
+        super().__init__(text, media_type=media, headers=headers)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """The reply to a request that failed."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, error.detail, code="not_found")
+    if not isinstance(error, ApiError):
+        error = ApiError(500, f"a bug of tamis: {type(error).__name__}", code="internal")
+    return JSONResponse(error.body_for(request.url.path), error.status, headers=error.headers)
+
+
+def facts_of(path: Path) -> ModelFile:
+    """What lists say of a model's file. Raises OSError, GGUFError."""
+    stat, file = path.stat(), GGUFFile(path)
+    tensors = list(file.tensors.values())
+    kinds = Counter(tensor.type.name for tensor in tensors if len(tensor.shape) > 1)
+    return ModelFile(
+        path.name,
+        stat.st_size,
+        stat.st_mtime,
+        str(file.metadata.get("general.architecture", "")),
+        sum(math.prod(tensor.shape) for tensor in tensors),
+        kinds.most_common(1)[0][0] if kinds else "",
+        {k: v for k, v in file.metadata.items() if isinstance(v, str | int | float | bool)},
+    )
+
+
+def page() -> tuple[bytes, str]:
+    """The page, and a policy that lets it load nothing but its own script and style."""
+    data = (files("tamis.bindings.serve.http") / "page.html").read_bytes()
+
+    def hashed(tag: str) -> str:
+        found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), data, re.DOTALL)
+        assert found is not None
+        return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
+
+    allowed = f"script-src {hashed('script')}; style-src {hashed('style')}; connect-src 'self'"
+    return data, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"

@@ -1,0 +1,188 @@
+"""llama.cpp's paths but for completions: tokens, templates, slots, properties, embeddings."""
+
+import os
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.jobs import Keeping, SlotState
+
+if TYPE_CHECKING:
+    from tamis.bindings.serve.http.app import Server
+
+MAX_DOCUMENTS = 1024
+_FILE = re.compile(r"[\w][\w.\-]{0,199}")  # no folder, and nothing hidden
+
+
+def routes(server: "Server") -> list[Route]:
+    """All of them."""
+
+    def post(path: str, handler: Any) -> Route:
+        return Route(path, partial(handler, server), methods=["POST"])
+
+    def get(path: str, handler: Any) -> Route:
+        return Route(path, partial(handler, server))
+
+    ranked = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
+    return [
+        post("/tokenize", _tokenize),
+        post("/detokenize", _detokenize),
+        post("/apply-template", _template),
+        *(post(f"{prefix}/chat/completions/input_tokens", _count) for prefix in ("", "/v1")),
+        post("/embedding", _embedding),
+        post("/embeddings", _embedding),
+        *(post(path, _rerank) for path in ranked),
+        get("/props", _props),
+        get("/slots", _slots),
+        post("/slots/{slot:int}", _slot),
+        get("/lora-adapters", _adapters),
+        post("/lora-adapters", _set_adapters),
+    ]
+
+
+async def _tokenize(server: "Server", request: Request) -> Response:
+    """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags."""
+    return JSONResponse({"tokens": await server.read(request, "tokenize")})
+
+
+async def _detokenize(server: "Server", request: Request) -> Response:
+    return JSONResponse({"content": await server.read(request, "detokenize")})
+
+
+async def _template(server: "Server", request: Request) -> Response:
+    return JSONResponse({"prompt": await server.read(request, "template")})
+
+
+async def _count(server: "Server", request: Request) -> Response:
+    n = await server.read(request, "count chat")
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
+
+
+async def _embedding(server: "Server", request: Request) -> Response:
+    """A list of rows for each text: one with pooling, else one a token."""
+    body = parse(await server.body(request))
+    name = "input" if body.get("input") is not None else "content"
+    given = {"input": body.get(name)}
+    pooled = server.settings.pooling != 0
+    _, rows = await server.embedded(request, given, pooled=pooled)
+    return JSONResponse(
+        [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
+    )
+
+
+async def _rerank(server: "Server", request: Request) -> Response:
+    body = parse(await server.body(request))
+    if not isinstance(body.get("query"), str):
+        raise invalid("query is no text", "query")
+    name = "texts" if body.get("texts") is not None else "documents"
+    documents = body.get(name)
+    if not isinstance(documents, list) or not documents or len(documents) > MAX_DOCUMENTS:
+        raise invalid(f"{name} is no list of 1 to {MAX_DOCUMENTS} texts", name)
+    for document in documents:
+        text = document.get("text") if isinstance(document, dict) else document
+        if not isinstance(text, str):
+            raise invalid(f"{name} has an entry that is no text", name)
+    raise ApiError(
+        501,
+        "this model ranks no documents: it has no head for that",
+        code="unsupported",
+        param="model",
+    )
+
+
+async def _props(server: "Server", request: Request) -> Response:
+    usual = await server.aside(server.usual_settings)
+    settings = {"id": 0, "n_ctx": server.about.n_ctx, "is_processing": False, "params": usual}
+    return JSONResponse(
+        {
+            "default_generation_settings": settings,
+            "total_slots": server.n_slots,
+            "model_alias": server.about.model,
+            "model_path": server.model_file,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": server.text.template_source,
+            "bos_token": _token(server, server.text.vocab.bos),
+            "eos_token": _token(server, server.text.vocab.eos),
+            "build_info": server.about.fingerprint,
+            "is_sleeping": False,
+        }
+    )
+
+
+def _token(server: "Server", i: int | None) -> str:
+    return "" if i is None else server.text.vocab.tokens[i]
+
+
+async def _slots(server: "Server", request: Request) -> Response:
+    if not server.settings.slots:
+        raise ApiError(501, "this server shows no slots: start it with --slots", code="unsupported")
+    found = [
+        {
+            "id": i,
+            "n_ctx": server.about.n_ctx,
+            "speculative": False,
+            "is_processing": slot.busy,
+            "n_past": slot.n_past,
+            "n_prompt_tokens": slot.n_prompt,
+            "next_token": [{"n_decoded": slot.n_answer}],
+        }
+        for i, slot in enumerate(server.worker.slots or [SlotState()] * server.n_slots)
+    ]
+    if "fail_on_no_slot" in request.query_params and all(slot["is_processing"] for slot in found):
+        raise ApiError(503, "no slot is free", code="unavailable")
+    return JSONResponse(found)
+
+
+async def _slot(server: "Server", request: Request) -> Response:
+    """Save a slot's sequence to a file of the server's folder, restore or erase it."""
+    slot, action = request.path_params["slot"], request.query_params.get("action")
+    if action not in ("save", "restore", "erase"):
+        raise invalid(f"action is {action!r}, expected save, restore or erase"[:200], "action")
+    if not 0 <= slot < server.n_slots:
+        raise invalid(f"there is no slot {slot}, expected 0 to {server.n_slots - 1}"[:200], "id")
+    folder = server.settings.slot_folder
+    if folder is None:
+        raise ApiError(
+            501,
+            "this server keeps no slots in files: start it with --slot-save-path",
+            code="unsupported",
+        )
+    path = folder
+    if action != "erase":
+        name = parse(await server.body(request)).text("filename") or ""
+        if not _FILE.fullmatch(name):
+            raise invalid("filename is no name of a file without a folder", "filename")
+        path = folder / name
+        if action == "restore" and not os.path.isfile(path):
+            raise invalid("there is no such file", "filename")
+
+    def job(emit: Any) -> Keeping:
+        return Keeping([], emit, action=action, path=str(path), slot=slot)
+
+    kept = await server.run_kept(request, job)
+    ms, n = 1000 * kept.seconds, kept.n_token
+    found: dict[str, Any] = {"id_slot": slot}
+    if action == "save":
+        found |= {"filename": path.name, "n_saved": n, "n_written": kept.n_byte}
+        found |= {"timings": {"save_ms": ms}}
+    elif action == "restore":
+        found |= {"filename": path.name, "n_restored": n, "n_read": kept.n_byte}
+        found |= {"timings": {"restore_ms": ms}}
+    else:
+        found |= {"n_erased": n}
+    return JSONResponse(found)
+
+
+async def _adapters(server: "Server", request: Request) -> Response:
+    """None: adapters are not read."""
+    return JSONResponse([])
+
+
+async def _set_adapters(server: "Server", request: Request) -> Response:
+    raise ApiError(501, "this server has no LoRA adapters", code="unsupported")

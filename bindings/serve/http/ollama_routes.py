@@ -1,0 +1,226 @@
+"""Ollama's paths but for chats and completions: models, what they are, embeddings."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tamis.bindings.serve.api import ollama
+from tamis.bindings.serve.body import Body, parse
+from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.replies import as_json
+from tamis.fetch import registry
+
+if TYPE_CHECKING:
+    from tamis.bindings.serve.http.app import ModelFile, Server
+
+API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
+NDJSON = "application/x-ndjson"
+
+
+def routes(server: "Server") -> list[Route]:
+    """All of them."""
+
+    def post(path: str, handler: Any, method: str = "POST") -> Route:
+        return Route(path, partial(handler, server), methods=[method])
+
+    def get(path: str, handler: Any) -> Route:
+        return Route(path, partial(handler, server))
+
+    return [
+        post("/api/chat", _chat),
+        post("/api/generate", _generate),
+        post("/api/embed", _embed),
+        post("/api/embeddings", _embeddings),
+        post("/api/show", _show),
+        post("/api/pull", pull),
+        post("/api/delete", delete, "DELETE"),
+        get("/api/tags", _tags),
+        get("/api/version", version),
+    ]
+
+
+async def _chat(server: "Server", request: Request) -> Response:
+    data = await server.body(request)
+    body = _small(data)
+    if body is not None and not body.get("messages"):
+        return _loaded(server, body, {"message": {"role": "assistant", "content": ""}})
+    return await server.complete("ollama chat", ollama.Chat, request, data)
+
+
+async def _generate(server: "Server", request: Request) -> Response:
+    data = await server.body(request)
+    body = _small(data)
+    if body is not None and not body.get("prompt") and not body.get("suffix"):
+        return _loaded(server, body, {"response": ""})
+    return await server.complete("ollama generate", ollama.Generate, request, data)
+
+
+def _small(data: bytes) -> Body | None:
+    """The body of a request that may be there to load a model; others are read elsewhere."""
+    return parse(data) if len(data) <= 1024 else None
+
+
+def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
+    """A request without a prompt loads the model, or with keep_alive 0 would unload it."""
+    reason = "unload" if body.get("keep_alive") in (0, "0", "0s") else "load"
+    head = {"model": server.about.model, "created_at": datetime.now(UTC).isoformat()}
+    return JSONResponse(head | empty | {"done": True, "done_reason": reason})
+
+
+async def _embed(server: "Server", request: Request) -> Response:
+    begin = time.monotonic()
+    inputs, rows = await server.embedded(request, None, name="ollama embed")
+    took = int(1e9 * (time.monotonic() - begin))
+    return JSONResponse(
+        {
+            "model": server.about.model,
+            "embeddings": rows,
+            "total_duration": took,
+            "load_duration": 0,
+            "prompt_eval_count": sum(map(len, inputs.texts)),
+        }
+    )
+
+
+async def _embeddings(server: "Server", request: Request) -> Response:
+    _, rows = await server.embedded(request, None, name="ollama embed")
+    return JSONResponse({"embedding": rows[0] if rows else []})
+
+
+class Bodies(Protocol):
+    """A server, as far as it is not of one model."""
+
+    async def body(self, request: Request) -> bytes:
+        """The bytes of a request. Raises ApiError."""
+
+    def serves(self, path: str) -> bool:
+        """Whether a model's file is in use."""
+
+
+async def version(_server: Any, _request: Request) -> Response:
+    """Of ollama, whose API this is."""
+    return JSONResponse({"version": API_VERSION})
+
+
+async def _tags(server: "Server", request: Request) -> Response:
+    return JSONResponse({"models": [entry(server.about.model, await server.aside(server.facts))]})
+
+
+def entry(name: str, model: "ModelFile") -> dict[str, Any]:
+    """A model as lists name it."""
+    digest = hashlib.sha256(f"{name} {model.n_byte} {model.modified}".encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
+        "size": model.n_byte,
+        "digest": digest,
+        "details": _details(model),
+    }
+
+
+def _details(model: "ModelFile") -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.arch,
+        "families": [model.arch],
+        "parameter_size": _billions(model.n_param),
+        "quantization_level": model.kind,
+    }
+
+
+def _billions(n: int) -> str:
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
+
+
+async def _show(server: "Server", request: Request) -> Response:
+    body = parse(await server.body(request))
+    if not isinstance(
+        body.get(
+            "model",
+        ),
+        str,
+    ) and not isinstance(body.get("name"), str):
+        raise invalid("model is no name", "model")
+    model = await server.aside(server.facts)
+    found = {
+        "license": str(model.metadata.get("general.license", "")),
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "",
+        "template": server.text.template_source,
+        "details": _details(model),
+        "model_info": dict(model.metadata),
+        "capabilities": await server.aside(server.capabilities),
+        "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
+    }
+    return JSONResponse(found)
+
+
+async def pull(server: "Bodies", request: Request) -> Response:
+    """Fetch a model into the folder of models, as `tamis pull` does."""
+    body = parse(await server.body(request))
+    name = body.text("model") or body.text("name") or ""
+    if "/" in name.split(":")[0] and not name.startswith("hf:"):
+        name = "hf:" + name.removeprefix("hf.co/").removeprefix("huggingface.co/")
+    name = name.removesuffix(":latest")
+    if not name.startswith("hf:") and name not in registry.KNOWN:
+        raise ApiError(404, "there is no model of that name to pull", code="model_not_found")
+    lines = _pulled(name)
+    if body.switch("stream") is not False:
+        return StreamingResponse((as_json(each) + "\n" async for each in lines), media_type=NDJSON)
+    last = [each async for each in lines][-1]
+    if "error" in last:
+        raise ApiError(500, last["error"], code="failed")
+    return JSONResponse(last)
+
+
+async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
+    """What a pull tells of its progress; it goes on where the client leaves."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def say(stage: str, done: int, total: int | None) -> None:
+        line: dict[str, Any] = {"status": stage}
+        if total:
+            line |= {"digest": name, "total": total, "completed": done}
+        loop.call_soon_threadsafe(told.put_nowait, line)
+
+    def pull() -> None:
+        try:
+            registry.pull(name, progress=say)
+            last: dict[str, Any] = {"status": "success"}
+        except (registry.ModelError, OSError, ValueError) as error:
+            last = {"error": str(error)}
+        loop.call_soon_threadsafe(told.put_nowait, last)
+        loop.call_soon_threadsafe(told.put_nowait, None)
+
+    yield {"status": "pulling manifest"}
+    loop.run_in_executor(None, pull)
+    shown = 0.0
+    while (line := await told.get()) is not None:
+        whole = line.get("completed") == line.get("total")
+        if whole or time.monotonic() - shown > 0.2:
+            shown = time.monotonic()
+            yield line
+
+
+async def delete(server: "Bodies", request: Request) -> Response:
+    """Remove a model's file from the folder of models; never one that is served."""
+    body = parse(await server.body(request))
+    name = (body.text("model") or body.text("name") or "").removesuffix(":latest")
+    for model in registry.installed():
+        if model.name == name:
+            if server.serves(str(model.path.absolute())):
+                raise ApiError(409, "the model is being served: it stays", code="in_use")
+            model.path.unlink()
+            return Response(status_code=200)
+    raise ApiError(404, "there is no model of that name", code="model_not_found")

@@ -1,0 +1,252 @@
+"""A server of several models: each request goes to the application of the model that it names.
+
+With one model, whatever name a request has, that one answers.
+"""
+
+import asyncio
+import json
+import math
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from tamis.bindings.serve.body import seconds_of
+from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
+from tamis.bindings.serve.http import ollama_routes
+from tamis.bindings.serve.http.app import Settings, facts_of, on_error, page, received, unless_gone
+from tamis.bindings.serve.http.guard import Guard, Log
+from tamis.bindings.serve.http.metrics import exposition
+from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
+from tamis.formats.gguf import GGUFError
+from tamis.jit_kernels.backends import on_host
+
+FOR_EVER = timedelta(days=36500)  # what lists say of a model that is not unloaded
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_KEEP = re.compile(rb'"keep_alive"\s*:\s*("[^"\\]*"|[-+.\dEe]+)')
+
+
+class Asked(NamedTuple):
+    """What a body says of the model: its name, and for how long to keep it."""
+
+    name: str | None
+    keep: float | None
+
+
+class Router:
+    """The application of all models; `stop` ends every reply that is under way."""
+
+    def __init__(self, models: Models, settings: Settings, log: Log, only: Offer | None) -> None:
+        """only: the model that answers every request."""
+        self.models, self._settings, self._only = models, settings, only
+        self._page, self._policy = page()
+        self._entries: dict[tuple[str, float], dict[str, Any]] = {}  # of files as they were
+        self.app = Starlette(
+            routes=self._routes(),
+            middleware=[Middleware(Guard, access=settings.access, log=log)],
+            exception_handlers={ApiError: on_error, HTTPException: on_error, Exception: on_error},
+        )
+
+    def _routes(self) -> list[Route]:
+        ways = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]
+        several = [
+            Route("/v1/models", self.listed),
+            Route("/models", self.listed),
+            Route("/v1/models/{name:path}", self.one),
+            Route("/api/tags", self.tags),
+            Route("/api/version", partial(ollama_routes.version, self)),
+            Route("/api/pull", partial(ollama_routes.pull, self), methods=["POST"]),
+            Route("/api/delete", partial(ollama_routes.delete, self), methods=["DELETE"]),
+            Route("/", self.first_page),
+        ]
+        own = [
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/api/ps", self.running),
+            *([Route("/metrics", self.metrics)] if self._settings.metrics else []),
+            *([] if self._only else several),
+        ]
+        return [*own, Route("/{path:path}", self.forward, methods=ways)]
+
+    def stop(self) -> None:
+        """Fail what runs and waits, so that connections end; may be called more than once."""
+        self.models.stop()
+
+    def close(self) -> None:
+        """Wait until nothing runs any more, after `stop`."""
+        self.models.close()
+
+    # --- routes ----------------------------------------------------------------------------------
+
+    async def forward(self, request: Request) -> Response:
+        """Whatever is for a model: loaded first where it is not, and not unloaded until the end."""
+        if self._only is not None:
+            return _Forwarded(self.models, await self.models.take(self._only), None)
+        body = await self.body(request)
+        asked = await asyncio.to_thread(asked_of, body)
+        offer = await self._offer(asked.name or request.query_params.get("model"))
+        one = await unless_gone(request, self.models.take(offer, asked.keep))
+        return _Forwarded(self.models, one, body)
+
+    async def _offer(self, name: str | None) -> Offer:
+        """The model of a name; of none the last used, or the only one. Raises ApiError."""
+        offers = await self.models.offers()
+        if name is not None:
+            if (found := named(name, offers)) is None:
+                raise unknown_model(name, offers)
+            return found
+        running = self.models.running
+        if running or len(offers) == 1:
+            return running[0].offer if running else offers[0]
+        names = ", ".join(offer.name for offer in offers) or "none"
+        raise invalid(f"the request names no model: there are {names}", "model")
+
+    async def body(self, request: Request) -> bytes:
+        """The bytes of a request. Raises ApiError."""
+        most, seconds = self._settings.max_body, self._settings.timeout_request
+        return await received(request, most, seconds)
+
+    def serves(self, path: str) -> bool:
+        """Whether a model's file is in use."""
+        return any(one.offer.path == path for one in self.models.running)
+
+    async def running(self, _request: Request) -> Response:
+        """/api/ps: the models that are loaded, with ollama's fields and some more."""
+        found = [await self._ollama(one.offer) | _record(one) for one in self.models.running]
+        return JSONResponse({"models": found})
+
+    async def tags(self, _request: Request) -> Response:
+        """/api/tags: all that can be loaded."""
+        found = [await self._ollama(offer) for offer in await self.models.offers()]
+        return JSONResponse({"models": found})
+
+    async def _ollama(self, offer: Offer) -> dict[str, Any]:
+        """A model in ollama's lists; of one whose file cannot be read only the name."""
+        key = offer.path, offer.modified
+        if key not in self._entries:
+            try:
+                facts = await asyncio.to_thread(facts_of, Path(offer.path))
+                self._entries[key] = ollama_routes.entry(offer.name, facts)
+            except (OSError, GGUFError):
+                return {"name": offer.name, "model": offer.name}
+        return self._entries[key]
+
+    async def listed(self, _request: Request) -> Response:
+        """/v1/models: all that can be loaded."""
+        offers = await self.models.offers()
+        return JSONResponse({"object": "list", "data": [self._entry(offer) for offer in offers]})
+
+    async def one(self, request: Request) -> Response:
+        """/v1/models/NAME."""
+        name, offers = request.path_params["name"], await self.models.offers()
+        if (offer := named(name, offers)) is None:
+            raise unknown_model(name, offers)
+        return JSONResponse(self._entry(offer))
+
+    def _entry(self, offer: Offer) -> dict[str, Any]:
+        loaded = any(one.offer.path == offer.path for one in self.models.running)
+        head = {"id": offer.name, "object": "model", "created": int(offer.modified)}
+        meta = {"n_bytes": offer.n_byte, "loaded": loaded}
+        return head | {"owned_by": "tamis", "meta": meta}
+
+    async def health(self, _request: Request) -> Response:
+        """/health: whether the server lives; one that is stopping does not."""
+        if self.models.stopped:
+            raise stopping()
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        """/ready: whether a request would be taken now."""
+        if self.models.stopped:
+            raise stopping()
+        if self.models.full:
+            error = busy(self.models.n_waiting)
+            error.status = 503
+            raise error
+        running = [one for one in self.models.running if one.worker.ready]
+        if self._only is not None and not running:
+            raise loading()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, _request: Request) -> Response:
+        """/metrics, of all models together."""
+        return PlainTextResponse(exposition(self.models), media_type="text/plain; version=0.0.4")
+
+    async def first_page(self, _request: Request) -> Response:
+        """The built-in page; it may run its own script and ask this server, nothing else."""
+        headers = {"content-security-policy": self._policy, "x-frame-options": "DENY"}
+        return Response(self._page, media_type="text/html", headers=headers)
+
+
+class _Forwarded(Response):
+    """The reply of a model's application; the model is given back at its end."""
+
+    def __init__(self, models: Models, one: Running, body: bytes | None) -> None:
+        super().__init__()
+        self._models, self._one, self._data = models, one, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        data = self._data
+
+        async def again() -> Message:
+            nonlocal data
+            if data is None:
+                return await receive()
+            part, data = data, None
+            return {"type": "http.request", "body": part, "more_body": False}
+
+        try:
+            assert self._one.served is not None
+            await self._one.served.app(scope, again, send)
+        finally:
+            self._models.give_back(self._one)
+
+
+def asked_of(body: bytes) -> Asked:
+    """The name of the model, and how long to keep it, in a request's JSON; None where they lack.
+
+    What is no JSON is for the model's application to refuse. Raises ApiError for a wrong value.
+    """
+    models, keeps = _MODEL.findall(body), _KEEP.findall(body)
+    try:
+        if len(models) == 1 and not keeps:  # the usual case: nothing is built of a large body
+            return Asked(json.loads(models[0]), None)
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return Asked(None, None)
+    name, keep = found.get("model") or found.get("name"), found.get("keep_alive")
+    if name is not None and not isinstance(name, str):
+        raise invalid("model is no string", "model")
+    try:
+        return Asked(name, None if keep is None else seconds_of(keep))
+    except ValueError as error:
+        raise invalid(str(error), "keep_alive") from None
+
+
+def _record(one: Running) -> dict[str, Any]:
+    loaded = one.worker.loaded
+    assert loaded is not None
+    left = one.until - time.monotonic()
+    kept = one.keep if one.users else left
+    until = datetime.now(UTC) + (FOR_EVER if math.isinf(kept) else timedelta(seconds=max(0, kept)))
+    return {
+        "size": loaded.n_byte,
+        "size_vram": 0 if on_host(loaded.device) else loaded.n_byte,
+        "expires_at": until.isoformat(),
+        "context_length": loaded.n_ctx,
+        "device": loaded.device,
+        "requests": one.users,
+        "for_ever": math.isinf(one.keep),
+    }

@@ -1,0 +1,238 @@
+"""What is asked of the process that runs a model, and what it tells: records without the engine."""
+
+import base64
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tamis.bindings.drop_in.completion import Counts as Taken
+from tamis.bindings.drop_in.completion import Likely, Piece, Request, TokenInfo
+from tamis.bindings.drop_in.sampling import Sampling
+from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.helpers import Follower
+from tamis.bindings.serve.tasks import request_of, request_record, sampling_of
+
+
+class Started(NamedTuple):
+    """A job has a slot, which holds so many tokens of its prompt."""
+
+    cached: int
+
+
+class Progress(NamedTuple):
+    """Tokens of the prompt: those done, all, and those that were held already."""
+
+    done: int
+    total: int
+    cached: int
+
+
+class Embedding(NamedTuple):
+    """A text's vector f32 [n_embd]: its rows of what the output head reads, pooled.
+
+    Or the rows f32 [n_tok, n_embd], where the job asks for them.
+    """
+
+    vector: np.ndarray
+
+
+class PromptTokens(NamedTuple):
+    """The prompt's tokens with their logprobs."""
+
+    tokens: list[TokenInfo]
+
+
+class Kept(NamedTuple):
+    """What was done to a slot's sequence: tokens, bytes of the file, seconds."""
+
+    n_token: int
+    n_byte: int
+    seconds: float
+
+
+class SlotState(NamedTuple):
+    """A slot as it is now: whether it is busy, and tokens."""
+
+    busy: bool = False
+    n_past: int = 0
+    n_answer: int = 0
+    n_prompt: int = 0
+
+
+class Again(NamedTuple):
+    """What a job has sent is void: the process that ran it has ended, and another begins anew."""
+
+
+# Prompts share pages of equal beginnings within a scope only: who waits for an answer could tell
+# from its time, and from usage, what is held.
+SHARED = ""
+Event = Started | Progress | Piece | PromptTokens | Embedding | Kept | Again | ApiError
+Emit = Callable[[Event], None]  # called in a thread of the supervisor; must not block
+Emitter = Callable[[int], Emit]  # of the i-th choice
+
+
+@dataclass(eq=False)
+class Job:
+    """One sequence to run. The last event is an Embedding, a Piece that ends, or an ApiError."""
+
+    prompt: list[int]
+    emit: Emit
+    cancelled: bool = False  # set where nobody waits for it any more; the slot is then free soon
+    n_cached: int = 0
+    n_answer: int = 0
+    scope: str = field(default=SHARED, kw_only=True)
+    owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
+    slot: int | None = field(default=None, kw_only=True)  # the only one that it may have
+    pooling: int | None = field(default=None, kw_only=True)  # of an embedding; None: the model's
+
+
+@dataclass(eq=False)
+class Keeping(Job):
+    """A slot's sequence saved to a file, restored from one, or erased."""
+
+    action: str = field(kw_only=True)  # save, restore or erase
+    path: str = field(kw_only=True)
+
+
+@dataclass(eq=False)
+class Choice(Job):
+    """One answer to a prompt, the i-th of its request."""
+
+    request: Request = field(kw_only=True)
+    sampling: Sampling = field(kw_only=True)
+    seed: int = field(kw_only=True)
+    number: int = field(default=0, kw_only=True)
+    masks: Follower | None = field(default=None, kw_only=True)  # of its grammar
+    cached: bool = field(default=True, kw_only=True)  # whether what a slot holds may be used
+
+
+@dataclass(eq=False)
+class Counts:
+    """What has been done since the start, for /metrics and the log."""
+
+    jobs: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """The sums."""
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any]:
+    """What JSON has of the jobs of a request; those of one prompt have its tokens once."""
+    prompts: list[list[int]] = []
+    places: dict[int, int] = {}
+    found = []
+    for job, number in zip(jobs, numbers, strict=True):
+        if id(job.prompt) not in places:
+            places[id(job.prompt)] = len(prompts)
+            prompts.append(job.prompt)
+        one: dict[str, Any] = {"id": number, "prompt": places[id(job.prompt)]}
+        one |= {"scope": job.scope, "owner": job.owner, "slot": job.slot, "pooling": job.pooling}
+        if isinstance(job, Keeping):
+            one["keeping"] = [job.action, job.path]
+        if isinstance(job, Choice):
+            one["request"] = request_record(job.request)
+            one["sampling"] = asdict(replace(job.sampling, grammar=None))
+            one |= {"seed": job.seed, "number": job.number, "cached": job.cached}
+        found.append(one)
+    return {"prompts": prompts, "jobs": found}
+
+
+class Wanted(NamedTuple):
+    """A job of `jobs_to_record`; of one that is no choice there is no request."""
+
+    id: int
+    prompt: list[int]
+    scope: str
+    owner: Hashable
+    slot: int | None
+    pooling: int | None
+    request: Request | None = None
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    number: int = 0
+    cached: bool = True
+    keeping: Sequence[str] = ()
+
+
+def jobs_of_record(record: dict[str, Any]) -> list[Wanted]:
+    """The jobs of `jobs_to_record`."""
+    found = []
+    for one in record["jobs"]:
+        prompt = record["prompts"][one["prompt"]]
+        if "request" in one:
+            one["request"] = request_of(one["request"], prompt)
+            one["sampling"] = sampling_of(one["sampling"])
+        found.append(Wanted(**{**one, "prompt": prompt}))
+    return found
+
+
+def event_to_record(event: Event) -> list[Any]:
+    """What JSON has of an event."""
+    if isinstance(event, Embedding):
+        data = base64.b64encode(event.vector.astype("<f4").tobytes())
+        return ["embedding", data.decode(), event.vector.shape]
+    if isinstance(event, ApiError):
+        return ["error", event.packed().decode()]
+    if isinstance(event, Piece):
+        return ["piece", *event._replace(tokens=_tokens_record(event.tokens))]
+    if isinstance(event, PromptTokens):
+        return ["prompt", _tokens_record(event.tokens)]
+    return [_NAMES[type(event)], *event]
+
+
+def _tokens_record(tokens: Sequence[TokenInfo]) -> list[Any]:
+    """Tokens for JSON: bytes as Latin-1."""
+    return [
+        [
+            token.id,
+            token.data.decode("latin-1"),
+            token.logprob,
+            [[top.id, top.data.decode("latin-1"), top.logprob] for top in token.top],
+        ]
+        for token in tokens
+    ]
+
+
+def _tokens_of(record: Sequence[Any]) -> list[TokenInfo]:
+    return [
+        TokenInfo(
+            int(i),
+            data.encode("latin-1"),
+            logprob,
+            [Likely(int(j), other.encode("latin-1"), p) for j, other, p in top],
+        )
+        for i, data, logprob, top in record
+    ]
+
+
+def event_of_record(name: str, *values: Any) -> Event:
+    """The event of `event_to_record`. Raises ValueError, TypeError where it is none."""
+    if name == "piece":
+        text, tokens, finish, ids, word, counts = values
+        return Piece(str(text), _tokens_of(tokens), finish, tuple(ids), word, Taken(*counts))
+    if name == "prompt":
+        return PromptTokens(_tokens_of(values[0]))
+    if name == "embedding":
+        vector = np.frombuffer(base64.b64decode(values[0]), "<f4")
+        return Embedding(vector.reshape(values[1]))
+    if name == "error":
+        return ApiError.unpacked(values[0])
+    if name == "kept":
+        n_token, n_byte, seconds = values
+        return Kept(int(n_token), int(n_byte), float(seconds))
+    counts = [int(value) for value in values]
+    return Started(*counts) if name == "started" else Progress(*counts)
+
+
+_NAMES: dict[type, str] = {Started: "started", Progress: "progress", Kept: "kept"}

@@ -1,0 +1,387 @@
+"""The models that a server offers: loaded when they are asked for, unloaded when they are not.
+
+Its calls are of one loop. A model that was taken is not unloaded before it is given back.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from starlette.types import ASGIApp
+
+from tamis.bindings.serve.errors import ApiError, busy, not_loaded, stopping
+from tamis.bindings.serve.jobs import Counts
+from tamis.bindings.serve.supervisor import Loaded, LoadError, Supervisor
+from tamis.bindings.serve.text import TextModel
+
+GIB = 1 << 30
+PATIENCE = 5.0  # seconds that a request waits for others' models to be idle, before it has its turn
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is loaded."""
+
+    name: str  # in replies
+    path: str
+    text: TextModel
+    loaded: Loaded
+    worker: Supervisor
+
+
+class Offer(NamedTuple):
+    """A model that could be loaded."""
+
+    name: str
+    path: str
+    n_byte: int  # of its files
+    modified: float  # seconds since 1970
+
+
+class Served(Protocol):
+    """The application of one model."""
+
+    @property
+    def app(self) -> ASGIApp:
+        """What uvicorn is given."""
+
+    def stop(self) -> None:
+        """End its process and all that runs."""
+
+    def close(self) -> None:
+        """Wait until nothing runs any more."""
+
+
+class Source(Protocol):
+    """Where models come from; its calls may take time, and are of any thread."""
+
+    def offers(self) -> list[Offer]:
+        """All there are."""
+
+    def start(self, offer: Offer) -> Supervisor:
+        """Begin to load one."""
+
+    def serve(self, offer: Offer, worker: Supervisor) -> Served:
+        """The application of one that is loaded."""
+
+
+@dataclass(eq=False)
+class Running:
+    """A model that is loaded, or is being loaded."""
+
+    offer: Offer
+    worker: Supervisor
+    keep: float  # seconds, infinite: for ever
+    served: Served | None = None  # once it is loaded
+    n_byte: int = 0
+    users: int = 0
+    used: float = 0.0  # when the last of them went
+    leaving: bool = False
+
+    @property
+    def until(self) -> float:
+        """When it is unloaded, in time.monotonic's seconds; infinite while it is used."""
+        return math.inf if self.users else self.used + self.keep
+
+
+@dataclass(eq=False)
+class _Request:
+    offer: Offer
+    found: "asyncio.Future[Running]"
+    since: float
+
+
+class Models:
+    """Loads one model at a time; where memory ends the one unused the longest goes first."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        keep: float,
+        n_byte: int | None,
+        n_queue: int,
+        log: Callable[[str], None],
+    ) -> None:
+        """n_byte: of memory for all; None: as much as there is. keep: seconds without a request."""
+        self._source, self._keep, self._n_byte = source, keep, n_byte
+        self._n_queue, self._log = n_queue, log
+        self._running: dict[str, Running] = {}  # by path
+        self._requests: list[_Request] = []  # that wait for a model
+        self._loading: asyncio.Task[None] | None = None
+        self._sizes: dict[str, int] = {}  # of those that were loaded once, by path
+        self._tight: set[str] = set()  # of those that found no memory, until another is unloaded
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._past = Counts()  # of processes that are gone
+
+    @property
+    def running(self) -> list[Running]:
+        """Those that are loaded, the last used first."""
+        found = [one for one in self._running.values() if one.served is not None]
+        return sorted(found, key=lambda one: (one.users == 0, -one.used))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._stopping
+
+    @property
+    def counts(self) -> Counts:
+        """What all have done."""
+        return sum((one.worker.counts for one in self._running.values()), self._past)
+
+    @property
+    def n_running(self) -> int:
+        """Jobs that have a slot."""
+        return sum(one.worker.n_running for one in self._running.values())
+
+    @property
+    def n_waiting(self) -> int:
+        """Jobs that have none, and requests for models that are not loaded."""
+        waiting = sum(one.worker.n_waiting for one in self._running.values())
+        return waiting + len(self._requests)
+
+    @property
+    def full(self) -> bool:
+        """Whether a model's queue, or the one for models, has no room."""
+        waiting = [one.worker.n_waiting for one in self._running.values()]
+        return max([*waiting, len(self._requests)], default=0) >= self._n_queue
+
+    def adopt(self, offer: Offer, worker: Supervisor, served: Served) -> None:
+        """Have a model that was loaded before there is a loop."""
+        one = Running(offer, worker, self._keep, served)
+        assert worker.loaded is not None
+        one.n_byte, one.used = worker.loaded.n_byte, time.monotonic()
+        self._running[offer.path] = one
+
+    async def offers(self) -> list[Offer]:
+        """All models there are."""
+        return await asyncio.to_thread(self._source.offers)
+
+    async def take(self, offer: Offer, keep: float | None = None) -> Running:
+        """A model, which `give_back` ends; keep: as the server's, from now on. Raises ApiError."""
+        if self._stopping:
+            raise stopping()
+        if len(self._requests) >= self._n_queue:
+            raise busy(len(self._requests))
+        found = asyncio.get_running_loop().create_future()
+        request = _Request(offer, found, time.monotonic())
+        self._requests.append(request)
+        self._turn()
+        try:
+            one = await found
+        except asyncio.CancelledError:
+            if request in self._requests:
+                self._requests.remove(request)
+            elif found.done() and not found.cancelled() and found.exception() is None:
+                self.give_back(found.result())
+            raise
+        if keep is not None:
+            one.keep = keep
+        return one
+
+    def give_back(self, one: Running) -> None:
+        """End the use of a model that was taken."""
+        one.users -= 1
+        one.used = time.monotonic()
+        self._turn()
+
+    def unload(self, path: str) -> bool:
+        """Unload a model as soon as nobody uses it; whether it is loaded."""
+        one = self._running.get(path)
+        if one is None or one.served is None:
+            return False
+        one.keep = 0
+        self._turn()
+        return True
+
+    def stop(self) -> None:
+        """End all processes and requests; may be called more than once."""
+        self._stopping = True
+        for request in self._requests:
+            if not request.found.done():
+                request.found.set_exception(stopping())
+        self._requests.clear()
+        for one in self._running.values():
+            one.worker.stop()
+            if one.served is not None:
+                one.served.stop()
+
+    def close(self) -> None:
+        """Wait until all processes have ended, after `stop`; the loop has ended."""
+        for one in self._running.values():
+            if one.served is not None:
+                one.served.close()
+            one.worker.join()
+
+    # --- what happens next -----------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Whatever can be done now: models for requests, room, loading, unloading."""
+        if self._stopping:
+            return
+        self._grant()
+        now = time.monotonic()
+        for one in list(self._running.values()):
+            if one.served is not None and not one.users and one.until <= now:
+                self._leave(one, "unused")
+        if self._requests and self._loading is None and not self._leaving:
+            self._make_room(self._requests[0].offer)
+        self._set_timer()
+
+    def _grant(self) -> None:
+        """Give requests the models that are loaded, unless one has waited long for another."""
+        first = self._requests[0] if self._requests else None
+        now = time.monotonic()
+        for request in list(self._requests):
+            one = self._running.get(request.offer.path)
+            if one is None or one.served is None or one.leaving:
+                continue
+            if one.worker.failed and not one.users:  # as where its file has changed
+                self._leave(one, "failed")
+                continue
+            waits = self._loading is None and first is not None and now - first.since > PATIENCE
+            if first is not request and waits:
+                continue
+            self._requests.remove(request)
+            if first is request:
+                first = self._requests[0] if self._requests else None
+            if not request.found.done():
+                one.users += 1
+                request.found.set_result(one)
+
+    def _make_room(self, offer: Offer) -> None:
+        """Load a model, or unload one for it, or wait until one is unused."""
+        if offer.path in self._running:
+            return
+        idle = [one for one in self._running.values() if not one.users]
+        needed = self._sizes.get(offer.path, offer.n_byte)
+        held = sum(one.n_byte for one in self._running.values())
+        fits = self._n_byte is None or held + needed <= self._n_byte
+        if (fits and offer.path not in self._tight) or not self._running:
+            self._loading = asyncio.ensure_future(self._load(offer))
+        elif idle:
+            self._leave(min(idle, key=lambda one: one.used), f"for {offer.name}")
+
+    async def _load(self, offer: Offer) -> None:
+        """Load a model for all that wait for it."""
+        error: Exception | None = None
+        try:
+            one = await self._loaded(offer)
+            one.used = time.monotonic()
+            self._tight.discard(offer.path)
+            self._sizes[offer.path] = one.n_byte
+            mine = [request for request in self._requests if request.offer.path == offer.path]
+            for request in mine:  # before one that has waited for another model has its turn
+                self._requests.remove(request)
+                if not request.found.done():
+                    one.users += 1
+                    request.found.set_result(one)
+        except (LoadError, OSError, ValueError, RuntimeError) as found:
+            error = found
+            if (gone := self._running.get(offer.path)) is not None:
+                gone.worker.stop()
+                await asyncio.to_thread(gone.worker.join)
+                self._running.pop(offer.path, None)
+        finally:
+            self._loading = None
+        if error is not None:
+            self._failed(offer, error)
+        self._shrink()
+        self._turn()
+
+    async def _loaded(self, offer: Offer) -> Running:
+        worker = self._source.start(offer)
+        one = Running(offer, worker, self._keep)
+        self._running[offer.path] = one
+        self._log(f"loading {offer.name}")
+        loaded = await asyncio.to_thread(worker.wait)
+        one.n_byte = loaded.n_byte
+        if self._n_byte is not None and one.n_byte > self._n_byte:
+            raise LoadError(
+                f"it takes {one.n_byte / GIB:.1f} GiB, all models may take "
+                f"{self._n_byte / GIB:.1f} GiB: raise --memory or lower --ctx"
+            )
+        one.served = await asyncio.to_thread(self._source.serve, offer, worker)
+        return one
+
+    def _failed(self, offer: Offer, error: Exception) -> None:
+        """A model cannot be loaded: for want of memory another goes, or its requests fail."""
+        if isinstance(error, LoadError) and error.memory and self._running:
+            self._tight.add(offer.path)
+            return
+        self._log(f"{offer.name} cannot be loaded: {error}")
+        for request in [each for each in self._requests if each.offer.path == offer.path]:
+            self._requests.remove(request)
+            if not request.found.done():
+                request.found.set_exception(not_loaded(str(error)))
+
+    def _shrink(self) -> None:
+        """Unload what is unused as long as all take more than they may: sizes are known now."""
+        held = sum(one.n_byte for one in self._running.values() if not one.leaving)
+        idle = [one for one in self._running.values() if not one.users and not one.leaving]
+        for one in sorted(idle, key=lambda one: one.used):
+            if self._n_byte is not None and held > self._n_byte:
+                held -= one.n_byte
+                self._leave(one, "for others")
+
+    def _leave(self, one: Running, why: str) -> None:
+        if one.leaving:
+            return
+        one.leaving = True
+        self._log(f"unloading {one.offer.name}: {why}")
+        task = asyncio.ensure_future(self._unloaded(one))
+        self._leaving.add(task)
+        task.add_done_callback(self._left)
+
+    async def _unloaded(self, one: Running) -> None:
+        served, worker = one.served, one.worker
+        worker.stop()
+        if served is not None:
+            served.stop()
+            await asyncio.to_thread(served.close)
+        await asyncio.to_thread(worker.join)
+        self._past = self._past + worker.counts
+        self._running.pop(one.offer.path, None)
+
+    def _left(self, task: "asyncio.Task[None]") -> None:
+        self._leaving.discard(task)
+        self._tight.clear()
+        self._turn()
+
+    def _set_timer(self) -> None:
+        """Come back when the next model has been unused for long enough, or a request waited."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = [one.until for one in self._running.values() if not one.leaving]
+        ends = [end for end in ends if end < math.inf]
+        if ends:
+            delay = max(0.0, min(ends) - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._turn)
+
+
+def unknown_model(name: str, offers: list[Offer]) -> ApiError:
+    """Status 404: there is no model of that name."""
+    names = ", ".join(offer.name for offer in offers) or "none"
+    return ApiError(
+        404,
+        f"there is no model {name[:100]!r} here: {names}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def named(name: str, offers: list[Offer]) -> Offer | None:
+    """The model that a client calls so: by its name, without .gguf, hf: or with :latest."""
+    for spelling in (name, name.removesuffix(":latest"), f"hf:{name}"):
+        for offer in offers:
+            stem = offer.path.rpartition("/")[2].removesuffix(".gguf")
+            if spelling in (offer.name, offer.name.removesuffix(".gguf"), stem):
+                return offer
+    return None

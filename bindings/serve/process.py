@@ -1,0 +1,200 @@
+"""The process that runs a model: jobs come over a socket, what they send goes back, a frame a step.
+
+python -m tamis.bindings.serve.process SOCKET START PARENT is started by `supervisor`, which starts
+another where this one crashes. It ends with the socket.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from tamis.bindings.serve.jobs import (
+    Event,
+    Job,
+    Keeping,
+    Piece,
+    Wanted,
+    event_to_record,
+    jobs_of_record,
+)
+from tamis.bindings.serve.masks import Masks
+from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
+from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
+from tamis.bindings.serve.worker import Completion, Worker
+from tamis.engine.engine import Engine
+from tamis.engine.session import Session
+from tamis.model.hparams import RopeScaling
+from tamis.model.placement import devices
+from tamis.platform.processes import end_with
+from tamis.sampling.chain import Dry
+
+GIB = 1 << 30
+ALIVE_SECONDS = 1  # between frames, where there is nothing to tell while the model runs
+
+
+def main() -> None:
+    """Load the model and run jobs until the socket is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
+        signal.signal(number, signal.SIG_IGN)
+    end_with(int(sys.argv[3]))
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # it would have what clients wrote
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    start = Start(**json.loads(sys.argv[2]))
+    try:
+        engine, sessions = _load(channel, start)
+    except Exception as error:
+        memory = isinstance(error, MemoryError)
+        line = _line(error).replace(start.path, os.path.basename(start.path))  # clients read it
+        told = json.dumps([line, traceback.format_exc(), memory]).encode()
+        channel.sendall(frame(Kind.FAILED, told))
+        os._exit(1)
+    loaded(channel, engine, sessions).run()
+    os._exit(0)  # the model may be in a long step, which nothing interrupts
+
+
+def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session]]:
+    """The model and a session a slot. Raises MemoryError where all of them do not fit."""
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        channel.sendall(frame(Kind.PROGRESS, json.dumps([stage, done, total]).encode()))
+
+    if identity(start.path) != start.identity:
+        raise RuntimeError(f"{start.path} has changed since the model was first loaded")
+    engine = Engine.load(
+        start.path,
+        n_threads=start.n_threads,
+        rope=None if start.rope is None else RopeScaling(**start.rope),
+        progress=progress,
+        **start.where,
+    )
+    n_ctx, n_ubatch, n = start.session["n_ctx"], start.session["n_ubatch"], start.n_slot
+    types = start.session["type_k"], start.session["type_v"]
+    plan = engine.memory_plan(n_ctx, n_ubatch, *types)
+    needed = n * (plan.kv + plan.workspace)
+    if needed > plan.available:
+        raise MemoryError(
+            f"{n} contexts of {engine.context(n_ctx)} tokens take {needed / GIB:.1f} GiB, "
+            f"free: {plan.available / GIB:.1f} GiB; lower --ctx or --parallel"
+        )
+    return engine, [engine.session(**start.session, progress=progress) for _ in range(n)]
+
+
+def _line(error: Exception) -> str:
+    """What the server says of an error."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text = str(error)
+    if isinstance(error, MemoryError):
+        return text or "out of memory: lower --ctx or take a smaller model"
+    if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text} (a bug of tamis)"
+
+
+def loaded(channel: socket.socket, engine: Engine, sessions: Sequence[Session]) -> "Runner":
+    """Runs jobs after the server got the model's description."""
+    hp, n = engine.hp, len(sessions)
+    one = sessions[0]
+    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types)
+    n_byte = plan.weights + n * (plan.kv + plan.workspace)
+    where = ", ".join(devices(engine.loaded.places))
+    told = Loaded(one.n_ctx, hp.n_embd, hp.n_vocab, hp.n_ctx_train, n, n_byte, where)
+    channel.sendall(frame(Kind.LOADED, json.dumps(told).encode()))
+    return Runner(channel, engine, sessions)
+
+
+class Runner:
+    """Jobs by their numbers, and what they have sent since the last frame."""
+
+    def __init__(self, channel: socket.socket, engine: Engine, sessions: Sequence[Session]) -> None:
+        self._channel, self._n_vocab = channel, engine.hp.n_vocab
+        self._tokenizer = engine.tokenizer
+        self._jobs: dict[int, tuple[Job, Masks | None]] = {}
+        self._events: list[list[Any]] = []
+        self._sent, self._busy = 0.0, [False] * len(sessions)
+        self._worker = Worker(engine, sessions, self._flush, self._hang_up)
+
+    def run(self) -> None:
+        """Run jobs until the socket is closed."""
+        frames, sockets = Frames(), deque[int]()
+        with contextlib.suppress(OSError, Broken):
+            while True:
+                data, numbers, _, _ = socket.recv_fds(self._channel, 1 << 20, 16)
+                if not data:
+                    break
+                sockets.extend(numbers)
+                frames.feed(data)
+                while (found := frames.next()) is not None:
+                    self._take(*found, sockets)
+        self._worker.stop()
+
+    def _take(self, kind: Kind, data: bytes, sockets: deque[int]) -> None:
+        found = json.loads(data)
+        if kind is Kind.FORGET:
+            for number in found:
+                job, masks = self._jobs.pop(number, (None, None))
+                if job is not None:
+                    job.cancelled = True
+                if masks is not None:
+                    masks.close()
+            return
+        masks = Masks(socket.socket(fileno=sockets.popleft())) if found["masked"] else None
+        jobs = [self._job(wanted, masks) for wanted in jobs_of_record(found)]
+        self._worker.submit(jobs)
+
+    def _job(self, wanted: Wanted, masks: Masks | None) -> Job:
+        def emit(event: Event) -> None:
+            n = job.n_answer if isinstance(event, Piece) else 0
+            self._events.append([wanted.id, n, *event_to_record(event)])
+
+        how: dict[str, Any] = {"scope": wanted.scope, "owner": wanted.owner, "slot": wanted.slot}
+        if wanted.keeping:
+            action, path = wanted.keeping
+            job: Job = Keeping([], emit, action=action, path=path, **how)
+        elif wanted.request is None:
+            job = Job(wanted.prompt, emit, pooling=wanted.pooling, **how)
+        else:
+            mask = None if masks is None else masks.step(wanted.number, self._n_vocab)
+            how_sampled = wanted.sampling, wanted.seed, self._n_vocab, mask, self._tokenizer
+            sampler = sampler_of(*how_sampled)
+            for step in sampler.steps:
+                if isinstance(step, Dry):  # a repetition of the prompt is one too
+                    for token in wanted.prompt:
+                        step.accept(token)
+            how |= {"request": wanted.request, "sampler": sampler, "mask": mask}
+            how["cached"] = wanted.cached
+            job = Completion(wanted.prompt, emit, **how)
+        self._jobs[wanted.id] = job, masks
+        return job
+
+    def _hang_up(self) -> None:
+        """In the worker's thread: a bug has ended it, or it was stopped."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def _flush(self) -> None:
+        """In the worker's thread: all that a step has brought, in one frame."""
+        now, slots = time.monotonic(), self._worker.slots()
+        busy = [slot.busy for slot in slots]
+        if not self._events and busy == self._busy and now < self._sent + ALIVE_SECONDS:
+            return
+        c = self._worker.counts
+        counts = [c.failed, c.cancelled, c.prompt_tokens, c.cached_tokens, c.answer_tokens]
+        record = [self._events, [*counts, c.steps, c.busy_seconds], slots]
+        self._events, self._sent, self._busy = [], now, busy
+        with contextlib.suppress(OSError):  # the server has gone: this process ends
+            self._channel.sendall(frame(Kind.EVENTS, json.dumps(record).encode()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The operating system: memory, processes, locks, processors, files that survive a crash."""
