@@ -4,19 +4,44 @@ Only the version and lazily loaded names live here, so that `import tamis` stays
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tamis.bindings.compat import Llama, LlamaGrammar
+    from tamis.engine.engine import Engine
+    from tamis.engine.session import Session
+    from tamis.sampling.chain import SamplerParams
+    from tamis.select.in_numpy import NumpySelector
+    from tamis.summary.plan import Settings
+    from tamis.summary.prompts import Task
+    from tamis.summary.summarize import summarize
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Engine",
+    "Llama",
+    "LlamaGrammar",
+    "NumpySelector",
+    "SamplerParams",
+    "Session",
+    "Settings",
+    "Task",
+    "__version__",
+    "summarize",
+]
 
 _EXPORTS = {
     "Engine": "tamis.engine.engine",
     "Llama": "tamis.bindings.compat",
     "LlamaGrammar": "tamis.bindings.compat",
-    "Session": "tamis.engine.session",
+    "NumpySelector": "tamis.select.in_numpy",
     "SamplerParams": "tamis.sampling.chain",
+    "Session": "tamis.engine.session",
+    "Settings": "tamis.summary.plan",
+    "Task": "tamis.summary.prompts",
     "summarize": "tamis.summary.summarize",
 }
-__all__ = ["__version__", *sorted(_EXPORTS)]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,8 @@ from tamis.jit_kernels.contract.program import Call
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import DECODE, Bound, Recording, Rows, Selector, SelectorShape, SelectorState
 
+ATTENDING = ops.ATTEND, ops.ATTEND_BENT
+
 if TYPE_CHECKING:
     from tamis.model.placement import Place
 
@@ -84,7 +86,7 @@ class _State(SelectorState):
 
     @property
     def told_by(self) -> list[np.ndarray]:
-        """What their costs are told from."""
+        """The arrays that their costs are computed from."""
         return self._told_by[self._phase]
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -111,8 +113,8 @@ class _State(SelectorState):
     ) -> None:
         if rec.n_tok == 1:
             of_layer = rec.program.calls[self._first :]
-            attending = [call for call in of_layer if call.spec.op is ops.ATTEND]
-            choosing = [call for call in of_layer if call.spec.op is not ops.ATTEND]
+            attending = [call for call in of_layer if call.spec.op in ATTENDING]
+            choosing = [call for call in of_layer if call.spec.op not in ATTENDING]
             self.calls[layer] = [*choosing, attending[0], attending[-1]]
             self._told_by[self._phase] = rec.program.named("indptr", "chosen", "meta")
         self._inner.correct(rec, layer, q, kv, sel, out)

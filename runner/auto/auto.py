@@ -3,7 +3,7 @@
 The last tokens of what a session holds are decoded again with each candidate, from the cheapest to
 the dearest, and what it keeps is weighed (see tamis.auto.attention_mass). A quarter that has found
 its method keeps it while the next candidate is tried in the others, so that what is weighed last is
-what is chosen, but for quarters that stay dense. Cost is bytes: keys and values attended to and
+what is chosen, but for quarters that stay dense. Cost is bytes: the K and V attended to and
 whatever is read to choose them. Scattered keys take up to twice as long a byte as all of them in
 their order.
 """
@@ -116,9 +116,9 @@ def choose(
     """
     n, start = base.n_past, time.perf_counter()
     if base.kv_ram is not None:
-        return Choice(DENSE, "keys and values are in a file, which candidates would have to copy")
+        return Choice(DENSE, "the KV cache is in a file, which candidates would have to copy")
     if base.kv_vram is not None:
-        return Choice(DENSE, "the GPU has no room for all keys and values, which candidates copy")
+        return Choice(DENSE, "the GPU has no room for the whole KV cache, which candidates copy")
     least = how.least
     if least is None:
         least = LEAST if any(b.on_host for b in devices(engine.places).values()) else LEAST_ON_GPU

@@ -8,25 +8,34 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
 
 from tamis import __version__
+from tamis.cli import settings
 from tamis.cli.flags import with_flags
+from tamis.cli.parsing import Parser
 
 # The help is here, so that `tamis --help` and `--version` import no command.
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt",
     "serve": "answer programs over HTTP, as OpenAI's API does",
+    "ps": "list the models that a running server has loaded",
     "summarize": "summarize documents of any length, or answer questions about them",
     "pull": "fetch a model",
     "inspect": "show metadata, tensors and the memory plan of a model",
     "bench": "measure prefill and decode",
     "perplexity": "perplexity of a text",
+    "list": "list the models that are here",
+    "show": "show what a model is, and what memory its contexts take",
+    "rm": "remove models",
+    "cache": "show or clear what is kept on disk",
+    "config": "show or set defaults of flags",
     "eval": "measure what attention methods keep of quality",
     "tokenize": "show the tokens of a text",
     "methods": "list the attention methods of --attn and --prefill",
     "warmup": "compile the kernels of a model now",
+    "completion": "print a shell's completion",
+    "man": "print the manual page",
 }
 
 
@@ -39,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on standard error; with --traceback it is raised instead.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a command here
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         for number in (signal.SIGINT, signal.SIGALRM):  # the process is ours
             signal.signal(number, _interrupt)
@@ -68,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in words:
             raise
         _say(f"error: {one_line(error)}")
-        return 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, UsageError | settings.SettingsError) else 1
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
@@ -109,16 +118,9 @@ def _let_all_text_pass() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tamis: error: {message} (see {self.prog} --help)\n")
-
-
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
     """The parser; of the commands only the one that is asked for is imported."""
-    parser = _Parser(prog="tamis", description="Run GGUF models, read what matters")
+    parser = Parser(prog="tamis", description="Run GGUF models, read what matters")
     parser.add_argument("--version", action="version", version=f"tamis {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -132,7 +134,9 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         if name == wanted:
             module = importlib.import_module(f"tamis.cli.{name}")
             module.add_arguments(command)
+            settings.apply(command, name, argv[argv.index(name) + 1 :])
             command.set_defaults(run=module.run)
+            parser.command = command
     return parser
 
 

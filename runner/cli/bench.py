@@ -33,7 +33,7 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
     "mb_per_token": "MB/token",
     "gb_s": "GB/s",
     "hit_rate": "hits",
-    "mb_brought": "MB brought",
+    "mb_brought": "MB fetched",
 }
 
 
@@ -53,13 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-t", "--threads", type=common.counts, help="threads, several as 1,2 (default: all cores)"
     )
-    parser.add_argument("-r", "--repetitions", type=common.count, default=5)
+    parser.add_argument(
+        "-r",
+        "--repetitions",
+        type=common.count,
+        default=5,
+        metavar="N",
+        help="runs that a median is of",
+    )
     parser.add_argument(
         "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a line")
-    form.add_argument("--csv", action="store_true")
+    form.add_argument("--csv", action="store_true", help="a table as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,7 +124,7 @@ def measure(
     for depth in arguments.depth:
         session.truncate(0)
         if depth:
-            session.prefill(ids[:depth], progress.tokens)
+            session.prefill(ids[:depth], progress.reading(depth))
             progress.clear()
         for kind, n in tests:
             once = _prefill if kind == "pp" else _decode
@@ -165,7 +172,7 @@ def _speeds(
 
 
 def _asked(session: Any) -> np.ndarray:
-    """What was asked of a tier so far: hits, misses and bytes that were brought."""
+    """What was asked of a tier so far: hits, misses and bytes that were fetched."""
     counts = session.kv_counts
     found = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
     return np.array(found, np.int64)
@@ -185,9 +192,9 @@ def _decode(session: Any, ids: np.ndarray) -> float:
 
 
 def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, float]:
-    """MB a decoded token has to read, with all n_past keys and values, and the GB/s it implies.
+    """MB a decoded token has to read, with all n_past KV rows, and the GB/s it implies.
 
-    A method that selects reads fewer keys and values than are counted here.
+    A method that selects reads fewer KV rows than are counted here.
     """
     hp = engine.hp
     kv = types.row_bytes(hp.head_dim) * hp.n_layer * hp.n_head_kv * n_past

@@ -2,37 +2,63 @@
 
 import argparse
 
-from tamis.cli import common, lines, repl
+from tamis.cli import common, completion, context, lines, repl, samplers
+from tamis.cli.parsing import group
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    common.add_model_arguments(parser)
+    common.add_model_arguments(parser, auto=True)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
-    common.add_sampling_arguments(parser)
-    parser.add_argument("--system", type=common.text, help="a system message")
-    parser.add_argument("-n", "--max-tokens", type=common.count, help="longest answer in tokens")
-    parser.add_argument(
+    samplers.add_arguments(parser)
+    samplers.add_grammar_arguments(parser)
+    answer = group(parser, "conversation")
+    answer.add_argument(
+        "-sys",
+        "--system",
+        "--system-prompt",
+        type=common.text,
+        metavar="TEXT",
+        help="a system message (default: none)",
+    )
+    answer.add_argument(
+        "-n",
+        "--max-tokens",
+        "--predict",
+        "--n-predict",
+        type=common.answer_length,
+        metavar="N",
+        help="longest answer in tokens; -1, the default: as long as the context has room",
+    )
+    answer.add_argument(
         "--context-shift",
         action="store_true",
         help="once the context is three quarters full, forget the oldest messages, not the system "
         "message, down to half of it; the others are not read again",
     )
-    parser.add_argument("--plain", action="store_true", help="show answers as they are written")
+    answer.add_argument(
+        "--plain", action="store_true", help="show answers without Markdown's styles"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read messages and commands until the end of input; 1 where one from a pipe failed."""
     progress = common.Progress()
-    params = common.sampler_params(arguments)
+    params = samplers.params(arguments)
+    samplers.check(arguments)
+    arguments.prefill = context.prefill(arguments.prefill, 0)
     engine = common.load_engine(arguments, progress)
+    chosen = context.choose(engine, arguments, None)
+    arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
     session = common.open_session(engine, arguments, progress)
     common.note_untrained(engine, session, arguments)
     chat = repl.Chat(engine, session, params, arguments)
-    common.note(f"{engine.path.name}, context {session.n_ctx} tokens. /help lists the commands.")
-    for text in lines.messages(chat.status):
+    common.note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
+    if chat.completes:
+        common.note("It has no chat template (a base model): it continues what is written.")
+    for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
         if not chat.handle(text):
             break
-    engine.close()
+    chat.engine.close()
     return int(chat.failed and not lines.interactive())

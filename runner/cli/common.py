@@ -4,63 +4,26 @@ import argparse
 import math
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from tamis.cli import UsageError, printable
+from tamis.cli.parsing import group
+from tamis.cli.progress import MIB as MIB
+from tamis.cli.progress import Progress
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
-MIB = 1 << 20
 AUTO_HELP = (
     "--attn auto decodes the prompt's last tokens again with several methods and takes, for each "
     "quarter of the layers, the one that reads least of those that keep 0.95 of the attention "
     "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
     "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
 )
+# The groups that help shows.
+MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
+ATTENTION_GROUP = "attention"
 # KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/types.py: these need NumPy.
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
-SAMPLING = {
-    "temp": float,
-    "top-k": int,
-    "top-p": float,
-    "min-p": float,
-    "repeat-penalty": float,
-    "seed": int,
-}
-
-
-class Progress:
-    """A progress line on standard error, only where that is a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = False
-        self._start = time.monotonic()
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Show stage, share done and time; the line goes when the stage is complete."""
-        if not sys.stderr.isatty():
-            return
-        if done == 0 or not self._shown:
-            self._start = time.monotonic()
-        share = f"{100 * done // total:3d} %" if total else f"{done / MIB:.1f} MiB"
-        spent = time.monotonic() - self._start
-        left = f", {spent * (total - done) / done:.0f} s left" if total and done else ""
-        sys.stderr.write(f"\r\x1b[K{stage}: {share}{left}")
-        self._shown = True
-        if total and done >= total:
-            self.clear()
-        sys.stderr.flush()
-
-    def tokens(self, done: int, total: int) -> None:
-        """Progress of a prefill."""
-        self("reading the prompt", done, total)
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            self._shown = False
 
 
 def note(text: str) -> None:
@@ -83,9 +46,14 @@ def whole(text: str) -> int:
     return _whole(text, least=-(1 << 31))
 
 
-def count_or_auto(text: str) -> int | None:
-    """An argument that is a whole number of at least 1, or auto: None."""
-    return None if text == "auto" else count(text)
+def context(text: str) -> int | None:
+    """The argument of --ctx: at least 1, auto: None, or 0: what the model was trained on."""
+    return None if text == "auto" else count_or_zero(text)
+
+
+def answer_length(text: str) -> int:
+    """The argument of -n: at least 1, or -1: until the model ends its answer."""
+    return -1 if text in ("-1", "-2") else count(text)
 
 
 def counts(text: str) -> list[int]:
@@ -154,13 +122,18 @@ def add_model_arguments(
     auto: context, types and --prefill are chosen where none is named; their defaults are then
     None, None and "auto".
     """
-    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
+    model = group(parser, MODEL_GROUP)
+    model.add_argument(
+        "-m",
+        "--model",
+        help="path or short name of a model (default: the only one there is, or smollm2)",
+    )
     if threads:
-        parser.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
-    parser.add_argument(
+        model.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+    model.add_argument(
         "--device", choices=DEVICES, help="where to run (default: cpu, with -ngl cuda)"
     )
-    parser.add_argument(
+    model.add_argument(
         "-ngl",
         "--n-gpu-layers",
         "--gpu-layers",
@@ -169,64 +142,90 @@ def add_model_arguments(
         help="how many of the last layers run on the GPU, the others and the output on the CPU; "
         "more than there are, or -1: all, and the output (the default of --device cuda)",
     )
-    parser.add_argument(
+    model.add_argument(
         "-nkvo",
         "--no-kv-offload",
         action="store_true",
         help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
         "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
     )
-    if auto:
-        parser.add_argument("-c", "--ctx", type=count_or_auto, help="context in tokens, or auto")
-    elif not lengths:
-        parser.add_argument("-c", "--ctx", type=count, help="context in tokens")
+    if auto or not lengths:
+        _add_ctx_argument(parser, auto=auto)
+    kv = group(parser, KV_GROUP)
     for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
-        parser.add_argument(
+        kv.add_argument(
             f"-ct{short}",
             f"--cache-{name}",
             choices=CACHE_TYPES,
             default=None if auto else "f16",
             help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
         )
+    _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
+
+
+def _add_method_arguments(
+    parser: argparse.ArgumentParser, *, several: bool, auto: bool, lengths: bool
+) -> None:
+    attention = group(parser, ATTENTION_GROUP)
     text = "attention method of decoding: see `tamis methods`"
     if several:
-        parser.add_argument("--attn", action="append", help=text + "; may be given again")
+        more = "; may be given again (default: dense)"
+        attention.add_argument("--attn", action="append", metavar="METHOD", help=text + more)
     else:
-        parser.add_argument("--attn", default="dense", help=text)
-    text = "attention method of reading prompts: likewise"
+        attention.add_argument("--attn", default="dense", metavar="METHOD", help=text)
+    text = "attention method of reading prompts"
     if lengths:
-        parser.add_argument("--prefill", action="append", help=text)
+        more = "; may be given again (default: dense)"
+        attention.add_argument("--prefill", action="append", metavar="METHOD", help=text + more)
     elif auto:
-        parser.add_argument("--prefill", default="auto", help=text + ", or auto")
+        more = ", or auto (the default): dense up to 8192 tokens, a window with Delta beyond"
+        attention.add_argument("--prefill", default="auto", metavar="METHOD", help=text + more)
     else:
-        parser.add_argument("--prefill", default="dense", help=text)
+        attention.add_argument("--prefill", default="dense", metavar="METHOD", help=text)
+
+
+def _add_ctx_argument(parser: argparse.ArgumentParser, *, auto: bool) -> None:
+    names = ("-c", "--ctx", "--ctx-size")
+    kv = group(parser, KV_GROUP)
+    if not auto:
+        text = "context in tokens (default: what the model was trained on, up to 8192)"
+        kv.add_argument(*names, type=count, metavar="N", help=text)
+        return
+    kv.add_argument(
+        *names,
+        type=context,
+        metavar="N",
+        help="context in tokens; auto (the default): what the prompt and the answer need, up to "
+        "what the model was trained on and memory has room for; 0: what it was trained on",
+    )
 
 
 def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
     """--kv-ram and --kv-dir."""
-    parser.add_argument(
+    group(parser, KV_GROUP).add_argument(
         "--kv-ram",
         type=size,
         metavar="SIZE",
-        help="memory for keys and values, such as 512MiB; the rest is in a file of --kv-dir",
+        help="memory for the KV cache, such as 512MiB; the rest is in a file of --kv-dir",
     )
-    parser.add_argument("--kv-dir", metavar="DIR", help="folder on a disk for that file")
+    text = "folder on a disk for that file (default: none)"
+    group(parser, KV_GROUP).add_argument("--kv-dir", metavar="DIR", help=text)
 
 
 def add_vram_argument(parser: argparse.ArgumentParser) -> None:
     """--kv-vram."""
-    parser.add_argument(
+    group(parser, KV_GROUP).add_argument(
         "--kv-vram",
         type=size,
         metavar="SIZE",
-        help="memory of the GPU for keys and values, such as 4GiB; all of them are in RAM then, "
-        "from where the GPU brings the pages that it reads",
+        help="memory of the GPU for the KV cache, such as 4GiB; all of it is in RAM then, "
+        "from where the GPU fetches the pages that it reads",
     )
 
 
 def add_unit_argument(parser: argparse.ArgumentParser) -> None:
     """--kv-unit."""
-    parser.add_argument(
+    group(parser, KV_GROUP).add_argument(
         "--kv-unit",
         type=int,
         choices=KV_UNITS,
@@ -240,20 +239,21 @@ def add_context_arguments(parser: argparse.ArgumentParser) -> None:
     add_kv_arguments(parser)
     add_unit_argument(parser)
     add_vram_argument(parser)
-    parser.add_argument(
+    kv = group(parser, KV_GROUP)
+    kv.add_argument(
         "--rope-scaling",
         choices=["none", "linear", "yarn"],
         help="stretch positions beyond the training context (default: as the model says)",
     )
-    parser.add_argument("--rope-scale", type=float, metavar="N", help="... by this factor")
-    parser.add_argument(
+    kv.add_argument("--rope-scale", type=float, metavar="N", help="... by this factor (default: 1)")
+    kv.add_argument(
         "--yarn-orig-ctx", type=count, metavar="N", help="training context (default: the model's)"
     )
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
     """--audit."""
-    parser.add_argument(
+    group(parser, ATTENTION_GROUP).add_argument(
         "--audit",
         type=count,
         default=0,
@@ -261,24 +261,6 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
         help="compute dense attention on every N-th decode step too and report what --attn missed; "
         "an N that divides a method's period sees the same steps of it each time",
     )
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """The usual sampler settings; the defaults are SamplerParams' own."""
-    for name, type_ in SAMPLING.items():
-        parser.add_argument(f"--{name}", type=type_, default=argparse.SUPPRESS)
-
-
-def sampler_params(arguments: argparse.Namespace) -> Any:
-    """SamplerParams of the flags that were given. Raises UsageError."""
-    from tamis.sampling.chain import SamplerError, SamplerParams
-
-    names = [name.replace("-", "_") for name in SAMPLING]
-    given = {n: getattr(arguments, n) for n in names if hasattr(arguments, n)}
-    try:
-        return SamplerParams(**given)
-    except SamplerError as error:
-        raise UsageError(str(error)) from error
 
 
 def check_methods(attn: str, prefill: str) -> None:
@@ -343,19 +325,22 @@ def model_file(name: str | None, progress: Progress) -> Path:
     return path
 
 
-def load_engine(arguments: argparse.Namespace, progress: Progress) -> Any:
-    """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first."""
+def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | None = None) -> Any:
+    """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first.
+
+    path: the file of -m, where it is known already.
+    """
     from tamis.engine.engine import Engine
 
     attn = arguments.attn
     for method in [attn] if isinstance(attn, str) else attn:
         check_methods(method, arguments.prefill)
     where = devices(arguments)
-    path = model_file(arguments.model, progress)
+    path = path or model_file(arguments.model, progress)
     engine = Engine.load(
         path,
         n_threads=arguments.threads,
-        rope=_rope_scaling(arguments),
+        rope=rope_scaling(arguments),
         progress=progress,
         **where,
     )
@@ -375,7 +360,7 @@ def devices(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(arguments: argparse.Namespace) -> Any:
+def rope_scaling(arguments: argparse.Namespace) -> Any:
     """RopeScaling of the flags, None where the model's own holds. Raises UsageError."""
     from tamis.model.hparams import RopeScaling
 
@@ -391,7 +376,7 @@ def _rope_scaling(arguments: argparse.Namespace) -> Any:
 
 
 def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a session keeps keys and values as, and where, as far as the command has flags."""
+    """The types and the place of a session's KV cache, as far as the command has flags."""
     names = ("kv_ram", "kv_dir", "kv_unit", "kv_vram")
     where = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}

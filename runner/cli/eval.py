@@ -5,6 +5,7 @@ of methods, lengths or tasks adds to what is there.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -13,6 +14,9 @@ from typing import Any
 
 from tamis.cli import UsageError, common
 
+# As evals.own_data has them, which imports NumPy.
+METRICS = ("match_part", "match_all", "f1", "exact", "rouge")
+N_SAMPLE = 5
 DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers have three tokens
 
 
@@ -20,12 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.epilog = common.AUTO_HELP
     common.add_model_arguments(parser, several=True, lengths=True)
-    parser.add_argument(
-        "--task",
-        action="append",
-        help="ruler (its 13 tasks, the default), passkey, summary (ROUGE), text (perplexity and "
-        "KL), all, or names of tasks as a,b; may be given again",
-    )
+    _add_questions(parser)
     parser.add_argument("--list", action="store_true", help="list the tasks")
     parser.add_argument(
         "-l",
@@ -35,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of prompt and answer; several as 4096,8192 (default: 4096)",
     )
     parser.add_argument(
-        "-n", "--samples", type=common.count, default=5, help="of each task and length (default: 5)"
+        "-n",
+        "--samples",
+        type=common.count,
+        metavar="N",
+        help="of each task and length (default: 5; of --data: all)",
     )
     parser.add_argument("--seed", type=int, default=0, help="what the samples are made from")
     parser.add_argument(
@@ -63,7 +66,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", metavar="DIR", help="where results and report are kept")
     parser.add_argument("--report", action="store_true", help="write the report anew, run nothing")
+    parser.add_argument("--csv", action="store_true", help="write results.csv beside the report")
     parser.add_argument("--json", action="store_true", help="each result on standard output too")
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    """Flags of what is asked and how answers are scored."""
+    parser.add_argument(
+        "--task",
+        action="append",
+        help="ruler (its 13 tasks, the default), passkey, summary (ROUGE), text (perplexity and "
+        "KL), all, or names of tasks as a,b; may be given again",
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="instead of tasks: prompts and answers as JSONL, one's own (prompt, answer), "
+        "LongBench's or RULER's; may be given again",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=METRICS,
+        help="of all of --data: a string of the answers, or all of them, is in the text, F1 of "
+        "words, exact, ROUGE-L (default: what the file says, else match_part)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,19 +113,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Any:
     """What was asked for, checked as far as it can be without a model. Raises UsageError."""
+    from tamis.evals.own_data import read_data
     from tamis.evals.plan import Settings
     from tamis.evals.scoring import rouge_scorer
     from tamis.evals.tasks import tasks
     from tamis.evals.tasks.base import ROUGE
     from tamis.select.notation import DENSE
 
-    chosen = _chosen(arguments.task or ["ruler"])
-    if any(name in tasks() and tasks()[name].score == ROUGE for name in chosen):
+    if arguments.data and arguments.task:
+        raise UsageError("--data stands in place of --task: leave out one")
+    if arguments.metric and not arguments.data:
+        raise UsageError("--metric is for --data: name a file, or leave it out")
+    data = tuple(read_data(path, arguments.metric) for path in arguments.data)
+    chosen = () if data else _chosen(arguments.task or ["ruler"])
+    scores = {example.metric for each in data for example in each.examples}
+    if ROUGE in scores | {tasks()[name].score for name in chosen if name in tasks()}:
         rouge_scorer()
     settings = Settings(
         tasks=chosen,
         lengths=tuple(dict.fromkeys(arguments.length)),
-        samples=arguments.samples,
+        samples=arguments.samples or (0 if data else N_SAMPLE),
+        data=data,
         attn=tuple(arguments.attn or ()),
         prefill=tuple(arguments.prefill or ("dense",)),
         seed=arguments.seed,
@@ -145,6 +181,8 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     store = Store(arguments.out)
     engine = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
     progress.clear()
+    if settings.data:
+        settings = dataclasses.replace(settings, lengths=(_longest(engine, settings),))
     _warn_of_lengths(engine, settings)
     evaluation = Evaluation(engine, settings, store, progress)
     evaluation.check()
@@ -162,6 +200,15 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     engine.close()
 
 
+def _longest(engine: Any, settings: Any) -> int:
+    """Tokens that the longest prompt of the data takes with its answer, in 256s."""
+    from tamis.evals.answer import encode
+
+    examples = [example for data in settings.data for example in data.examples]
+    sizes = (len(encode(engine, e.draft, settings.raw)) + e.n_predict for e in examples)
+    return -(-max(sizes) // 256) * 256
+
+
 def _warn_of_lengths(engine: Any, settings: Any) -> None:
     trained = engine.hp.n_ctx_train
     longer = [str(length) for length in settings.lengths if length > trained]
@@ -175,10 +222,12 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from tamis.evals.report import write_report
+    from tamis.evals.report import write_csv, write_report
     from tamis.evals.store import read_results
 
-    for path in write_report(read_results(arguments.out), arguments.out):
+    rows = read_results(arguments.out)
+    paths = write_report(rows, arguments.out)
+    for path in [*paths, write_csv(rows, arguments.out)] if arguments.csv else paths:
         sys.stderr.write(f"{path}\n") if arguments.json else sys.stdout.write(f"{path}\n")
     return 0
 

@@ -1,35 +1,49 @@
 """The conversation of `tamis chat`: its messages, its commands, what it keeps in files."""
 
 import argparse
+import base64
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import audit, common, lines, one_line
-from tamis.cli.answer import open_answer
-from tamis.private_files import write_whole
+from tamis.cli import audit, common, context, lines, one_line, samplers, table
+from tamis.cli.answer import open_answer, visible
+from tamis.cli.parsing import did_you_mean
+from tamis.platform.private_files import write_whole
 
-COMMANDS = """\
-/help            this list
-/system TEXT     set the system message (none: remove it) and start again
-/reset           forget the conversation
-/regen           another answer to the last message
-/save FILE       keep the conversation and its state
-/load FILE       go on with a kept one
-/set NAME VALUE  a sampler setting: temp, top_k, top_p, ...; /set alone shows them
-/stats           speed and memory
-/ctx             context used
-/exit            leave (also Ctrl-D)
-Ctrl-C stops an answer and forgets it and its question. A line that ends in \\ goes on
-in the next one; Alt-Enter does the same."""
+COMMANDS = {
+    "help": ("", "this list"),
+    "system": ("TEXT", "set the system message (none: remove it) and start again"),
+    "clear": ("", "forget the conversation, not the system message; also /reset"),
+    "retry": ("", "another answer to the last message; also /regen"),
+    "edit": ("[TEXT]", "ask the last question anew, changed"),
+    "read": ("FILE", "read a text, PDF or HTML file now, to ask about it next"),
+    "think": ("[on|off]", "show the last thoughts, or all from now on"),
+    "copy": ("", "copy the last answer to the clipboard"),
+    "save": ("FILE", "keep the conversation and its state"),
+    "load": ("FILE", "go on with a kept one"),
+    "set": ("[NAME VALUE]", "a sampler setting; alone: a table of them"),
+    "attn": ("[METHOD]", "what decode steps read: see tamis methods"),
+    "model": ("[NAME]", "go on with another model"),
+    "stats": ("", "speed and memory"),
+    "ctx": ("", "context used"),
+    "exit": ("", "leave (also Ctrl-D)"),
+}
+ALIASES = {"reset": "clear", "regen": "retry"}
+KEYS = """\
+Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes on in the
+next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
 
 Message = dict[str, str]
+TAIL = 32  # tokens of a prompt's end, which say whether the model thinks already
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,18 +78,46 @@ class Chat:
         self, engine: Any, session: Any, params: Any, arguments: argparse.Namespace
     ) -> None:
         self._engine, self._session, self._params = engine, session, params
-        self._max_tokens, self._plain = arguments.max_tokens, arguments.plain
+        self._arguments = arguments
+        n = arguments.max_tokens
+        self._max_tokens, self._plain = None if n == -1 else n, arguments.plain
         self._shifts = arguments.context_shift
         self._messages: list[Message] = []
         if arguments.system:
             self._messages.append({"role": "system", "content": arguments.system})
         self._speed = Speed()
+        self._texts: list[str] = []  # of files, for the next question
+        self._replaced: int | None = None  # how many messages stay before the next question
+        self._draft = ""  # what the next prompt begins with
+        self._thoughts, self._shows_thoughts = "", False
         self.failed = False
+        self._follow(engine)
+
+    def _follow(self, engine: Any) -> None:
+        """What is fixed for an engine: its form of answers, and the grammar's vocabulary."""
+        self._engine = engine
+        self.completes = engine.vocab.chat_template is None
+        self._format: Any = None
+        if not self.completes:
+            from tamis.text.chat_format import ChatFormat
+
+            self._format = ChatFormat.of(engine.chat_template)
+        self._grammar = samplers.grammar(self._arguments, engine)
+
+    @property
+    def engine(self) -> Any:
+        """The engine that answers now."""
+        return self._engine
 
     @property
     def messages(self) -> list[Message]:
         """A copy of the conversation so far."""
         return [dict(message) for message in self._messages]
+
+    def take_draft(self) -> str:
+        """What the next prompt begins with, once."""
+        draft, self._draft = self._draft, ""
+        return draft
 
     def status(self) -> str:
         """The status line: context used and speed of the last answer."""
@@ -86,8 +128,8 @@ class Chat:
     def handle(self, line: str) -> bool:
         """Answer a message or do what a command says; False where the conversation ends.
 
-        On an error or Ctrl-C, which are reported here, the conversation is as it was before. Where
-        nobody types, Ctrl-C is raised: it is for the program and not for one answer.
+        An error, which is reported here, leaves the conversation as it was. Ctrl-C keeps what was
+        written and its question. Where nobody types, it is raised: it is for the program then.
         """
         text = line.strip()
         if text in ("/exit", "/quit"):
@@ -98,29 +140,38 @@ class Chat:
             if text.startswith("/"):
                 self._command(text)
             elif text:
-                self._reply([*self._messages, {"role": "user", "content": line}])
+                self._ask(line)
         except KeyboardInterrupt:
             if not lines.interactive():
                 raise
             common.note("[stopped: the conversation is as it was before]")
         except BrokenPipeError:
             raise
-        except (ValueError, RuntimeError, MemoryError, OSError) as error:
+        except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
             self.failed = True
-            hint = "; /reset forgets the conversation" if "n_ctx" in str(error) else ""
+            hint = "; /clear forgets the conversation" if "n_ctx" in str(error) else ""
             common.note(f"error: {one_line(error)}{hint}")
         return True
 
     def _command(self, text: str) -> None:
         name, _, rest = text[1:].partition(" ")
-        action: Callable[[str], None] | None = getattr(self, f"_do_{name}", None)
-        if action is None:
-            raise ValueError(f"/{name} is not a command; /help lists them")
+        name = ALIASES.get(name, name)
+        if name not in COMMANDS:
+            close = did_you_mean(name, COMMANDS).replace("mean ", "mean /")
+            raise ValueError(f"/{name} is not a command; /help lists them{close}")
+        action: Callable[[str], None] = getattr(self, f"_do_{name}")
         action(rest.strip())
+
+    def _ask(self, line: str) -> None:
+        """Answer a question, about the files that were read for it, in place of one to edit."""
+        kept = self._messages if self._replaced is None else self._messages[: self._replaced]
+        content = "\n\n".join([*self._texts, line])
+        self._reply([*kept, {"role": "user", "content": content}])
+        self._texts, self._replaced = [], None
 
     def _reply(self, messages: list[Message]) -> None:
         """Stream an answer to `messages`, which then are the conversation."""
-        ids = self._engine.encode_chat(messages)
+        ids = self._encode(messages)
         if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
             messages, ids = self._shortened(messages, ids)
         # What the session holds already of the conversation is not read again; at least one token
@@ -129,26 +180,55 @@ class Chat:
         self._session.truncate(same)
         progress = common.Progress()
         pieces = self._session.generate(
-            ids[same:], self._params, max_tokens=self._max_tokens, progress=progress.tokens
+            ids[same:],
+            self._params,
+            max_tokens=self._max_tokens,
+            grammar=copy.deepcopy(self._grammar),
+            progress=progress.reading(len(ids) - same, same),
         )
+        shown = Shown(self._parser(ids), self._plain, thoughts=self._shows_thoughts)
         start = time.perf_counter()
         try:
             with contextlib.closing(pieces):
-                said, first = self._stream(pieces)
+                shown.stream(pieces)
+        except KeyboardInterrupt:
+            if not shown.text or not lines.interactive():
+                self._session.truncate(same)
+                raise
+            common.note("[stopped; /retry answers again]")
         except BaseException:
             self._session.truncate(same)
             raise
         finally:
             progress.clear()
-        end = time.perf_counter()
-        self._speed = Speed(len(ids) - same, same, first - start, len(said), end - first)
-        answer = "".join(piece.text for piece in said)
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
-        if said and said[-1].finish == "length":
+        end, first = time.perf_counter(), shown.first
+        self._speed = Speed(len(ids) - same, same, first - start, len(shown.said), end - first)
+        self._messages = [*messages, {"role": "assistant", "content": shown.text}]
+        self._thoughts = shown.thoughts
+        if shown.said and shown.said[-1].finish == "length":
             common.note("[cut short: the context or --max-tokens is used up]")
         if self._session.audit is not None:
             audit.write(self._session.audit)
             self._session.audit.reset()
+
+    def _parser(self, ids: list[int]) -> Any:
+        """What tells thoughts from the answer to a prompt; None where there are none."""
+        if self._format is None or self._format.think is None:
+            return None
+        from tamis.text.tool_calls import OutputParser
+
+        piece = self._engine.tokenizer.piece
+        end = b"".join(piece(i, special=True) for i in ids[-TAIL:])
+        return OutputParser(self._format, prompt=end.decode("utf-8", "replace"))
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        """Token ids of the conversation; of a base model's: of its texts, one after the other."""
+        ids: list[int]
+        if self.completes:
+            ids = self._engine.tokenizer.encode("".join(m["content"] for m in messages))
+        else:
+            ids = self._engine.encode_chat(messages)
+        return ids
 
     def _shortened(
         self, messages: list[Message], ids: list[int]
@@ -160,7 +240,7 @@ class Chat:
         first, kept, short = int(messages[0]["role"] == "system"), messages, ids
         while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
             kept = [*kept[:first], *kept[first + 2 :]]
-            short = self._engine.encode_chat(kept)
+            short = self._encode(kept)
         if kept == messages:
             return messages, ids
         same, end = _common_prefix(ids, short), _common_prefix(self._session.tokens, ids)
@@ -175,34 +255,112 @@ class Chat:
         )
         return kept, short
 
-    def _stream(self, pieces: Iterator[Any]) -> tuple[list[Any], float]:
-        """Show the pieces as they come: all of them, and when the first one came."""
-        # The prompt is read before the first piece: its progress line needs the screen.
-        said = list(itertools.islice(pieces, 1))
-        first = time.perf_counter()
-        with open_answer(plain=self._plain) as answer:
-            for piece in said:
-                answer.write(piece.text)
-            for piece in pieces:
-                said.append(piece)
-                answer.write(piece.text)
-        return said, first
-
     def _do_help(self, _rest: str) -> None:
-        common.note(COMMANDS)
+        rows = [f"/{name} {value}".ljust(20) + text for name, (value, text) in COMMANDS.items()]
+        common.note("\n".join([*rows, KEYS]))
 
     def _do_system(self, rest: str) -> None:
         self._messages = [{"role": "system", "content": rest}] if rest else []
-        self._session.truncate(0)
+        self._forget()
 
-    def _do_reset(self, _rest: str) -> None:
+    def _do_clear(self, _rest: str) -> None:
         self._messages = [m for m in self._messages if m["role"] == "system"]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._texts, self._replaced, self._thoughts = [], None, ""
         self._session.truncate(0)
 
-    def _do_regen(self, _rest: str) -> None:
+    def _do_retry(self, _rest: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":
             raise ValueError("there is no answer to replace")
         self._reply(self._messages[:-1])
+
+    def _do_edit(self, rest: str) -> None:
+        asked = [i for i, m in enumerate(self._messages) if m["role"] == "user"]
+        if not asked:
+            raise ValueError("there is no question to change")
+        if not rest and not lines.interactive():
+            raise ValueError("write /edit TEXT: the question in other words")
+        if rest:
+            self._reply([*self._messages[: asked[-1]], {"role": "user", "content": rest}])
+        else:
+            self._replaced, self._draft = asked[-1], self._messages[asked[-1]]["content"]
+
+    def _do_read(self, rest: str) -> None:
+        """Read a file's text now, so that what is asked about it is answered at once."""
+        from tamis.summary.documents import read_document
+
+        if not rest:
+            raise ValueError("/read needs a file name")
+        text = read_document(rest, Path(rest).expanduser().read_bytes()).text.strip()
+        texts = [*self._texts, text]
+        ends = ("a", "b")  # what follows the text is not known yet: only what both share is read
+        first, second = (
+            self._encode([*self._messages, {"role": "user", "content": "\n\n".join([*texts, end])}])
+            for end in ends
+        )
+        ids = first[: _common_prefix(first, second)]
+        if len(ids) + 1 >= self._session.n_ctx:
+            raise ValueError(
+                f"{rest} is {len(ids)} tokens with the conversation, n_ctx is "
+                f"{self._session.n_ctx}: `tamis summarize` reads any length"
+            )
+        same = _common_prefix(self._session.tokens, ids)
+        if same < len(ids):
+            self._session.truncate(same)
+            reading = common.Progress().reading(len(ids) - same, same)
+            self._session.prefill(ids[same:], reading)
+        self._texts = texts
+        common.note(f"[{rest}: {len(ids) - same} tokens read; ask about it]")
+
+    def _do_think(self, rest: str) -> None:
+        if rest not in ("", "on", "off"):
+            raise ValueError(f"/think is on or off, not {rest!r}")
+        if rest:
+            self._shows_thoughts = rest == "on"
+        else:
+            common.note(self._thoughts or "the last answer has no thoughts")
+
+    def _do_copy(self, _rest: str) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise ValueError("there is no answer to copy")
+        if not sys.stdout.isatty():
+            raise ValueError("there is no terminal whose clipboard could take it")
+        text = base64.b64encode(self._messages[-1]["content"].encode()).decode()
+        sys.stdout.write(f"\x1b]52;c;{text}\x07")  # terminals know it, also behind ssh
+        sys.stdout.flush()
+        common.note(f"[{len(self._messages[-1]['content'])} characters copied]")
+
+    def _do_attn(self, rest: str) -> None:
+        if not rest:
+            common.note(f"--attn {self._arguments.attn}")
+            return
+        common.check_methods(rest, self._arguments.prefill)
+        arguments = argparse.Namespace(**vars(self._arguments) | {"attn": rest})
+        session = common.open_session(self._engine, arguments, common.Progress())
+        session.copy(self._session)
+        self._session, self._arguments = session, arguments
+
+    def _do_model(self, rest: str) -> None:
+        if not rest:
+            common.note(self._engine.path.name)
+            return
+        progress = common.Progress()
+        path = common.model_file(rest, progress)
+        arguments = argparse.Namespace(**vars(self._arguments) | {"model": rest, "ctx": None})
+        engine = common.load_engine(arguments, progress, path)
+        try:
+            chosen = context.choose(engine, arguments, None)
+            arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
+            session = common.open_session(engine, arguments, progress)
+        except BaseException:
+            engine.close()
+            raise
+        old, self._session, self._arguments = self._engine, session, arguments
+        self._follow(engine)
+        old.close()
+        common.note(f"{engine.path.name}, context {chosen}; the conversation goes on")
 
     def _do_save(self, rest: str) -> None:
         if not rest:
@@ -245,12 +403,28 @@ class Chat:
         known = self._settings()
         name, _, value = rest.partition(" ")
         if not rest:
-            common.note(", ".join(f"{k} {v}" for k, v in known.items()))
+            common.note("\n".join(self._table(known)))
             return
         if name not in known or not value:
             raise ValueError(f"/set NAME VALUE with one of: {', '.join(known)}")
         new = _parsed(name, value.strip(), known[name])
         self._params = dataclasses.replace(self._params, **{name: new})
+
+    def _table(self, known: dict[str, Any]) -> list[str]:
+        """The settings with their defaults and what they do."""
+        texts = {flag.field: flag.text for flag in samplers.FLAGS}
+        usual = type(self._params)()
+        rows = [
+            {
+                "name": name,
+                "value": f"{value:g}" if isinstance(value, float) else str(value),
+                "default": f"{getattr(usual, name)}",
+                "text": texts.get(name, "never end the answer"),
+            }
+            for name, value in known.items()
+        ]
+        titles = {"name": "setting", "value": "value", "default": "default", "text": ""}
+        return table.lines(rows, titles)
 
     def _do_stats(self, _rest: str) -> None:
         session, last = self._session, self._speed
@@ -276,14 +450,78 @@ class Chat:
         common.note(self.status())
 
 
+class Shown:
+    """An answer as it is shown: its text, its thoughts, and its pieces.
+
+    Thoughts are counted in a line that goes, or shown on standard error where they are asked for.
+    """
+
+    def __init__(self, parser: Any, plain: bool, *, thoughts: bool) -> None:
+        self._parser, self._plain, self._shows_thoughts = parser, plain, thoughts
+        self.said: list[Any] = []
+        self.text = self.thoughts = ""
+        self.first = time.perf_counter()
+
+    def stream(self, pieces: Iterator[Any]) -> None:
+        """Show the pieces as they come."""
+        # The prompt is read before the first piece: its progress line needs the screen.
+        self.said = list(itertools.islice(pieces, 1))
+        self.first = time.perf_counter()
+        try:
+            with open_answer(plain=self._plain) as answer:
+                for piece in itertools.chain(list(self.said), self._rest(pieces)):
+                    self._take(answer, piece.text)
+                if self._parser is not None:
+                    self._deltas(answer, self._parser.finish())
+        finally:
+            self._end_thoughts()
+
+    def _rest(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            self.said.append(piece)
+            yield piece
+
+    def _take(self, answer: Any, text: str) -> None:
+        if self._parser is not None:
+            self._deltas(answer, self._parser.push(text))
+            return
+        self.text += text
+        answer.write(text)
+
+    def _deltas(self, answer: Any, deltas: list[Any]) -> None:
+        for delta in deltas:
+            if delta.reasoning:
+                self.thoughts += delta.reasoning
+                self._think(delta.reasoning)
+            if delta.content:
+                if not self.text:
+                    self._end_thoughts()
+                self.text += delta.content
+                answer.write(delta.content)
+
+    def _think(self, text: str) -> None:
+        if self._shows_thoughts:
+            sys.stderr.write(visible(text))
+        elif sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Kthinking: {len(self.thoughts.split())} words")
+        sys.stderr.flush()
+
+    def _end_thoughts(self) -> None:
+        if not self.thoughts or self.text:
+            return
+        seconds = time.perf_counter() - self.first
+        clear = "\r\x1b[K" if sys.stderr.isatty() and not self._shows_thoughts else "\n"
+        sys.stderr.write(f"{clear}[thought for {seconds:.1f} s; /think shows it]\n")
+
+
 def _tier_line(plan: Any, counts: Any) -> str:
-    """What the file of keys and values, or RAM, was asked for; nothing where there is neither."""
+    """Hits and misses of the KV cache's file or RAM tier; nothing without such a tier."""
     if counts is None:
         return ""
     mib = common.MIB
     if plan.host:
         return (
-            f"\nRAM: KV of {plan.host / mib:.0f} MiB, {counts.n_read / mib:.0f} MiB brought to the "
+            f"\nRAM: KV of {plan.host / mib:.0f} MiB, {counts.n_read / mib:.0f} MiB fetched to the "
             f"GPU; {100 * counts.hit_rate:.1f} % of {counts.n_hit + counts.n_miss} pages were there"
         )
     return (

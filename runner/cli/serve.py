@@ -1,7 +1,12 @@
-"""`tamis serve`: OpenAI's API over HTTP, and a page to chat with, for this machine's programs."""
+"""`tamis serve`: OpenAI's API over HTTP, and a page to chat with, for this machine's programs.
+
+Without -m it offers all models that are installed.
+"""
 
 import argparse
-import os
+import contextlib
+import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,7 @@ from tamis.cli import UsageError, common
 
 GIB = 1 << 30
 MOST_CHOICES = 8  # of one request
+POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}  # llama.h's numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +46,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a prompt that are read between two tokens of other answers "
         "(default: %(default)s)",
     )
+    _add_access(parser)
+    parser.add_argument(
+        "--max-body",
+        type=common.size,
+        default=4 << 20,
+        metavar="SIZE",
+        help="of one request (default: 4MiB)",
+    )
+    _add_answers(parser)
+    _add_limits(parser)
+    _add_models(parser)
+    parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
+    parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    """How long models stay, and how many."""
+    parser.add_argument(
+        "--keep-alive",
+        type=_keep_alive,
+        default="5m",
+        metavar="TIME",
+        help="without -m: how long a model stays loaded that nobody asks, such as 300, 5m, 1h30m; "
+        "-1: for ever (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=common.size,
+        metavar="SIZE",
+        help="without -m: for all models that are loaded (default: as much as there is)",
+    )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    """Flags of who may ask, and of what requests may share."""
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--api-key", default="", help="what clients must send; others can see it here")
     key.add_argument(
@@ -59,16 +100,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that clients call this machine by, beside localhost; may be given again",
     )
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    """How answers are made."""
     parser.add_argument(
-        "--max-body",
-        type=common.size,
-        default=4 << 20,
-        metavar="SIZE",
-        help="of one request (default: 4MiB)",
+        "--set",
+        action="append",
+        default=[],
+        type=_field,
+        metavar="NAME=VALUE",
+        help="a field for requests that lack it, such as temperature=0, n_predict=256 or "
+        "enable_thinking=false; may be given again",
     )
-    _add_limits(parser)
-    parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
-    parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
+    parser.add_argument(
+        "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("none", "mean", "cls", "last"),
+        help="how rows of a text become an embedding (default: the model's way, or mean)",
+    )
+    parser.add_argument(
+        "--page", choices=["on", "off"], default="on", help="whether / is a page to chat with"
+    )
+    parser.add_argument(
+        "--no-page", dest="page", action="store_const", const="off", help="the same as --page off"
+    )
+    parser.add_argument("--no-slots", action="store_true", help="do not show slots at /slots")
+    parser.add_argument(
+        "--slot-save-path", metavar="DIR", help="a folder for slots that clients save to files"
+    )
+
+
+def _field(text: str) -> tuple[str, Any]:
+    """A field of requests and its value: JSON, or else a text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +150,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         ("--timeout-header", 10, "for the head of a request"),
         ("--timeout-request", 60, "for a request's body, and for preparing it"),
         ("--timeout-prepare", 20, "of processor time, for a request's template, tokens, grammar"),
+        ("--timeout-step", 900, "for one step of the model; its process is then started again"),
     ):
         parser.add_argument(
             name,
@@ -111,16 +185,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     try:
-        from tamis.bindings.serve import app, listen
+        from tamis.bindings.serve import models
+        from tamis.bindings.serve.http import app, listen, router
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install 'tamis[server]'") from error
     access = _access(arguments)
-    progress = common.Progress()
-    engine = common.load_engine(arguments, progress)
-    sessions = _sessions(engine, arguments, progress)
-    progress.clear()
     settings = app.Settings(
-        model=arguments.alias or engine.path.stem,
         n_queue=arguments.queue,
         n_choices=min(MOST_CHOICES, arguments.queue),
         max_body=arguments.max_body,
@@ -130,12 +200,26 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_request=arguments.timeout_request,
         timeout_prepare=arguments.timeout_prepare,
         helper_bytes=arguments.memory_prepare,
+        usual=dict(arguments.set),
+        pooling=POOLINGS.get(arguments.pooling),
+        page=arguments.page == "on",
+        slots=not arguments.no_slots,
+        slot_folder=_folder(arguments.slot_save_path),
     )
-    server = app.Server(engine, sessions, settings, _log)
+    source = _Source(arguments, settings)
+    keep = math.inf if source.only is not None else arguments.keep_alive
+    served = models.Models(
+        source, keep=keep, n_byte=arguments.memory, n_queue=arguments.queue, log=_log
+    )
+    if source.only is None:
+        n = len(source.offers())
+        what = f"{n} model{'s' if n > 1 else ''}"
+    else:
+        served.adopt(source.only, *source.load(source.only))
+        what = source.only.name
 
     def ready(url: str) -> None:
-        n = len(sessions)
-        common.note(f"serving {settings.model} at {url}: {n} answers at once, Ctrl-C ends")
+        common.note(f"serving {what} at {url}: {arguments.parallel} answers at once, Ctrl-C ends")
 
     connections = listen.Connections(
         arguments.max_connections,
@@ -143,18 +227,134 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.timeout_header,
         arguments.timeout_request,
     )
-    ended = listen.serve(
+    server = router.Router(served, settings, _log, source.only)
+    listen.serve(
         server, arguments.host, arguments.port, connections=connections, ready=ready, log=_log
     )
-    if not ended:  # a thread is in a long step of the model, which nothing interrupts
-        os._exit(0)
-    engine.close()
     return 0
+
+
+class _Source:
+    """The model of -m, or all that are installed; each in a process of its own."""
+
+    def __init__(self, arguments: argparse.Namespace, settings: Any) -> None:
+        """Raises UsageError, ModelError."""
+        from tamis.bindings.serve.models import Offer
+        from tamis.fetch.registry import installed
+
+        common.check_methods(arguments.attn, arguments.prefill)
+        self._arguments, self._settings = arguments, settings
+        self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
+        self._template = _template(arguments.chat_template_file)
+        self._progress: common.Progress | None = common.Progress()
+        self.only: Any = None
+        if arguments.model is not None or not installed():
+            path = common.model_file(arguments.model, self._progress).absolute()
+            if arguments.model is not None:
+                state = path.stat()
+                name = arguments.alias or path.stem
+                self.only = Offer(name, str(path), state.st_size, state.st_mtime)
+        if self.only is None and arguments.alias is not None:
+            raise UsageError("--alias is the name of one model: name that with -m")
+
+    def offers(self) -> list[Any]:
+        """All there are; a model that is removed meanwhile is left out."""
+        from tamis.bindings.serve.models import Offer
+        from tamis.fetch.registry import installed
+
+        if self.only is not None:
+            return [self.only]
+        found = []
+        for model in installed():
+            with contextlib.suppress(OSError):
+                changed = model.path.stat().st_mtime
+                found.append(Offer(model.name, str(model.path), model.n_bytes, changed))
+        return found
+
+    def start(self, offer: Any) -> Any:
+        """The supervisor of a model's process, which begins to load it."""
+        from dataclasses import asdict
+
+        from tamis.bindings.serve.supervisor import ModelProcess, Start, Supervisor
+        from tamis.bindings.serve.wire import identity
+
+        given = self._arguments
+        session = {
+            "n_ctx": given.ctx,
+            "n_ubatch": given.ubatch,
+            "attn": given.attn,
+            "prefill": given.prefill,
+            "type_k": given.cache_type_k,
+            "type_v": given.cache_type_v,
+        }
+        rope = None if self._rope is None else asdict(self._rope)
+        how = given.threads, rope, self._where, session, given.parallel
+        start = Start(offer.path, identity(offer.path), *how)
+        return Supervisor(
+            lambda: ModelProcess(start),
+            given.queue,
+            max(len(self._settings.access.keys), 1),
+            log=_log,
+            progress=self._progress or _silent,
+            step_seconds=given.timeout_step,
+        )
+
+    def serve(self, offer: Any, worker: Any) -> Any:
+        """The application of a model that is loaded."""
+        from tamis.bindings.serve.http.app import Server
+        from tamis.bindings.serve.models import Model
+        from tamis.bindings.serve.text import TextModel
+
+        loaded = worker.wait()
+        text = TextModel.load(offer.path, loaded.n_ctx, self._template)
+        # The log has a line for each request already: the router's.
+        model = Model(offer.name, offer.path, text, loaded, worker)
+        return Server(model, self._settings, lambda line: None)
+
+    def load(self, offer: Any) -> tuple[Any, Any]:
+        """Both, with progress for the person. Raises LoadError."""
+        worker = self.start(offer)
+        try:
+            worker.wait()
+            served = self.serve(offer, worker)
+        except BaseException:
+            worker.stop()
+            worker.join()
+            raise
+        assert self._progress is not None
+        self._progress.clear()
+        self._progress = None
+        return worker, served
+
+
+def _keep_alive(text: str) -> float:
+    """An argument such as 5m."""
+    from tamis.bindings.serve.body import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    """Loading for a client shows no progress."""
+
+
+def _template(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text(encoding="utf-8")
+
+
+def _folder(path: str | None) -> Path | None:
+    """A folder for files of slots. Raises UsageError where it is none."""
+    if path is not None and not Path(path).is_dir():
+        raise UsageError(f"--slot-save-path {path} is no folder")
+    return None if path is None else Path(path).absolute()
 
 
 def _access(arguments: argparse.Namespace) -> Any:
     """Names and key. Raises UsageError for an address that others reach without a key."""
-    from tamis.bindings.serve.guard import LOCAL, Access, is_local
+    from tamis.bindings.serve.http.guard import LOCAL, Access, is_local
 
     key = arguments.api_key
     if arguments.api_key_file is not None:
@@ -165,31 +365,6 @@ def _access(arguments: argparse.Namespace) -> Any:
         raise UsageError(f"--host {arguments.host} lets other machines in: add --api-key-file")
     names = (*LOCAL, arguments.host, *arguments.allow_host)
     return Access(tuple(name.lower() for name in names), key)
-
-
-def _sessions(engine: Any, arguments: argparse.Namespace, progress: common.Progress) -> list[Any]:
-    """A session a slot. Raises MemoryError where all of them do not fit."""
-    types = arguments.cache_type_k, arguments.cache_type_v
-    plan = engine.memory_plan(arguments.ctx, arguments.ubatch, *types)
-    n = arguments.parallel
-    needed = n * (plan.kv + plan.workspace)
-    if needed > plan.available:
-        raise MemoryError(
-            f"{n} contexts of {engine.context(arguments.ctx)} tokens take {needed / GIB:.1f} GiB, "
-            f"free: {plan.available / GIB:.1f} GiB; lower --ctx or --parallel"
-        )
-    return [
-        engine.session(
-            n_ctx=arguments.ctx,
-            n_ubatch=arguments.ubatch,
-            attn=arguments.attn,
-            prefill=arguments.prefill,
-            type_k=types[0],
-            type_v=types[1],
-            progress=progress,
-        )
-        for _ in range(n)
-    ]
 
 
 def _log(line: str) -> None:

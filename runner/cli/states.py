@@ -10,7 +10,7 @@ from tamis.cli import UsageError, common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the context comes from, beside -d, and where its keys and values are."""
+    """Where the context comes from, beside -d, and where its KV cache is."""
     parser.add_argument(
         "--session", metavar="FILE", help="start from a saved session (made with any method)"
     )
@@ -51,7 +51,7 @@ def base_session(
     if session.n_ctx < (need := depth + n_decode - 1):  # reading it all first may take hours
         raise UsageError(f"--ctx is {session.n_ctx}, this needs {need}: raise it")
     if depth > n_past:
-        session.prefill(ids[n_past:depth], progress.tokens)
+        session.prefill(ids[n_past:depth], progress.reading(depth - n_past, n_past))
         progress.clear()
     return session, ids[depth : depth + n_decode]
 

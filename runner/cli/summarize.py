@@ -13,9 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tamis.cli import UsageError, common, one_line
+from tamis.cli import UsageError, common, one_line, samplers
 from tamis.cli.answer import Answer, open_answer, visible
+from tamis.cli.progress import columns, duration
 from tamis.jit_kernels.backends import on_host
+from tamis.platform.processes import usable_cpus
 
 N_WORDS = 150
 DRAW_EVERY = 0.1  # seconds
@@ -28,10 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument(
-        "--ask", type=common.text, metavar="QUESTION", help="answer a question instead"
+        "--ask",
+        type=common.text,
+        metavar="QUESTION",
+        help="answer a question instead",
     )
     wish.add_argument(
-        "--instruction", type=common.text, metavar="TEXT", help="what to do instead of a summary"
+        "--instruction",
+        type=common.text,
+        metavar="TEXT",
+        help="what to do instead of a summary",
     )
     parser.add_argument(
         "--length",
@@ -43,19 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="json: a line a document"
     )
-    parser.add_argument("--out", metavar="FILE", help="write there, whole, after each document")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write there, whole (default: standard output)",
+    )
     parser.add_argument(
         "--workers", type=common.count, default=1, metavar="N", help="documents at a time"
     )
     parser.add_argument(
-        "--cache-dir", metavar="DIR", help="where answers, keys and values are kept"
+        "--cache-dir",
+        metavar="DIR",
+        help="where answers and KV caches are kept (default: in ~/.cache)",
     )
     parser.add_argument("--cache-size", type=_gigabytes, metavar="GB", help="at most (default: 4)")
     parser.add_argument("--no-cache", action="store_true", help="use and keep nothing")
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
     common.add_vram_argument(parser)
-    common.add_sampling_arguments(parser)
+    samplers.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         work.line.clear()
         if n_done < len(names):
-            more = "" if arguments.no_cache else "; the same command goes on from here"
+            more = "" if arguments.no_cache else "; the same command resumes here"
             common.note(f"{n_done} of {len(names)} done{more}")
         raise
     finally:
@@ -107,7 +121,7 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
     common.check_methods(attn, prefill)
     return Settings(
         task=Task(arguments.length, arguments.instruction, arguments.ask),
-        params=common.sampler_params(arguments),
+        params=samplers.params(arguments),
         n_ctx=arguments.ctx,
         attn=arguments.attn,
         prefill=arguments.prefill,
@@ -121,7 +135,7 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
 
 
 def _kv_folder(arguments: argparse.Namespace) -> Path | None:
-    """Where keys and values go that memory has no room for; None: see _Work. UsageError."""
+    """The folder of the KV cache that memory has no room for; None: see _Work. UsageError."""
     if arguments.kv_dir is None:
         if arguments.kv_ram is not None and arguments.no_cache:
             raise UsageError("--kv-ram with --no-cache needs --kv-dir: where the rest goes")
@@ -148,7 +162,7 @@ class _Line:
             how = ": reading"
             if left is not None:
                 bar = "#" * int(left[0] * BAR)
-                how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {_duration(left[1])} left"
+                how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {duration(left[1])} left"
             sys.stderr.write(f"\r\x1b[K{_fitting(visible(name), how)}")
             sys.stderr.flush()
 
@@ -167,21 +181,10 @@ class _Line:
 
 def _fitting(name: str, how: str) -> str:
     """Both in one line of the terminal, the name by its end: what wraps cannot be drawn over."""
-    n = 0
-    with contextlib.suppress(OSError):
-        n = os.get_terminal_size(sys.stderr.fileno()).columns
-    n = (n or 80) - 1  # 0: a terminal that does not know
+    n = columns() - 1
     room = max(n - len(how), 8)
     short = name if len(name) <= room else f"...{name[3 - room :]}"
     return f"{short}{how}"[:n]
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _writable(out: str, documents: list[str]) -> Path:
@@ -347,7 +350,7 @@ class _Work:
         if not on_host(where["device"]) and self._engines:
             return self._engines[0]
         if self._settings.n_session > 1:
-            n_threads = n_threads or len(os.sched_getaffinity(0))
+            n_threads = n_threads or usable_cpus()
             n_threads = max(1, n_threads // self._settings.n_session)
         engine = Engine.load(self._model, n_threads=n_threads, progress=self._progress, **where)
         self._progress.clear()

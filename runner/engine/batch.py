@@ -32,7 +32,7 @@ class _Stretches(NamedTuple):
 class Batch:
     """Steps the sessions of an engine together; those that cannot be are stepped one by one.
 
-    These are sessions with an audit or with keys and values on disk, those on a CUDA device, and
+    These are sessions with an audit or with a KV cache on disk, those on a CUDA device, and
     one alone. Logits differ from `Session.decode`'s by rounding: products of several rows are
     summed in another order.
     """

@@ -1,16 +1,13 @@
 """A model on a backend: weights, vocabulary and template, shared by any number of sessions."""
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tamis.arch.load import load_model
-from tamis.engine import memory_plan
+from tamis.engine.checks import check_messages, check_path, check_whole
 from tamis.engine.loaded import LoadedModel
-from tamis.engine.memory_plan import MemoryPlan
-from tamis.engine.session import Progress, Session
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.jit_kernels.backends import HOST, on_host
@@ -21,12 +18,15 @@ from tamis.kv.types import UNIT, KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.placement import Place, one_place, two_places
-from tamis.model.repack import Filling, arrange
-from tamis.select.base import Selector
-from tamis.select.notation import parse_methods
+from tamis.model.repack import Filling, repack
+from tamis.platform.processes import usable_cpus
 from tamis.text.tokenizer import Tokenizer
 
+# A session's modules are imported when one is opened: a file's error does not wait for them.
 if TYPE_CHECKING:
+    from tamis.engine.memory_plan import MemoryPlan
+    from tamis.engine.session import Progress, Session
+    from tamis.select.base import Selector
     from tamis.text.chat_template import ChatTemplate
 
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
@@ -57,7 +57,7 @@ class Engine:
         n_gpu_layers: int = -1,
         offload_kqv: bool = True,
         rope: RopeScaling | None = None,
-        progress: Progress | None = None,
+        progress: "Progress | None" = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
@@ -70,7 +70,9 @@ class Engine:
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
-        n_threads = n_threads if n_threads is not None else len(os.sched_getaffinity(0))
+        check_path(path)
+        check_whole("n_threads", n_threads)
+        n_threads = n_threads if n_threads is not None else usable_cpus()
         if not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
         gpu = None if on_host(device) or not n_gpu_layers else open_gpu()
@@ -82,7 +84,12 @@ class Engine:
         places = one_place(cpu, model.hp.n_layer)
         if gpu is not None:
             places = two_places(cpu, gpu, model.hp.n_layer, n_gpu_layers)
-        model, copies = arrange(model, places[0])
+        if len(places) > 1 and model.arch.one_device:
+            raise ValueError(
+                f"layers of {model.hp.arch} read more than what the one before them adds: "
+                "they cannot be on two devices, leave out n_gpu_layers"
+            )
+        model, copies = repack(model, places[0])
         filling = Filling(places[0].backend, copies, file.release_pages)
         try:
             vocab = Vocab.from_gguf(file)
@@ -173,6 +180,8 @@ class Engine:
         """
         from tamis.text.chat_template import encode_chat
 
+        check_messages(messages)
+
         return encode_chat(self.tokenizer, self.chat_template, messages)
 
     def memory_plan(
@@ -184,11 +193,13 @@ class Engine:
         *,
         kv_ram: int | None = None,
         kv_vram: int | None = None,
-    ) -> MemoryPlan:
+    ) -> "MemoryPlan":
         """What a session of n_ctx tokens takes, and what is free once the weights are copied.
 
         Of a model on two devices: all of it, which fits if each part does; see `memory_plans`.
         """
+        from tamis.engine import memory_plan
+
         limits = {"kv_ram": kv_ram, "kv_vram": kv_vram}
         return memory_plan.total(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, **limits))
 
@@ -201,12 +212,14 @@ class Engine:
         *,
         kv_ram: int | None = None,
         kv_vram: int | None = None,
-    ) -> dict[str, MemoryPlan]:
+    ) -> "dict[str, MemoryPlan]":
         """The plan of each device that `places` are on.
 
         n_ubatch: as `session` chooses it where it is None. kv_ram is of the CPU's memory, kv_vram
         of a GPU's.
         """
+        from tamis.engine import memory_plan
+
         tier = None if kv_ram is None else Tier(kv_ram, Path(), UNIT)
         kv, n_ctx = KVOptions(KVTypes(type_k, type_v), tier, kv_vram), self.context(n_ctx)
         self._filling.finish()
@@ -228,8 +241,8 @@ class Engine:
         self,
         n_ctx: int | None = None,
         n_ubatch: int | None = None,
-        attn: str | Selector = "dense",
-        prefill: str | Selector = "dense",
+        attn: "str | Selector" = "dense",
+        prefill: "str | Selector" = "dense",
         audit: int = 0,
         type_k: str = "f16",
         type_v: str = "f16",
@@ -237,27 +250,34 @@ class Engine:
         kv_dir: str | Path | None = None,
         kv_unit: int = UNIT,
         kv_vram: int | None = None,
-        progress: Progress | None = None,
-    ) -> Session:
+        progress: "Progress | None" = None,
+    ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
 
         n_ubatch: tokens of a prompt that are computed at once, 1 to 4096. None: 512; where a GPU
-        has all layers, keys and values, up to 2048 if they fit.
+        has all layers and their KV cache, up to 2048 if they fit.
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them,
         or as a Selector.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
-        type_k, type_v: what keys and values are kept as, "f16", "q8_0" or "q4_0".
-        kv_ram: bytes of memory for keys and values; those of longer contexts are in a file of the
+        type_k, type_v: types of the KV cache, "f16", "q8_0" or "q4_0".
+        kv_ram: bytes of memory for the KV cache; that of longer contexts is in a file of the
         folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
         then raises KVFileError where the disk fails.
-        kv_vram: bytes of a GPU's memory for keys and values; those of longer contexts are in RAM,
-        from where the GPU brings the pages that it reads.
+        kv_vram: bytes of a GPU's memory for the KV cache; that of longer contexts is in RAM,
+        from where the GPU fetches the pages that it reads.
         Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
         (or for one that does not read such keys), MemoryError where the plan does not fit,
         CompileError.
         """
+        from tamis.engine import memory_plan
+        from tamis.engine.session import Session
+        from tamis.select.notation import parse_methods
+
+        self.loaded.check_open()
+        for name, value in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch), ("audit", audit)):
+            check_whole(name, value)
         report = progress or (lambda stage, done, total: None)
-        self._filling.finish(lambda done, total: report("arrange", done, total))
+        self._filling.finish(lambda done, total: report("repack", done, total))
         kv = KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram)
         n_ctx = self.context(n_ctx)
         if n_ubatch is None:
@@ -272,8 +292,17 @@ class Engine:
             progress=progress,
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """End the threads, or free the device. Sessions must not be used afterwards."""
+        """End the threads, or free the device; once. Its sessions then raise RuntimeError."""
+        if self.loaded.closed.is_set():
+            return
+        self.loaded.closed.set()
         self._filling.stop()
         for place in self.places:
             place.backend.close()
@@ -282,7 +311,7 @@ class Engine:
 
 
 def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:
-    """The memory and the folder of a session's keys and values. Raises ValueError."""
+    """The memory and the folder of a session's KV cache. Raises ValueError."""
     if (kv_ram is None) != (kv_dir is None):
         raise ValueError("kv_ram and kv_dir go together: how much memory, and where the rest is")
     if kv_ram is None or kv_dir is None:

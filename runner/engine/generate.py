@@ -6,7 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tamis.graph.topk_logits import Best
-from tamis.sampling.chain import Sampler, SamplerParams
+from tamis.sampling.base import Step
+from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
 from tamis.text.detokenize import TextStream
 from tamis.text.tokenizer import Tokenizer
 
@@ -28,12 +29,28 @@ class Decoder(Protocol):
         ...
 
 
-def sampler_of(params: SamplerParams, tokenizer: Tokenizer, held: Sequence[int]) -> Sampler:
-    """A Sampler that has seen these tokens."""
-    sampler = Sampler(params, tokenizer.n_vocab, eog=tokenizer.eog)
+def sampler_of(
+    params: SamplerParams,
+    tokenizer: Tokenizer,
+    held: Sequence[int],
+    grammar: Step | None = None,
+) -> Sampler:
+    """A Sampler that has seen these tokens; grammar: what limits those to come, which it follows.
+
+    The sequence breakers of DRY are looked up in the vocabulary.
+    """
+    breakers = None
+    if params.dry and params.dry_sequence_breakers:
+        pieces = [tokenizer.piece(i) for i in range(tokenizer.n_vocab)]
+        breakers = breaker_sequences(
+            params.dry_sequence_breakers,
+            pieces,
+            lambda text: tokenizer.encode(text, add_special=False),
+        )
+    sampler = Sampler(params, tokenizer.n_vocab, eog=tokenizer.eog, dry_breakers=breakers)
     for token in held:
         sampler.accept(token)
-    return sampler
+    return sampler if grammar is None else sampler.limited(grammar)
 
 
 def generate(

@@ -1,20 +1,23 @@
 """A loaded model: what of a file all sessions share, where it runs, and where pages lie."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.types import PAGE
-from tamis.kv.cache import KVCache
-from tamis.kv.page_store import PageStore, most_slots
-from tamis.kv.paged import PagedKV
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
 from tamis.model.model import Model
 from tamis.model.placement import Place
 from tamis.text.tokenizer import Tokenizer, tokenizer_for
+
+if TYPE_CHECKING:
+    from tamis.kv.cache import KVCache
+    from tamis.kv.page_store import PageStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +30,18 @@ class LoadedModel:
     tokenizer: Tokenizer
     places: tuple[Place, ...]
     # The pages that sessions share, by number of layers and types: see `page_store`.
-    _stores: dict[tuple[int, KVTypes], PageStore] = field(default_factory=dict)
+    _stores: dict[tuple[int, KVTypes], "PageStore"] = field(default_factory=dict)
+    closed: threading.Event = field(default_factory=threading.Event)
 
     @staticmethod
     def of(file: GGUFFile, model: Model, vocab: Vocab, places: Sequence[Place]) -> "LoadedModel":
         """With the tokenizer of its vocabulary. Raises TokenizerError."""
         return LoadedModel(file, model, vocab, tokenizer_for(vocab), tuple(places))
+
+    def check_open(self) -> None:
+        """Raise RuntimeError once the engine is closed."""
+        if self.closed.is_set():
+            raise RuntimeError("the engine is closed: load the model again")
 
     @property
     def hp(self) -> HParams:
@@ -55,7 +64,7 @@ class LoadedModel:
 
     def new_cache(
         self, place: Place, n_ctx: int, n_tok: int, kv: KVOptions, *, whole: bool
-    ) -> KVCache:
+    ) -> "KVCache":
         """A KV cache for a place's layers, of chunks of up to n_tok tokens.
 
         whole: whether memory has room for all of it.
@@ -71,13 +80,17 @@ class LoadedModel:
                 from tamis.kv.disk_tier import DiskTier
 
                 return DiskTier(hp, n_ctx, kv.types, kv.tier, n_tok)
+        from tamis.kv.paged import PagedKV
+
         return PagedKV(hp, n_ctx, self.page_store(place, kv.types, -(-n_ctx // PAGE)))
 
-    def page_store(self, place: Place, types: KVTypes, n_page: int) -> PageStore:
+    def page_store(self, place: Place, types: KVTypes, n_page: int) -> "PageStore":
         """The pages that all sessions of these types share, or room of its own for one session.
 
         The latter on a device that copies whole arrays, and where address space is limited.
         """
+        from tamis.kv.page_store import PageStore, most_slots
+
         hp = place.share(self.hp)
         if not place.kv_backend.on_host or not place.layers:
             return PageStore(hp, types, n_page)

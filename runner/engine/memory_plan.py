@@ -14,8 +14,8 @@ from tamis.kv.types import KVOptions, Tier, kv_bytes
 from tamis.model.placement import described, devices
 
 GIB = 1 << 30
-# Tokens of a prompt that are computed at once where the caller names no number; and where a GPU has
-# all layers, keys and values, and room: it reads prompts 1.4 times faster then (docs/cuda.md).
+# Tokens of a prompt in a chunk, unless the caller names a number; and the same where a GPU has
+# all layers, the KV cache, and room: it reads prompts 1.4 times faster then (docs/cuda.md).
 N_UBATCH, N_UBATCH_GPU = 512, 2048
 
 
@@ -26,8 +26,8 @@ class MemoryPlan(NamedTuple):
     kv: int
     workspace: int
     available: int
-    disk: int = 0  # of the file of keys and values that memory has no room for
-    host: int = 0  # of RAM, for the keys and values that a GPU's memory has no room for
+    disk: int = 0  # of the file of the KV cache that memory has no room for
+    host: int = 0  # of RAM, for the KV cache that a GPU's memory has no room for
 
     @property
     def fits(self) -> bool:
@@ -36,7 +36,7 @@ class MemoryPlan(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all keys and values have room where they are read."""
+        """Whether the whole KV cache has room where it is read."""
         return not self.disk and not self.host
 
 
@@ -80,7 +80,7 @@ def total(found: Mapping[str, MemoryPlan]) -> MemoryPlan:
 
 
 def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
-    """Tokens of a prompt that are computed at once where the caller names no number."""
+    """Tokens of a prompt in a chunk, unless the caller names a number."""
     places = loaded.places
     if kv.vram is not None or any(p.kv_backend.on_host for p in places if p.layers):
         return N_UBATCH
@@ -114,10 +114,10 @@ def checked_plans(
 def _check_disk(
     loaded: LoadedModel, n_ctx: int, tier: Tier, found: Mapping[str, MemoryPlan]
 ) -> None:
-    """Raise ValueError where no keys and values can be in a file, or the disk has no room."""
+    """Raise ValueError where no KV cache can be in a file, or the disk has no room."""
     if not any(backend.on_host for backend in devices(loaded.places).values()):
         raise ValueError(
-            "this device keeps all keys and values in its memory: leave out kv_ram, or have them "
+            "this device keeps the whole KV cache in its memory: leave out kv_ram, or have it "
             "on the CPU with offload_kqv=False"
         )
     if sum(place.kv_backend.on_host and len(place.layers) > 0 for place in loaded.places) > 1:
@@ -133,7 +133,7 @@ def _check_disk(
 
 
 def _check_vram(loaded: LoadedModel, tier: Tier | None) -> None:
-    """Raise ValueError where no GPU has keys and values, or RAM may not have all of them."""
+    """Raise ValueError where no GPU has a KV cache, or RAM may not have all of it."""
     on = [p for p in loaded.places if p.layers and not p.backend.sides[0].on_host]
     if not on:
         raise ValueError(
@@ -142,18 +142,18 @@ def _check_vram(loaded: LoadedModel, tier: Tier | None) -> None:
         )
     if all(place.kv_backend.on_host for place in on):
         raise ValueError(
-            "with offload_kqv=False keys and values are the CPU's: leave out kv_vram, or "
+            "with offload_kqv=False the KV cache is the CPU's: leave out kv_vram, or "
             "offload_kqv=False"
         )
     if tier is not None:
         raise ValueError(
-            "kv_vram keeps all keys and values of the GPU's layers in RAM, kv_ram limits it: leave "
+            "kv_vram keeps the KV cache of the GPU's layers in RAM, kv_ram limits it: leave "
             "out one of them"
         )
 
 
 def _check_host(loaded: LoadedModel, n_ctx: int, found: Mapping[str, MemoryPlan]) -> None:
-    """Raise MemoryError where RAM has no room for the keys and values that a GPU has frames for."""
+    """Raise MemoryError where RAM has no room for the KV cache that a GPU has frames for."""
     n_host = sum(plan.host for plan in found.values())
     if n_host == 0:
         return
@@ -173,5 +173,5 @@ def _remedy(plan: MemoryPlan, on_host: bool) -> str:
         return "or keep a part on disk with kv_ram and kv_dir"
     kept = ""
     if plan.kv:
-        kept = ", or keys and values with offload_kqv=False, or with kv_vram most of them"
+        kept = ", or the KV cache with offload_kqv=False, or most of it with kv_vram"
     return "or keep layers on the CPU with n_gpu_layers" + kept

@@ -1,4 +1,4 @@
-"""One sequence: its tokens, its keys and values, its selector's state."""
+"""One sequence: its tokens, its KV cache, its selector's state."""
 
 import hashlib
 import json
@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from tamis.engine import session_file
+from tamis.engine.checks import check_ids
+from tamis.engine.errors import ContextError
 from tamis.engine.generate import Piece, generate, sampler_of
 from tamis.engine.loaded import LoadedModel
 from tamis.engine.memory_plan import checked_plans
+from tamis.engine.selected import Selected, selected
 from tamis.engine.session_file import SessionFile, SessionFileError
 from tamis.graph.audit import Audit
 from tamis.graph.device_graph import Own, Stage
@@ -28,16 +32,16 @@ from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
+from tamis.model.model import Model
+from tamis.sampling.base import Step
 from tamis.sampling.chain import SamplerParams
 from tamis.select.base import Selector, SelectorShape
+from tamis.select.dense import Dense
+from tamis.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
 TokenProgress = Callable[[int, int], None]
 MAX_CTX = 1 << 24
-
-
-class ContextError(ValueError):
-    """The tokens do not fit the context; the message has both numbers and the remedy."""
 
 
 class Session:
@@ -59,14 +63,12 @@ class Session:
             raise ValueError(f"n_ctx is {n_ctx}, expected 1 to {MAX_CTX}")
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
-        kv.types.check(hp.head_dim)
-        for type in kv.types:
-            if type not in loaded.backend.kv_types:
-                raise ValueError(f"this device has no {type} keys and values: use f16")
+        _check_types(loaded, kv.types)
         if audit and len(loaded.places) > 1:
             raise ValueError(
                 "audit needs all layers on one device: leave out one of audit and n_gpu_layers"
             )
+        _check_positions(model, n_ctx, audit, is_dense=selector == Dense())
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
@@ -96,10 +98,30 @@ class Session:
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
         self._tokens: list[int] = []
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back its pages. Calls afterwards raise RuntimeError."""
+        if not self._closed:
+            self._closed = True
+            if not self._loaded.closed.is_set():
+                self.truncate(0)
+
+    def _check_open(self) -> None:
+        """Raise RuntimeError for a session that was closed, or whose engine was."""
+        self._loaded.check_open()
+        if self._closed:
+            raise RuntimeError("the session is closed: open another with engine.session()")
 
     @property
     def tokens(self) -> list[int]:
-        """A copy of the tokens whose keys and values are held."""
+        """A copy of the tokens in the KV cache."""
         return list(self._tokens)
 
     @property
@@ -108,18 +130,23 @@ class Session:
         return len(self._tokens)
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._loaded.tokenizer
+
+    @property
     def kv_types(self) -> KVTypes:
-        """The types that keys and values are kept in."""
+        """The types of the KV cache."""
         return self._kv.types
 
     @property
     def kv_ram(self) -> int | None:
-        """Bytes of memory for keys and values; None where it is as much as they need."""
+        """Bytes of memory for the KV cache; None where it is as much as it needs."""
         return self._kv.kv_ram
 
     @property
     def kv_vram(self) -> int | None:
-        """Bytes of a GPU's memory for keys and values; None where it is as much as they need."""
+        """Bytes of a GPU's memory for the KV cache; None where it is as much as it needs."""
         return self._kv.kv_vram
 
     @property
@@ -151,6 +178,7 @@ class Session:
 
         progress(done, total) in tokens, after each chunk. Raises ContextError, ValueError.
         """
+        self._check_predicts()
         logits = None
         for chunk, last in self._append(ids, progress):
             if last:
@@ -163,6 +191,7 @@ class Session:
 
         Other sessions may run between steps. Closed early, it has appended nothing.
         """
+        self._check_predicts()
         done, logits = 0, None
         for chunk, last in self._append(ids, None):
             if last:
@@ -192,6 +221,7 @@ class Session:
         return best if math.isfinite(best.log_sum) else self._forward.logits_of_step()
 
     def _decode(self, token_id: int, *, whole: bool) -> None:
+        self._check_predicts()
         ids = self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
         self._states.begin()
@@ -204,11 +234,32 @@ class Session:
 
     @property
     def batchable(self) -> bool:
-        """Whether a Batch may run its steps with others: no audit, keys and values in memory."""
-        return self._audit is None and self._kv.resident
+        """Whether a Batch may run its steps with others: no audit, the KV cache in memory."""
+        pauses = any(stage.pauses for stage in self._stages)
+        return self._audit is None and self._kv.resident and not pauses
+
+    def selected(self, layer: int) -> Selected:
+        """What a layer's attention read at the last decode step: see Selected.
+
+        Dense layers have read all positions that they see. Raises ValueError where there is no such
+        layer, or where no decode step was the last thing that happened.
+        """
+        self._check_open()
+        stage = next((stage for stage in self._stages if layer in stage.layers), None)
+        if stage is None:
+            raise ValueError(f"layer is {layer}, expected 0 to {self._loaded.hp.n_layer - 1}")
+        pos, program = stage.decoded
+        if pos != self.n_past - 1 or pos < 0:
+            raise ValueError("no decode step came last: call decode, then selected")
+        if layer not in program.selections:
+            raise ValueError(f"layer {layer} is recurrent: it attends to nothing")
+        sel = program.selections[layer]
+        stage.backend.fetch(sel.indptr, sel.indices)
+        return selected(sel, pos, self._loaded.model.window(layer))
 
     def begin_step(self, token_id: int) -> None:
         """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
+        self._check_predicts()
         self._checked([token_id])
         self._kv.reserve(self.n_past, self.n_past + 1)
         self._states.begin()
@@ -218,7 +269,7 @@ class Session:
         return self._forward.own_step(self.n_past)
 
     def end_step(self, token_id: int) -> None:
-        """Hold the token: its keys and values are in the pages."""
+        """Add the token, whose K and V are in the cache."""
         self._tokens.append(token_id)
         self._states.end(self.n_past)
         if self.n_past % self.n_ubatch == 0:
@@ -229,6 +280,7 @@ class Session:
 
         The tokens are held once the iterator is exhausted; one left early appends nothing.
         """
+        self._check_predicts()
         for chunk, _ in self._append(ids, None):
             for row in range(0, len(chunk), HEAD_ROWS):
                 yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
@@ -286,7 +338,7 @@ class Session:
             stage.backend.fetch(*self._states.views(stage.layers))
 
     def remove(self, first: int, end: int) -> None:
-        """Forget tokens first .. end - 1; those after move down, and their keys turn with them.
+        """Forget tokens first .. end - 1; those after move down, and their keys are re-rotated.
 
         Later tokens keep what they have read of the forgotten ones: this is llama.cpp's context
         shift, not what a prompt without those tokens gives. Takes as much memory again as the keys
@@ -345,15 +397,17 @@ class Session:
         *,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
+        grammar: Step | None = None,
         progress: TokenProgress | None = None,
     ) -> Iterator[Piece]:
         """Append the prompt `ids` and stream an answer.
 
-        Ends with a Piece whose finish is "stop" (end-of-generation token or stop string) or
-        "length" (max_tokens, or the context is full). Tokens of the answer are held as they come.
+        grammar: of the answer alone, a tamis.sampling.grammar.Grammar. Ends with a Piece whose
+        finish is "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
+        context is full). Tokens of the answer are held as they come.
         """
         tokenizer = self._loaded.tokenizer
-        sampler = sampler_of(params, tokenizer, [*self._tokens, *ids])
+        sampler = sampler_of(params, tokenizer, [*self._tokens, *ids], grammar)
         found = self.prefill(ids, progress)
         n_max = self.n_ctx - self.n_past
         n_max = n_max if max_tokens is None else min(n_max, max_tokens)
@@ -365,6 +419,8 @@ class Session:
         Where both keep the same types in memory, they share its pages until one of them writes.
         Raises ContextError, ValueError where the other holds fewer.
         """
+        self._check_open()
+        other._check_open()
         n_tokens = other.n_past if n_tokens is None else n_tokens
         if not 0 <= n_tokens <= other.n_past:
             raise ValueError(f"cannot copy {n_tokens} tokens of {other.n_past}")
@@ -385,7 +441,7 @@ class Session:
     def recall(self) -> None:
         """Run the last tokens again for a method that learns from queries; few have any to run.
 
-        Keys and values stay as they are: those of a file may come from another method's prefill.
+        The KV cache stays as it is: a file's may come from another method's prefill.
         """
         n = min(max(stage.state.n_recall for stage in self._stages), self.n_past)
         if n == 0:
@@ -410,19 +466,21 @@ class Session:
             self._send_kv()
 
     def save(self, path: str | Path) -> None:
-        """Write tokens, keys and values to a file: whole or not at all."""
+        """Write tokens and the KV cache to a file: whole or not at all."""
+        self._check_open()
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
         session_file.write(Path(path), header, self._arrays())
 
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
 
-        Keys and values of another type than this session's are converted. What the session holds is
-        copied meanwhile, and put back where this fails or is interrupted; where keys and values are
+        A KV cache of another type than this session's is converted. What the session holds is
+        copied meanwhile, and put back where this fails or is interrupted; where the KV cache is
         in a file of the session there is no such copy: it then holds nothing.
         Raises SessionFileError (damaged, other version or model), ContextError before anything has
         changed, OSError.
         """
+        self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
             n_layer = self._loaded.hp.n_layer
@@ -462,7 +520,7 @@ class Session:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
         # Files from before there was a choice have no types.
         if not isinstance(kv, list | KVTypes) or len(kv) != 2:
-            raise saved.error(f"has keys and values of the types {kv!r}")
+            raise saved.error(f"has a KV cache of the types {kv!r}")
         types = KVTypes(*kv)
         try:
             types.check(hp.head_dim)
@@ -479,7 +537,7 @@ class Session:
             self._kv.reserve(0, len(before))  # pages that others hold are copied now
             kept = self._kv.pages_from(0)
         try:
-            self._tokens = []  # not cleared: it may have to come back
+            self._tokens = []  # a new list: the old one is restored if loading fails
             self.truncate(0)
             self._wait()
             yield
@@ -527,6 +585,8 @@ class Session:
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
         """The ids as int32, all within the vocabulary and the context; the weights are there."""
+        self._check_open()
+        check_ids(ids)
         self._loaded.file.check_unchanged()
         tokens = np.asarray(ids, np.int64)
         if tokens.ndim != 1 or len(tokens) == 0:
@@ -541,7 +601,23 @@ class Session:
                 f"prompt is {len(tokens)} tokens{held}, n_ctx is {self.n_ctx}: raise n_ctx "
                 f"to at least {self.n_past + len(tokens)} or shorten the prompt"
             )
+        if self._loaded.model.arch.is_encoder:
+            self._check_whole(len(tokens))
         return tokens.astype(np.int32)
+
+    def _check_whole(self, n: int) -> None:
+        """Raise where a text that an encoder reads would not be read at once."""
+        if self.n_past:
+            raise ContextError("this model embeds texts whole: truncate the session to 0 tokens")
+        if n > self.n_ubatch:
+            raise ContextError(
+                f"the text is {n} tokens, n_ubatch is {self.n_ubatch}: this model reads a text at "
+                f"once, raise n_ubatch to at least {n}"
+            )
+
+    def _check_predicts(self) -> None:
+        if self._loaded.model.arch.is_encoder:
+            raise ValueError("this model embeds texts, it has no logits: use hidden")
 
     def _check_room(self, holds: str, n_tokens: int) -> None:
         if n_tokens > self.n_ctx:
@@ -564,19 +640,48 @@ class Session:
             yield self._states.live
 
     def _fetch_kv(self) -> None:
-        """Show Python the keys and values of all layers."""
+        """Copy the KV cache of all layers to where Python reads it."""
         for stage in self._stages:
             stage.backend.fetch(*stage.kv.arrays)
 
     def _send_kv(self) -> None:
-        """Show kernels the keys and values of all layers."""
+        """Copy the KV cache of all layers to where kernels read it."""
         for stage in self._stages:
             stage.backend.send(*stage.kv.arrays)
 
     def _wait(self) -> None:
-        """Until nothing runs that was started: it may write keys and values."""
+        """Wait for all that was started: it may write to the KV cache."""
         for stage in self._stages:
             stage.backend.fetch()
+
+
+def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) -> None:
+    """Raise ValueError where a model's positions do not allow what is asked for."""
+    n_learned, n_most = model.hp.n_ctx_train, model.hp.most_ctx
+    if 0 < n_most < n_ctx:
+        raise ValueError(
+            f"n_ctx is {n_ctx}, expected at most {n_most}: beyond, {model.hp.arch} attends in a "
+            "way that is not supported"
+        )
+    if model.arch.positions and model.weights.top.position_embd and n_ctx > n_learned:
+        raise ValueError(f"n_ctx is {n_ctx}, this model learned {n_learned} positions: lower n_ctx")
+    if model.arch.is_encoder and not is_dense:
+        raise ValueError("this model embeds texts: attn and prefill can only be dense")
+    if audit and (model.is_bent or model.arch.is_encoder):
+        raise ValueError("audit is not supported for models with capped scores or ALiBi")
+
+
+def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
+    """Raise ValueError for types that the device has not, or that the model's rows cannot have."""
+    types.check(loaded.hp.head_dim)
+    if loaded.hp.latent.n_latent and types.k != types.v:
+        raise ValueError(
+            f"type_v is {types.v}, expected {types.k}: this model keeps one latent, which is key "
+            "and value"
+        )
+    for type in types:
+        if type not in loaded.backend.kv_types:
+            raise ValueError(f"this device has no {type} KV cache: use f16")
 
 
 def _selector_shape(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.private_files import write_whole
+from tamis.platform.private_files import write_whole
 
 MAGIC, VERSION = b"TAMISSES", 2
 MAX_HEADER = 1 << 28  # bytes; a token takes at most 9 of them
@@ -25,7 +25,7 @@ _HEAD = struct.Struct("<8sII")  # magic, version, bytes of the header
 _ARRAY = struct.Struct("<QI")  # of the table: bytes of an array, its checksum
 _DIGEST = 32
 _WHOLE = 1  # the version with one digest of all, at the end
-_READERS = 4  # threads that check arrays; CRC-32 lets go of the interpreter
+_READERS = 4  # threads that check arrays; CRC-32 releases the interpreter's lock
 _PART = 1 << 20  # bytes that are read at a time
 
 

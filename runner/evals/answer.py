@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tamis.evals import scoring
+from tamis.evals.own_data import GROUP
 from tamis.evals.plan import Settings
 from tamis.evals.tasks.base import ROUGE, Draft, Task, fit
 
@@ -55,7 +56,12 @@ class Steps:
 
 def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: Settings) -> Prompt:
     """The task's prompt of at most `length` tokens with its answer. Raises LengthError."""
-    draft = fit(task, length, seed, lambda draft: len(encode(engine, draft, settings.raw))).draft
+
+    def count(draft: Draft) -> int:
+        return len(encode(engine, draft, settings.raw))
+
+    fixed = task.group == GROUP
+    draft = task.make(seed, 0) if fixed else fit(task, length, seed, count).draft
     ids = encode(engine, draft, settings.raw)
     n_shared = len(ids) - 1
     if settings.fair:
@@ -84,7 +90,7 @@ def answer(engine: "Engine", prompt: Prompt, task: Task, session: "Session") -> 
             break
         ids.append(token)
         text = tokenizer.decode(ids)
-        if task.score != ROUGE and score(text)["score"] == 1:
+        if task.score not in scoring.FINAL and score(text)["score"] == 1:
             finish = "found"
             break
         if len(ids) < task.n_predict:

@@ -1,6 +1,7 @@
 """A document of headings, paragraphs, tables and plots, as Markdown and as one HTML page."""
 
 import os
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -27,6 +28,17 @@ class Gallery(NamedTuple):
     plots: tuple[Plot, ...]
 
 
+# Tables scroll by themselves where a screen is narrow; plots shrink.
+_STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 1em}"
+    ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9em}"
+    "td,th{border:1px solid #8886;padding:.2em .6em;text-align:left;white-space:nowrap}"
+    "td:first-child,th:first-child{position:sticky;left:0;background:Canvas}"
+    "h1{font-size:1.5em;line-height:1.25}code{font-size:.95em}"
+    ".plots svg{max-width:100%;height:auto;margin:0 1em 1em 0}"
+    "@media(prefers-color-scheme:dark){.plots svg{filter:invert(.88) hue-rotate(180deg)}}"
+)
 Block = str | Table | Gallery  # "# ..." is a heading, other text a paragraph
 
 
@@ -63,25 +75,29 @@ def html(blocks: Sequence[Block]) -> str:
         if isinstance(block, str):
             level = len(block) - len(block.lstrip("#"))
             tag = f"h{level}" if level else "p"
-            parts.append(f"<{tag}>{escape(block[level:].strip())}</{tag}>")
+            parts.append(f"<{tag}>{_inline(block[level:].strip())}</{tag}>")
         elif isinstance(block, Table):
             head = "".join(f"<th>{escape(title)}</th>" for title in block.titles)
             body = "".join(
-                f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n"
+                f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>\n"
                 for row in block.rows
             )
-            parts.append(f"<table><tr>{head}</tr>\n{body}</table>")
+            parts.append(f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>')
         else:
-            parts.append(f"<p>{''.join(plot.svg for plot in block.plots)}</p>")
-    style = (
-        "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-        "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .6em;"
-        "text-align:left}"
-    )
+            parts.append(f"<p class=plots>{''.join(plot.svg for plot in block.plots)}</p>")
+    title = next((b.lstrip("# ") for b in blocks if isinstance(b, str) and b[:2] == "# "), "tamis")
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>tamis eval</title>'
-        f"<style>{style}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
     )
+
+
+def _inline(text: str) -> str:
+    """Text as HTML, what is between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from tamis.select.notation import DENSE, parse_method
 
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
+    from tamis.evals.own_data import DataSet
 
 GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
 TEXT = "text"  # the task that predicts a text
@@ -24,7 +25,7 @@ class Settings:
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...]  # tokens of prompt and answer
-    samples: int
+    samples: int  # 0: all of the data
     attn: tuple[str, ...] = ()
     prefill: tuple[str, ...] = (DENSE,)
     seed: int = 0
@@ -34,6 +35,7 @@ class Settings:
     type_k: str = "f16"
     type_v: str = "f16"
     n_predict: int = 128  # tokens of a text that are predicted
+    data: tuple["DataSet", ...] = ()  # in place of tasks; each has its samples
 
     def pairs(self) -> list[tuple[str, str]]:
         """(prefill, attn) in the order they are run: dense after dense is always the first."""
@@ -67,6 +69,10 @@ class Cell(NamedTuple):
 
 def jobs(settings: Settings) -> Iterator[Job]:
     """Every sample. A round has one of each task and length: a run cut short is balanced."""
+    for data in settings.data:
+        (length,) = settings.lengths
+        for sample in range(min(settings.samples or len(data.examples), len(data.examples))):
+            yield Job(data.name, length, sample)
     for sample in range(settings.samples):
         for length in settings.lengths:
             for task in settings.tasks:
@@ -100,6 +106,8 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
         }
         if job.task == TEXT:
             known |= {"text": origin["text_digest"], "n_predict": settings.n_predict}
+        for data in settings.data:
+            known |= {"data": data.digest} if data.name == job.task else {}
         key = key_of(known)
         made.setdefault(key, Cell(job, prefill, attn, key, known))
     return list(made.values())

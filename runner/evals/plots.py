@@ -64,9 +64,13 @@ def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: boo
         if lines and len(places) > 1:
             path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in places)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
-        for a, b, low, high in places:
+        for p, (a, b, low, high) in zip(points, places, strict=True):
             parts.append(_line(a, low, a, high, colour))
-            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>')
+            said = f"{name}: {p.y:.3f} ({p.low:.3f} to {p.high:.3f}) at {p.x:g}"
+            parts.append(
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}">'
+                f"<title>{escape(said)}</title></circle>"
+            )
         at = _TOP + 8 + 16 * i
         parts.append(f'<circle cx="{WIDTH}" cy="{at - 4}" r="4" fill="{colour}"/>')
         parts.append(_text(WIDTH + 10, at, name))

@@ -3,6 +3,7 @@
 Results of different models, modes, KV types or versions are reported apart, never averaged.
 """
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp
 from pathlib import Path
@@ -15,7 +16,8 @@ from tamis.evals.plan import TEXT
 from tamis.evals.predict import GAIN, LOSS, SHORT
 from tamis.evals.scoring import Interval, paired, wilson
 from tamis.evals.tasks import tasks
-from tamis.evals.tasks.base import ROUGE, RULER
+from tamis.evals.tasks.base import RULER
+from tamis.platform.private_files import write_whole
 from tamis.select.notation import DENSE
 
 Row = Mapping[str, Any]
@@ -38,11 +40,35 @@ def write_report(rows: Sequence[Row], folder: str | Path) -> list[Path]:
     return write_document(list(_blocks(rows)), Path(folder))
 
 
+def write_csv(rows: Sequence[Row], folder: str | Path) -> Path:
+    """Write results.csv into the folder: a line a result, what is a number or a text of it."""
+    import csv
+
+    plain = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in rows]
+    names = list(dict.fromkeys(name for row in plain for name in row))
+    path = Path(folder) / "results.csv"
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    with write_whole(path) as file:
+        file.write(text.getvalue().encode())
+    return path
+
+
 # What the report has
 
 
+def _title(rows: Sequence[Row]) -> str:
+    """Which models and methods the report is about."""
+    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in rows))
+    labels = [label for label in dict.fromkeys(map(_label, rows)) if label != DENSE]
+    methods = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+    return f"{models or 'tamis eval'}: {methods or DENSE} beside dense attention"
+
+
 def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
-    yield "# tamis eval"
+    yield f"# {_title(rows)}"
     yield from NOTES
     groups = _grouped(rows, _mode)
     if not groups:
@@ -217,7 +243,7 @@ def _speed(rows: Sequence[Row]) -> Iterator[Block]:
         )
     yield (
         "Medians over samples. A step is the whole model's; its ratio to dense is of the same "
-        "sample. `tamis bench` measures attention alone, by turns."
+        "sample. `tamis bench` measures attention alone, in alternating runs."
     )
     titles = ["length", "method", "prefill s", "first step s", "step ms", "dense / step"]
     yield Table(titles, body)
@@ -340,8 +366,7 @@ def _sample(row: Row) -> tuple[str, int]:
 
 
 def _is_rouge(row: Row) -> bool:
-    task = tasks().get(row["task"])
-    return task is not None and task.score == ROUGE
+    return "rougeL" in row
 
 
 def _mean(rows: Sequence[Row], name: str, digits: int = 3) -> str:

@@ -1,4 +1,4 @@
-"""Runs what is missing: each prompt is read once, and every decode method goes on from there."""
+"""Runs what is missing: each prompt is read once, and every decode method resumes after it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,8 @@ class Evaluation:
                 yield from self._after(prefill, job, subject, own)
 
     def _prompt(self, job: Job) -> Subject:
-        task = tasks()[job.task]
+        known = {data.name: data for data in self.settings.data}
+        task = known[job.task].task(job.sample) if job.task in known else tasks()[job.task]
         # The same at every length, which says how much hay there is round the same needles.
         seed = f"{self.settings.seed}/{job.task}/{job.sample}"
         prompt = make_prompt(self.engine, task, job.length, seed, self.settings)

@@ -1,12 +1,14 @@
 """How an answer is scored, and how sure a mean of scores is."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.evals.tasks.base import MATCH_ALL, MATCH_PART
+from tamis.evals.tasks.base import EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE
 
 Z95 = 1.959963984540054
 N_RESAMPLE = 2000
@@ -32,7 +34,35 @@ def match_part(answer: str, expected: Sequence[str]) -> float:
     return float(any(item.lower() in text for item in expected))
 
 
-MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part}
+def f1(answer: str, expected: Sequence[str]) -> float:
+    """The best F-measure of the answer's words and those of an expected text (SQuAD's F1).
+
+    Case, punctuation and English articles do not count.
+    """
+    own = Counter(_words(answer))
+
+    def of(text: str) -> float:
+        words = Counter(_words(text))
+        common = (own & words).total()
+        return 2 * common / (own.total() + words.total()) if common else 0.0
+
+    return max(map(of, expected))
+
+
+def exact(answer: str, expected: Sequence[str]) -> float:
+    """1 where the answer's words are those of an expected text."""
+    own = _words(answer)
+    return float(any(own == _words(text) for text in expected))
+
+
+def _words(text: str) -> list[str]:
+    words = re.sub(r"[^\w\s]", "", text.lower()).split()
+    return [word for word in words if word not in ("a", "an", "the")]
+
+
+# How an answer is scored, beside ROUGE. Of FINAL ones more text can lower the score.
+MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part, F1: f1, EXACT: exact}
+FINAL = {F1, EXACT, ROUGE}
 
 
 def rouge(answer: str, reference: str) -> dict[str, float]:

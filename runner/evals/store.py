@@ -4,13 +4,14 @@ A process that is killed loses the sample it was at and no other; what it had ha
 and cut off by the next one. Two processes cannot write to one folder.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tamis.platform.locks import try_lock
 
 FILE = "results.jsonl"
 
@@ -28,11 +29,9 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._file):
             os.close(self._file)
-            raise StoreError(f"another process is writing {self.path}: wait for it") from None
+            raise StoreError(f"another process is writing {self.path}: wait for it")
         try:
             self.rows, size = _read(self.path)
             os.ftruncate(self._file, size)

@@ -5,13 +5,14 @@ This is the one module of its layer that reads the environment.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tamis.platform.locks import try_lock
 
 # progress(stage, done, total): bytes; total is None where it is not known.
 # Stages: "wait" (another process fetches the same), "download", "join", "check".
@@ -61,12 +62,10 @@ def locked(path: Path, progress: Progress) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(file.fileno()):
                 break
-            except BlockingIOError:
-                progress("wait", 0, None)
-                time.sleep(0.2)
+            progress("wait", 0, None)
+            time.sleep(0.2)
         yield
 
 

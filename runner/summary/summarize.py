@@ -150,7 +150,7 @@ class Summarizer:
         return choose(self._engine, self._settings, n_text, n_frame)
 
     def _keeps(self, plan: Plan) -> bool:
-        """Whether the keys and values of all parts of a document may go into the cache."""
+        """Whether the KV caches of all parts of a document may go into the cache."""
         if self._cache is None:
             return False
         n_bytes = plan.n_bytes * plan.n_text // plan.n_ctx

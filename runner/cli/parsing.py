@@ -1,0 +1,97 @@
+"""Help in groups, defaults shown, "did you mean": what argparse leaves to its callers."""
+
+import argparse
+import difflib
+import re
+import shutil
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)")
+FEW = 6  # flags that a usage lists
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line that say what may have been meant."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": Help, **kwargs})
+        self.command: argparse.ArgumentParser = self  # whose flags the command line may mean
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 after one line."""
+        self.exit(2, f"tamis: error: {self._meant(message)} (see {self.prog} --help)\n")
+
+    def _meant(self, message: str) -> str:
+        if message.startswith("unrecognized arguments: "):
+            words = message.partition(": ")[2].split()
+            first = next((word for word in words if word.startswith("-")), "")
+            return message + did_you_mean(first.partition("=")[0], flags(self.command))
+        if found := _CHOICE.fullmatch(message):
+            choices = re.findall(r"[\w.:-]+", found[3])
+            close = did_you_mean(found[2], choices)
+            what = f"there is no {'command' if found[1] == 'COMMAND' else found[1]} {found[2]!r}"
+            return f"{what}{close or ': expected ' + ', '.join(choices)}"
+        return message
+
+
+class Help(argparse.HelpFormatter):
+    """Help of at most 100 columns, each flag with its default."""
+
+    def __init__(self, prog: str, **_: Any) -> None:
+        width = min(shutil.get_terminal_size().columns, 100) - 2
+        super().__init__(prog, max_help_position=26, width=width)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """What is shown: the sentence, with the default unless it names one."""
+        text, default = action.help, action.default
+        if not text or not action.option_strings or action.nargs == 0 or "default" in text:
+            return text
+        none = default in (None, argparse.SUPPRESS, "") or isinstance(default, list)
+        return f"{text} (default: none)" if none else f"{text} (default: %(default)s)"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """What stands on the left: the value once, after all names of a flag."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        default = self._get_default_metavar_for_optional(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, default)}"
+
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None,
+    ) -> str:
+        """The usage with its flags in one word where there are many: the groups list them."""
+        actions = list(actions)
+        if usage is None and sum(bool(a.option_strings) for a in actions) > FEW:
+            words = [a for a in actions if not a.option_strings]
+            found: str = super()._format_usage(None, words, [], prefix)
+            return found.replace(self._prog, f"{self._prog} [OPTION]...", 1)
+        return super()._format_usage(usage, actions, groups, prefix)
+
+
+def group(parser: argparse.ArgumentParser, title: str, text: str | None = None) -> Any:
+    """The parser's group of this title, made where there is none."""
+    for found in parser._action_groups:
+        if found.title == title:
+            return found
+    return parser.add_argument_group(title, text)
+
+
+def flags(parser: argparse.ArgumentParser) -> list[str]:
+    """All names of a parser's flags that help shows."""
+    return [
+        name
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS
+        for name in action.option_strings
+    ]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: what is nearest to a word; "" where nothing is."""
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6) if word else []
+    return f"; did you mean {' or '.join(close)}?" if close else ""

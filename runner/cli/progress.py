@@ -1,0 +1,110 @@
+"""Progress on standard error, in one line that goes when the work is done; only on a terminal."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+MIB = 1 << 20
+# What people read for the stages that the library names.
+STAGES = {
+    "load": "opening the model",
+    "repack": "preparing the weights",
+    "compile": "compiling for this processor, once",
+    "download": "downloading",
+    "check": "checking the file",
+    "join": "joining the parts",
+    "wait": "waiting for another download of it",
+}
+FIRST_ESTIMATE = 2.0  # seconds that are measured before an estimate is shown
+CHUNKS = 3  # of a prompt that are measured before: each costs more than the one before
+
+
+class Progress:
+    """A progress line on standard error, only where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._stage = ""
+        self._start = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Show stage, share done and time left; the line goes when the stage is complete.
+
+        The time counts from the stage's first call; what was done before it is not known.
+        """
+        if not sys.stderr.isatty():
+            return
+        if stage != self._stage or done == 0:
+            self._stage, self._start = stage, time.monotonic()
+        share = f"{100 * done // total:3d} %" if total else f"{done / MIB:.1f} MiB"
+        spent = time.monotonic() - self._start
+        left = ""
+        if total and done and spent >= FIRST_ESTIMATE:
+            left = f", {duration(spent * (total - done) / done)} left"
+        if total and done >= total:
+            self.clear()
+            return
+        self._draw(f"{STAGES.get(stage, stage)}: {share}{left}")
+
+    def reading(self, total: int, n_past: int = 0) -> Callable[[int, int], None]:
+        """What to call with (done, total) while a prompt is read, from now on.
+
+        n_past: tokens that are held already. The time left is shown once three chunks have shown
+        what a token costs and by how much that grows with its position.
+        """
+        if not sys.stderr.isatty():
+            return _nothing
+        from tamis.summary.meter import Meter, Work
+
+        meter, n_chunk = Meter(clock=time.monotonic), 0
+        meter.begin("", Work(n_past + total, 0, at=n_past))
+        self._draw(f"reading {total} tokens")
+
+        def told(done: int, total: int) -> None:
+            nonlocal n_chunk
+            n_chunk += 1
+            meter.read("", n_past + done)
+            found = meter.left() if n_chunk >= CHUNKS else None
+            left = "" if found is None else f", {duration(found[1])} left"
+            if done >= total:
+                self.clear()
+            else:
+                self._draw(f"reading {total} tokens: {100 * done // total:3d} %{left}")
+
+        return told
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
+
+    def _draw(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text[: columns() - 1]}")
+        sys.stderr.flush()
+        self._shown = True
+
+
+def columns() -> int:
+    """Columns of the terminal that standard error is."""
+    n = 0
+    with contextlib.suppress(OSError, ValueError):
+        n = os.get_terminal_size(sys.stderr.fileno()).columns
+    return n or 80  # 0: a terminal that does not know
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody watches."""

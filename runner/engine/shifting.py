@@ -1,0 +1,73 @@
+"""A context that never fills: the oldest tokens are dropped while a prompt is read or answered.
+
+As llama.cpp's context shift: what is left keeps what it has read of the dropped tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tamis.engine.errors import ContextError
+from tamis.engine.generate import Piece, generate, sampler_of
+from tamis.engine.session import Session, TokenProgress
+from tamis.graph.topk_logits import Best
+from tamis.sampling.base import Step
+from tamis.sampling.chain import SamplerParams
+
+
+class Shifting:
+    """A session whose first n_keep tokens stay and whose oldest others go once it is full."""
+
+    def __init__(self, session: Session, n_keep: int) -> None:
+        if not 0 <= n_keep <= session.n_ctx // 2:
+            raise ContextError(
+                f"n_keep is {n_keep}, expected at most half of n_ctx, {session.n_ctx // 2}: raise "
+                "n_ctx or shorten what is kept"
+            )
+        self._session, self._n_keep = session, n_keep
+        self.n_dropped = 0  # tokens, so far
+
+    def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
+        """Append tokens, however many; logits f32 [n_vocab] of the last one."""
+        done, logits = 0, None
+        while done < len(ids):
+            room = self._session.n_ctx - self._session.n_past
+            if room == 0:
+                room = self._make_room()
+            part = ids[done : done + min(room, self._session.n_ubatch)]
+            logits = self._session.prefill(part)
+            done += len(part)
+            if progress is not None:
+                progress(done, len(ids))
+        assert logits is not None
+        return logits
+
+    def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
+        """As Session's, with room made first where there is none."""
+        if self._session.n_past == self._session.n_ctx:
+            self._make_room()
+        return self._session.decode_best(token_id, n)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        params: SamplerParams,
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        grammar: Step | None = None,
+        progress: TokenProgress | None = None,
+    ) -> Iterator[Piece]:
+        """As Session's; without max_tokens the answer ends where the model ends it."""
+        tokenizer = self._session.tokenizer
+        sampler = sampler_of(params, tokenizer, [*self._session.tokens, *ids], grammar)
+        found = self.prefill(ids, progress)
+        n_max = max_tokens if max_tokens is not None else 1 << 62
+        yield from generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)
+
+    def _make_room(self) -> int:
+        """Drop the oldest half of what may go; how many tokens fit now."""
+        n = max(1, (self._session.n_past - self._n_keep) // 2)
+        self._session.remove(self._n_keep, self._n_keep + n)
+        self.n_dropped += n
+        return self._session.n_ctx - self._session.n_past
