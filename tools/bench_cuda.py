@@ -138,7 +138,7 @@ def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int
 
 @functools.cache
 def random_pages(n_kv: int, type_: str) -> list[np.ndarray]:
-    """Keys and values of n_kv positions, in pages; their standard deviation is 1."""
+    """A random paged KV cache of n_kv positions; its standard deviation is 1."""
     rng, pages = np.random.default_rng(0), []
     for _ in range(2):
         row = kv_row(type_, HEAD_DIM)
@@ -154,7 +154,7 @@ def random_pages(n_kv: int, type_: str) -> list[np.ndarray]:
 
 
 class Cache(NamedTuple):
-    """Keys and values of n_kv positions, and queries of the last n_tok of them."""
+    """A KV cache of n_kv positions, and queries of the last n_tok of them."""
 
     kv: KVView
     step: np.ndarray

@@ -1,4 +1,4 @@
-"""Decoding with keys and values on disk: for each method and unit, time, hits and bytes a step.
+"""Decoding with a KV cache on disk: for each method and unit, time, hits and bytes a step.
 
 Run it as `python -m tamis.tools.bench_kv -m MODEL --session FILE --kv-ram 512MiB --kv-dir DIR`. The
 system's own copies of the file are dropped before every step (fdatasync, then POSIX_FADV_DONTNEED),

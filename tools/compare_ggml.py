@@ -1,4 +1,4 @@
-"""Compare matrix-vector products with ggml's: every weight type, both by turns in one process.
+"""Compare matrix-vector products with ggml's: every weight type, alternating runs in one process.
 
     python -m tamis.tools.compare_ggml [--types Q4_1,Q8_0] [-t 2] [--rounds 7] [--log FILE]
 

@@ -1,4 +1,4 @@
-"""Compare speed with llama.cpp: both run the same work by turns, in one process tree.
+"""Compare speed with llama.cpp: alternating runs of the same work in one process tree.
 
     python -m tamis.tools.compare_llamacpp MODEL.gguf [--tests pp512,tg64,tg64@4096] [-t 2]
 
@@ -8,9 +8,9 @@ Needs the package llama-cpp-python, best built on this machine:
 Each engine lives in a process of its own and holds the model loaded; only one works at a time.
 llama.cpp runs with flash attention on and off, and the better of the two in each round is what
 tamis is divided by. A test is ppN[@D] (a prompt of N tokens after D others) or tgN[@D] (N tokens
-one at a time after D others). Both use the same threads, the same ids and the same type of keys and
-values: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only. A deep
-context is its first tokens over and over, the keys turned by each engine to where they now stand:
+one at a time after D others). Both use the same threads, the same ids and the same type of the
+KV cache: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only. A deep
+context is its first tokens over and over, re-rotated by each engine to their positions:
 dense attention takes the same time whatever the keys are, and reading it would take hours. Where
 layers have a sliding window, it is read: llama.cpp keeps no more than the window of them.
 The last line is JSON; --log appends it to a file.
@@ -185,7 +185,7 @@ def run_test(runner: Any, test: Test, ids: list[int]) -> float:
 
 
 def runners(cache_type: str) -> list[str]:
-    """The engines that have such keys and values."""
+    """The engines that have this KV cache type."""
     return [name for name in RUNNERS if cache_type == "f16" or name != "llama.cpp"]
 
 
@@ -242,7 +242,7 @@ class Remote:
 def compare(
     path: str, tests: list[Test], n_threads: int, rounds: int, cache_type: str
 ) -> dict[str, Any]:
-    """Run all tests by turns; rates and ratios by test, the first round of each left out."""
+    """Run all tests in alternation; rates and ratios by test, the first round of each left out."""
     n_ctx = max(test.n_ctx for test in tests)
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, 20000, n_ctx).tolist()  # ordinary tokens of any vocabulary

@@ -29,7 +29,7 @@ from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.jit_kernels.compile.workers import CompileError, Progress
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.kv.unit_file import KVFile, KVFileError, Units
-from tamis.private_files import write_whole
+from tamis.platform.private_files import write_whole
 from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import gbnf_grammar, json_grammar
 from tamis.select.base import DECODE, PREFILL, SelectorShape
@@ -198,7 +198,7 @@ def cache(data: bytes) -> None:
 
 
 def kv(data: bytes) -> None:
-    """The file of keys and values, overwritten: read as it was, or an error."""
+    """A KV file, overwritten: read as it was written, or an error."""
     units, rows = _units()
     file = units._file
     file.write(0, [rows.reshape(-1).data])

@@ -91,7 +91,7 @@ class Client:
                 if i >= most:
                     return 0, text, 0
                 for choice in chunk["choices"]:
-                    text += choice["delta"].get("content", "")
+                    text += choice["delta"].get("content") or ""
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         return 200, text, tokens
 
@@ -172,11 +172,28 @@ def memory(pid: int) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
+def family(pid: int) -> list[int]:
+    """A server's process, that of its model, and the helper."""
+    found = [pid]
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == pid and b"tamis.bindings.serve." in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
 def state(pid: int) -> tuple[int, int, int]:
-    """Bytes of its own, descriptors and threads of a process."""
-    folder = Path(f"/proc/{pid}")
-    n_open, n_thread = (sum(1 for _ in (folder / name).iterdir()) for name in ("fd", "task"))
-    return memory(pid), n_open, n_thread
+    """Bytes of their own, descriptors and threads of a server's processes together."""
+    sums = [0, 0, 0]
+    for one in family(pid):
+        folder = Path(f"/proc/{one}")
+        n_open, n_thread = (sum(1 for _ in (folder / name).iterdir()) for name in ("fd", "task"))
+        sums = [a + b for a, b in zip(sums, (memory(one), n_open, n_thread), strict=True)]
+    return sums[0], sums[1], sums[2]
 
 
 def judge(found: Found, given: str, question: str, right: dict[str, Alone]) -> None:

@@ -190,6 +190,9 @@ def write_random_model(path: str | Path, shape: Shape, type_: str) -> None:
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_rope_dimension_count(shape.head_dim)
+    if shape.n_head * shape.head_dim != shape.n_embd:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     writer.add_rope_freq_base(500000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     tokens = [*byte_alphabet(), "th"]

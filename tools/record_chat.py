@@ -1,4 +1,4 @@
-"""A chat in a pseudo-terminal, and the README's picture of it: python -m tamis.tools.record_chat.
+"""A chat in a pseudo-terminal, and its picture: python -m tamis.tools.record_chat docs/cast.svg.
 
 `Screen` runs `tamis` as in a terminal and shows what a person would see. It needs the extra `test`.
 """
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from html import escape, unescape
 from pathlib import Path
 
 import pexpect
@@ -21,7 +22,12 @@ ROWS, COLUMNS = 50, 80
 TIMEOUT = 300  # seconds, for an answer that must wait for the compiler
 FLAGS = ("--temp", "0")
 LINES = ("Give me a Markdown list of five fruits.", "/stats", "/save talk", "/exit")
-BEGIN, END = "<!-- cast: begin -->", "<!-- cast: end -->"
+LINE = 19  # pixels from one line of the picture to the next
+STYLE = (
+    "text{font:14px/1 ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d7dae0;"
+    "opacity:0;animation:a .01s forwards}.u{fill:#7fd1b9}@keyframes a{to{opacity:1}}"
+    "@media(prefers-reduced-motion){text{opacity:1;animation:none}}"
+)
 
 
 class Screen:
@@ -129,33 +135,50 @@ def after(lines: list[str], line: str) -> str:
 
 
 def picture(lines: list[str]) -> str:
-    """The block that stands between the marks in README.md."""
-    command = " ".join(("$ tamis chat", *FLAGS))
-    return "\n".join((BEGIN, "```text", command, *lines, "```", END))
+    """The lines of a terminal as SVG, in which they appear one after another."""
+    shown = [" ".join(("$ tamis chat", *FLAGS)), *lines]
+    at, texts = 0.4, []
+    for i, line in enumerate(shown):
+        at += 0.9 if line.startswith("> ") else 0.12
+        kind = "u" if line.startswith(("> ", "$ ")) else "t"
+        texts.append(
+            f'<text class="{kind}" x="14" y="{34 + LINE * i}" style="animation-delay:{at:.2f}s" '
+            f'xml:space="preserve">{escape(line)}</text>'
+        )
+    width, height = 28 + int(8.43 * max(map(len, shown))), 34 + LINE * len(shown)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    label = 'role="img" aria-label="A chat in the terminal"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>',
+        f"<style>{STYLE}</style>",
+        '<rect width="100%" height="100%" rx="8" fill="#16181d"/>',
+        *texts,
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
 
 
-def picture_in(readme: str) -> str:
-    """The block in the text of README.md, with its marks."""
-    return readme[readme.index(BEGIN) : readme.index(END) + len(END)]
+def picture_lines(svg: str) -> list[str]:
+    """What stands in a picture, line by line."""
+    return [unescape(line) for line in re.findall(r"<text[^>]*>(.*?)</text>", svg)]
 
 
-def form(block: str) -> str:
-    """A picture without what differs from run to run: its numbers."""
-    return re.sub(r"\d+(\.\d+)?", "N", block)
+def form(lines: list[str]) -> str:
+    """Lines without what differs from run to run: their numbers."""
+    return re.sub(r"\d+(\.\d+)?", "N", "\n".join(lines))
 
 
 def main() -> None:
-    """Record a chat and put it into README.md, or print it where no file is named."""
+    """Record a chat and write its picture to a file, or to standard output where none is named."""
     parser = argparse.ArgumentParser(description="Record the chat that README.md shows")
-    parser.add_argument("readme", nargs="?", type=Path, help="the file with the marks")
-    readme = parser.parse_args().readme
+    parser.add_argument("svg", nargs="?", type=Path, help="the file, docs/cast.svg in the tree")
+    path = parser.parse_args().svg
     with tempfile.TemporaryDirectory() as home:
-        block = picture(record(Path(home)).lines())
-    if readme is None:
-        print(block)
-        return
-    text = readme.read_text(encoding="utf-8")
-    readme.write_text(text.replace(picture_in(text), block), encoding="utf-8")
+        svg = picture(record(Path(home)).lines())
+    if path is None:
+        print(svg, end="")
+    else:
+        path.write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keys and values of a long context through the disk and back, every bit of them known.
+"""Write the KV cache of a long context to disk and read it back, comparing every bit.
 
 Run it as `python -m tamis.tools.stress_kv --kv-dir DIR`: 2^20 tokens of SmolLM2-135M's shape, in
 23 GB.
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
     @property
     def hp(self) -> HParams:
-        """As hyperparameters; those that say nothing of keys and values are 0."""
+        """As hyperparameters; those that do not shape the KV cache are 0."""
         counts = dict.fromkeys(HParams.__slots__, 0)
         names = {"arch": "llama", "rms_eps": 0.0, "rope_base": 1e4, "rope_scaling": RopeScaling()}
         return HParams(**{**counts, **names, **self._asdict(), "n_head": self.n_head_kv})
@@ -61,8 +61,8 @@ def fill(kv: DiskTier, shape: Shape, first: int, last: int) -> None:
 
 
 def check(kv: DiskTier, shape: Shape, need: np.ndarray, layer: int) -> int:
-    """Bring units of a layer, bool [n_page, n_head_kv, units], and compare all; how many."""
-    kv.bring_units(layer, [need.reshape(len(need), -1)] * 2)
+    """Fetch units of a layer, bool [n_page, n_head_kv, units], and compare all; how many."""
+    kv.fetch_units(layer, [need.reshape(len(need), -1)] * 2)
     view, unit, n = kv.view(layer), PAGE // need.shape[2], 0
     tables = view.k_table, view.v_table
     for side, (frames, table) in enumerate(zip((view.k, view.v), tables, strict=True)):

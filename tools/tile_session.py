@@ -1,7 +1,7 @@
 """Make a long saved session out of a short one: its tokens over and over, at fresh positions.
 
-Methods are compared at contexts that would take hours to read: keys and values of a real text are
-repeated, the keys turned by the model's rotary frequencies to where they now stand. What attends
+Methods are compared at contexts that would take hours to read: the KV cache of a real text is
+repeated, its keys re-rotated by the model's RoPE frequencies to their new positions. What attends
 to them is no language model any more, so this is for speed and for audits of one step, not for
 perplexity.
 
@@ -16,7 +16,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.fetch import registry as models
 from tamis.kv.convert import as_float32, as_rows
-from tamis.kv.rerotate import turned
+from tamis.kv.rerotate import rerotated
 
 
 def tile(session: Session, n_tokens: int) -> None:
@@ -26,7 +26,7 @@ def tile(session: Session, n_tokens: int) -> None:
     for layer in range(model.hp.n_layer):
         k, v = kv.read(layer, n_held)
         x, inv_freq = as_float32(k), model.frequencies(layer).inv_freq
-        moved = (turned(x, inv_freq, start, neox=model.arch.neox) for start in starts)
+        moved = (rerotated(x, inv_freq, start, neox=model.arch.neox) for start in starts)
         keys = [as_rows(rows, kv.types.k) for rows in moved]
         values = [v] * len(starts)
         kv.write(layer, np.concatenate(keys)[:n_tokens], np.concatenate(values)[:n_tokens])

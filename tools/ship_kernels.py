@@ -1,0 +1,127 @@
+"""Compile the kernels that a release ships, for any CPU of each level and vendor, and any GPU.
+
+Object code is kept beside the user's kernels under a name of its sources: a second call compiles
+what the first one had no time for. A level of the other vendor differs in kernels that ask for
+cache lines ahead; only those are compiled twice.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tamis.jit_kernels.backends.fusion import candidates
+from tamis.jit_kernels.compile.code import compiler_of
+from tamis.jit_kernels.compile.shipped import SUFFIX, Shipped, write_shipped
+from tamis.jit_kernels.compile.store import (
+    KernelStoreError,
+    open_folder,
+    read_object,
+    sources,
+    user_folder,
+    versions,
+)
+from tamis.jit_kernels.compile.workers import Command, compile_specs
+from tamis.jit_kernels.contract.ops import STRIP_TYPES
+from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.jit_kernels.cpu.lang.features import VENDORS, made_for
+from tamis.jit_kernels.cuda import OPS
+from tamis.jit_kernels.cuda.lang.target import TARGETS
+
+LEVELS = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
+# AMD has no CPU of the others.
+BOTH_VENDORS = ("avx2", "avx512-vnni")
+_PREFETCH = re.compile(rb"\x0f\x18")  # where there is none, vendors have the same code
+_STRIPS = {(name,) for name in STRIP_TYPES}  # how a CPU has weights
+Progress = Callable[[str, int, int], None]
+
+
+def vendors_of(level: str) -> Sequence[str]:
+    """Whose CPUs a level is made for."""
+    return VENDORS if level in BOTH_VENDORS else VENDORS[:1]
+
+
+def ship_kernels(
+    folder: Path,
+    specs: Iterable[KernelSpec],
+    levels: Iterable[str] = LEVELS,
+    *,
+    vendors: Sequence[str] = (),
+    n_worker: int = 2,
+    progress: Progress = lambda name, done, total: None,
+) -> list[Path]:
+    """Write a file of kernels for each level; vendors: fewer than all of each, for a trial.
+
+    Raises CompileError, KernelStoreError.
+    """
+    specs, written = list(specs), []
+    folder.mkdir(parents=True, exist_ok=True)
+    made_of = sources("cpu")
+    assert made_of is not None
+    for level in levels:
+        code: dict[str, bytes] = {}
+        first, *others = [v for v in vendors_of(level) if not vendors or v in vendors]
+        code |= _compiled("cpu", f"{level}@{first}", specs, n_worker, progress)
+        for vendor in others:
+            ahead = [spec for spec in specs if _PREFETCH.search(code[spec.symbol])]
+            found = _compiled("cpu", f"{level}@{vendor}", ahead, n_worker, progress)
+            code |= {f"{name}@{vendor}": o for name, o in found.items() if o != code[name]}
+        path = folder / f"{level}{SUFFIX}"
+        write_shipped(path, code, sources=made_of, compiler=versions())
+        written.append(path)
+    return written
+
+
+def ship_ptx(
+    folder: Path,
+    specs: Iterable[KernelSpec],
+    targets: Iterable[str] = tuple(TARGETS),
+    *,
+    n_worker: int = 2,
+    progress: Progress = lambda name, done, total: None,
+) -> list[Path]:
+    """Write a file of PTX for each target, of those kernels that a GPU has; no GPU is needed.
+
+    Raises CompileError, KernelStoreError.
+    """
+    written, made_of = [], sources("cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+    assert made_of is not None
+    has = {s for s in specs if s.op.name in OPS and s.constants[:1] not in _STRIPS}
+    for name in targets:
+        wanted = has | (candidates(has) if TARGETS[name].overlaps else set())
+        ordered = sorted(wanted, key=lambda spec: spec.symbol)
+        code = _compiled("cuda", name, ordered, n_worker, progress)
+        path = folder / f"{name}{SUFFIX}"
+        write_shipped(path, code, sources=made_of, compiler=versions())
+        written.append(path)
+    return written
+
+
+def _compiled(
+    kind: str, name: str, specs: list[KernelSpec], n_worker: int, progress: Progress
+) -> dict[str, bytes]:
+    """Code of kernels by symbol, for any CPU of `LEVEL@VENDOR` or GPU of a target."""
+    level = TARGETS[name] if name in TARGETS else made_for(name)
+    store = open_folder(user_folder().with_name("release"), level)
+    missing = [spec for spec in specs if read_object(store, spec.symbol) is None]
+    if missing:
+        module, environment = compiler_of(kind)
+        command = Command(store, module, name, environment)
+        compile_specs(command, missing, n_worker, lambda done, n: progress(name, done, n))
+    found = {spec.symbol: read_object(store, spec.symbol) for spec in specs}
+    if lost := [symbol for symbol, code in found.items() if code is None]:
+        raise KernelStoreError(f"{store} has no whole file of {lost[0]}: run this again")
+    return {symbol: code for symbol, code in found.items() if code is not None}
+
+
+def check_shipped(paths: Iterable[Path]) -> list[str]:
+    """What keeps files of kernels from being shipped with these sources; nothing where all is well.
+
+    Raises ShippedError, OSError.
+    """
+    now, wrong = {kind: sources(kind) for kind in ("cpu", "cuda")}, []
+    for path in paths:
+        kind = "cuda" if path.stem in TARGETS else "cpu"
+        if Shipped(path).sources != now[kind]:
+            wrong.append(f"{path.name}: made of other kernel sources: make its kernels again")
+    return wrong
