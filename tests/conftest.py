@@ -18,6 +18,7 @@ from tamis.jit_kernels.compile.workers import CompileError
 from tamis.jit_kernels.contract.program import KernelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ["TAMIS_CONFIG"] = ""  # the settings of whoever runs the tests are not theirs
 
 # `python -m pytest` puts the working directory first: from the root of the tree, `runner` would be
 # importable beside the installed `tamis`, and a module would exist twice.
@@ -51,6 +52,46 @@ def model_path() -> Callable[[str], Path]:
             pytest.skip(f"{name} cannot be fetched: {e}")
 
     return path_of
+
+
+# Files whose tests take long: they compile for every level or target, start servers and browsers,
+# build the package or the site, or kill processes over and over.
+SLOW_FILES = {
+    "bindings/test_capi.py", "bindings/test_examples.py", "bindings/test_serve_connections.py",
+    "bindings/test_serve_isolation.py", "bindings/test_serve_openai.py",
+    "bindings/test_serve_page.py", "bindings/test_serve_supervisor.py", "cuda/test_cuda.py",
+    "cuda/test_cuda_on_threads.py", "cuda/test_kernels_cuda.py", "engine/test_faults.py",
+    "formats/test_gguf_fuzz.py", "fuzz/test_targets.py", "kernels/test_compile_limits.py",
+    "kernels/test_levels.py", "tree/test_docs.py", "tree/test_packaging.py",
+}  # fmt: skip
+# Tests of the tree are cheap, and a rule holds for every file.
+ALL_CASES = {"tree"}
+CASES = 4  # of a test with more of them, these are quick: evenly spaced
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--whole-kit`: more than CI has the time for."""
+    parser.addoption(
+        "--whole-kit", action="store_true", help="each architecture's models in all five ways"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is not of the quick tier: real models, GPUs, slow files, all but some cases."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        file = item.path.relative_to(ROOT / "tests").as_posix()
+        marked = any(item.get_closest_marker(name) for name in ("model", "gpu"))
+        if marked or file in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
+        elif file.partition("/")[0] not in ALL_CASES:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        quick = {i * len(each) // CASES for i in range(CASES)}
+        for i, item in enumerate(each):
+            if i not in quick:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

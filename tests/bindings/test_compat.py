@@ -26,7 +26,9 @@ from tamis.bindings.compat import (
     MinTokensLogitsProcessor,
     StoppingCriteriaList,
 )
-from tamis.bindings.drop_in.tools import ToolCall, find_calls, plain_messages
+from tamis.bindings.drop_in import chat as chats
+from tamis.bindings.drop_in.completion import Piece
+from tamis.bindings.drop_in.tools import call_schema, plain_messages
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.sampling.chain import SamplerParams
@@ -450,30 +452,54 @@ def test_a_tool_that_must_be_called_is(llm, grammars, choice):
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, stream=True)
     )
     calls = [d for c in chunks for d in delta_of(c).get("tool_calls", ())]
-    assert [(c["index"], c["function"]["name"]) for c in calls] == [(0, "pick")]
+    assert [c["function"].get("name") for c in calls[:2]] == ["pick", None], "once, then arguments"
+    assert json.loads("".join(c["function"]["arguments"] for c in calls))["it"] in ("a", "b")
+    assert {c["index"] for c in calls} == {0}
     old = [d["function_call"] for c in chunks if "function_call" in (d := delta_of(c))]
-    assert old == ([] if choice == "required" else [calls[0]["function"]])
+    assert old == ([] if choice == "required" else [c["function"] for c in calls])
     short = llm.create_chat_completion(messages, tools=TOOLS, tool_choice=choice, max_tokens=2)
     assert short["choices"][0]["finish_reason"] == "length"
     with pytest.raises(ValueError, match="not among the tools"):
         llm.create_chat_completion(messages, tools=TOOLS, tool_choice={"function": {"name": "x"}})
 
 
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "before", "calls"),
     [
         ('<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', "", ['{"x": 1}']),
         ('Well. <tool_call>{"name":"f","arguments":{}}</tool_call>', "Well.", ["{}"]),
-        ('{"name": "f", "parameters": {"x": "a;b"}}', "", ['{"x": "a;b"}']),
-        ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f"}', "", ["{}", "{}"]),
-        ('{"name": "unknown", "parameters": {}}', None, []),
         ('{"x": 1}', None, []),
         ("just text", None, []),
     ],
 )
-def test_calls_are_found_in_both_styles(text, before, calls):
-    expected = text if before is None else before
-    assert find_calls(text, ["f"]) == (expected, [ToolCall("f", c) for c in calls])
+def test_calls_are_found_as_they_come(llm, text, before, calls, n):
+    form = chats.ChatFormat(llm.engine, None)
+    parser, message = chats.Parser(chats.Wanted([F], None, None), form), chats.Message()
+    for at in range(0, len(text), n):
+        message.add(parser.push(Piece(text[at : at + n], [], None)))
+    message.add(parser.push(Piece("", [], "stop")))
+    assert message.content == (text if before is None else before)
+    assert [call["function"] for call in message.calls] == [
+        {"name": "f", "arguments": c} for c in calls
+    ]
+
+
+def test_what_the_schemas_of_tools_define_is_found_from_the_root(grammars):
+    tree = {"type": "object", "properties": {"of": {"$ref": "#/$defs/Leaf"}}}
+    tree["$defs"] = {"Leaf": {"type": "object", "properties": {"up": {"$ref": "#"}}}}
+    old = {
+        "definitions": {"Leaf": {"const": 1}},
+        "properties": {"x": {"$ref": "#/definitions/Leaf"}},
+    }
+    tools = [{"function": {"name": n, "parameters": p}} for n, p in (("a", tree), ("b", old))]
+    found = call_schema(tools)
+    assert set(found["$defs"]) == {"tool0", "tool0.Leaf", "tool1.Leaf"}
+    assert found["$defs"]["tool0.Leaf"]["properties"]["up"] == {"$ref": "#/$defs/tool0"}
+    LlamaGrammar.from_json_schema(json.dumps(found)).compiled_here()
 
 
 def test_a_stream_with_tools_that_calls_none_has_the_answers_logprobs(llm):
@@ -481,10 +507,10 @@ def test_a_stream_with_tools_that_calls_none_has_the_answers_logprobs(llm):
     messages = [{"role": "user", "content": "the"}]
     whole = llm.create_chat_completion(messages, **how)
     chunks = llm.create_chat_completion(messages, stream=True, **how)
-    found = [c["choices"][0]["logprobs"] for c in (*chunks, whole)]
-    assert found[0] is found[2] is None
-    tokens = [[token["token"] for token in found[i]["content"]] for i in (1, 3)]
-    assert tokens[0] == tokens[1]
+    found = [c["choices"][0]["logprobs"] or {"content": []} for c in chunks]
+    tokens = [token["bytes"] for each in found for token in each["content"]]
+    assert tokens == [t["bytes"] for t in whole["choices"][0]["logprobs"]["content"]]
+    assert len(tokens) == 4
 
 
 def test_messages_about_tools_are_text_where_the_template_knows_none():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import TinySpec, write_tiny_model
 
 import tamis.bindings.llama as L
 from tamis.bindings.flat.context import Context
@@ -29,11 +28,6 @@ def quiet():
     L.llama_log_set(lambda level, text, data: lines.append((level, text)), None)
     yield lines
     L.llama_log_set(None, None)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinySpec())
 
 
 @pytest.fixture(scope="module")

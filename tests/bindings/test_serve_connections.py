@@ -3,77 +3,18 @@
 import asyncio
 import errno
 import json
-import re
-import resource
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from pathlib import Path
 
 import pytest
-from tiny_models import TinySpec, write_tiny_model
+from serve_process import ServeProcess
 
-from tamis.bindings.serve import listen
+from tamis.bindings.serve.http import listen
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "the hand"}], "max_tokens": 4}
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc"
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinySpec())
-
-
-class Process:
-    """A server in a process of its own."""
-
-    def __init__(self, path, folder, *flags, n_file=None):
-        def limit():
-            if n_file is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (n_file, n_file))
-
-        self.log = folder / "log"
-        command = [sys.executable, "-m", "tamis", "serve", "-m", str(path), "-c", "2048"]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--port", "0", *flags], stderr=log, preexec_fn=limit
-            )
-        end = time.monotonic() + 60
-        while not (found := re.search(r"127\.0\.0\.1:(\d+):", self.log.read_text())):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        self.port = int(found[1])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        self.process.kill()
-        self.process.wait()
-
-    def post(self, body, path=CHAT, timeout=30):
-        headers = {"Content-Type": "application/json"}
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
-                return response.status, json.loads(response.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"{}")
-
-    def connect(self, data):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        connection.send(data)
-        return connection
-
-    def n_open(self):
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
 
 def closed(connection, seconds):
@@ -89,7 +30,7 @@ def closed(connection, seconds):
 
 def test_half_open_connections_end_and_keep_nobody_out(path, tmp_path):
     flags = "--timeout-header", "2", "--max-connections", "64"
-    with Process(path, tmp_path, *flags) as server:
+    with ServeProcess(path, tmp_path, *flags) as server:
         before = server.n_open()
         held = [server.connect(HALF) for _ in range(200)]
         assert server.post(ASKED)[0] == 200
@@ -102,7 +43,7 @@ def test_half_open_connections_end_and_keep_nobody_out(path, tmp_path):
 
 
 def test_a_head_that_trickles_in_is_cut_off_also_on_a_connection_used_before(path, tmp_path):
-    with Process(path, tmp_path, "--timeout-header", "1") as server:
+    with ServeProcess(path, tmp_path, "--timeout-header", "1") as server:
         connection = server.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         text = b""
         while b'{"status":"ok"}' not in text:
@@ -122,7 +63,7 @@ def test_a_head_that_trickles_in_is_cut_off_also_on_a_connection_used_before(pat
 
 
 def test_a_body_that_trickles_in_is_cut_off(path, tmp_path):
-    with Process(path, tmp_path, "--timeout-request", "1") as server:
+    with ServeProcess(path, tmp_path, "--timeout-request", "1") as server:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection = server.connect(head + b"Content-Length: 99\r\n\r\n{")
         connection.settimeout(10)
@@ -130,7 +71,7 @@ def test_a_body_that_trickles_in_is_cut_off(path, tmp_path):
 
 
 def test_few_descriptors_make_fewer_connections_and_a_short_log(path, tmp_path):
-    with Process(path, tmp_path, "--timeout-header", "5", n_file=160) as server:
+    with ServeProcess(path, tmp_path, "--timeout-header", "5", n_file=160) as server:
         held = []
         for _ in range(300):
             held.append(server.connect(HALF))
@@ -198,7 +139,7 @@ def test_one_address_leaves_room_for_others():
 
 
 def test_sigterm_ends_streams_and_what_is_being_prepared_within_two_seconds(path, tmp_path):
-    with Process(path, tmp_path, "--parallel", "2") as server:
+    with ServeProcess(path, tmp_path, "--parallel", "2") as server:
         long = {"max_tokens": 1900, "stream": True, "temperature": 0}
         body = json.dumps(ASKED | long | {"logit_bias": {"2": -100}}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

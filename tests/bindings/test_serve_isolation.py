@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from serving import local_server
 from starlette.testclient import TestClient
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.bindings.serve.app import SMALL, Server, Settings
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.helpers import Helpers
+from tamis.bindings.serve.http.app import SMALL
 from tamis.bindings.serve.text import BoundedTokenizer, TooManyTokens
 from tamis.bindings.serve.turns import Turns
 from tamis.bindings.serve.wire import Config, identity
-from tamis.engine.engine import Engine
 from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar
 
 N_CTX, GIB = 512, 1 << 30
@@ -29,20 +29,8 @@ ASKED = {"messages": [{"role": "user", "content": "the hand"}], "max_tokens": 8,
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinySpec())
-
-
-@pytest.fixture(scope="module")
-def engine(path):
-    engine = Engine.load(path, n_threads=2)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module")
 def client(engine):
-    server = Server(engine, [engine.session(n_ctx=N_CTX)], Settings("tiny"), lambda line: None)
+    server = local_server(engine, [engine.session(n_ctx=N_CTX)])
     with TestClient(server.app, base_url="http://localhost") as client:
         client.tamis = server
         yield client

@@ -116,8 +116,10 @@ def test_a_tool_that_is_asked_for_is_called(client, stream):
     else:
         assert found.choices[0].finish_reason == "tool_calls"
         calls = found.choices[0].message.tool_calls
-    assert [call.function.name for call in calls] == ["get_weather"]
-    assert json.loads(calls[0].function.arguments)["city"] in ("Paris", "Rome")
+    # A name comes with the first piece of a call, arguments piece by piece.
+    assert [call.function.name for call in calls if call.function.name] == ["get_weather"]
+    arguments = "".join(call.function.arguments or "" for call in calls)
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
 
 
 def test_completions_and_embeddings(client):
@@ -172,7 +174,7 @@ def test_a_client_that_goes_away_frees_its_slot(client, url, stream):
         if stream:
             assert connection.recv(64)
     wait_for(url, "tamis_jobs_running", "0")
-    assert int(metrics(url)["tamis_jobs_cancelled_total"]) == cancelled + 1
+    wait_for(url, "tamis_jobs_cancelled_total", str(cancelled + 1))  # told once a second
 
 
 def test_requests_at_once_are_not_mixed(client):

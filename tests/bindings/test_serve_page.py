@@ -1,5 +1,6 @@
 """The server's page in headless Chromium, as a person uses it."""
 
+import json
 import re
 import shutil
 import socket
@@ -8,10 +9,11 @@ import time
 
 import pytest
 import uvicorn
+from serving import local_server
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.bindings.serve.app import Server, Settings
-from tamis.bindings.serve.guard import Access
+from tamis.bindings.serve.http.app import Settings
+from tamis.bindings.serve.http.guard import Access
 from tamis.engine.engine import Engine
 
 CHROMIUM = shutil.which("chromium")
@@ -32,15 +34,18 @@ def url(tmp_path_factory, slow):
     engine = Engine.load(path, n_threads=1)
     engine.tokenizer.eog = frozenset()  # no answer of random weights ends before it is stopped
     sessions = [engine.session(n_ctx=512, n_ubatch=32)]
-    settings = Settings("tiny model", access=Access(key="key"))
-    server = Server(engine, sessions, settings, lambda line: None)
-    step = server.worker._batch.step
+    settings = Settings(access=Access(key="key"))
 
-    def slowly(tokens):
-        time.sleep(0.1 if slow.is_set() else 0)
-        return step(tokens)
+    def prepare(worker):
+        step = worker._batch.step
 
-    server.worker._batch.step = slowly
+        def slowly(tokens):
+            time.sleep(0.1 if slow.is_set() else 0)
+            return step(tokens)
+
+        worker._batch.step = slowly
+
+    server = local_server(engine, sessions, settings, prepare=prepare)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(server.app, log_config=None, lifespan="off")
@@ -83,6 +88,117 @@ def test_a_person_gives_the_key_chats_stops_and_begins_anew(url, slow):
         page.click("#stop")
         state.to_have_text("stopped")
         assert page.locator(".message").count() == 2
+        slow.clear()
         assert all(request.startswith((url, "data:")) for request in asked)
         assert not problems
+        browser.close()
+
+
+MARKDOWN = """# Fruit\n\n1. **Apples**\n2. `pears`\n\n```python\nprint("<b>")\n```\n
+| a | b |\n|---|---|\n| 1 | <img src=x onerror=alert(1)> |\n"""
+
+
+def replied(route, text, thought=""):
+    """Answer a request in the server's place."""
+    deltas = [{"reasoning_content": thought}] * bool(thought)
+    deltas += [{"content": text[i : i + 7]} for i in range(0, len(text), 7)]
+    usage = {"prompt_tokens": 30, "completion_tokens": 12}
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks += [{"choices": [], "usage": usage, "timings": {"predicted_per_second": 41.5}}]
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]
+    route.fulfill(status=200, content_type="text/event-stream", body="".join(lines))
+
+
+def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_path):
+    with sync_api.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 750})
+        problems, bodies = [], []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+
+        def chat(route):
+            bodies.append(route.request.post_data_json)
+            replied(route, MARKDOWN, "Let me see.")
+
+        page.route("**/v1/chat/completions", chat)
+        models = {"data": [{"id": "tiny", "meta": {"n_ctx": 512}}]}
+        page.route("**/v1/models", lambda route: route.fulfill(json=models))
+        page.goto(url)
+        page.click("#settings")
+        page.fill("#system", "Be brief.")
+        page.fill("#temperature", "0.5")
+        page.click("text=Done")
+        page.fill("#text", "Which <b>fruit</b>?")
+        page.press("#text", "Enter")
+        state = sync_api.expect(page.locator("#state"))
+        state.to_have_text("30 + 12 tokens, 41.5 a second")
+        assert bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (bodies[0]["temperature"], bodies[0]["model"]) == (0.5, "tiny")
+        answer = page.locator(".assistant")
+        assert answer.locator("ol li").all_inner_texts() == ["Apples", "pears"]
+        assert answer.locator("pre code").inner_text() == 'print("<b>")'
+        assert answer.locator("td").all_inner_texts() == ["1", "<img src=x onerror=alert(1)>"]
+        assert answer.locator("img").count() == 0
+        thoughts = answer.locator("details")
+        assert not thoughts.evaluate("box => box.open")
+        assert "Let me see." in thoughts.text_content()
+        assert page.locator("#used").evaluate("meter => meter.value") == 42 / 512
+        page.click("text=Again")
+        sync_api.expect(page.locator(".assistant")).to_have_count(1)
+        state.to_have_text("30 + 12 tokens, 41.5 a second")
+        assert len(bodies) == 2
+        assert bodies[1]["messages"] == bodies[0]["messages"]
+        page.screenshot(path=tmp_path / "desktop.png")
+        page.reload()
+        page.click("#list .open >> nth=1")
+        assert page.locator(".user").inner_text() == "Which <b>fruit</b>?"
+        page.click("text=Edit")
+        assert page.input_value("#text") == "Which <b>fruit</b>?"
+        assert page.locator(".message").count() == 0
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.press("#text", "Enter")
+        state.to_have_text("30 + 12 tokens, 41.5 a second")
+        page.screenshot(path=tmp_path / "phone.png")
+        assert not problems
+        browser.close()
+
+
+def test_a_dropped_file_is_read_before_it_is_asked_about(url):
+    with sync_api.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        bodies = []
+
+        def chat(route):
+            bodies.append(route.request.post_data_json)
+            replied(route, "Yes.")
+
+        page.route("**/v1/chat/completions", chat)
+        page.goto(url)
+
+        def drop(name, text):
+            page.evaluate(
+                """([name, text]) => {
+                    const data = new DataTransfer();
+                    data.items.add(new File([text], name));
+                    const drop = new DragEvent("drop", { dataTransfer: data, cancelable: true });
+                    document.getElementById("chat").dispatchEvent(drop);
+                }""",
+                [name, text],
+            )
+
+        state = sync_api.expect(page.locator("#state"))
+        drop("a.pdf", "%PDF\0")
+        state.to_contain_text("tamis summarize")
+        drop("a.html", "<p>The text.</p><script>evil()</script>")
+        state.to_have_text("a.html is read; ask about it")
+        page.fill("#text", "What?")
+        page.press("#text", "Enter")
+        sync_api.expect(page.locator(".assistant")).to_contain_text("Yes.")
+        assert bodies[0]["max_tokens"] == 1
+        assert bodies[0]["messages"][0]["content"] == "a.html:\n\nThe text."
+        asked = bodies[1]["messages"]
+        assert [m["content"] for m in asked] == ["a.html:\n\nThe text.\n\nWhat?"]
         browser.close()

@@ -77,7 +77,8 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
         "run -p x --attn nonsense",
         "run -p x --prefill quest",
         "run -p x --raw --system y",
-        "run -p x -f y",
+        "run x -p y",
+        "run -p - -f -",
         "bench -p 0 -n 0",
         "bench -t 1,x",
         "bench -p 64 -c 8",
@@ -338,24 +339,6 @@ def test_the_only_model_there_is_serves_where_none_is_named(monkeypatch, tmp_pat
     assert capsys.readouterr().err == ""
 
 
-# progress
-
-
-def test_progress_is_for_terminals(monkeypatch, capsys):
-    progress = common.Progress()
-    progress("download", 1, 3)
-    progress.tokens(1, 3)
-    progress.clear()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress("compile", 1, 4)
-    assert "compile:  25 %" in capsys.readouterr().err
-    progress.tokens(3, 4)
-    assert "reading the prompt:  75 %" in capsys.readouterr().err
-    progress.tokens(4, 4)
-    assert capsys.readouterr().err.endswith("\r\x1b[K")
-
-
 # bench and perplexity
 
 
@@ -570,8 +553,8 @@ def test_a_prompt_longer_than_the_context_is_one_line_with_both_numbers(model_pa
     done = spawn("run", "--raw", "-m", path, "-c", "64", "-f", str(tmp_path / "long.txt"))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == (
-        b"tamis: error: prompt is 101 tokens, --ctx is 64: raise --ctx to at least 101 "
-        b"or shorten the prompt\n"
+        b"tamis: error: the prompt is 101 tokens, --ctx is 64: raise it to more than 101, "
+        b"or leave it out\n"
     )
 
 
@@ -604,14 +587,14 @@ def test_ctrl_c_in_a_pipe_is_130_and_one_line(model_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("stage", ["load", "compile", "reading the prompt"])
+@pytest.mark.parametrize("stage", ["opening", "compiling", "reading"])
 def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, stage):
     # 1000 tokens take seconds on any machine, so that Ctrl-C comes before the answer.
     (tmp_path / "long.txt").write_text("word " * 1000)
     flags = ["-m", str(model_path("smollm2")), "-f", str(tmp_path / "long.txt")]
-    cache = {"XDG_CACHE_HOME": str(tmp_path)} if stage == "compile" else {}
+    cache = {"XDG_CACHE_HOME": str(tmp_path)} if stage == "compiling" else {}
     screen = Screen("run", *flags, home=tmp_path, **cache)
-    screen.wait_for(lambda _: f"{stage}:".encode() in screen.output)
+    screen.wait_for(lambda _: f"\x1b[K{stage} ".encode() in screen.output)
     screen.child.sendintr()
     assert screen.end() == 130
     assert screen.lines()[-1] == "tamis: interrupted"
@@ -621,13 +604,32 @@ def test_ctrl_c_in_a_terminal_ends_each_stage_with_130(model_path, tmp_path, sta
 def test_methods_are_listed_with_their_defaults(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert "topk:k=512,sink=4,recent=64,rows=group\n    --attn: " in text
+    # The budget counts sinks and recent tokens, the paper's k does not.
+    topk = (
+        "topk:budget=580,sink=4,recent=64,rows=group\n    in the paper: budget is k\n    --attn: "
+    )
+    assert topk in text
     assert main(["methods", "--json"]) == 0
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert listed["window"]["parameters"]["recent"] == 1024
     assert listed["window"]["roles"] == ["decode", "prefill"]
     assert listed["quest"]["roles"] == ["decode"]
+    assert listed["topk"]["parameters"]["k"] == 512
+    assert listed["topk"]["names"] == {"budget": "k"}
     assert all(entry["summary"].endswith(".") for entry in listed.values())
+
+
+def test_each_parameter_of_each_method_is_explained(capsys):
+    assert main(["methods", "--json"]) == 0
+    for entry in json.loads(capsys.readouterr().out):
+        assert main(["methods", entry["name"], "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["explained"]
+        assert found.keys() == entry["defaults"].keys()
+        assert all(found.values()), (entry["name"], found)
+    assert main(["methods", "tactic"]) == 0
+    assert "  P=0.9              share of a head's attention to reach" in capsys.readouterr().out
+    assert main(["methods", "tactik"]) == 2
+    assert "did you mean tactic?" in capsys.readouterr().err
 
 
 INTERRUPTED_IN_A_FINALIZER = """

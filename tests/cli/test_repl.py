@@ -1,6 +1,5 @@
 """The conversation of `tamis chat`: on a stand-in engine, then with smollm2 in a terminal."""
 
-import io
 import json
 import os
 import re
@@ -11,12 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
-from rich.text import Text
 from stand_in_engine import FakeEngine
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import answer, common, lines, main, repl
+from tamis.cli import answer, common, completion, config, lines, main, repl
 from tamis.sampling.chain import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen
@@ -32,8 +29,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def chat(engine: FakeEngine) -> repl.Chat:
-    arguments = Namespace(system=None, max_tokens=None, plain=True, context_shift=False)
-    return repl.Chat(engine, engine.session(), SamplerParams(), arguments)
+    return repl.Chat(engine, engine.session(), SamplerParams(), arguments())
+
+
+def arguments(*words: str) -> Namespace:
+    """What `tamis chat` makes of a command line."""
+    return config.parser_of("chat").parse_args(["--plain", "--prefill", "dense", *words])
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, *text: str) -> None:
@@ -54,8 +55,8 @@ def test_chat_reads_only_what_is_new(chat, engine):
 
 def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
     """Of 100 tokens: at most 75, and then 50 with the system message."""
-    arguments = Namespace(system="S", max_tokens=None, plain=True, context_shift=True)
-    chat = repl.Chat(engine, engine.session(100), SamplerParams(), arguments)
+    words = arguments("--system", "S", "--context-shift")
+    chat = repl.Chat(engine, engine.session(100), SamplerParams(), words)
     session = engine.sessions[0]
     for line in ("A" * 16, "B" * 16):
         chat.handle(line)
@@ -70,20 +71,28 @@ def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
     assert [m["content"][:1] for m in chat.messages] == ["S", "D", "o"]
 
 
-@pytest.mark.parametrize("script", [["one", KeyboardInterrupt()], [KeyboardInterrupt()]])
-def test_ctrl_c_stops_the_answer_only(chat, engine, monkeypatch, capsys, script):
+def test_ctrl_c_keeps_what_was_written_and_its_question(chat, engine, monkeypatch, capsys):
     monkeypatch.setattr(lines, "interactive", lambda: True)
     chat.handle("hi")
-    before, tokens = chat.messages, list(engine.sessions[0].tokens)
-    engine.script[:] = script
+    engine.script[:] = ["one", " two", KeyboardInterrupt()]
+    assert chat.handle("again")
+    assert [m["content"] for m in chat.messages] == ["hi", "one two three", "again", "one two"]
+    assert "[stopped; /retry answers again]" in capsys.readouterr().err
+    engine.script[:] = ["more"]
+    assert chat.handle("/retry")
+    assert [m["content"] for m in chat.messages][2:] == ["again", "more"]
+
+
+def test_ctrl_c_before_the_first_word_leaves_the_conversation(chat, engine, monkeypatch, capsys):
+    monkeypatch.setattr(lines, "interactive", lambda: True)
+    chat.handle("hi")
+    before = chat.messages
     # What the stand-in was given for "hi" is what it is given again: nothing of it is dropped.
     engine.sessions[0].tokens[:] = tokens = [3, *b"hi"]
+    engine.script[:] = [KeyboardInterrupt()]
     assert chat.handle("again")
     assert (chat.messages, engine.sessions[0].tokens) == (before, tokens)
     assert "[stopped: the conversation is as it was before]" in capsys.readouterr().err
-    engine.script[:] = ["more"]
-    assert chat.handle("go on")
-    assert [m["content"] for m in chat.messages] == ["hi", "one two three", "go on", "more"]
 
 
 def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys):
@@ -93,7 +102,7 @@ def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys)
     for line in ("more", "/regen"):
         assert chat.handle(line)
         assert chat.messages == before
-    error = "error: prompt is 9 tokens, --ctx is 8: raise --ctx; /reset forgets the conversation\n"
+    error = "error: prompt is 9 tokens, --ctx is 8: raise --ctx; /clear forgets the conversation\n"
     assert capsys.readouterr().err == error * 2
 
 
@@ -210,11 +219,14 @@ def test_help_names_every_command(chat, capsys):
     text = capsys.readouterr().err
     for name in ["help", "system", "reset", "regen", "save", "load", "set", "stats", "ctx", "exit"]:
         assert f"/{name}" in text
+    assert all(len(line) <= 90 for line in text.splitlines())
     for line in ("/stats", "/ctx", "/set"):
         chat.handle(line)
     assert "error" not in capsys.readouterr().err
     chat.handle("/nonsense")
     assert "/nonsense is not a command" in capsys.readouterr().err
+    chat.handle("/retri")
+    assert "did you mean /retry?" in capsys.readouterr().err
     assert not chat.handle("/exit")
 
 
@@ -225,18 +237,124 @@ def test_chat_from_a_pipe_answers_each_line(engine, monkeypatch, capsys):
     assert engine.chats == [[{"role": "user", "content": "one \nmore"}]]
 
 
-def test_markdown_is_cut_between_blocks_never_in_a_fence():
-    assert answer.split_blocks("a\n\nb") == ("a\n\n", "b")
-    assert answer.split_blocks("a\nb") == ("", "a\nb")
-    assert answer.split_blocks("```\nx\n\ny") == ("", "```\nx\n\ny")
-    assert answer.split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
+THINKING = """\
+{%- for m in messages %}
+{{- '<|im_start|>' + m['role'] + '\\n' + m['content'].split('</think>')[-1] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 
 
-def test_of_a_block_longer_than_the_screen_the_end_is_seen():
-    screen = io.StringIO()
-    console = Console(file=screen, width=20, height=5)
-    console.print(answer._End(Text("\n".join(map(str, range(10))))))
-    assert screen.getvalue().split() == ["6", "7", "8", "9"]
+def test_thoughts_are_folded_and_shown_on_demand(engine, capsys):
+    from tamis.text.chat_format import ChatFormat
+    from tamis.text.chat_template import ChatTemplate
+
+    engine.chat_template = ChatTemplate(THINKING)
+    engine.script[:] = ["Let me", " see.\n", "</think>", "\n\nBlue", "."]
+    chat = repl.Chat(engine, engine.session(), SamplerParams(), arguments())
+    chat._format = ChatFormat(think=("<think>", "</think>"))
+    monkey = [*b"assistant\n<think>\n"]
+    engine.encode_chat = lambda messages: monkey
+    chat.handle("Which colour?")
+    out, err = capsys.readouterr()
+    assert out == "Blue.\n"
+    assert "Let me see." not in err
+    assert re.search(r"\[thought for [\d.]+ s; /think shows it\]", err)
+    assert chat.messages[-1]["content"] == "Blue."
+    chat.handle("/think")
+    assert capsys.readouterr().err == "Let me see.\n"
+    chat.handle("/think on")
+    chat.handle("Again?")
+    out, err = capsys.readouterr()
+    assert (out, "Let me see." in err) == ("Blue.\n", True)
+
+
+def test_a_file_is_read_before_it_is_asked_about(chat, engine, tmp_path, capsys):
+    (tmp_path / "book.txt").write_text("The text.\n")
+    chat.handle(f"/read {tmp_path / 'book.txt'}")
+    session = engine.sessions[0]
+    assert session.tokens == [3, *b"The text.\n\n"]
+    assert "12 tokens read; ask about it" in capsys.readouterr().err
+    chat.handle("What?")
+    assert session.calls[0][0] == [*b"What?", 4], "the text is not read again"
+    assert chat.messages[0]["content"] == "The text.\n\nWhat?"
+    chat.handle("And?")
+    assert chat.messages[2]["content"] == "And?"
+    chat.handle("/read nowhere")
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_question_is_asked_anew(chat, engine, monkeypatch, capsys):
+    chat.handle("/edit x")
+    assert "there is no question" in capsys.readouterr().err
+    chat.handle("hi")
+    chat.handle("/edit hello")
+    assert [m["content"] for m in chat.messages] == ["hello", "one two three"]
+    chat.handle("/edit")
+    assert "write /edit TEXT" in capsys.readouterr().err
+    monkeypatch.setattr(lines, "interactive", lambda: True)
+    chat.handle("/edit")
+    assert chat.take_draft() == "hello"
+    assert chat.take_draft() == ""
+    assert len(chat.messages) == 2, "nothing is lost before the new question is asked"
+    chat.handle("hey")
+    assert [m["content"] for m in chat.messages] == ["hey", "one two three"]
+
+
+def test_method_and_model_change_and_the_conversation_goes_on(chat, engine, capsys):
+    chat.handle("hi")
+    chat.handle("/attn tactic")
+    assert engine.sessions[1].tokens == engine.sessions[0].tokens
+    chat.handle("/attn")
+    assert "--attn tactic" in capsys.readouterr().err
+    chat.handle("/attn nonsense")
+    assert "nonsense" in capsys.readouterr().err
+    chat.handle("/model other")
+    assert "the conversation goes on" in capsys.readouterr().err
+    chat.handle("more")
+    assert [m["content"] for m in chat.messages][::2] == ["hi", "more"]
+    assert engine.sessions[2].calls[0][0] == engine.encode_chat(chat.messages[:3])
+
+
+def test_an_answer_is_copied_by_the_terminal(chat, monkeypatch, capsys):
+    chat.handle("/copy")
+    assert "there is no answer" in capsys.readouterr().err
+    chat.handle("hi")
+    chat.handle("/copy")
+    assert "there is no terminal" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    chat.handle("/copy")
+    assert capsys.readouterr().out == "\x1b]52;c;b25lIHR3byB0aHJlZQ==\x07"
+
+
+def test_settings_are_a_table(chat, capsys):
+    chat.handle("/set temp 0.25")
+    chat.handle("/set")
+    rows = [line.split("|") for line in capsys.readouterr().err.splitlines()]
+    found = {row[1].strip(): [cell.strip() for cell in row[2:5]] for row in rows[1:] if row[1:]}
+    assert found["temp"] == ["0.25", "0.8", "randomness; 0: the likeliest token"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("/re", ["/retry", "/read"]),
+        ("/set top_", ["top_k", "top_p", "top_n_sigma"]),
+        ("/attn hi", ["hip"]),
+        ("/think o", ["on", "off"]),
+        ("hello", []),
+    ],
+)
+def test_tab_completes_commands_and_what_they_take(text, found):
+    assert [word for word, _ in completion.of_message(text)] == found
+
+
+def test_tab_completes_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").touch()
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one").touch()
+    assert [word for word, _ in completion.of_message("/read bo")] == ["book.txt", "books/"]
+    assert completion.of_message("/read books/o") == [("books/one", len("books/o"))]
 
 
 def test_an_answer_cannot_steer_the_terminal():
@@ -271,7 +389,7 @@ def test_a_conversation_kept_and_loaded_in_a_new_process_goes_on_with_the_same_t
     assert rest != alone
     reused = re.search(r"(\d+) reused", err)
     assert reused
-    assert int(reused[1]) > 40, "the loaded keys and values were read again"
+    assert int(reused[1]) > 40, "the loaded tokens were computed again"
 
 
 def has_begun(below: str) -> bool:
@@ -299,34 +417,22 @@ def test_an_answer_is_seen_while_it_is_made(model_path, tmp_path):
 @pytest.mark.model
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(model_path, tmp_path):
     model_path("smollm2")
-    first, second = "My name is Zoe and I like boats.", "What do I like?"
     story = "Write a very long story about the sea."
-    flags = ("-m", "smollm2", "--temp", "0", "-n", "150")
-    expected = Screen("chat", *flags, home=tmp_path)
-    stopped = Screen("chat", *flags, home=tmp_path)
-    for screen, typed in (
-        (expected, (first, second, "/exit")),
-        (stopped, (first, "/ctx", story)),
-    ):
-        for line in typed:
-            screen.wait_for_prompt()
-            screen.say(line)
-    stopped.wait_for(lambda lines: has_begun(record_chat.after(lines, f"> {story}").strip()))
-    stopped.child.sendintr()
-    for line in ("/ctx", second, "/exit"):
-        stopped.wait_for_prompt()
-        stopped.say(line)
-    assert (stopped.end(), expected.end()) == (0, 0)
-    text = "\n".join(stopped.lines())
-    assert "[stopped: the conversation is as it was before]" in text
+    screen = Screen("chat", "-m", "smollm2", "--temp", "0", "-n", "150", home=tmp_path)
+    screen.wait_for_prompt()
+    screen.say(story)
+    screen.wait_for(lambda lines: has_begun(record_chat.after(lines, f"> {story}").strip()))
+    screen.child.sendintr()
+    for line in ("/ctx", "What is the story about?", "/exit"):
+        screen.wait_for_prompt()
+        screen.say(line)
+    assert screen.end() == 0
+    text = "\n".join(screen.lines())
+    assert "[stopped; /retry answers again]" in text
     assert "Traceback" not in text
-    used = [line for line in stopped.lines() if line.startswith("context")]
-    assert len(used) == 2
-    assert used[0] == used[1]
-    question = f"> {second}"
-    assert record_chat.after(stopped.lines(), question) == record_chat.after(
-        expected.lines(), question
-    )
+    used = re.search(r"^context (\d+)/", text, re.M)
+    assert used
+    assert int(used[1]) > 40, "the question and what was written stay"
 
 
 @pytest.mark.model
@@ -360,11 +466,13 @@ def test_the_recorded_chat_is_the_picture_in_the_readme(model_path, tmp_path, ro
     said = [line for line in lines if line.startswith("> ")]
     assert said == [f"> {line}" for line in record_chat.LINES]
     answer_lines = lines[lines.index(said[0]) + 1 : lines.index(said[1])]
-    assert [line.split()[0] for line in answer_lines if line] == ["1", "2", "3", "4", "5"]
+    assert [line.split()[0] for line in answer_lines if line] == ["1.", "2.", "3.", "4.", "5."]
     assert re.search(r"answer: \d+ tokens at [\d.]+ tok/s", "\n".join(lines))
     assert (tmp_path / "talk").stat().st_size > 0
     assert (tmp_path / "talk.json").exists()
-    shown = record_chat.picture_in((root / "README.md").read_text())
-    assert record_chat.form(shown) == record_chat.form(record_chat.picture(lines)), (
-        "the README shows another chat: python -m tamis.tools.record_chat README.md"
+    shown = record_chat.picture_lines((root / "docs/cast.svg").read_text())
+    recorded = record_chat.picture_lines(record_chat.picture(lines))
+    assert recorded[1:] == lines
+    assert record_chat.form(shown) == record_chat.form(recorded), (
+        "the picture shows another chat: python -m tamis.tools.record_chat docs/cast.svg"
     )

@@ -14,15 +14,16 @@ from tamis.jit_kernels import cuda as cuda_kernels
 from tamis.jit_kernels.compile.store import fingerprint, read_object
 from tamis.jit_kernels.compile.workers import Command, CompileError, compile_specs
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.ops import Op
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.target import TARGETS, target_of
 from tamis.jit_kernels.cuda.runtime.driver import CudaError, Device
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
-BY_NAME = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
-F16 = ("f16", "f16")  # keys and values
-NO_CONSTANT = r"(?s)\A(?!.*ld\.global\.nc)"  # a home in RAM is written within the same graph
+BY_NAME = ops.declared()
+F16 = ("f16", "f16")  # types of K and of V
+NO_CONSTANT = (
+    r"(?s)\A(?!.*ld\.global\.nc)"  # a backing store in RAM is written within the same graph
+)
 # Weights come in bulk, to where a barrier says that they are there.
 IN_BULK = ["cp.async.bulk.shared", "mbarrier.arrive.expect_tx", "mbarrier.try_wait"]
 # One kernel of every op, and what its PTX must contain: the instructions it is written for.
@@ -63,9 +64,15 @@ MEANT = {
         "st.global.u8|st.global.b8",
     ],
     KernelSpec(ops.PRODUCT_GATE, ("Q4_K", "silu")): [*IN_BULK, "dp4a.u32.s32", "ex2.approx"],
-    KernelSpec(ops.PRODUCT_KEEP, ("Q8_0", 0)): [*IN_BULK, "st.global.u16|st.global.b16"],
-    KernelSpec(ops.PRODUCT_KEEP, ("Q4_K", 1)): [*IN_BULK, "st.global.u16|st.global.b16"],
-    KernelSpec(ops.MOE_ROUTE, ()): ["shfl.sync.bfly", "redux.sync.min.s32", "ex2.approx"],
+    KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q8_0", 0)): [*IN_BULK, "st.global.u16|st.global.b16"],
+    KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q4_K", 1)): [*IN_BULK, "st.global.u16|st.global.b16"],
+    KernelSpec(ops.MOE_ROUTE, ("softmax",)): [
+        "shfl.sync.bfly",
+        "redux.sync.min.s32",
+        "ex2.approx",
+    ],
+    KernelSpec(ops.MOE_ROUTE, ("softplus",)): ["shfl.sync.idx", "sqrt"],
+    KernelSpec(ops.MOE_BIAS, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
         "wgmma|mma.sync",
         "cp.async.(bulk|cg)",
@@ -77,6 +84,12 @@ MEANT = {
     KernelSpec(ops.MOE_SUM, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.PACK_ROWS, ("quantised", "norm")): ["st.global.u16|st.global.b16", "bar.sync"],
     KernelSpec(ops.RMS_NORM, (0,)): ["shfl.sync", "bar.sync"],
+    KernelSpec(ops.LAYER_NORM, ()): ["shfl.sync", "bar.sync", "sqrt.rn.f32"],
+    KernelSpec(ops.MAP_ROWS, ("tanh", 0)): ["ex2.approx", "st.global.f32"],
+    KernelSpec(ops.MAP_ROWS, ("gelu_erf", 1)): ["ld.global.f32", "st.global.f32"],
+    KernelSpec(ops.ROPE_HEADS, (64, 1, "rope")): ["shfl.sync", "st.global.f32"],
+    KernelSpec(ops.PLACE_HEADS, ()): ["ld.global.f32", "st.global.f32"],
+    KernelSpec(ops.ADD_POSITIONS, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
     KernelSpec(ops.ROPE_APPEND, (64, 0, *F16)): ["st.global.u16|st.global.b16"],
     KernelSpec(ops.ROPE_APPEND, (64, 1, "q8_0", "q4_0")): ["st.global.u8", "mul.rn.f32", "redux"],
@@ -92,8 +105,8 @@ MEANT = {
         "mbarrier|x4.trans",
         "cp.async",
     ],
-    # Keys that are multiplied as bytes, values that become float16 on their way from registers to
-    # matrix units; or both on their way to shared memory.
+    # Keys that are multiplied as bytes, values that become float16 between registers and
+    # matrix units; or both before shared memory.
     KernelSpec(ops.ATTEND, (128, 4, 1, "q8_0", "q4_0")): [
         "ld.global.nc.v2.u32",
         "mma.sync.*s8.s8",
@@ -119,10 +132,15 @@ MEANT = {
         "mma.sync",
         "st.global.u8|st.global.b8",
     ],
+    KernelSpec(ops.ATTEND_BENT, (64, 3, 16, *F16)): ["ld.global.nc", "ex2.approx", "bar.sync"],
+    KernelSpec(ops.ATTEND_BENT, (64, 3, 1, "q8_0", "q4_0")): ["ex2.approx", "bar.sync"],
     KernelSpec(ops.ATTEND_MERGE, (64, 16)): ["ex2.approx"],
+    KernelSpec(ops.SCALE_BY_POSITION, ()): ["fma.rn.f32", "st.global.f32"],
+    KernelSpec(ops.ATTEND_SINK, ()): ["ex2.approx"],
     KernelSpec(ops.AUDIT_HEADS, (64, *F16)): ["ld.global.nc.v4", "ex2.approx", "sqrt.rn.f64"],
     KernelSpec(ops.AUDIT_HEADS, (64, "q8_0", "q4_0")): ["ld.global.nc.u32", "sqrt.rn.f64"],
     KernelSpec(ops.GATE, ("silu",)): ["ex2.approx"],
+    KernelSpec(ops.GATE_CLAMPED, ("gpt_oss",)): ["ex2.approx", "min.f32", "max.f32"],
     KernelSpec(ops.LOGIT_PARTS, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
     KernelSpec(ops.LOGIT_BEST, ()): ["atom.*shared", "vote.sync.ballot", "ex2.approx"],
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
@@ -161,20 +179,21 @@ MEANT = {
     KernelSpec(ops.LFPS_BYPASS, (64, 4, 4)): ["shfl.sync.bfly", "f64"],
     KernelSpec(ops.SHORT_CONV, ("silu",)): ["ex2.approx", "st.global.f32"],
     KernelSpec(ops.GATE_ROWS, ("sigmoid",)): ["ex2.approx"],
+    KernelSpec(ops.BOUNDED_DECAY, ()): ["ex2.approx", "st.global.f32"],
     KernelSpec(ops.DECAY, ()): ["ex2.approx", "st.global.f32"],
     KernelSpec(ops.L2_NORM, ()): ["sqrt.rn.f32", "shfl.sync.bfly"],
     KernelSpec(ops.GATED_NORM, ("norm", "silu")): ["sqrt.rn.f32", "ex2.approx", "bar.sync"],
     KernelSpec(ops.SELECTIVE_SCAN, (16,)): ["ld.shared.f32", "st.shared.f32", "ex2.approx"],
     KernelSpec(ops.LINEAR_SCAN, ("delta", "head", 128, 128)): ["st.shared.f32", "bar.sync"],
     KernelSpec(ops.LINEAR_SCAN, ("add", "channel", 64, 64)): ["st.shared.f32", "bar.sync"],
-    KernelSpec(ops.KV_CLAIM, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
-    KernelSpec(ops.KV_KEEP, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
-    KernelSpec(ops.KV_WANT, ()): ["st.global.u32"],
+    KernelSpec(ops.KV_ALLOCATE, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
+    KernelSpec(ops.KV_WRITE_BACK, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
+    KernelSpec(ops.KV_MARK, ()): ["st.global.u32"],
     **{
-        KernelSpec(ops.KV_TAKE, (reader,)): ["atom.*shared", "match.any.sync", "popc"]
+        KernelSpec(ops.KV_EVICT, (reader,)): ["atom.*shared", "match.any.sync", "popc"]
         for reader in ops.KV_READERS
     },
-    KernelSpec(ops.KV_BRING, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
+    KernelSpec(ops.KV_FETCH, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
     KernelSpec(ops.COPY_KV, (64, "q8_0", "q4_0")): ["st.global.u16|st.global.b16"],
 }
@@ -183,7 +202,7 @@ MEANT = {
 # On sm_90a kernels differ in their first instructions, and products in what multiplies.
 BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND}
 # And these are launched by no other GPU: see fusion.py.
-FUSED = {ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_KEEP, ops.ATTEND_PACK}
+FUSED = {ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_ROPE_APPEND, ops.ATTEND_PACK}
 ON = {"sm_80": set(BY_NAME.values()) - FUSED, "sm_90a": BOTH | FUSED}
 COMPILED = [(spec, target) for spec in MEANT for target in TARGETS if spec.op in ON[target]]
 

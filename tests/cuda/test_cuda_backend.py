@@ -15,7 +15,7 @@ from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import zeros
 from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW, FEW_ROWS, TURNS, matmul_scratch
 from tamis.jit_kernels.cuda.lang.target import TARGETS
-from tamis.kv.page_store import huge_zeros
+from tamis.platform.memory import huge_zeros
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ N_BLOCK = 8
 HALF = 1 << 40  # from a packed row to the other one
 # The ops of a layer and the head after it, by what they are called here, and what they become.
 NAMES = (
-    *("norm", "q", "k", "v", "turn", "attend", "merge", "pack", "out", "ffn_norm", "gate", "up"),
+    *("norm", "q", "k", "v", "rope", "attend", "merge", "pack", "out", "ffn_norm", "gate", "up"),
     *("gated", "down", "last_norm", "logits"),
 )
-START = "pack_rows product_keep attend_pack"
+START = "pack_rows product_rope_append attend_pack"
 WHOLE = f"{START} product_norm product_gate product_norm products"
 
 
@@ -63,7 +63,7 @@ def attend(program, at):
     )  # fmt: skip
 
 
-def turn(program, at):
+def rope(program, at):
     names = "cos", "sin", "k_pages", "v_pages", "k_table", "v_table"
     program.add(
         ops.ROPE_APPEND, (HEAD_DIM, 1, *F16), step=at.step, q=at.q, k=at.k, v=at.v, q_norm=None,
@@ -90,7 +90,7 @@ def layer(at):
     program = Program()
     pack(program, at, at.x, "norm", N, at.weight)
     multiply(program, at, N, at.q, at.k, at.v)
-    turn(program, at)
+    rope(program, at)
     attend(program, at)
     pack(program, at, at.att, "rows", N)
     multiply(program, at, N, at.x, add=1)
@@ -190,7 +190,9 @@ def test_queries_keys_and_values_of_other_types_are_kept_side_by_side(layer, typ
     of = {"q": ("Q8_0",), "k": ("Q4_K",)}
     found = launched(changed(layer, **dict(zip("qkv", map(of.get, types), strict=True))).values())
     kept = found[1 : 1 + len(parts)]
-    assert names(found) == WHOLE.replace("product_keep", " ".join(["product_keep"] * len(parts)))
+    assert names(found) == WHOLE.replace(
+        "product_rope_append", " ".join(["product_rope_append"] * len(parts))
+    )
     assert [(s.spec.constants[0], s.fields["n_row"]) for s in kept] == parts
     firsts = np.cumsum([0, *(n_row for _, n_row in parts)])
     assert [s.fields["first"] for s in kept] == firsts[:-1].tolist()
@@ -215,7 +217,7 @@ def test_what_a_norm_is_of_may_have_a_bias_and_be_new(layer):
 @pytest.mark.parametrize("neox", [0, 1])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_constants_are_those_of_the_ops(layer, activation, neox):
-    other = changed(layer, gated=("quantised", activation), turn=(HEAD_DIM, neox, *F16))
+    other = changed(layer, gated=("quantised", activation), rope=(HEAD_DIM, neox, *F16))
     found = launched(other.values())
     assert found[1].spec.constants == ("Q8_0", neox)
     assert found[4].spec.constants == ("Q8_0", activation)
@@ -238,7 +240,7 @@ KEPT = f"pack_rows products rope_append attend_pack {REST}"
 KEPT_APART = f"pack_rows products products rope_append attend_pack {REST}"
 NORM = f"{START} products pack_rows product_gate product_norm products"
 ATTENDED = f"{START} pack_rows {REST}"
-ATTENDED_MANY = f"pack_rows product_keep attend attend_merge pack_rows {REST}"
+ATTENDED_MANY = f"pack_rows product_rope_append attend attend_merge pack_rows {REST}"
 LONG, OTHER = LONGEST_NORM + 1024, 1 << 30
 WIDE = {"n_out": LONG, "y_stride": LONG}
 
@@ -272,26 +274,26 @@ WIDE = {"n_out": LONG, "y_stride": LONG}
             ("a norm of two", {"gated": ("quantised", "norm")}, GATES),
             ("float gates", {"gated": ("float", "silu")},
              f"{START} product_norm products pack_rows matmul pack_rows products"),
-            # Queries, keys and values.
-            ("norm of queries", {"turn": {"q_norm": 16}}, KEPT),
-            ("norm of keys", {"turn": {"k_norm": 16}}, KEPT),
+            # The QKV projection.
+            ("norm of queries", {"rope": {"q_norm": 16}}, KEPT),
+            ("norm of keys", {"rope": {"k_norm": 16}}, KEPT),
             ("queries added", {"q": {"add": 1}}, KEPT_APART),
             ("keys added", {"k": {"add": 1}},
              f"pack_rows products products products rope_append attend_pack {REST}"),
             ("values added", {"v": {"add": 1}}, KEPT_APART),
-            ("part of the head", {"turn": {"n_half": 16}}, KEPT),
+            ("part of the head", {"rope": {"n_half": 16}}, KEPT),
             ("short heads",
-             {"turn": (4, 1, *F16), "turn ": {"n_half": 2, "n_head": 64, "n_head_kv": 32}}, KEPT),
-            ("quantised keys", {"turn": (HEAD_DIM, 1, "q8_0", "f16")}, KEPT),
-            ("quantised values", {"turn": (HEAD_DIM, 1, "f16", "q4_0")}, KEPT),
+             {"rope": (4, 1, *F16), "rope ": {"n_half": 2, "n_head": 64, "n_head_kv": 32}}, KEPT),
+            ("quantised keys", {"rope": (HEAD_DIM, 1, "q8_0", "f16")}, KEPT),
+            ("quantised values", {"rope": (HEAD_DIM, 1, "f16", "q4_0")}, KEPT),
             ("types of what is added", {"v": ("Q4_K",), "q": {"add": 1}},
              f"pack_rows products products products rope_append attend_pack {REST}"),
-            ("queries elsewhere", {"turn": {"q": OTHER}}, KEPT),
-            ("keys elsewhere", {"turn": {"k": OTHER}}, KEPT),
-            ("values elsewhere", {"turn": {"v": OTHER}}, KEPT),
-            ("heads", {"turn": {"n_head": 2}}, KEPT),
-            ("heads of keys", {"turn": {"n_head_kv": 4}}, KEPT),
-            ("record of keys", {"turn": {"step": OTHER}}, KEPT),
+            ("queries elsewhere", {"rope": {"q": OTHER}}, KEPT),
+            ("keys elsewhere", {"rope": {"k": OTHER}}, KEPT),
+            ("values elsewhere", {"rope": {"v": OTHER}}, KEPT),
+            ("heads", {"rope": {"n_head": 2}}, KEPT),
+            ("heads of keys", {"rope": {"n_head_kv": 4}}, KEPT),
+            ("record of keys", {"rope": {"step": OTHER}}, KEPT),
             # A norm.
             ("long norm",
              {"out": WIDE, "ffn_norm": {"n": LONG}, "gate": {"n_in": LONG}, "up": {"n_in": LONG}},
@@ -343,7 +345,7 @@ def test_what_is_packed_once_more_is_written(layer):
     ("name", "expected"),
     [
         ("v", f"pack_rows products gate rope_append attend_pack {REST}"),
-        ("turn", f"pack_rows product_keep gate attend_pack {REST}"),
+        ("rope", f"pack_rows product_rope_append gate attend_pack {REST}"),
         ("attend", f"{START} gate attend_merge pack_rows {REST}"),
         ("merge", f"{START} gate pack_rows {REST}"),
         ("pack", f"{START} gate matmul pack_rows product_gate product_norm products"),
@@ -361,7 +363,7 @@ def test_two_products_that_are_waited_for_apart_are_no_pair(layer):
     assert names(launched(layer.values())) == expected
 
 
-def test_two_products_are_not_turned(layer):
+def test_two_products_are_not_fused_with_rope(layer):
     del layer["v"]
     layer["k"] = layer["k"]._replace(sync=True)
     assert names(launched(layer.values())) == KEPT
@@ -400,14 +402,14 @@ def test_attention_looks_ahead_where_no_selection_is_written_before_it(layer):
     steps = [*layer.values()]
     attention = [layer["attend"], layer["merge"]]
     assert early(steps) == [1]
-    assert early(changed(layer, turn={"q_norm": 16}).values()) == [1]  # behind an op of its own
-    assert early(with_after(layer, "turn", reader(OTHER))) == [0]
+    assert early(changed(layer, rope={"q_norm": 16}).values()) == [1]  # behind an op of its own
+    assert early(with_after(layer, "rope", reader(OTHER))) == [0]
     assert early(steps[5:]) == [0]  # what is before the first op is not known
     assert early([*steps[:7], *attention, *steps[7:]]) == [1, 1]
     # What has not waited for the one before it may start before a Selection is there.
     beside = reader(OTHER)._replace(sync=False)
-    assert early([beside, layer["turn"], *attention]) == [0]
-    assert early([beside._replace(sync=True), layer["turn"], *attention]) == [1]
+    assert early([beside, layer["rope"], *attention]) == [0]
+    assert early([beside._replace(sync=True), layer["rope"], *attention]) == [1]
 
 
 @pytest.mark.parametrize(("name", "packed"), [("pack", False), (None, True)])
@@ -464,6 +466,6 @@ def test_candidates_are_what_may_be_asked_for_and_no_more():
     assert candidates([product, float_product, turns[1], attends[1]]) == rows
     assert candidates([float_product, *packs, turns[0]]) == set()
     assert candidates([product, *packs]) == rows | gates
-    kept = {KernelSpec(ops.PRODUCT_KEEP, ("Q4_K", 0))}
+    kept = {KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q4_K", 0))}
     assert candidates([product, turns[0]]) == rows | kept
     assert candidates(attends) == {KernelSpec(ops.ATTEND_PACK, (HEAD_DIM, 2, *F16))}

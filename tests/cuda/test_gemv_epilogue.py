@@ -71,7 +71,7 @@ def unit_of(n):
 
 def run(op, constants, out, **fields):
     """What the only run of an op writes. A GPU does not recover from rows that it cannot copy."""
-    if op in (ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_KEEP):
+    if op in (ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_ROPE_APPEND):
         kind, n = GGMLType[constants[0]], fields["n_in"]
         size = n // kind.block_size * kind.type_size
         assert (size if n > CHUNK * WORKERS else bundle_of(constants[0]) * size) % 16 == 0
@@ -229,7 +229,7 @@ def test_queries_and_keys_are_turned_and_kept(
     first = 0
     for n_row in np.add.reduceat(widths, parts):
         found = run(
-            ops.PRODUCT_KEEP, (type_, neox), found, step=step_of(n_tok, pos),
+            ops.PRODUCT_ROPE_APPEND, (type_, neox), found, step=step_of(n_tok, pos),
             packed=packed(x, type_), normed=0, eps=0.0, n_in=n_in, n=widths[0], n2=widths[1],
             first=first, n_row=int(n_row), cos=cos, sin=sin, n_half=half, k_table=tables[0],
             v_table=tables[1], **fields,
@@ -241,7 +241,7 @@ def test_queries_and_keys_are_turned_and_kept(
         bound = rounding(x, decoded, type_, n_tok)
         y, bound = (a.reshape(n_tok, -1, head_dim) for a in (y, bound))
         if i < 2:
-            y, bound = _turned(y, bound, cos.astype(np.float64), sin.astype(np.float64), neox)
+            y, bound = _rotated(y, bound, cos.astype(np.float64), sin.astype(np.float64), neox)
         if i == 0:
             assert (np.abs(found["q"] - y) <= 1.01 * bound).all()
             continue
@@ -257,17 +257,17 @@ def test_queries_and_keys_are_turned_and_kept(
         assert (off <= expected_pages[1][i]).all()
 
 
-def _turned(y, bound, cos, sin, neox):
-    """Rows turned by their positions, and the largest errors that they may have then."""
+def _rotated(y, bound, cos, sin, neox):
+    """Rows rotated by their positions, and the largest errors that they may have then."""
     cos, sin, half = cos[:, None], sin[:, None], y.shape[-1] // 2
     one = slice(0, half) if neox else slice(0, None, 2)
     other = slice(half, None) if neox else slice(1, None, 2)
-    turned, wide = np.empty_like(y), np.empty_like(y)
-    turned[..., one] = y[..., one] * cos - y[..., other] * sin
-    turned[..., other] = y[..., one] * sin + y[..., other] * cos
+    rotated, wide = np.empty_like(y), np.empty_like(y)
+    rotated[..., one] = y[..., one] * cos - y[..., other] * sin
+    rotated[..., other] = y[..., one] * sin + y[..., other] * cos
     wide[..., one] = np.abs(cos) * bound[..., one] + np.abs(sin) * bound[..., other]
     wide[..., other] = np.abs(sin) * bound[..., one] + np.abs(cos) * bound[..., other]
-    return turned, wide + 3e-7 * (np.abs(y) + np.abs(y[..., np.r_[half : 2 * half, 0:half]]) + 1)
+    return rotated, wide + 3e-7 * (np.abs(y) + np.abs(y[..., np.r_[half : 2 * half, 0:half]]) + 1)
 
 
 @pytest.mark.gpu

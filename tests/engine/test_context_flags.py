@@ -1,4 +1,4 @@
-"""The flags of long contexts: sizes, the budget of keys and values, and stretched positions."""
+"""The flags of long contexts: sizes, the budget of the KV cache, and scaled RoPE positions."""
 
 import argparse
 
@@ -43,7 +43,7 @@ def test_positions_are_stretched_as_a_file_would_say(tmp_path):
     plain = write_tiny_model(tmp_path / "plain.gguf", TinySpec("llama", "F32"))
     own = Engine.load(write_tiny_model(tmp_path / "yarn.gguf", yarn), n_threads=1)
     flags = parsed("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "64")
-    found = Engine.load(plain, n_threads=1, rope=common._rope_scaling(flags))
+    found = Engine.load(plain, n_threads=1, rope=common.rope_scaling(flags))
     assert found.hp.rope_scaling == own.hp.rope_scaling
     np.testing.assert_array_equal(found.model.rope.inv_freq, own.model.rope.inv_freq)
     unnamed = Engine.load(plain, n_threads=1, rope=RopeScaling("yarn", 4.0))
@@ -63,7 +63,7 @@ def test_positions_are_stretched_as_a_file_would_say(tmp_path):
 )
 def test_half_a_request_is_refused(words):
     with pytest.raises(UsageError, match="--rope-scal"):
-        common._rope_scaling(parsed(*words))
+        common.rope_scaling(parsed(*words))
 
 
 @pytest.mark.parametrize(

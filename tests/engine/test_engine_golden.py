@@ -34,7 +34,7 @@ def test_logits_are_nearer_to_the_true_ones_than_llama_cpp(loaded, n):
     logits = session.prefill(golden.prompt_ids(n))
     distance = golden_data.rms(logits - golden.float64_logits(n))
     assert distance <= min(golden.llama_distance(n, kv) for kv in golden_data.KV_TYPES)
-    # Only the rounding of keys and values to f16 and of sums to f32 is left.
+    # Only the rounding of K and V to f16 and of sums to f32 is left.
     assert distance < 0.02
 
 

@@ -22,7 +22,7 @@ from tamis.fetch import packages
 from tamis.fetch.base import put_in_place
 from tamis.jit_kernels.compile.store import read_object, write_object
 from tamis.kv.unit_file import KVFile, Units
-from tamis.private_files import remove_unfinished, write_whole
+from tamis.platform.private_files import remove_unfinished, write_whole
 from tamis.summary.cache import Cache, key_of
 
 ROWS = [np.arange(40_000, dtype=np.int64), np.arange(7, dtype=np.int64)]
@@ -159,7 +159,7 @@ class Results(Operation):
 
 
 class Tier(Operation):
-    """Units of keys and values: read back as they were, or an error."""
+    """Units of the KV cache: read back as they were, or an error."""
 
     def run(self, folder: Path) -> None:
         data = np.random.default_rng(0).integers(0, 256, (64, 128), np.uint8)

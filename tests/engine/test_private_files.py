@@ -14,7 +14,7 @@ from tamis.jit_kernels.compile.store import (
     read_object,
     write_object,
 )
-from tamis.private_files import (
+from tamis.platform.private_files import (
     PrivacyError,
     open_private,
     private_folder,
@@ -135,7 +135,8 @@ def test_what_is_written_is_private_and_an_error_leaves_what_was_there(tmp_path)
 
 def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from tamis.private_files import write_whole\n"
+        "import os, sys; from pathlib import Path\n"
+        "from tamis.platform.private_files import write_whole\n"
         "with write_whole(Path(sys.argv[1])) as file:\n"
         "    file.write(b'x'); file.flush(); os.kill(os.getpid(), 9)\n"
     )

@@ -206,7 +206,7 @@ def test_the_cpus_share_may_be_on_disk(path, whole, gpu, tmp_path):
     np.testing.assert_array_equal(session.prefill(ids), other.prefill(ids))
     np.testing.assert_array_equal(steps(session, ids[:5]), steps(other, ids[:5]))
     assert session.kv_counts.n_written > 0
-    with pytest.raises(ValueError, match="keeps all keys and values in its memory"):
+    with pytest.raises(ValueError, match="keeps the whole KV cache in its memory"):
         loaded(path, -1).session(kv_ram=kv_ram, kv_dir=tmp_path)
     engine.close()
 
@@ -358,7 +358,7 @@ class Link(StandIn):
 
 
 class Elsewhere(Apart):
-    """As a GPU, it has f16 keys and values only, and not many ops: those over rows."""
+    """As a GPU, it has an f16 KV cache only, and not many ops: those over rows."""
 
     kv_types = ("f16",)
 
@@ -404,7 +404,7 @@ def opened(engine, **options):
             for rows in (stage.ws.x, stage.ws.logits, *moving):
                 if stage.backend.rows.has(rows):
                     stage.backend.rows.spoil(rows)
-            for rows in moving[:3]:  # queries, keys and values of every layer
+            for rows in moving[:3]:  # q, k and v of every layer
                 rows.fill(np.nan)
     return session
 
@@ -475,7 +475,7 @@ def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
     rows.moved()
     session.prefill(ids_of(50))
     sent = ws.step.nbytes + ws.ids[:50].nbytes + 50 * 4 * hp.n_layer * hp.n_embd_q
-    # One row's logits; the head is told of it, and each layer that it freezes no rows.
+    # One row's logits: its number goes to the head, and to each layer that no rows are frozen.
     sent += ws.head_rows.nbytes + ws.head_step.nbytes
     fetched = 50 * 4 * hp.n_layer * (hp.n_embd_q + 2 * hp.n_embd_kv) + 4 * hp.n_vocab
     assert rows.moved() == (sent, fetched)
@@ -571,9 +571,9 @@ def test_each_device_is_asked_for_what_it_holds(path, whole, elsewhere, monkeypa
         "cpu": (0, alone.kv),
     }
     monkeypatch.setattr(Apart, "memory", plans["cuda"].weights + plans["cuda"].workspace)
-    engine.session(n_ctx=n_ctx, n_ubatch=256)  # no room for keys and values
+    engine.session(n_ctx=n_ctx, n_ubatch=256)  # no room for the KV cache
     kept = Engine.load(path, n_threads=2, device="cuda")
-    with pytest.raises(MemoryError, match=r"on cuda, free.* or keys .* with offload_kqv=False"):
+    with pytest.raises(MemoryError, match=r"on cuda, free.* or the KV .* with offload_kqv=False"):
         kept.session(n_ctx=n_ctx, n_ubatch=256)
     kept.with_kv_on_host().session(n_ctx=n_ctx, n_ubatch=256)
     with pytest.raises(ValueError, match=r"leave out kv_ram, or .* with offload_kqv=False"):
@@ -625,7 +625,7 @@ def test_programs_leave_keys_on_the_cpu_by_llama_cpps_names(path, elsewhere, mon
         assert main([*arguments, *flags]) == 0
     found = [(each.places[0].device, each.places[0].kv_device) for each in opened]
     assert found == [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cpu")]
-    # Keys and values on the CPU may be of its types.
+    # A KV cache on the CPU may be of its types.
     assert [each.backend.kv_types for each in opened[:2]] == [
         CpuBackend.kv_types,
         Elsewhere.kv_types,
@@ -655,7 +655,7 @@ def test_a_context_of_the_flat_api_asks_for_it(path, elsewhere):
 
 
 def test_rows_cross_only_where_a_replay_meets_the_hop():
-    """Who starts behind a hop, as after a page was brought in, moves nothing again."""
+    """A replay that starts behind a hop, as after a page was fetched, transfers nothing again."""
     step, moved = np.array([1, 0, 0, 0, 0]), []
 
     class Noted:

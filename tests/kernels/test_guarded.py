@@ -33,7 +33,7 @@ def written_input(n):
     # MOE_SUM adds to y: here y is an input, between read-only pages.
     for _ in runs(
         ops.MOE_SUM, (), out={}, step=step_of(1), x=ones, weights=ones[:, :1], y=ones, n=n,
-        n_used=1,
+        n_used=1, add=1,
     ):  # fmt: skip
         pass
 

@@ -1,6 +1,6 @@
 """ROPE_APPEND, ATTEND and ATTEND_MERGE against NumPy float64, between unmapped pages.
 
-Pages lie in shuffled slots, keys and values in different ones; what no position fills is NaN, so a
+Pages lie in shuffled slots, K and V in different ones; what no position fills is NaN, so a
 kernel that reads beyond the sequence shows it.
 """
 
@@ -14,6 +14,7 @@ from attention_cases import (
     Heads,
     attention,
     check_attend,
+    check_bent,
     kept_as,
     new_case,
     normal,
@@ -37,16 +38,19 @@ HEADS_Q8 = [
     Heads(head_dim=256, group=4, q_block=1, n_row=1, heads_per_kv=4),
     Heads(head_dim=64, group=3, q_block=16, n_row=2, heads_per_kv=3),
 ]
-# Keys and values of different types: at one token of one of these heads, and at several.
+# K and V of different types: at one token of one of these heads, and at several.
 AT_Q8 = [(at, types) for at in range(len(HEADS_Q8)) for types in TYPES[1 if at in (0, 4) else 3 :]]
 KINDS_Q8 = [(HEADS_Q8[at], types) for at, types in AT_Q8]
 SHAPE_Q8 = (64, 1, 6, 3, 32)
+BENT = [(HEADS[0], F16), (HEADS[2], F16), (HEADS_Q8[4], ("q8_0", "q4_0"))]
 KERNELS = [
     *{(ops.ROPE_APPEND, (*shape[:2], *F16)) for shape in SHAPES},
     *((ops.ROPE_APPEND, (*SHAPE_Q8[:2], *types)) for types in TYPES),
     *{(ops.ATTEND, (h.head_dim, h.group, h.q_block, *F16)) for h in HEADS},
     *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h, t in KINDS_Q8),
+    *((ops.ATTEND_BENT, (h.head_dim, h.group, h.q_block, *t)) for h, t in BENT),
     *{(ops.ATTEND_MERGE, (h.head_dim, 16)) for h in (*HEADS, *HEADS_Q8)},
+    (ops.ATTEND_SINK, ()),
 ]
 
 
@@ -126,6 +130,24 @@ def test_attention_to_keys_and_values_of_each_type(at, n_tok, pos, block, types)
     check_attend(case, with_lse=True)
 
 
+@pytest.mark.parametrize("bend", ["cap", "slopes", "ahead", "all"])
+@pytest.mark.parametrize(
+    ("n_tok", "pos", "window"), [(1, 90, 0), (1, 70, 21), (21, 0, 0), (37, 70, 30)]
+)
+@pytest.mark.parametrize("at", range(len(BENT)))
+@in_child
+def test_attention_with_bent_scores(at, n_tok, pos, window, bend):
+    heads, types = BENT[at]
+    case = new_case(heads, n_tok, pos, 16, window=window, weighted=at != 1, types=types)
+    bends = {
+        "cap": {"cap": 1.5},
+        "slopes": {"slopes": 2.0 ** -np.arange(1, heads.n_head + 1)},
+        "ahead": {"ahead": 7},
+    }
+    every = {name: value for each in bends.values() for name, value in each.items()}
+    check_bent(Case(**(vars(case) | (every if bend == "all" else bends[bend]))))
+
+
 @in_child
 def test_a_selection_of_nothing_gives_zero():
     case = new_case(HEADS[1], 1, 100, 16, window=0, weighted=False)
@@ -145,3 +167,26 @@ def test_large_scores_do_not_overflow():
     ):  # fmt: skip
         # Scores near 3000 carry float32 steps of 2e-4, and weights err by as much.
         np.testing.assert_allclose(found["out"], out, rtol=0, atol=5e-3)
+
+
+# --- sinks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "n_head", "head_dim"), [(1, 1, 1), (3, 5, 16)])
+@in_child
+def test_a_sink_takes_its_share_of_the_weight(n_tok, n_head, head_dim):
+    rng = np.random.default_rng(n_head)
+    scores = 3 * rng.standard_normal((n_tok, n_head, 7))
+    values = rng.standard_normal((n_tok, n_head, 7, head_dim))
+    sinks = (3 * rng.standard_normal(n_head)).astype(np.float32)
+    sinks[-1] = 200  # nothing is left of its head
+    sums = np.exp(scores).sum(axis=-1)
+    out = np.einsum("thk,thkd->thd", np.exp(scores), values)
+    expected = out / (sums + np.exp(sinks.astype(np.float64)))[:, :, None]
+    before = (out / sums[:, :, None]).astype(np.float32)
+    for found in runs(
+        ops.ATTEND_SINK, out={"out": before}, step=step_of(n_tok), sinks=sinks,
+        lse=np.log(sums).astype(np.float32), n_head=n_head, head_dim=head_dim,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found["out"], expected, rtol=3e-6, atol=1e-6)

@@ -34,7 +34,7 @@ class Sequence:
         self.capacity, self.table = capacity, page_table(rng, n, capacity // 64)
 
     def of_row(self, r, group):
-        """Queries [n, group, head_dim], keys and values of a row."""
+        """Queries [n, group, head_dim], K and V of a row."""
         h, heads = r * group // GROUP, slice(r * group, (r + 1) * group)
         return tuple(x.astype(float) for x in (self.q[:, heads], self.k[:, h], self.v[:, h]))
 

@@ -22,7 +22,7 @@ KERNELS = [(op, (t,)) for op in (ops.EMBED, ops.MATMUL) for t in TYPES] + [
     for form in ("float", "quantised")
     for source in ("rows", "norm", "silu", "gelu")
 ]
-KERNELS += [(ops.ARRANGE, (t,)) for t in ops.STRIP_TYPES.values()]
+KERNELS += [(ops.REPACK, (t,)) for t in ops.STRIP_TYPES.values()]
 KERNELS += [(ops.MATMUL, (t,)) for t in ops.STRIP_TYPES]
 
 
@@ -98,12 +98,12 @@ def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
 
 
 def in_strips(type_, data, n_out, n_in):
-    """The rows as ARRANGE leaves them."""
+    """The rows as REPACK leaves them."""
     unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
     found = [
         made["strips"].copy()
         for made in runs(
-            ops.ARRANGE, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
+            ops.REPACK, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
         )
     ]
     for again in found[1:]:

@@ -1,16 +1,19 @@
-"""MOE_ROUTE, MOE_MATMUL and MOE_SUM against NumPy float64, between unmapped pages."""
+"""MOE_ROUTE, MOE_MATMUL, MOE_BIAS and MOE_SUM against NumPy float64, between unmapped pages."""
 
 import numpy as np
 import pytest
 from guarded import in_child, is_on_gpu, runs, step_of
 from matmul_cases import rounding, weights
 from oracle import softmax
+from recurrent_oracle import softplus
 
 from tamis.jit_kernels.contract import ops
 
 TYPES = ["F32", "Q8_0", "Q4_K"]
+SCORES = ["softmax", "sigmoid", "softplus", "chosen"]
 KERNELS = [
-    (ops.MOE_ROUTE, ()),
+    *((ops.MOE_ROUTE, (score,)) for score in SCORES),
+    (ops.MOE_BIAS, ()),
     (ops.MOE_SUM, ()),
     *((ops.MOE_MATMUL, (t,)) for t in (*TYPES, "F16", "Q4_0")),
 ]
@@ -24,21 +27,49 @@ def unwritten(*shape, dtype=np.float32):
     return np.full(shape, np.nan if dtype == np.float32 else -7, dtype)
 
 
-def route(logits, n_used, norm):
-    """Ids and weights of the n_used most probable experts, ties to the lower one."""
-    probabilities = softmax(logits.astype(np.float64))
-    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :n_used]
-    weights = np.take_along_axis(probabilities, ids, axis=-1)
-    return ids, weights / weights.sum(axis=-1, keepdims=True) if norm else weights
+def best(keys, n):
+    """The numbers of the n largest of each row, ties to the lower one."""
+    return np.argsort(-keys, axis=-1, kind="stable")[:, :n]
 
 
-def check_route(logits, n_used, norm):
+def scored(logits, score):
+    """The scores of all experts, float64."""
+    x = logits.astype(np.float64)
+    if score == "softmax":
+        return softmax(x)
+    return {"sigmoid": 1 / (1 + np.exp(-x)), "softplus": np.sqrt(softplus(x)), "chosen": x}[score]
+
+
+def route(logits, score, n_used, *, norm=0, scale=1.0, bias=None, groups=(1, 1)):
+    """Ids and weights of the n_used best experts."""
+    scores = scored(logits, score)
+    keys = logits if bias is None and groups[0] == 1 else scores + (0 if bias is None else bias)
+    by_group = keys.reshape(len(keys), groups[0], -1)
+    sums = np.sort(by_group, axis=-1)[:, :, -2:].sum(axis=-1)
+    kept = np.zeros(sums.shape, bool)
+    np.put_along_axis(kept, best(sums, groups[1]), True, axis=-1)
+    ids = best(np.where(kept[:, :, None], by_group, -np.inf).reshape(keys.shape), n_used)
+    weights = np.take_along_axis(scores, ids, axis=-1)
+    if score == "chosen":
+        weights = softmax(weights)
+    if norm:
+        weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), ops.LEAST_SUM)
+    return ids, weights * scale
+
+
+def check_route(logits, n_used, score="softmax", **how):
     n_tok, n_expert = logits.shape
-    ids, weights = route(logits, n_used, norm)
+    ids, weights = route(logits, score, n_used, **how)
+    bias, (n_group, n_group_used) = how.get("bias"), how.get("groups", (1, 1))
+    has_keys = bias is not None or n_group > 1
+    absent = [name for name, there in (("bias", bias is not None), ("keys", has_keys)) if not there]
+    out = {"ids": unwritten(n_tok, n_used, dtype=np.int32), "weights": unwritten(n_tok, n_used)}
+    out |= {"keys": unwritten(n_tok, n_expert)} if has_keys else {}
     for found in runs(
-        ops.MOE_ROUTE,
-        out={"ids": unwritten(n_tok, n_used, dtype=np.int32), "weights": unwritten(n_tok, n_used)},
-        step=step_of(n_tok, 5), logits=logits, n_expert=n_expert, n_used=n_used, norm=norm,
+        ops.MOE_ROUTE, (score,), out=out,
+        absent=absent, step=step_of(n_tok, 5), logits=logits, n_expert=n_expert, n_used=n_used,
+        n_group=n_group, n_group_used=n_group_used, norm=how.get("norm", 0),
+        scale=how.get("scale", 1.0), **({} if bias is None else {"bias": bias}),
     ):  # fmt: skip
         np.testing.assert_array_equal(found["ids"], ids)
         # Exponentials of differences below about 10, rounded to float32, and their sum.
@@ -53,7 +84,40 @@ def check_route(logits, n_used, norm):
 @in_child
 def test_routing(n_tok, n_expert, n_used, norm):
     rng = np.random.default_rng((n_tok, n_expert))
-    check_route(2 * normal(rng, n_tok, n_expert) + 30, n_used, norm)
+    check_route(2 * normal(rng, n_tok, n_expert) + 30, n_used, norm=norm)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+@in_child
+def test_scores_a_bias_and_a_scale(score, with_bias):
+    rng = np.random.default_rng(with_bias)
+    bias = normal(rng, 48) if with_bias else None
+    check_route(2 * normal(rng, 5, 48), 6, score, bias=bias, norm=1, scale=2.5)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_expert", "groups"), [(6, (2, 1)), (64, (8, 3)), (96, (32, 31))])
+@in_child
+def test_experts_of_the_best_groups(n_expert, groups):
+    rng = np.random.default_rng(n_expert)
+    logits = 2 * normal(rng, 5, n_expert)
+    check_route(logits, 3, "sigmoid", groups=groups, bias=normal(rng, n_expert), norm=1)
+    check_route(logits, 3, "softmax", groups=groups)
+
+
+@pytest.mark.on_threads
+@in_child
+def test_of_equal_groups_the_first_are_taken():
+    logits = np.tile(np.array([[1, 2, 0, 1]], np.float32), (2, 4))
+    check_route(logits, 5, "sigmoid", groups=(4, 2))
+
+
+@pytest.mark.on_threads
+@in_child
+def test_weights_that_are_nearly_0_are_not_made_to_sum_to_1():
+    check_route(np.full((2, 4), -20, np.float32), 2, "sigmoid", norm=1)
 
 
 @pytest.mark.on_threads
@@ -61,13 +125,27 @@ def test_routing(n_tok, n_expert, n_used, norm):
 @in_child
 def test_equal_experts_are_taken_from_the_lowest(norm):
     rng = np.random.default_rng(norm)
-    check_route(rng.integers(-1, 2, (5, 16)).astype(np.float32), 7, norm)
+    check_route(rng.integers(-1, 2, (5, 16)).astype(np.float32), 7, norm=norm)
 
 
 @pytest.mark.on_threads
 @in_child
 def test_routing_of_large_logits_does_not_overflow():
-    check_route(np.array([[500.0, 490.0, -500.0, 495.0]], np.float32), 2, 1)
+    check_route(np.array([[500.0, 490.0, -500.0, 495.0]], np.float32), 2, norm=1)
+    check_route(np.array([[500.0, 490.0, -500.0, 495.0]], np.float32), 2, "chosen")
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "n_used", "n"), [(1, 1, 1), (3, 2, 33), (5, 4, 16)])
+@in_child
+def test_the_biases_of_the_chosen_experts_are_added(n_tok, n_used, n):
+    rng = np.random.default_rng((n_tok, n))
+    bias, y = normal(rng, 6, n), normal(rng, n_tok, n_used, n)
+    ids = np.array([rng.permutation(6)[:n_used] for _ in range(n_tok)], np.int32)
+    for found in runs(
+        ops.MOE_BIAS, out={"y": y}, step=step_of(n_tok), bias=bias, ids=ids, n=n, n_used=n_used
+    ):
+        np.testing.assert_array_equal(found["y"], y + bias[ids])
 
 
 @pytest.mark.parametrize("x_per_slot", [0, 1])
@@ -129,16 +207,17 @@ def check_matmul(type_, ids, n_expert, n_out, n_in, x_per_slot):
 
 
 @pytest.mark.on_threads
+@pytest.mark.parametrize("add", [0, 1])
 @pytest.mark.parametrize(("n_tok", "n_used", "n"), [(1, 1, 1), (1, 8, 33), (5, 2, 16)])
 @in_child
-def test_moe_sum_adds_to_y(n_tok, n_used, n):
+def test_moe_sum(n_tok, n_used, n, add):
     rng = np.random.default_rng((n_tok, n))
     before, x = normal(rng, n_tok, n), normal(rng, n_tok, n_used, n)
     weights = normal(rng, n_tok, n_used)
-    expected = before + np.einsum("tu,tun->tn", weights.astype(np.float64), x)
+    expected = add * before + np.einsum("tu,tun->tn", weights.astype(np.float64), x)
     for found in runs(
-        ops.MOE_SUM, out={"y": before}, step=step_of(n_tok), x=x, weights=weights, n=n,
-        n_used=n_used,
+        ops.MOE_SUM, out={"y": before if add else unwritten(n_tok, n)}, step=step_of(n_tok), x=x,
+        weights=weights, n=n, n_used=n_used, add=add,
     ):  # fmt: skip
         # At most nine float32 additions of values below about 10.
         np.testing.assert_allclose(found["y"], expected, rtol=0, atol=5e-6)

@@ -1,4 +1,4 @@
-"""The ops of frames for keys and values whose home is elsewhere, between unmapped pages."""
+"""The ops of the page cache over a backing store, between unmapped pages."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv import access_spans as reads
 
 KERNELS = [
-    (ops.KV_CLAIM, ()), (ops.KV_KEEP, ()), (ops.KV_WANT, ()), (ops.KV_BRING, ()),
-    *((ops.KV_TAKE, (reader,)) for reader in ops.KV_READERS),
+    (ops.KV_ALLOCATE, ()), (ops.KV_WRITE_BACK, ()), (ops.KV_MARK, ()), (ops.KV_FETCH, ()),
+    *((ops.KV_EVICT, (reader,)) for reader in ops.KV_READERS),
 ]  # fmt: skip
 N_LAYER, N_RING, N_HEAD_KV, ROWS = 3, 3, 2, (34, 96)  # rows: of q8_0 and of f16, in bytes
 N_FIRST = N_LAYER * N_RING
@@ -57,7 +57,7 @@ class Maps:
 
 
 def pages_of(rng, n):
-    """Keys and values of n pages, bytes."""
+    """K and V of n pages, bytes."""
     return [rng.integers(0, 256, (n, N_HEAD_KV, PAGE * size), np.uint8) for size in ROWS]
 
 
@@ -74,7 +74,7 @@ SIZES |= {"k_bytes": ROWS[0], "v_bytes": ROWS[1]}
 def test_pages_that_are_written_to_have_their_frames(seed, pos, n_tok):
     rng, n_page = np.random.default_rng((seed, pos)), 7
     maps = Maps(rng, n_page, 16)
-    home, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, N_FIRST + 16)
+    stored, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, N_FIRST + 16)
     chunk = range(pos // PAGE, (pos + n_tok - 1) // PAGE + 1)
     table, used = maps.table.copy(), maps.used.copy()
     expected = [each.copy() for each in frames]
@@ -89,13 +89,13 @@ def test_pages_that_are_written_to_have_their_frames(seed, pos, n_tok):
                 used[before - N_FIRST] = -ops.KV_OLD
             table[layer, page] = slot
             if before != slot and page == chunk[0]:
-                for size, at, to in zip(ROWS, home, expected, strict=True):
+                for size, at, to in zip(ROWS, stored, expected, strict=True):
                     n = (pos % PAGE * size + 15) // 16 * 16
                     to[slot, :, :n] = at[layer * n_page + page, :, :n]
     out = maps.fields("state", "table", "ring", "owner", "used")
     out |= {"k_frames": frames[0], "v_frames": frames[1]}
     for found in runs(
-        ops.KV_CLAIM, out=out, step=step_of(n_tok, pos), k_home=home[0], v_home=home[1],
+        ops.KV_ALLOCATE, out=out, step=step_of(n_tok, pos), k_store=stored[0], v_store=stored[1],
         n_page=n_page, **SIZES,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["table"], table)
@@ -113,8 +113,8 @@ def test_pages_that_are_written_to_have_their_frames(seed, pos, n_tok):
 @in_child
 def test_the_home_gets_what_was_written(pos, n_tok):
     rng, n_page = np.random.default_rng(pos), 7
-    home, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, N_FIRST)
-    expected = [each.copy() for each in home]
+    stored, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, N_FIRST)
+    expected = [each.copy() for each in stored]
     for layer in range(N_LAYER):
         for page in range(pos // PAGE, (pos + n_tok - 1) // PAGE + 1):
             low, high = max(0, pos - PAGE * page), min(PAGE, pos + n_tok - PAGE * page)
@@ -123,11 +123,12 @@ def test_the_home_gets_what_was_written(pos, n_tok):
                 part = slice(low * size // 16 * 16, (high * size + 15) // 16 * 16)
                 to[layer * n_page + page, :, part] = source[slot, :, part]
     for found in runs(
-        ops.KV_KEEP, out={"k_home": home[0], "v_home": home[1]}, step=step_of(n_tok, pos),
+        ops.KV_WRITE_BACK, out={"k_store": stored[0], "v_store": stored[1]},
+        step=step_of(n_tok, pos),
         k_frames=frames[0], v_frames=frames[1], n_page=n_page, **SIZES,
     ):  # fmt: skip
-        np.testing.assert_array_equal(found["k_home"], expected[0])
-        np.testing.assert_array_equal(found["v_home"], expected[1])
+        np.testing.assert_array_equal(found["k_store"], expected[0])
+        np.testing.assert_array_equal(found["v_store"], expected[1])
 
 
 @pytest.mark.on_threads
@@ -138,7 +139,7 @@ def test_the_home_gets_what_was_written(pos, n_tok):
      (37, 500, 16, 1, 150), (5, 130, 16, 64, 0), (0, 130, 16, 64, 0)],
 )  # fmt: skip
 @in_child
-def test_the_pages_of_a_selection_are_wanted(n_tok, pos, q_block, stride, window, block):
+def test_the_pages_of_a_selection_are_marked(n_tok, pos, q_block, stride, window, block):
     rng, n_row, n_page = np.random.default_rng((block, pos)), 3, 16
     rows = -(-n_tok // q_block) * n_row
     sets = [np.flatnonzero(rng.random(-(-1024 // block)) < 0.1) for _ in range(rows)]
@@ -150,10 +151,10 @@ def test_the_pages_of_a_selection_are_wanted(n_tok, pos, q_block, stride, window
     state[STATE["serial"]] = 99
     expected = np.where(np.isin(np.arange(n_page), [*chosen]), 99, wanted)
     for found in runs(
-        ops.KV_WANT, out={"wanted": wanted}, step=step_of(n_tok, pos), state=state, indptr=indptr,
+        ops.KV_MARK, out={"marks": wanted}, step=step_of(n_tok, pos), state=state, indptr=indptr,
         indices=indices, n_row=n_row, q_block=q_block, block=block, window=window, stride=stride,
     ):  # fmt: skip
-        np.testing.assert_array_equal(found["wanted"], expected)
+        np.testing.assert_array_equal(found["marks"], expected)
 
 
 def ranks(used, now):
@@ -164,7 +165,7 @@ def ranks(used, now):
 
 
 def check_taken(maps, layer, wanted, n_tok, pos, reader, **fields):
-    """KV_TAKE gives frames to those of the wanted pages that have none."""
+    """KV_EVICT gives frames to those of the wanted pages that have none."""
     now, table = maps.state[STATE["n_pass"]] * N_LAYER + layer, maps.table[layer]
     absent = sorted(page for page in wanted if table[page] < 0)
     hits = [page for page in wanted if table[page] >= 0]
@@ -178,7 +179,7 @@ def check_taken(maps, layer, wanted, n_tok, pos, reader, **fields):
     if reader == "chosen":
         marks[[*wanted]] = serial
     for found in runs(
-        ops.KV_TAKE, (reader,), out=out, step=step_of(n_tok, pos), wanted=marks, layer=layer,
+        ops.KV_EVICT, (reader,), out=out, step=step_of(n_tok, pos), marks=marks, layer=layer,
         n_layer=N_LAYER, n_page=maps.n_page, n_first=N_FIRST, n_cache=maps.n_cache, **fields,
     ):  # fmt: skip
         np.testing.assert_array_equal(
@@ -259,7 +260,7 @@ def test_what_an_op_reads_is_found_from_its_fields(case, n_tok, pos):
 @in_child
 def test_what_is_missing_comes_to_its_frames(n):
     rng, n_page, layer = np.random.default_rng(n), 7, 1
-    home, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, 20)
+    stored, frames = pages_of(rng, N_LAYER * n_page), pages_of(rng, 20)
     table = np.full((N_LAYER, n_page), -1, np.int32)
     missing = rng.permutation(n_page).astype(np.int32)
     table[layer] = rng.permutation(20)[:n_page]
@@ -267,11 +268,11 @@ def test_what_is_missing_comes_to_its_frames(n):
     state[STATE["n_missing"]] = n
     expected = [each.copy() for each in frames]
     for page in missing[:n]:
-        for source, to in zip(home, expected, strict=True):
+        for source, to in zip(stored, expected, strict=True):
             to[table[layer, page]] = source[layer * n_page + page]
     for found in runs(
-        ops.KV_BRING, out={"k_frames": frames[0], "v_frames": frames[1]}, state=state, table=table,
-        missing=missing, k_home=home[0], v_home=home[1], layer=layer, n_page=n_page,
+        ops.KV_FETCH, out={"k_frames": frames[0], "v_frames": frames[1]}, state=state, table=table,
+        missing=missing, k_store=stored[0], v_store=stored[1], layer=layer, n_page=n_page,
         n_head_kv=N_HEAD_KV, k_bytes=ROWS[0], v_bytes=ROWS[1],
     ):  # fmt: skip
         np.testing.assert_array_equal(found["k_frames"], expected[0])

@@ -19,6 +19,7 @@ SCANS = [
 ]
 N_STATE = [1, 16, 40]
 KERNELS = [
+    (ops.BOUNDED_DECAY, ()),
     *((ops.SHORT_CONV, (activation,)) for activation in ("none", "silu")),
     *((ops.GATE_ROWS, (activation,)) for activation in ("none", "silu", "sigmoid")),
     (ops.DECAY, ()), (ops.L2_NORM, ()),
@@ -81,12 +82,31 @@ def test_rows_are_multiplied_by_a_gate(n_tok, rows, n, activation, alone, each):
     expected = np.broadcast_to(expected, (n_tok, rows, n))
     expected = expected if alone else x[:, :, :n] * expected
     for found in runs(
-        ops.GATE_ROWS, (activation,), out={"y": unwritten(n_tok, rows, n)},
+        ops.GATE_ROWS, (activation,), out={"y": unwritten(n_tok, rows * (n + 3) + 2)},
         absent=("x",) if alone else (), step=step_of(n_tok), **({} if alone else {"x": x}), z=z,
         n=n, rows_per_tok=rows, x_stride=rows * (n + 1), x_step=n + 1,
         z_stride=(rows + 1) * 2 * n, z_step=2 * n, z_each=each,
+        y_stride=rows * (n + 3) + 2, y_step=n + 3,
     ):  # fmt: skip
-        np.testing.assert_allclose(found["y"], expected, rtol=3e-6, atol=1e-6)
+        runs_of_y = found["y"][:, : rows * (n + 3)].reshape(n_tok, rows, n + 3)
+        np.testing.assert_allclose(runs_of_y[:, :, :n], expected, rtol=3e-6, atol=1e-6)
+        assert np.isnan(runs_of_y[:, :, n:]).all()
+        assert np.isnan(found["y"][:, rows * (n + 3) :]).all()
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "n", "run"), [(1, 1, 1), (3, 10, 5), (2, 24, 8)])
+@in_child
+def test_a_decay_with_a_bound_is_never_below_it(n_tok, n, run):
+    rng = np.random.default_rng((n_tok, n))
+    x, bias, a = 8 * normal(rng, n_tok, n), normal(rng, n), np.exp(normal(rng, n // run))
+    x[0, 0], x[-1, -1] = 60, -60
+    gates = oracle.sigmoid((x.astype(np.float64) + bias) * np.repeat(a, run).astype(np.float64))
+    for found in runs(
+        ops.BOUNDED_DECAY, out={"decay": unwritten(n_tok, n)}, step=step_of(n_tok), x=x, bias=bias,
+        a=a, n=n, run=run, least=-5.0,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found["decay"], np.exp(-5 * gates), rtol=1e-5)
 
 
 @pytest.mark.on_threads

@@ -37,7 +37,7 @@ HEADS_Q8 = [attention.HEADS_Q8[at] for at in AT_Q8]
 SPECS = [
     *(KernelSpec(op, (type_,)) for op in (ops.EMBED, ops.MATMUL) for type_ in TYPES),
     *(KernelSpec(ops.MATMUL, (type_,)) for type_ in STRIPS),
-    *(KernelSpec(ops.ARRANGE, (ops.STRIP_TYPES[type_],)) for type_ in STRIPS),
+    *(KernelSpec(ops.REPACK, (ops.STRIP_TYPES[type_],)) for type_ in STRIPS),
     KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.GATE, ("silu",)),
@@ -235,3 +235,18 @@ def test_another_cpu_has_a_folder_of_its_own(monkeypatch):
 def test_memory_is_asked_into_the_cache_that_waits_for_most(monkeypatch, vendor, cache):
     monkeypatch.setattr(features, "_cpuinfo", lambda: {"vendor_id": vendor})
     assert features.reads_ahead()[0] == cache
+
+
+@pytest.mark.parametrize("vendor", features.VENDORS)
+def test_a_level_for_any_cpu_of_a_vendor_depends_on_nothing_of_this_one(monkeypatch, vendor):
+    name = f"{features.host().name}@{vendor}"
+    level = features.made_for(name)
+    assert (level.name, level.vendor, level.needs) == (name, vendor, features.host().needs)
+    before = fingerprint(level)
+    assert before != fingerprint()
+    assert features.target(level)[0] == "x86-64"
+    cpu = features._cpuinfo()
+    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"model": "another", "vendor_id": "x"})
+    assert fingerprint(level) == before
+    monkeypatch.setattr(features, "_chosen", level)
+    assert features.reads_ahead()[0] == {"GenuineIntel": 3, "AuthenticAMD": 2}[vendor]

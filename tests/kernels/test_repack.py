@@ -18,7 +18,7 @@ from tamis.model.repack import Filling, in_strips
 
 
 class Scripted:
-    """A backend that runs nothing: it counts, and fails where it is told to."""
+    """A backend that runs nothing: it counts, and fails where the test asks for it."""
 
     strips = True
 
@@ -108,7 +108,7 @@ def test_a_matrix_is_copied_in_parts_as_in_one(monkeypatch):
 def filling(n, backend):
     program = Program()
     for _ in range(n):
-        program.add(ops.ARRANGE, ("Q4_0",), w=None, strips=None, n_in=64, n_out=16)
+        program.add(ops.REPACK, ("Q4_0",), w=None, strips=None, n_in=64, n_out=16)
     return Filling(backend, program, lambda: backend.ran.append(9))
 
 

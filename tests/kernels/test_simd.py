@@ -494,10 +494,10 @@ def check_rotation():
     x, angle = numbers("f32x16"), np.linspace(-3, 3, 8)
     c, s = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out = result(kernel, np.empty(16, np.float32), x, c, s)
-    turned = (x[::2] + 1j * x[1::2].astype(np.float64)) * (c + 1j * s.astype(np.float64))
+    rotated = (x[::2] + 1j * x[1::2].astype(np.float64)) * (c + 1j * s.astype(np.float64))
     # Two products and a sum of magnitude 1.
-    np.testing.assert_allclose(out[::2], turned.real, rtol=0, atol=3e-7)
-    np.testing.assert_allclose(out[1::2], turned.imag, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(out[::2], rotated.real, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(out[1::2], rotated.imag, rtol=0, atol=3e-7)
 
 
 def test_neighbours_are_turned_as_complex_numbers_are(level):

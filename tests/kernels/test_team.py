@@ -33,7 +33,7 @@ class Chain:
         for _ in range(N_ROUND):
             program.add(
                 ops.RMS_NORM, (0,), step=step_of(N_TOK), x=self.x, w=w[0].copy(), y=self.y, n=N,
-                rows_per_tok=1, eps=1e-6,
+                rows_per_tok=1, x_stride=N, y_stride=N, eps=1e-6,
             )  # fmt: skip
             program.add(ops.GATE, ("silu",), step=step_of(N_TOK), gate=self.y, up=up, y=self.x, n=N)
         self.program = backend.link(program)

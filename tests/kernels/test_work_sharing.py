@@ -1,4 +1,4 @@
-"""Work shared by turns: all of it, once, whoever is quick."""
+"""Dynamic work sharing: every item is done once, whichever threads are fast."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Keys and values beyond a budget of memory: the same logits, and what a failing disk does."""
+"""A KV cache larger than its memory: the same logits, and errors of a failing disk."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
-"""Keys and values in the host's memory with frames on a device: the same logits, to the bit.
+"""A KV cache in the host's memory with frames on a device: the same logits, to the bit.
 
-The device is a CPU whose kernels see copies of arrays, as a GPU's do, but the home itself: see
+The device is a CPU whose kernels see copies of arrays, as a GPU's do, but the store itself: see
 test_places.py.
 """
 
@@ -163,7 +163,7 @@ def test_a_prompt_that_is_left_early_changes_nothing(path, whole, gpu):
     engine.close()
 
 
-def test_layers_with_a_window_bring_only_that(tmp_path, monkeypatch, gpu):
+def test_layers_with_a_window_fetch_only_that(tmp_path, monkeypatch, gpu):
     path = write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3"))
     engine, whole = loaded(path, -1), Engine.load(path, n_threads=2)
     how = {"n_ctx": 16 * PAGE, "n_ubatch": 64}

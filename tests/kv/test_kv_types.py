@@ -1,4 +1,4 @@
-"""Keys and values of other types than float16: q8_0 and q4_0, K and V apart."""
+"""KV caches of q8_0 and q4_0, K and V separately."""
 
 import math
 

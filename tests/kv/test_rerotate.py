@@ -240,7 +240,7 @@ def test_an_end_is_cut_off_and_nothing_stays_as_it_is(engine):
 
 @pytest.mark.parametrize("attn", [*METHODS, *OTHERS])
 def test_methods_go_on_as_after_a_reload(engine, tmp_path, attn):
-    """Whatever they knew of keys that have turned is gone."""
+    """Whatever they knew of re-rotated keys is gone."""
     sizes = {"n_ctx": 16 * PAGE, "n_ubatch": 128} | in_its_roles(attn)
     shifted, loaded = (engine.session(**sizes) for _ in range(2))
     ids = ids_of(409)

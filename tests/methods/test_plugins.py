@@ -137,5 +137,5 @@ def test_a_method_imports_no_other_one():
         "print(sorted(m for m in sys.modules if m.startswith(('tamis.select.', 'importlib.met'))))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    expected = ["base", "dense", "notation", "per_layer", "quest"]
+    expected = ["base", "dense", "notation", "quest"]
     assert out.stdout.strip() == str([f"tamis.select.{name}" for name in expected])

@@ -12,7 +12,7 @@ from method_roles import in_its_roles
 from precompiled import compile_for
 from tiny_models import like_qwen2, write_tiny_model
 
-import tamis.engine.engine
+import tamis.select.notation
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView
@@ -286,7 +286,9 @@ def open_session(engine, monkeypatch):
     """Gives a session with a method in all its roles, and the spy on its selector."""
     spies = []
     monkeypatch.setattr(
-        tamis.engine.engine, "parse_methods", lambda *texts: SpyMethod(parse_methods(*texts), spies)
+        tamis.select.notation,
+        "parse_methods",
+        lambda *texts: SpyMethod(parse_methods(*texts), spies),
     )
 
     def opened(text):
@@ -396,7 +398,7 @@ def test_what_was_truncated_leaves_no_trace(engine, open_session, example):
 
 @of_example
 def test_a_loaded_session_goes_on_as_the_saved_one(engine, open_session, example, tmp_path):
-    """The file has tokens, keys and values: what a method keeps beside them is made from these."""
+    """The file has tokens and the KV cache; a method's state is made again from these."""
     session, spy = open_session(example.text)
     session.prefill(tokens(engine, 100))
     session.save(tmp_path / "s")

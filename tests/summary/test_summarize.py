@@ -22,6 +22,7 @@ from tamis.cli import summarize as command
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError, Piece
 from tamis.sampling.chain import SamplerParams
+from tamis.select.notation import LONG_PREFILL
 from tamis.summary import plan as planning
 from tamis.summary.cache import Cache
 from tamis.summary.documents import Document
@@ -60,7 +61,7 @@ class Scribe(FakeSession):
 
 
 class ScribeEngine(FakeEngine):
-    """A token a byte; 100 bytes of keys and values a token in f16, 50 in q8_0; no scratch."""
+    """A token a byte; 100 bytes of KV cache a token in f16, 50 in q8_0; no scratch."""
 
     def __init__(self, folder, n_train=4096, free=10**9):
         super().__init__()
@@ -294,10 +295,10 @@ def test_the_plan_takes_f16_then_q8_0_then_parts_as_memory_gets_less(engine):
 def test_the_plan_stays_in_the_trained_length_and_says_what_it_chose(engine):
     engine.hp.n_ctx_train = 32768
     long, far = (choose(engine, Settings(), n_text=n, n_frame=100) for n in (20_000, 40_000))
-    assert (long.whole, long.prefill) == (True, planning.LONG_PREFILL)
+    assert (long.whole, long.prefill) == (True, LONG_PREFILL)
     assert (far.whole, far.n_ctx, far.prefill) == (False, planning.PART_CTX, "dense")
     assert str(far) == (
-        f"40000 tokens, read in parts of at most {far.n_room}; context 8192, keys and values f16 "
+        f"40000 tokens, read in parts of at most {far.n_room}; context 8192, KV cache f16 "
         "in memory (1 MB), prefill dense"
     )
     beyond = choose(engine, Settings(n_ctx=65536), n_text=40_000, n_frame=100)
@@ -397,8 +398,7 @@ def test_one_document_is_its_summary_alone_and_several_have_titles(cli, capsys):
     out, err = capsys.readouterr()
     assert out == "<1>\n"
     assert err == (
-        "a.txt: 3 tokens, read whole; context 256, keys and values f16 in memory (0 MB), "
-        "prefill dense\n"
+        "a.txt: 3 tokens, read whole; context 256, KV cache f16 in memory (0 MB), prefill dense\n"
     )
     assert cli("a.txt", "b.md", "c.html") == 0
     out, err = capsys.readouterr()
@@ -527,7 +527,7 @@ def test_ctrl_c_is_exit_code_130_keeps_what_is_done_and_says_so(cli, engine, cap
     assert cli("a.txt", "c.html", "--workers", workers) == 130
     out, err = capsys.readouterr()
     assert re.fullmatch(r"# a.txt\n\n<[12]>\n", out)
-    assert err.endswith("1 of 2 done; the same command goes on from here\ntamis: interrupted\n")
+    assert err.endswith("1 of 2 done; the same command resumes here\ntamis: interrupted\n")
     engine.answer = answer
     assert cli("a.txt", "c.html") == 0
     assert "a.txt: answered before" in capsys.readouterr().err

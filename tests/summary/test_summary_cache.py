@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tamis.private_files import write_whole
+from tamis.platform.private_files import write_whole
 from tamis.summary.cache import Cache, CacheError, key_of, model_digest
 
 A, B, C = (key_of(name) for name in "abc")
@@ -59,7 +59,7 @@ def test_what_is_larger_than_the_cache_is_not_kept_and_it_says_so(tmp_path):
     cache.keep_state(A, 10**9, writer(5))
     assert cache.state(A) is None
     assert said == [
-        "not kept for more questions: 1.00 GB of keys and values, the cache may have 0.10 GB: "
+        "not kept for more questions: 1.00 GB of KV cache, the cache may have 0.10 GB: "
         "raise --cache-size"
     ]
 

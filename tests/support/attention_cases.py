@@ -1,4 +1,4 @@
-"""Cases of ATTEND with a NumPy oracle: heads, paged keys and values of each type, selections."""
+"""Cases of ATTEND with a NumPy oracle: heads, a paged KV cache of each type, selections."""
 
 from dataclasses import dataclass
 
@@ -145,6 +145,9 @@ class Case:
     v_table: np.ndarray
     row: int = 0  # of q that the first query is
     stride: int = 1  # rows, and positions, from one query to the next
+    cap: float = 0.0  # these three: of ATTEND_BENT
+    slopes: np.ndarray | None = None
+    ahead: int = 0
 
     @property
     def types(self):
@@ -218,11 +221,17 @@ def attention(case):
             bias = np.zeros(len(j))
             if case.log_weight is not None:
                 bias += np.repeat(case.log_weight[start[row] : start[row + 1]], case.block)
-            seen = (j <= p) & (j > p - case.window if case.window else True)
+            last = min(p + case.ahead, case.pos + case.n_tok - 1) if case.ahead else p
+            seen = (j <= last) & (j > p - case.window if case.window else True)
             if not seen.any():
                 continue
             kv_head = head // heads.heads_per_kv
-            scores = k[j[seen], kv_head] @ q[t, head] * case.scale + bias[seen]
+            scores = k[j[seen], kv_head] @ q[t, head] * case.scale
+            if case.cap:
+                scores = case.cap * np.tanh(scores / case.cap)
+            if case.slopes is not None:
+                scores -= case.slopes[head] * np.abs(j[seen] - p)
+            scores += bias[seen]
             weights = np.exp(scores - scores.max())
             lse[t, head] = scores.max() + np.log(weights.sum())
             out[t, head] = weights @ v[j[seen], kv_head] / weights.sum()
@@ -232,7 +241,7 @@ def attention(case):
 def check(found, expected, heads, types=F16):
     """Float32 sums of up to 256 products, and exponentials of scores below about 10.
 
-    On a GPU, rows of several tokens are products of float16, and keys and values of other types
+    On a GPU, rows of several tokens are products of float16, and K and V of other types
     become float16: half a step of each of a score's, or of a value's (below 8, as scores are).
     Beside keys of q8_0 or q4_0, one token's queries have 15 bits on the CPU: of elements up to 4, a
     step of 1.2e-4.
@@ -278,6 +287,19 @@ def check_attend(case, with_lse):
             partial=found["partial"], n_head=heads.n_head, n_split=n_split, absent=absent,
         ):  # fmt: skip
             check(joined, expected, heads, case.types)
+
+
+def check_bent(case):
+    heads, expected = case.heads, attention(case)
+    out = {"out": unwritten(*expected[0].shape), "lse": unwritten(*expected[1].shape)}
+    slopes = {} if case.slopes is None else {"slopes": case.slopes.astype(np.float32)}
+    for found in runs(
+        ops.ATTEND_BENT, (heads.head_dim, heads.group, heads.q_block, *case.types), out=out,
+        scratch=ops.attend_scratch(heads.group, heads.head_dim), n_split=1, cap=case.cap,
+        ahead=case.ahead, absent=["partial", *{"slopes"} - slopes.keys()], **slopes,
+        **case.fields(),
+    ):  # fmt: skip
+        check(found, expected, heads, case.types)
 
 
 def merged(partial):

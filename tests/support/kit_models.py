@@ -1,7 +1,10 @@
 """Tiny random models of every architecture, from specs of metadata and tensor shapes.
 
 tests/data/archs/specs.json.gz has llama.cpp's metadata and shapes by name; llama_cpp_logits.npz
-what llama.cpp answers, float32 [N_TOK, n_vocab], for weights and ids drawn from SEED here.
+what llama.cpp answers, float32 [N_TOK, n_vocab], for weights and ids drawn from SEED here. Those of
+more_specs.json.gz were written from what its loader asks for; "scaled": what is multiplied after it
+was drawn, by the end of its name, so that scores are not so large that a float16 key's bits matter.
+Those of variants.json.gz are specs of others with fewer keys chosen or more experts to choose from.
 """
 
 import gzip
@@ -22,13 +25,18 @@ Array = np.ndarray[Any, Any]
 @cache
 def specs() -> dict[str, Any]:
     """arch, kv (types and value by key) and tensors (name, ggml shape, type) of each model."""
-    return json.loads(gzip.decompress((FOLDER / "specs.json.gz").read_bytes()))
+    files = [FOLDER / f"{name}.json.gz" for name in ("specs", "more_specs", "variants")]
+    found = [json.loads(gzip.decompress(file.read_bytes())) for file in files]
+    return {name: spec for each in found for name, spec in each.items()}
 
 
 def golden(name: str) -> Array:
     """llama.cpp's logits, float32 [N_TOK, n_vocab]."""
-    with np.load(FOLDER / "llama_cpp_logits.npz") as found:
-        return found[name]
+    for file in ("more_logits", "variants_logits", "llama_cpp_logits"):
+        with np.load(FOLDER / f"{file}.npz") as found:
+            if name in found:
+                return found[name]
+    raise KeyError(name)
 
 
 def token_ids(name: str) -> list[int]:
@@ -47,6 +55,9 @@ def write_kit_model(name: str, path: Path) -> Path:
     _write_vocab(writer, _n_vocab(spec))
     for tensor, shape, type_ in spec["tensors"]:
         values = _values(tensor, shape)
+        for end, factor in spec.get("scaled", {}).items():
+            if tensor.endswith(end):
+                values = (values * np.float32(factor)).astype(np.float32)
         writer.add_tensor(tensor, values.astype(np.float16) if type_ == 1 else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -112,6 +112,12 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
     return y if weight is None else y * weight
 
 
+def layer_norm(x: Array, weight: Array, bias: Array | float, eps: float) -> Array:
+    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` over the last axis."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return rms_norm(centred, weight, eps) + bias
+
+
 def silu(x: Array) -> Array:
     """``x * sigmoid(x)``, written so that no exponential overflows."""
     e = np.exp(-np.abs(x))
@@ -121,6 +127,30 @@ def silu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """GELU's tanh approximation, the one that ggml_gelu computes."""
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
+
+
+def gelu_exact(x: Array) -> Array:
+    """GELU by the error function."""
+    return 0.5 * x * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x.flat]).reshape(x.shape))
+
+
+def sigmoid(x: Array) -> Array:
+    """``1 / (1 + exp(-x))``, written so that no exponential overflows."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "silu": silu,
+    "sigmoid": sigmoid,
+    "gelu": gelu_tanh,
+    "gelu_erf": gelu_exact,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "tanh": np.tanh,
+    "clamp": lambda x: np.clip(x, -1, 1),
+}
 
 
 def swiglu(gate: Array, up: Array) -> Array:

@@ -15,3 +15,7 @@ def package_view(root: Path) -> Path:
         if path.name != "__pycache__":
             (view / path.name).symlink_to(path)
     return view.parent
+
+
+if __name__ == "__main__":
+    print(package_view(Path(__file__).resolve().parents[2]))

@@ -1,4 +1,4 @@
-"""A selector's hooks over given queries, keys and values, without a model: what did it choose?
+"""A selector's hooks over given q, k and v, without a model: what did it choose?
 
 Used to hold methods against recorded attention. No test code of any method is here.
 """

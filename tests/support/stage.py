@@ -1,4 +1,4 @@
-"""A method's decode step on given keys and values, without a model: what it keeps, what comes out.
+"""A method's decode step on given K and V, without a model: its Selection and its output.
 
 `real_attention` is a slice of data/golden/attention_qwen05.npz: see data/golden/README.md.
 """
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 class Stage:
-    """One layer's keys and values [n_head_kv, n_kv, head_dim] and a method that chooses."""
+    """One layer's K and V [n_head_kv, n_kv, head_dim] and a method that chooses."""
 
     def __init__(self, text, k, v, *, n_head, backend=None):
         n_head_kv, n_kv, head_dim = k.shape

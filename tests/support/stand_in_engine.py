@@ -11,8 +11,12 @@ import numpy as np
 from tamis.engine.memory_plan import MemoryPlan
 from tamis.engine.session import Piece
 from tamis.kv.types import KVTypes
+from tamis.text.chat_template import ChatTemplate
 
 N_VOCAB = 256
+
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
 class FakeTokenizer:
@@ -25,6 +29,9 @@ class FakeTokenizer:
 
     def encode(self, text: str, **_options: bool) -> list[int]:
         return [1] * self.add_bos + list(text.encode())
+
+    def piece(self, token_id: int, **_options: bool) -> bytes:
+        return bytes([token_id])
 
 
 class FakeSession:
@@ -70,6 +77,9 @@ class FakeSession:
             self.tokens.append(2)
             yield Piece(text, 2, -0.5, "stop" if last else None)
 
+    def copy(self, other: "FakeSession") -> None:
+        self.tokens = list(other.tokens)
+
     def save(self, path: str) -> None:
         Path(path).write_text(json.dumps(self.tokens))
 
@@ -81,6 +91,7 @@ class FakeEngine:
     """What the commands use of an Engine."""
 
     path, n_threads, places = Path("fake.gguf"), 2, ()
+    backend = SimpleNamespace(kv_types=("f16", "q8_0"))
 
     def __init__(self, script: list[Any] | None = None) -> None:
         self.script = ["one", " two", " three"] if script is None else script
@@ -88,6 +99,8 @@ class FakeEngine:
         self.hp = SimpleNamespace(
             n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4, n_ctx_train=512
         )
+        self.vocab = SimpleNamespace(chat_template=TEMPLATE)
+        self.chat_template = ChatTemplate(TEMPLATE)
         self.file = SimpleNamespace(tensors={"output.weight": SimpleNamespace(n_bytes=1000)})
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
@@ -95,7 +108,7 @@ class FakeEngine:
         return [3, *"".join(m["content"] for m in messages).encode(), 4]
 
     def memory_plan(self, _n_ctx: int, **_options: Any) -> MemoryPlan:
-        return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+        return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 16 << 20)
 
     def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:
         self.sessions.append(FakeSession(n_ctx or 100, self.script))

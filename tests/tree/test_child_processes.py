@@ -16,16 +16,21 @@ STARTS = (
 )  # fmt: skip
 # Every call that may start a process: the file, and why nothing of the working directory is run.
 KNOWN = {
-    "bindings/serve/helper.py:os.fork": "no other program",
+    "bindings/serve/http/helper.py:os.fork": "no other program",
     "bindings/serve/helpers.py:subprocess.Popen": "-P, and / as working directory",
+    "bindings/serve/supervisor.py:subprocess.Popen": "-P, and / as working directory",
+    "runner/cli/config.py:subprocess.run": "the user's editor",
     "runner/sampling/grammar.py:subprocess.run": "-P, and / as working directory",
     "jit_kernels/compile/workers.py:subprocess.Popen": "-P, and a private working directory",
     "runner/fetch/packages.py:subprocess.Popen": "-P, and a working directory of its own",
+    "tools/build_binary.py:subprocess.run": "-P, or a compiler's tool",
     "tools/compare_llamacpp.py:multiprocessing.Pipe": "starts nothing",
     "tools/compare_llamacpp.py:multiprocessing.get_context": "PYTHONSAFEPATH",
     "tools/compare_llamacpp.py:context.Process": "PYTHONSAFEPATH",
+    "tools/dependencies.py:subprocess.run": "-P",
     "tools/load_serve.py:subprocess.Popen": "-P",
     "tools/record_chat.py:pexpect.spawn": "-P",
+    "tools/release.py:subprocess.run": "-P, or git",
 }
 
 
@@ -54,7 +59,7 @@ def test_the_modules_that_start_processes_are_imported_whole(name):
 
 
 def test_an_entry_of_pythonpath_that_means_the_working_directory_is_left_out(monkeypatch):
-    from tamis.child_environment import child_environment
+    from tamis.platform.processes import child_environment
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/some/where", ".", "relative"]))
     assert child_environment({})["PYTHONPATH"] == "/some/where"

@@ -21,8 +21,11 @@ FOLDERS = {
 }
 # The modules that may read the environment, each in one documented function.
 MAY_READ_ENVIRONMENT = {
-    "runner/child_environment.py": "handed on to child processes",
+    "runner/platform/processes.py": "handed on to child processes",
     "jit_kernels/compile/store.py": "XDG_CACHE_HOME: the folder of compiled kernels",
+    "runner/cli/answer.py": "NO_COLOR",
+    "runner/cli/config.py": "VISUAL, EDITOR",
+    "runner/cli/settings.py": "TAMIS_...: flags of commands; XDG_CONFIG_HOME: their file",
     "runner/fetch/base.py": "TAMIS_MODELS, XDG_CACHE_HOME: the folder of models; handed to pip",
 }
 
@@ -56,7 +59,7 @@ def test_the_wheel_has_every_module_under_tamis_and_nothing_else(wheel: Path, ro
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
-    data = {"tamis/py.typed", "tamis/bindings/serve/page.html"}
+    data = {"tamis/py.typed", "tamis/bindings/serve/http/page.html"}
     assert names - info == expected | data
     assert any(name.endswith("/licenses/LICENSE") for name in info)
 
@@ -127,6 +130,6 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on(root: Path) -> No
 def test_the_readme_has_two_command_lines_and_ci_runs_the_second(root: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", (root / "README.md").read_text(), re.M | re.S)
     assert [block.splitlines() for block in blocks] == [
-        ['python -m pip install ".[chat]" && tamis chat'],
+        ['python -m pip install ".[chat,compile]" && tamis chat'],
         ['python -m pip install ".[test]" && pytest'],
     ]

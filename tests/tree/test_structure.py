@@ -21,6 +21,8 @@ ALLOWED: dict[str, str] = {
     "bindings/compat.py:Llama.generate": "llama_cpp.Llama's parameters",
     "bindings/compat.py:Llama.sample": "llama_cpp.Llama's parameters",
     "bindings/flat/sampler.py:llama_sampler_init_dry": "llama.h's parameters, in its order",
+    "jit_kernels/cpu/attention/attend.py:_adding.add_few": INLINED,
+    "jit_kernels/cpu/attention/attend.py:_adding.add_many": INLINED,
     "jit_kernels/cpu/lang/blocks16.py:decode_u5": OPERANDS,
     "jit_kernels/cpu/lang/blocks16.py:decode_u6": OPERANDS,
     "jit_kernels/cuda/attention/attend_decode.py:attend_few": INLINED,

@@ -1,33 +1,6 @@
-"""The tree is linted, formatted and typed: what a contributor would run by hand, as tests."""
+"""How tests lie in the tree. Lint, format and types are a step of their own: .ci/lint."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
-from package_view import package_view
-
-
-def run(root: Path, *command: str, **env: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=root,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("command", [("check",), ("format", "--check")])
-def test_ruff_finds_nothing(root: Path, command: tuple[str, ...]) -> None:
-    run(root, "ruff", *command, ".")
-
-
-def test_mypy_finds_nothing(root: Path) -> None:
-    run(root, "mypy", "--cache-dir=.cache/mypy", MYPYPATH=str(package_view(root)))
 
 
 def test_no_test_module_imports_another(root: Path) -> None:

@@ -1,0 +1,152 @@
+"""`from tamis import ...`: typed for users' programs, closed once closed, good messages."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from package_view import package_view
+from tiny_models import TinySpec, write_tiny_model
+
+import tamis
+from tamis import Engine, Llama, NumpySelector
+from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinySpec())
+
+
+def test_what_is_exported_is_what_editors_see(root: Path) -> None:
+    source = (root / "runner/__init__.py").read_text()
+    typed = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
+    for name in tamis.__all__:
+        assert getattr(tamis, name) is not None
+        assert name == "__version__" or f" {name}" in typed
+    assert sorted(tamis.__all__) == sorted([*tamis._EXPORTS, "__version__"])
+
+
+def test_a_users_program_passes_mypy_strict(root: Path) -> None:
+    command = ["mypy", "--strict", "--follow-imports=silent", "--cache-dir=.cache/mypy-strict"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--config-file=", "tests/data/stranger.py"],
+        cwd=root,
+        env=os.environ | {"MYPYPATH": str(package_view(root))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "first"),
+    [
+        (Llama.create_completion, CompletionOptions, "prompt"),
+        (Llama.create_chat_completion, ChatOptions, "messages"),
+    ],
+)
+def test_the_options_are_those_of_the_method(method, options, first):
+    names = set(inspect.signature(method).parameters) - {"self", "stream", first}
+    assert set(options.__annotations__) == names
+
+
+def test_calls_after_close_are_errors(model):
+    with Engine.load(model, n_threads=1) as engine:
+        with engine.session(n_ctx=64) as session:
+            session.prefill([5, 6, 7])
+        with pytest.raises(RuntimeError, match="the session is closed: open another"):
+            session.decode(5)
+        open_session = engine.session(n_ctx=64)
+        session.close()
+    engine.close()
+    for call in (lambda: open_session.prefill([5]), lambda: engine.session(n_ctx=64)):
+        with pytest.raises(RuntimeError, match="the engine is closed: load the model again"):
+            call()
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        open_session.selected(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda e, s: s.prefill("hello"), "ids is the text 'hello', expected token ids: encode"),
+        (lambda e, s: e.session(n_ctx="4096"), "n_ctx is '4096', expected a whole number"),
+        (lambda e, s: e.encode_chat("hello"), "messages is 'hello', expected a list"),
+        (lambda e, s: e.encode_chat(["hello"]), 'write [{"role": "user"'),
+        (lambda e, s: Engine.load(None), "path is None, expected the path of a .gguf file"),
+        (lambda e, s: Engine.load("x", n_threads="2"), "n_threads is '2', expected"),
+        (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
+    ],
+)
+def test_wrong_types_are_told_with_what_to_write(model, call, said):
+    with Engine.load(model, n_threads=1) as engine, engine.session(n_ctx=64) as session:
+        with pytest.raises(TypeError) as found:
+            call(engine, session)
+        assert said in str(found.value)
+
+
+def test_what_was_read_is_exported_as_arrays(model):
+    with Engine.load(model, n_threads=1) as engine:
+        session = engine.session(n_ctx=128, attn="window:sink=4,recent=16")
+        with pytest.raises(ValueError, match="no decode step came last"):
+            session.selected(0)
+        session.prefill([5 + i % 40 for i in range(100)])
+        session.decode(7)
+        found = session.selected(0)
+        for row, positions in zip(found.mask, found.positions, strict=True):
+            assert np.array_equal(np.flatnonzero(row), positions)
+            assert row.shape == (101,)
+            assert set(range(4)) <= set(positions.tolist())
+            assert set(range(85, 101)) <= set(positions.tolist())
+            assert len(positions) < 60
+        session.truncate(50)
+        with pytest.raises(ValueError, match="no decode step came last"):
+            session.selected(0)
+        with pytest.raises(ValueError, match="layer is 99"):
+            session.selected(99)
+
+
+def test_a_numpy_method_that_takes_all_is_dense_and_one_that_takes_some_reads_these(model):
+    calls = []
+
+    def everything(q, k):
+        calls.append((q.shape, k.shape, q.dtype, k.dtype))
+        return np.arange(len(k))
+
+    with Engine.load(model, n_threads=1) as engine:
+        dense = engine.session(n_ctx=256)
+        dense.prefill([5 + i % 40 for i in range(150)])
+        own = engine.session(n_ctx=256, attn=NumpySelector(everything), audit=1)
+        own.copy(dense)
+        hp = engine.hp
+        expected, found = dense.decode(9), own.decode(9)
+        assert np.allclose(expected, found, atol=2e-3)
+        shapes = (hp.n_head, hp.head_dim), (151, hp.n_head_kv, hp.head_dim)
+        assert calls == [(*shapes, np.float32, np.float32)] * hp.n_layer
+        assert own.audit.total().mass == pytest.approx(1)
+        some = engine.session(n_ctx=256, attn=NumpySelector(lambda q, k: [len(k) - 1, 3, 5]))
+        some.copy(dense, 150)
+        some.decode(9)
+        read = some.selected(hp.n_layer - 1)
+        assert [row.tolist() for row in read.positions] == [[3, 5, 150]] * hp.n_head
+
+
+@pytest.mark.parametrize("found", [[], [-1], [151], [0.5], [[0], [1], [2], [3], [4]]])
+def test_positions_that_are_none_are_an_error_and_the_session_is_as_it_was(model, found):
+    with Engine.load(model, n_threads=1) as engine:
+        session = engine.session(n_ctx=256, attn=NumpySelector(lambda q, k: found))
+        session.prefill([5 + i % 40 for i in range(150)])
+        with pytest.raises(ValueError, match="scores gave"):
+            session.decode(9)
+        assert session.n_past == 150
+
+
+def test_a_numpy_method_is_not_batched(model):
+    with Engine.load(model, n_threads=1) as engine:
+        assert engine.session(n_ctx=64).batchable
+        assert not engine.session(n_ctx=64, attn=NumpySelector(lambda q, k: [0])).batchable

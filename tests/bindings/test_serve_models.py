@@ -1,0 +1,332 @@
+"""Models that come and go: loaded when asked for, unloaded when unused, within a budget."""
+
+import asyncio
+import json
+import math
+import os
+import threading
+import time
+
+import pytest
+from serve_process import ServeProcess
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.bindings.serve.body import seconds_of
+from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.http.router import asked_of
+from tamis.bindings.serve.jobs import Counts
+from tamis.bindings.serve.models import Models, Offer, named
+from tamis.bindings.serve.supervisor import Loaded, LoadError
+from tamis.cli import main
+
+TEXT = "/v1/completions"
+
+
+class Worker:
+    """Stands in for a supervisor: loading takes a moment."""
+
+    def __init__(self, source, offer):
+        self._source, self._offer, self.counts = source, offer, Counts(jobs=1)
+        self.failed, self.n_running, self.n_waiting, self.ready = False, 0, 0, True
+        self.loaded = None
+
+    def wait(self):
+        time.sleep(0.02)
+        error = self._source.error(self._offer)
+        if error is not None:
+            raise error
+        self._source.held.append(self._offer.name)
+        self._source.most = max(self._source.most, len(self._source.held))
+        self._source.order.append(self._offer.name)
+        self.loaded = Loaded(64, 8, 9, 64, 1, self._offer.n_byte, "cpu")
+        return self.loaded
+
+    def stop(self):
+        if self._offer.name in self._source.held:
+            assert not self._source.users(self._offer.name), "unloaded while it was used"
+            self._source.held.remove(self._offer.name)
+
+    def join(self):
+        pass
+
+
+class Served:
+    app = None
+
+    def stop(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Source:
+    def __init__(self, room=math.inf):
+        self.held, self.most, self.order, self._room = [], 0, [], room
+        self.models = None
+
+    def users(self, name):
+        return sum(one.users for one in self.models.running if one.offer.name == name)
+
+    def error(self, offer):
+        if offer.name == "broken":
+            return LoadError("no model file")
+        if len(self.held) >= self._room:
+            error = LoadError("no more memory")
+            error.memory = True
+            return error
+        return None
+
+    def offers(self):
+        return [offer(name) for name in "abc"]
+
+    def start(self, offer):
+        return Worker(self, offer)
+
+    def serve(self, offer, worker):
+        return Served()
+
+
+def offer(name, n_byte=10):
+    return Offer(name, f"/models/{name}", n_byte, 0.0)
+
+
+def run(work, room=math.inf, keep=60.0, n_byte=None, n_queue=64):
+    """Work of a coroutine with models, and the source that they came from."""
+
+    async def inner():
+        source, lines = Source(room), []
+        models = Models(source, keep=keep, n_byte=n_byte, n_queue=n_queue, log=lines.append)
+        source.models = models
+        await work(models, source)
+        assert all(one.users == 0 for one in models.running)
+        models.stop()
+        models.close()
+
+    asyncio.run(asyncio.wait_for(inner(), 60))
+
+
+async def use(models, name, seconds=0.0, keep=None):
+    one = await models.take(offer(name), keep)
+    await asyncio.sleep(seconds)
+    models.give_back(one)
+
+
+async def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", [{"n_byte": 10}, {"room": 1}], ids=["budget", "memory"])
+def test_two_models_with_room_for_one_lose_no_request(how):
+    async def work(models, source):
+        await asyncio.gather(*(use(models, "ab"[i % 2], 0.001 * (i % 5)) for i in range(60)))
+        assert source.most == 1
+        assert source.order == ["a", "b"], "requests of one model are answered together"
+
+    run(work, **how)
+
+
+def test_a_model_in_use_is_not_unloaded_and_the_longest_unused_goes_first():
+    async def work(models, source):
+        await use(models, "a")
+        held = await models.take(offer("b"))
+        await use(models, "c")  # a goes
+        assert sorted(source.held) == ["b", "c"]
+        await use(models, "a")  # c goes: b was used before it but is used still
+        assert sorted(source.held) == ["a", "b"]
+        models.give_back(held)
+
+    run(work, n_byte=20)
+
+
+def test_who_waits_long_for_room_has_a_turn(monkeypatch):
+    monkeypatch.setattr("tamis.bindings.serve.models.PATIENCE", 0.1)
+
+    async def work(models, source):
+        done = asyncio.Event()
+
+        async def always():  # never without a request of model a
+            while not done.is_set():
+                await asyncio.gather(use(models, "a", 0.03), use(models, "a", 0.05))
+
+        async def many():
+            await asyncio.gather(always(), asyncio.sleep(0.02), always())
+
+        busy = asyncio.ensure_future(many())
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(use(models, "b"), 5)
+        done.set()
+        await busy
+
+    run(work, n_byte=10)
+
+
+def test_a_model_is_unloaded_when_its_time_has_come():
+    async def work(models, source):
+        await use(models, "a")
+        await use(models, "b", keep=0)
+        await until(lambda: source.held == ["a"])  # b at once
+        await until(lambda: not source.held)
+        assert models.counts.jobs == 2  # what the ones that are gone have done is counted
+        await use(models, "a", keep=math.inf)
+        await asyncio.sleep(0.3)
+        assert source.held == ["a"]
+        assert models.unload("/models/a")
+        await until(lambda: not source.held)
+        assert not models.unload("/models/a")
+
+    run(work, keep=0.15)
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_own_requests():
+    async def work(models, source):
+        found = await asyncio.gather(
+            use(models, "broken"), use(models, "a"), use(models, "broken"), return_exceptions=True
+        )
+        assert [getattr(each, "status", 200) for each in found] == [503, 200, 503]
+
+    run(work)
+
+
+def test_a_model_above_the_budget_says_so():
+    async def work(models, source):
+        with pytest.raises(ApiError, match="--memory"):
+            await models.take(offer("a", 11))
+
+    run(work, n_byte=10)
+
+
+def test_a_request_that_is_cancelled_gives_its_model_back():
+    async def work(models, source):
+        first = await models.take(offer("a"))
+        waiting = asyncio.ensure_future(use(models, "b"))
+        granted = asyncio.ensure_future(models.take(offer("a")))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        models.give_back(await granted)
+        models.give_back(first)
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    run(work, n_byte=10)
+
+
+def test_too_many_requests_for_models_are_refused():
+    async def work(models, source):
+        first = await models.take(offer("a"))
+        waiting = [asyncio.ensure_future(use(models, "b")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refusal:
+            await models.take(offer("c"))
+        assert refusal.value.status == 429
+        assert models.full
+        models.give_back(first)
+        await asyncio.gather(*waiting)
+
+    run(work, n_byte=10, n_queue=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        *[("5m", 300), ("1h30m", 5400), (90, 90), ("90", 90), ("250ms", 0.25), (0, 0), ("0", 0)],
+        *[(-1, math.inf), ("-1m", math.inf), ("-1", math.inf)],
+    ],
+)
+def test_times_are_written_as_in_ollama(value, seconds):
+    assert seconds_of(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "5 minutes", "m", True, None, [], "--5m", "nan", "5m!"])
+def test_times_that_are_none_are_refused(value):
+    with pytest.raises(ValueError, match="keep_alive"):
+        seconds_of(value)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "keep"),
+    [
+        (b'{"model": "a"}', "a", None),
+        (b'{"mod\\u0065l": "a"}', "a", None),
+        (b'{"metadata": {"model": "x"}, "model": "a", "keep_alive": "1m"}', "a", 60),
+        (b'{"messages": [{"content": "\\"model\\": \\"x\\""}], "model": "a"}', "a", None),
+        (b'{"prompt": "x"}', None, None),
+        (b"[" * 9999, None, None),
+        (b'{"model": "\\ud8', None, None),
+    ],
+)
+def test_the_model_of_a_body(body, name, keep):
+    assert asked_of(body) == (name, keep)
+
+
+def test_names_as_clients_write_them():
+    offers = [
+        Offer("smollm2", "/m/SmolLM2-135M-Instruct.Q4_1.gguf", 1, 0),
+        Offer("hf:owner/repo/file.gguf", "/m/owner/repo/file.gguf", 1, 0),
+    ]
+    for name in ("smollm2", "smollm2:latest", "SmolLM2-135M-Instruct.Q4_1"):
+        assert named(name, offers) == offers[0]
+    for name in ("hf:owner/repo/file.gguf", "owner/repo/file.gguf", "file"):
+        assert named(name, offers) == offers[1]
+    assert named("/m/owner/repo/file.gguf", offers) is None  # no path of a client's is opened
+
+
+def test_two_real_models_with_a_budget_for_one(tmp_path, capsys):
+    """Switching under load: no request is lost, and `tamis ps` says what there is."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write_tiny_model(folder / "one.gguf", TinySpec())
+    write_tiny_model(folder / "two.gguf", TinySpec(seed=1))
+    flags = "-c", "512", "--parallel", "2", "--memory", "3MiB", "--metrics"
+    with ServeProcess(None, tmp_path, *flags, env={"TAMIS_MODELS": str(folder)}) as server:
+        listed = json.loads(server.get("/v1/models")[1])["data"]
+        assert [each["id"] for each in listed] == ["one.gguf", "two.gguf"]
+        assert server.get("/ready")[0] == 200
+        where = ["--port", str(server.port)]
+        assert main(["ps", *where]) == 0
+        assert "no model is loaded" in capsys.readouterr().out
+
+        def ask(name, **how):
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
+            return server.post(body | how, TEXT, timeout=120)
+
+        alone = {name: ask(name)[1]["choices"][0]["text"] for name in ("one", "two")}
+        found = []
+
+        def client(i):
+            for j in range(3):
+                name = ("one", "two")[(i + j) % 2]
+                found.append((name, ask(name), len(server.children())))
+
+        threads = [threading.Thread(target=client, args=[i]) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 18
+        for name, (status, reply), _ in found:
+            assert status == 200, reply
+            assert reply["choices"][0]["text"] == alone[name]
+            assert reply["model"] == f"{name}.gguf"
+        text = server.log.read_text()
+        assert text.count("loading one.gguf") >= 2
+        assert ask("two", keep_alive=-1)[0] == 200
+        assert main(["ps", *where]) == 0
+        shown = capsys.readouterr().out
+        assert "two.gguf" in shown
+        assert "one.gguf" not in shown
+        assert "for ever" in shown
+        assert main(["ps", "--json", *where]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert (model["requests"], model["device"], model["size_vram"]) == (0, "cpu", 0)
+        assert ask("three")[0] == 404
+        assert ask(os.fspath(folder / "one.gguf"))[0] == 404
+        assert ask("two", keep_alive="soon")[0] == 400
+        assert ask("two", keep_alive=0)[0] == 200
+        end = time.monotonic() + 10
+        while json.loads(server.get("/api/ps")[1])["models"]:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "tamis_jobs_total" in server.get("/metrics")[1].decode()

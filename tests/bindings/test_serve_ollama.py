@@ -1,0 +1,144 @@
+"""Ollama's API: options, NDJSON, lists of models; a tiny model answers."""
+
+import json
+
+import pytest
+from serving import reader, said
+
+from tamis.bindings.serve.api import ollama
+from tamis.bindings.serve.api.readers import READERS
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.http import ollama_routes
+from tamis.fetch import registry
+
+ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "the hand"}]}
+FEW = {"options": {"num_predict": 4}}
+
+
+def test_options_are_the_samplers_fields(path):
+    options = {"num_predict": 7, "temperature": 0.5, "seed": 3, "stop": ["x"], "num_gpu": 99}
+    body = ASKED | {"options": options | {"num_ctx": 4096, "repeat_last_n": 8}, "think": False}
+    task = READERS["ollama chat"](reader(path), Body(body))
+    assert (task.requests[0].max_tokens, task.requests[0].stop) == (7, ("x",))
+    assert (task.sampling.temp, task.seed, task.sampling.repeat_last_n) == (0.5, 3, 8)
+    assert task.stream, "ollama streams unless told"
+    assert task.ignored == ("options.num_ctx",), "a context above the server's is named"
+    assert task.wanted.tail.endswith("</think>\n\n")
+
+
+@pytest.mark.parametrize("n", [1, 6, 500])
+def test_lines_of_a_chat_with_thoughts_and_a_call(path, n):
+    call = '{"name": "f", "arguments": {"x": 1}}'
+    text = f"<think>\nHm.\n</think>\n\nWell.\n<tool_call>\n{call}\n</tool_call>"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = ASKED | {"tools": tools}
+    lines, whole = said(reader(path), "ollama chat", ollama.Chat, body, text, n=n)
+    messages = [line["message"] for line in lines]
+    assert "".join(m.get("thinking", "") for m in messages) == "Hm."
+    assert "".join(m["content"] for m in messages) == "Well."
+    calls = [call["function"] for m in messages for call in m.get("tool_calls", ())]
+    assert calls == [{"name": "f", "arguments": {"x": 1}}], "whole, as ollama has them"
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert whole["message"]["thinking"] == "Hm."
+    assert (whole["done_reason"], whole["prompt_eval_duration"]) == ("stop", 500_000_000)
+    assert whole["eval_count"] == lines[-1]["eval_count"]
+
+
+def test_chats_and_completions(client):
+    lines = client.post("/api/chat", json=ASKED | FEW)
+    assert lines.headers["content-type"] == "application/x-ndjson"
+    found = [json.loads(line) for line in lines.text.splitlines()]
+    assert found[-1]["done"] is True
+    assert found[-1]["eval_count"] == 4
+    whole = client.post("/api/chat", json=ASKED | FEW | {"stream": False}).json()
+    assert whole["message"]["role"] == "assistant"
+    asked = {"model": "tiny", "prompt": "the hand", "stream": False}
+    found = client.post("/api/generate", json=asked | FEW).json()
+    raw = client.post("/api/generate", json=asked | FEW | {"raw": True}).json()
+    assert found["prompt_eval_count"] > raw["prompt_eval_count"], "raw has no template"
+    assert set(raw) >= {"response", "created_at", "total_duration", "eval_duration"}
+
+
+def test_a_format_is_kept_to(client):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    body = ASKED | {"format": schema, "stream": False, "options": {"num_predict": 64}}
+    found = client.post("/api/chat", json=body).json()
+    assert json.loads(found["message"]["content"])["a"] in (1, 2)
+
+
+def test_a_request_without_a_prompt_loads_the_model(client):
+    found = client.post("/api/generate", json={"model": "tiny"}).json()
+    assert (found["done"], found["done_reason"]) == (True, "load")
+    found = client.post("/api/chat", json={"model": "tiny", "messages": [], "keep_alive": 0}).json()
+    assert found["done_reason"] == "unload"
+
+
+def test_embeddings(client):
+    found = client.post("/api/embed", json={"model": "tiny", "input": ["a", "b"]}).json()
+    assert [len(row) for row in found["embeddings"]] == [64, 64]
+    long = client.post("/api/embed", json={"model": "tiny", "input": "the hand " * 600})
+    assert long.json()["prompt_eval_count"] == 512, "it is cut, as truncate says there"
+    body = {"model": "tiny", "input": "the hand " * 600, "truncate": False}
+    assert client.post("/api/embed", json=body).status_code == 400
+    assert len(client.post("/api/embeddings", json={"prompt": "a"}).json()["embedding"]) == 64
+    assert client.post("/api/embed", json={"input": []}).json()["embeddings"] == []
+
+
+def test_what_there_is(client):
+    (model,) = client.get("/api/tags").json()["models"]
+    assert (model["name"], model["details"]["family"]) == ("tiny", "llama")
+    shown = client.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["model_info"]["general.architecture"] == "llama"
+    assert "completion" in shown["capabilities"]
+    assert client.get("/api/version").json() == {"version": ollama_routes.API_VERSION}
+
+
+@pytest.mark.parametrize(
+    ("where", "body"),
+    [
+        ("chat", ASKED | {"format": 5}),
+        ("chat", ASKED | {"think": "deeply"}),
+        ("chat", ASKED | {"options": {"temperature": "hot"}}),
+        ("chat", {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}),
+        ("generate", {"prompt": "x", "images": ["AA"]}),
+        ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}),
+        ("show", {}),
+    ],
+)
+def test_errors_have_ollamas_form(client, where, body):
+    response = client.post(f"/api/{where}", json=body)
+    assert response.status_code == 400
+    assert set(response.json()) == {"error"}
+
+
+def test_models_are_pulled_and_deleted(client, monkeypatch, tmp_path):
+    file = tmp_path / "other.gguf"
+
+    def pull(name, progress):
+        progress("downloading", 5, 10)
+        file.write_bytes(b"x")
+        progress("downloading", 10, 10)
+
+    monkeypatch.setattr(registry, "pull", pull)
+    monkeypatch.setattr(registry, "installed", lambda: [registry.Installed("other", file, 1)])
+    lines = client.post("/api/pull", json={"model": "smollm2"}).text.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert found[-1] == {"status": "success"}
+    assert any(line.get("completed") == line.get("total") == 10 for line in found)
+    once = client.post("/api/pull", json={"model": "smollm2", "stream": False}).json()
+    assert once == {"status": "success"}
+    assert client.post("/api/pull", json={"model": "no-such-model"}).status_code == 404
+    assert client.request("DELETE", "/api/delete", json={"model": "none"}).status_code == 404
+    assert client.request("DELETE", "/api/delete", json={"model": "other"}).status_code == 200
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
+def test_bodies_of_any_type_are_read_but_not_of_pages(client, header):
+    data = json.dumps(ASKED | FEW | {"stream": False}).encode()
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    assert client.post("/api/chat", content=data, headers=kind).status_code == 200
+    page = kind | {header: "https://other.example"}
+    assert client.post("/api/chat", content=data, headers=page).status_code == 415
+    assert client.post("/v1/chat/completions", content=data, headers=kind).status_code == 415

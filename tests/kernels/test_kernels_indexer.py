@@ -1,0 +1,62 @@
+"""INDEX_SCORE and INDEX_CHOOSE against NumPy float64, between unmapped pages."""
+
+import numpy as np
+import pytest
+from guarded import in_child, runs, step_of
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.types import PAGE
+
+HEAD_DIM, N_KEY = 96, 32
+KERNELS = [(ops.INDEX_SCORE, (HEAD_DIM, N_KEY, "f16")), (ops.INDEX_CHOOSE, ())]
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("n_tok", "pos", "n_head"), [(1, 0, 1), (1, 130, 3), (5, 62, 4)])
+@in_child
+def test_scores_are_weighed_products_above_0(n_tok, pos, n_head):
+    rng = np.random.default_rng((n_tok, pos))
+    n_page = -(-(pos + n_tok) // PAGE)
+    table = rng.permutation(n_page + 2)[:n_page].astype(np.int32)
+    pages = normal(rng, n_page + 2, 1, PAGE, HEAD_DIM).astype(np.float16)
+    keys = pages[table, 0].reshape(-1, HEAD_DIM)[:, -N_KEY:].astype(np.float64)
+    q, weights = normal(rng, n_tok, n_head, N_KEY), normal(rng, n_tok, n_head)
+    products = np.maximum(np.einsum("thd,jd->thj", q.astype(np.float64), keys), 0)
+    expected = np.einsum("th,thj->tj", weights.astype(np.float64), products)
+    capacity = n_page * PAGE
+    before = np.full((n_tok, capacity), np.nan, np.float32)
+    for found in runs(
+        ops.INDEX_SCORE, (HEAD_DIM, N_KEY, "f16"), out={"scores": before}, scratch=4 * N_KEY,
+        step=step_of(n_tok, pos), q=q, weights=weights, k_pages=pages, k_table=table,
+        n_head=n_head, capacity=capacity,
+    ):  # fmt: skip
+        for t in range(n_tok):
+            seen = found["scores"][t, : pos + t + 1]
+            # Sums of 32 products of numbers below about 4, times four weights.
+            np.testing.assert_allclose(seen, expected[t, : pos + t + 1], rtol=0, atol=1e-4)
+            assert np.isnan(found["scores"][t, pos + t + 1 :]).all()
+
+
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5), (9, 30)])
+@pytest.mark.parametrize("top_k", [1, 8, 33])
+@in_child
+def test_each_token_gets_its_best_positions(n_tok, pos, top_k):
+    rng = np.random.default_rng((n_tok, pos, top_k))
+    scores = rng.integers(-9, 9, (n_tok, 64)).astype(np.float32)
+    rows = []
+    for t in range(n_tok):
+        best = np.argsort(-scores[t, : pos + t + 1], kind="stable")[:top_k]
+        rows.append(np.sort(best))
+    out = {
+        "indptr": np.full(n_tok + 1, -7, np.int32),
+        "indices": np.full(sum(map(len, rows)), -7, np.int32),
+    }
+    for found in runs(
+        ops.INDEX_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, capacity=64,
+        top_k=top_k,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
+        np.testing.assert_array_equal(found["indices"], np.concatenate(rows))

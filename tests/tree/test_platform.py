@@ -1,0 +1,38 @@
+"""What belongs to one operating system is in runner/platform; what is not there yet is listed."""
+
+import re
+from pathlib import Path
+
+# By file: what still speaks to Linux itself.
+NOT_YET = {
+    "bindings/serve/http/helper.py": {"fork", "/proc/", "rlimit"},
+    "bindings/serve/process.py": {"rlimit"},
+    "formats/gguf.py": {"mmap"},
+    "jit_kernels/compile/elf.py": {"mmap"},
+    "jit_kernels/compile/worker.py": {"prctl", "rlimit"},
+    "jit_kernels/cpu/lang/features.py": {"/proc/"},
+    "jit_kernels/cpu/lang/intrinsic.py": {"futex"},
+    "jit_kernels/cpu/runtime/team.py": {"futex"},
+    "runner/sampling/grammar.py": {"rlimit"},
+}
+SYSTEM = {
+    "fcntl": r"\bimport fcntl\b",
+    "fork": r"\bos\.fork\(",
+    "/proc/": r"\"/proc/",
+    "mmap": r"\bmmap\.mmap\(",
+    "futex": r"\bfutex\(",
+    "prctl": r"\.prctl\(",
+    "rlimit": r"\.setrlimit\(",
+    "affinity": r"\bsched_getaffinity\b",
+}
+
+
+def test_the_system_is_spoken_to_in_one_place(root: Path) -> None:
+    found: dict[str, set[str]] = {}
+    for folder in ("runner", "jit_kernels", "formats", "bindings"):
+        for path in (root / folder).rglob("*.py"):
+            name, text = path.relative_to(root).as_posix(), path.read_text()
+            words = {word for word, pattern in SYSTEM.items() if re.search(pattern, text)}
+            if words and not name.startswith("runner/platform/"):
+                found[name] = words
+    assert found == NOT_YET
