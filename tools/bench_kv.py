@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.cli import common
+from tamis.cli.options import common
 from tamis.engine.engine import Engine
 from tamis.kv.cache import KVCounts
 from tamis.kv.types import UNITS

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.cli import common
+from tamis.cli.options import common
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.cache import KVCounts
 from tamis.kv.disk_tier import DiskTier

@@ -1,4 +1,4 @@
-"""The `tamis` command: one file a subcommand, each with `add_arguments(parser)` and `run(args)`."""
+"""The `tamis` command: parses the command line and runs a subcommand; an error is one line."""
 
 import argparse
 import importlib
@@ -10,37 +10,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from tamis import __version__
-from tamis.cli import settings
-from tamis.cli.flags import with_flags
-from tamis.cli.parsing import Parser
-
-# The help is here, so that `tamis --help` and `--version` import no command.
-COMMANDS = {
-    "chat": "talk with a model in the terminal",
-    "run": "answer one prompt",
-    "serve": "answer programs over HTTP, as OpenAI's API does",
-    "ps": "list the models that a running server has loaded",
-    "summarize": "summarize documents of any length, or answer questions about them",
-    "pull": "fetch a model",
-    "inspect": "show metadata, tensors and the memory plan of a model",
-    "bench": "measure prefill and decode",
-    "perplexity": "perplexity of a text",
-    "list": "list the models that are here",
-    "show": "show what a model is, and what memory its contexts take",
-    "rm": "remove models",
-    "cache": "show or clear what is kept on disk",
-    "config": "show or set defaults of flags",
-    "eval": "measure what attention methods keep of quality",
-    "tokenize": "show the tokens of a text",
-    "methods": "list the attention methods of --attn and --prefill",
-    "warmup": "compile the kernels of a model now",
-    "completion": "print a shell's completion",
-    "man": "print the manual page",
-}
-
-
-class UsageError(ValueError):
-    """The command line asks for something that cannot be: exit code 2."""
+from tamis.cli.commands import COMMANDS
+from tamis.cli.options import Parser, settings
+from tamis.cli.options.errors import UsageError, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +104,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
             "--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
         if name == wanted:
-            module = importlib.import_module(f"tamis.cli.{name}")
+            module = importlib.import_module(f"tamis.cli.commands.{name}")
             module.add_arguments(command)
             settings.apply(command, name, argv[argv.index(name) + 1 :])
             command.set_defaults(run=module.run)
@@ -144,20 +116,3 @@ def _say(text: str) -> None:
     # An unfinished progress line may stand there.
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{clear}tamis: {text}\n")
-
-
-def printable(text: str) -> str:
-    """A text that others wrote, for a terminal or a log: control characters as escapes."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
-def one_line(error: Exception) -> str:
-    """The error in one line."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return printable(f"{error.filename}: {error.strerror}")
-    text = with_flags(printable(" ".join(str(error).split())))
-    if isinstance(error, MemoryError):
-        return text or "out of memory: lower --ctx or take a smaller model"
-    if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
-        return text or type(error).__name__
-    return f"{type(error).__name__}: {text} (a bug of tamis; --traceback shows where)"

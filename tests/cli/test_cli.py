@@ -16,7 +16,11 @@ import pytest
 from stand_in_engine import N_VOCAB, FakeEngine, FakeTokenizer
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import bench, common, main, perplexity, profile
+from tamis.cli import main
+from tamis.cli.commands import bench, perplexity
+from tamis.cli.measure import profile
+from tamis.cli.options import common
+from tamis.cli.terminal import note
 from tamis.fetch import registry as models
 from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.backends.roofline import Ceiling
@@ -56,7 +60,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     assert data.count(name) == 1
     path.write_bytes(data.replace(name, evil[: len(name)].ljust(len(name), b"\x1b")))
     main(["inspect", "-m", str(path)])
-    common.note("a path \x1b[2J of others")
+    note("a path \x1b[2J of others")
     found = capsys.readouterr()
     assert "evil" in found.out
     for text in found:
@@ -151,7 +155,7 @@ def test_ctrl_c_during_an_import_waits_for_its_end(tmp_path):
         "print('imported')\n"
     )
     code = (
-        "import sys, time; from tamis import cli; from tamis.cli import warmup\n"
+        "import sys, time; from tamis import cli; from tamis.cli.commands import warmup\n"
         "def run(_):\n"
         "    import slow\n"
         "    time.sleep(10)\n"
@@ -165,7 +169,7 @@ def test_ctrl_c_during_an_import_waits_for_its_end(tmp_path):
 
 
 def test_a_command_that_cannot_be_imported_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tamis.cli.inspect", None)
+    monkeypatch.setitem(sys.modules, "tamis.cli.commands.inspect", None)
     assert main(["inspect"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -531,7 +535,7 @@ def test_tokenize_shows_ids_and_pieces_and_parses_special_tokens_on_demand(model
 
 def test_pull_reports_as_json(monkeypatch, tmp_path, capsys):
     (tmp_path / "model").write_bytes(b"1234")
-    monkeypatch.setattr("tamis.cli.pull.pull", lambda name, progress: tmp_path / name)
+    monkeypatch.setattr("tamis.cli.commands.pull.pull", lambda name, progress: tmp_path / name)
     assert main(["pull", "model", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": f"{tmp_path}/model", "bytes": 4}
     assert main(["pull", "model"]) == 0

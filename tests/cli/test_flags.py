@@ -2,8 +2,8 @@
 
 import pytest
 
-from tamis.cli.flags import FLAGS, with_flags
-from tamis.cli.run import add_arguments
+from tamis.cli.commands.run import add_arguments
+from tamis.cli.options.errors import FLAGS, with_flags
 
 
 @pytest.mark.parametrize(

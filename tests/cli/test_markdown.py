@@ -7,7 +7,7 @@ import time
 import pyte
 import pytest
 
-from tamis.cli.markdown import Markdown, display_width
+from tamis.cli.terminal.markdown import Markdown, display_width
 
 TEXT = """\
 # Title

@@ -13,7 +13,11 @@ import pytest
 from stand_in_engine import FakeEngine
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import answer, common, completion, config, lines, main, repl
+from tamis.cli import main
+from tamis.cli.commands import completion, config
+from tamis.cli.conversation import lines, repl
+from tamis.cli.options import common
+from tamis.cli.terminal import answer
 from tamis.sampling.chain import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen

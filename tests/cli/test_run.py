@@ -14,8 +14,9 @@ import pytest
 from stand_in_engine import FakeEngine
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import common, context, main
-from tamis.cli.progress import Progress
+from tamis.cli import main
+from tamis.cli.options import common, context
+from tamis.cli.terminal.progress import Progress
 from tamis.engine.engine import Engine
 from tamis.engine.errors import ContextError
 from tamis.engine.memory_plan import MemoryPlan
@@ -244,7 +245,7 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
 def test_a_time_is_told_when_it_is_known(monkeypatch, capsys):
     """Each chunk takes a second longer than the one before; after the first it was "0 s left"."""
     now = [100.0]
-    monkeypatch.setattr("tamis.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tamis.cli.terminal.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     told = Progress().reading(800)
     lines = []

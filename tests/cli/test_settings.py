@@ -10,7 +10,9 @@ import pytest
 from stand_in_engine import FakeEngine
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import COMMANDS, common, completion, config, main, man, samplers, settings
+from tamis.cli import main
+from tamis.cli.commands import COMMANDS, completion, config, man
+from tamis.cli.options import common, samplers, settings
 from tamis.sampling.chain import SamplerParams
 
 

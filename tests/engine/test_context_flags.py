@@ -7,7 +7,9 @@ import pytest
 from stand_in_engine import FakeEngine, FakeSession
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli import UsageError, common, main
+from tamis.cli import main
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
 from tamis.engine.engine import Engine
 from tamis.model.hparams import RopeScaling
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import main
-from tamis.cli.eval import _Clock
+from tamis.cli.commands.eval import _Clock
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.evals import predict
@@ -260,7 +260,7 @@ def test_the_list_has_every_task(capsys):
 
 def test_the_time_left_goes_by_the_tokens_that_are_left(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("tamis.cli.eval.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tamis.cli.commands.eval.time.monotonic", lambda: now[0])
     clock = _Clock([1000, 1000, 8000])
     now[0] += 10
     assert clock.count(1000) == "[1 of 3, 2 min left]"  # 9000 tokens at 100 a second

@@ -11,7 +11,7 @@ from precompiled import compile_for
 from tier_cases import METHODS, N_CTX, OTHERS, check_same, ids_of, session_of
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
 
-from tamis.cli import common
+from tamis.cli.options import common
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv import unit_file

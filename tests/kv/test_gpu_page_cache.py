@@ -15,7 +15,8 @@ from tier_cases import OTHERS, check_same, ids_of
 from tiny_models import TinySpec, like_qwen2, write_tiny_model
 from two_devices import Apart, loaded
 
-from tamis.cli import main, repl
+from tamis.cli import main
+from tamis.cli.conversation import repl
 from tamis.engine import engine as engine_module
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.backends.cpu import CpuBackend

@@ -8,7 +8,7 @@ import pytest
 from method_roles import in_its_roles
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.cli.common import CACHE_TYPES
+from tamis.cli.options.common import CACHE_TYPES
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import KV_TYPES
 from tamis.kv.convert import as_float32, as_type, quantised

@@ -8,7 +8,9 @@ import pytest
 from precompiled import compile_for
 from tiny_models import like_qwen2, write_tiny_model
 
-from tamis.cli import UsageError, compare, main
+from tamis.cli import main
+from tamis.cli.measure import compare
+from tamis.cli.options.errors import UsageError
 from tamis.engine.engine import Engine
 from tamis.graph.audit import AuditError
 from tamis.jit_kernels.contract.ops import AUDIT

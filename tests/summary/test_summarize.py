@@ -17,8 +17,9 @@ from stand_in_engine import FakeEngine, FakeSession
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis import summarize
-from tamis.cli import common, main
-from tamis.cli import summarize as command
+from tamis.cli import main
+from tamis.cli.commands import summarize as command
+from tamis.cli.options import common
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError, Piece
 from tamis.sampling.chain import SamplerParams

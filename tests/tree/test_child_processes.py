@@ -19,7 +19,7 @@ KNOWN = {
     "bindings/serve/http/helper.py:os.fork": "no other program",
     "bindings/serve/helpers.py:subprocess.Popen": "-P, and / as working directory",
     "bindings/serve/supervisor.py:subprocess.Popen": "-P, and / as working directory",
-    "runner/cli/config.py:subprocess.run": "the user's editor",
+    "runner/cli/commands/config.py:subprocess.run": "the user's editor",
     "runner/sampling/grammar.py:subprocess.run": "-P, and / as working directory",
     "jit_kernels/compile/workers.py:subprocess.Popen": "-P, and a private working directory",
     "runner/fetch/packages.py:subprocess.Popen": "-P, and a working directory of its own",

@@ -1,4 +1,4 @@
-"""The library names its parameters, never flags of the command line: cli/flags.py has those."""
+"""The library names its parameters, never flags: those are in cli/options/errors.py."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tamis.cli.flags import FLAGS
+from tamis.cli.options.errors import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = ("arch", "auto", "engine", "graph", "kv", "model", "sampling", "select")
@@ -33,7 +33,7 @@ def flags(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_string_of_the_library_names_a_flag(path: Path) -> None:
-    assert not list(flags(path.read_text())), "name the parameter; cli/flags.py has its flag"
+    assert not list(flags(path.read_text())), "name the parameter; cli/options/errors.py maps it"
 
 
 def test_flags_are_found() -> None:

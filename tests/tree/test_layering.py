@@ -48,6 +48,10 @@ tamis.bindings.serve.api
 tamis.bindings.serve.http
 tamis.evals.tasks  tamis.summary
 tamis.evals
+tamis.cli.terminal
+tamis.cli.options
+tamis.cli.conversation  tamis.cli.measure
+tamis.cli.commands
 tamis.cli
 tamis.tools
 """

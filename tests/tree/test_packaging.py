@@ -23,9 +23,9 @@ FOLDERS = {
 MAY_READ_ENVIRONMENT = {
     "runner/platform/processes.py": "handed on to child processes",
     "jit_kernels/compile/store.py": "XDG_CACHE_HOME: the folder of compiled kernels",
-    "runner/cli/answer.py": "NO_COLOR",
-    "runner/cli/config.py": "VISUAL, EDITOR",
-    "runner/cli/settings.py": "TAMIS_...: flags of commands; XDG_CONFIG_HOME: their file",
+    "runner/cli/terminal/answer.py": "NO_COLOR",
+    "runner/cli/commands/config.py": "VISUAL, EDITOR",
+    "runner/cli/options/settings.py": "TAMIS_...: flags of commands; XDG_CONFIG_HOME: their file",
     "runner/fetch/base.py": "TAMIS_MODELS, XDG_CACHE_HOME: the folder of models; handed to pip",
 }
 

@@ -1,6 +1,7 @@
-"""Functions stay short and take few parameters; exceptions are listed here with a reason."""
+"""Folders and functions stay small; exceptions are listed here with a reason."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,15 @@ ALLOWED: dict[str, str] = {
     "jit_kernels/cuda/lang/register_tiles.py:multiply_add": OPERANDS,
     "runner/engine/engine.py:Engine.load": "one setting each, by the name users know",
     "runner/engine/engine.py:Engine.session": "one setting each, by the name users know",
+}
+
+MAX_FILES = 20  # of Python in a folder, beside its __init__.py
+# "folder": the reason why it may have more.
+ALLOWED_FOLDERS: dict[str, str] = {
+    "runner/arch": "one file an architecture, found by its name",
+    "runner/select": "one file a method, found by its name",
+    "tests/kernels": "one file a family of ops, found by its name",
+    "tests/support": "on the path of tests: its modules are imported by their names",
 }
 
 FILES = [
@@ -86,3 +96,18 @@ def test_every_exception_is_still_needed_and_has_a_reason() -> None:
         limit = MAX_KERNEL_LINES if file.startswith(KERNEL_FOLDERS) else MAX_LINES
         assert n_lines(function) > limit or n_parameters(function) > MAX_PARAMETERS, key
         assert reason.strip(), key
+
+
+def files_by_folder() -> dict[str, int]:
+    """Python files of every folder of the tree, without __init__.py."""
+    roots = (*FOLDERS, "tests", "examples")
+    found = [path for root in roots for path in (ROOT / root).rglob("*.py")]
+    names = (p.parent.relative_to(ROOT).as_posix() for p in found if p.name != "__init__.py")
+    return dict(Counter(names))
+
+
+def test_a_folder_has_no_more_files_than_a_reader_can_hold() -> None:
+    found = {folder: n for folder, n in files_by_folder().items() if n > MAX_FILES}
+    assert found.keys() == ALLOWED_FOLDERS.keys(), (
+        f"over {MAX_FILES} files: split the folder, or give the reason in ALLOWED_FOLDERS: {found}"
+    )

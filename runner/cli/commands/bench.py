@@ -1,0 +1,224 @@
+"""`tamis bench`: speed of prefill and decode, with the bytes that bound it.
+
+Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
+several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tamis.cli.measure import compare, profile, states
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import table
+from tamis.jit_kernels.backends import on_host
+from tamis.jit_kernels.backends import roofline as ceilings
+
+WARM_UP = 8  # tokens
+COLUMNS = {  # of the table; JSON and CSV have the keys
+    "model": "model",
+    "threads": "threads",
+    "attn": "attn",
+    "prefill": "prefill",
+    "test": "test",
+    "tok_s": "t/s",
+    "min": "min",
+    "max": "max",
+    "setup_s": "setup s",
+    "mb_per_token": "MB/token",
+    "gb_s": "GB/s",
+    "hit_rate": "hits",
+    "mb_brought": "MB fetched",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_model_arguments(parser, threads=False, several=True)
+    states.add_arguments(parser)
+    parser.add_argument("--text", metavar="FILE", help="fill the context with this text")
+    lists = (
+        ("-p", "--n-prompt", "512", "tokens of a prefill, 0 for none"),
+        ("-n", "--n-gen", "64", "tokens of a decode run, 0 for none"),
+        ("-d", "--depth", "0", "tokens held before either"),
+    )
+    for short, long, default, text in lists:
+        text += f"; several as 1,2 (default: {default})"
+        parser.add_argument(short, long, type=common.counts_or_zero, default=default, help=text)
+    parser.add_argument(
+        "-t", "--threads", type=common.counts, help="threads, several as 1,2 (default: all cores)"
+    )
+    parser.add_argument(
+        "-r",
+        "--repetitions",
+        type=common.count,
+        default=5,
+        metavar="N",
+        help="runs that a median is of",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object a line")
+    form.add_argument("--csv", action="store_true", help="a table as CSV")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a row a test: the median speed with minimum and maximum."""
+    tests = [("pp", n) for n in arguments.n_prompt if n] + [("tg", n) for n in arguments.n_gen if n]
+    if not tests:
+        raise UsageError("nothing to measure: -p and -n are both 0")
+    if arguments.profile and arguments.csv:
+        raise UsageError("--profile has no place in --csv: use --json")
+    if arguments.profile and not on_host(common.devices(arguments)["device"]):
+        raise UsageError(
+            "--profile counts the CPU's cycles: leave out --device and -ngl; several --attn are "
+            "timed on a GPU, too"
+        )
+    methods = arguments.attn or ["dense"]
+    comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
+    if comparing and (arguments.profile or not max(arguments.n_gen)):
+        raise UsageError("comparing methods decodes: it takes no --profile, and -n is at least 1")
+    need = max(arguments.depth) + max(max(n for _, n in tests), WARM_UP) + bool(comparing)
+    if arguments.ctx is not None and arguments.ctx < need:
+        raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
+    if not arguments.session or max(arguments.depth):
+        arguments.ctx = arguments.ctx or need
+    rows: list[dict[str, Any]] = []
+    for n_threads in arguments.threads or [None]:
+        arguments.threads = n_threads
+        arguments.attn = methods if comparing else methods[0]
+        for row in compare.compare(arguments) if comparing else measure(arguments, tests):
+            rows.append(row)
+            if arguments.json:
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
+    columns = compare.COLUMNS if comparing else COLUMNS
+    if arguments.csv:
+        _write_csv(rows, columns)
+    elif not arguments.json:
+        sys.stdout.write("\n".join(table.lines(rows, columns)) + "\n")
+        for row in rows:
+            if "profile" in row:
+                profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
+    return 0
+
+
+def measure(
+    arguments: argparse.Namespace, tests: list[tuple[str, int]]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one number of threads, each as soon as it is known."""
+    progress = common.Progress()
+    engine = common.load_engine(arguments, progress)
+    start = time.perf_counter()
+    session = common.open_session(engine, arguments, progress)
+    setup = time.perf_counter() - start
+    ceiling = ceilings.measure(engine.backend) if arguments.profile else None
+    ids = np.random.default_rng(0).integers(0, engine.hp.n_vocab, arguments.ctx)
+    for depth in arguments.depth:
+        session.truncate(0)
+        if depth:
+            session.prefill(ids[:depth], progress.reading(depth))
+            progress.clear()
+        for kind, n in tests:
+            once = _prefill if kind == "pp" else _decode
+            _speeds(once, session, ids[depth:], min(n, WARM_UP), 1)
+            asked = _asked(session)
+            speeds = _speeds(once, session, ids[depth:], n, arguments.repetitions)
+            asked = _asked(session) - asked
+            row = {
+                "model": engine.path.name,
+                "threads": engine.n_threads,
+                "attn": arguments.attn,
+                "prefill": arguments.prefill,
+                "test": f"{kind}{n}" + (f" @ d{depth}" if depth else ""),
+                "tok_s": round(statistics.median(speeds), 2),
+                "min": round(min(speeds), 2),
+                "max": round(max(speeds), 2),
+                "setup_s": round(setup, 2),
+            }
+            if kind == "tg":
+                row |= _traffic(engine, session.kv_types, depth + n / 2, row["tok_s"])
+            if asked[:2].any():  # units or pages that were there, those that were not, bytes
+                brought = asked[2] / (n * arguments.repetitions) / 1e6
+                row |= {"hit_rate": round(asked[0] / asked[:2].sum(), 4)}
+                row |= {"mb_brought": round(brought, 2)}
+            if ceiling is not None:
+                ops = ids[depth : depth + n]
+                row["profile"] = profile.profile(session, ops, kind, ceiling)
+            yield row
+    engine.close()
+
+
+def _speeds(
+    once: Callable[[Any, np.ndarray], float],
+    session: Any,
+    ids: np.ndarray,
+    n: int,
+    repetitions: int,
+) -> list[float]:
+    """Tokens a second of each repetition; the session is left at the depth it has."""
+    depth, speeds = session.n_past, []
+    for _ in range(repetitions):
+        speeds.append(once(session, ids[:n]))
+        session.truncate(depth)
+    return speeds
+
+
+def _asked(session: Any) -> np.ndarray:
+    """What was asked of a tier so far: hits, misses and bytes that were fetched."""
+    counts = session.kv_counts
+    found = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
+    return np.array(found, np.int64)
+
+
+def _prefill(session: Any, ids: np.ndarray) -> float:
+    start = time.perf_counter()
+    session.prefill(ids)
+    return len(ids) / (time.perf_counter() - start)
+
+
+def _decode(session: Any, ids: np.ndarray) -> float:
+    start = time.perf_counter()
+    for token in ids:
+        session.decode(int(token))
+    return len(ids) / (time.perf_counter() - start)
+
+
+def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, float]:
+    """MB a decoded token has to read, with all n_past KV rows, and the GB/s it implies.
+
+    A method that selects reads fewer KV rows than are counted here.
+    """
+    hp = engine.hp
+    kv = types.row_bytes(hp.head_dim) * hp.n_layer * hp.n_head_kv * n_past
+    n_bytes = token_weights(engine.file.tensors, hp) + kv
+    return {"mb_per_token": round(n_bytes / 1e6, 1), "gb_s": round(n_bytes * tok_s / 1e9, 2)}
+
+
+def token_weights(tensors: Any, hp: Any) -> float:
+    """Bytes of weights one token needs: of the experts those used, of an untied table one row."""
+    total = 0.0
+    for name, tensor in tensors.items():
+        share = 1.0
+        if "_exps." in name:
+            share = hp.n_expert_used / hp.n_expert
+        elif name == "token_embd.weight" and "output.weight" in tensors:
+            share = 1 / hp.n_vocab
+        total += share * tensor.n_bytes
+    return total
+
+
+def _write_csv(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    writer = csv.DictWriter(sys.stdout, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)

@@ -1,0 +1,66 @@
+"""`tamis chat`: talk in the terminal. Ctrl-C stops the answer, Ctrl-D ends the program."""
+
+import argparse
+
+from tamis.cli.commands import completion
+from tamis.cli.conversation import lines, repl
+from tamis.cli.options import common, context, group, samplers
+from tamis.cli.terminal import note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_model_arguments(parser, auto=True)
+    common.add_context_arguments(parser)
+    common.add_audit_argument(parser)
+    samplers.add_arguments(parser)
+    samplers.add_grammar_arguments(parser)
+    answer = group(parser, "conversation")
+    answer.add_argument(
+        "-sys",
+        "--system",
+        "--system-prompt",
+        type=common.text,
+        metavar="TEXT",
+        help="a system message (default: none)",
+    )
+    answer.add_argument(
+        "-n",
+        "--max-tokens",
+        "--predict",
+        "--n-predict",
+        type=common.answer_length,
+        metavar="N",
+        help="longest answer in tokens; -1, the default: as long as the context has room",
+    )
+    answer.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="once the context is three quarters full, forget the oldest messages, not the system "
+        "message, down to half of it; the others are not read again",
+    )
+    answer.add_argument(
+        "--plain", action="store_true", help="show answers without Markdown's styles"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read messages and commands until the end of input; 1 where one from a pipe failed."""
+    progress = common.Progress()
+    params = samplers.params(arguments)
+    samplers.check(arguments)
+    arguments.prefill = context.prefill(arguments.prefill, 0)
+    engine = common.load_engine(arguments, progress)
+    chosen = context.choose(engine, arguments, None)
+    arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
+    session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
+    chat = repl.Chat(engine, session, params, arguments)
+    note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
+    if chat.completes:
+        note("It has no chat template (a base model): it continues what is written.")
+    for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
+        if not chat.handle(text):
+            break
+    chat.engine.close()
+    return int(chat.failed and not lines.interactive())

@@ -1,0 +1,255 @@
+"""`tamis eval`: what methods keep of a model's quality, by tasks, by texts and inside attention.
+
+Results are kept as they come; the same command goes on where a run was stopped, and a longer list
+of methods, lengths or tasks adds to what is there.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+
+# As evals.own_data has them, which imports NumPy.
+METRICS = ("match_part", "match_all", "f1", "exact", "rouge")
+N_SAMPLE = 5
+DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers have three tokens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
+    common.add_model_arguments(parser, several=True, lengths=True)
+    _add_questions(parser)
+    parser.add_argument("--list", action="store_true", help="list the tasks")
+    parser.add_argument(
+        "-l",
+        "--length",
+        type=common.counts,
+        default=[4096],
+        help="tokens of prompt and answer; several as 4096,8192 (default: 4096)",
+    )
+    parser.add_argument(
+        "-n",
+        "--samples",
+        type=common.count,
+        metavar="N",
+        help="of each task and length (default: 5; of --data: all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="what the samples are made from")
+    parser.add_argument(
+        "--fair",
+        action="store_true",
+        help="read the context before the question is known; the question is decoded too",
+    )
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument(
+        "--audit",
+        type=common.count_or_zero,
+        default=DEFAULT_AUDIT,
+        metavar="N",
+        help="what attention keeps, on every N-th decode step; 0 = never (default: 3)",
+    )
+    parser.add_argument(
+        "--text", metavar="FILE", help="for --task text (default: Python's language reference)"
+    )
+    parser.add_argument(
+        "--predict",
+        type=common.count,
+        default=128,
+        metavar="N",
+        help="tokens of the text that are predicted after the others (default: 128)",
+    )
+    parser.add_argument("-o", "--out", metavar="DIR", help="where results and report are kept")
+    parser.add_argument("--report", action="store_true", help="write the report anew, run nothing")
+    parser.add_argument("--csv", action="store_true", help="write results.csv beside the report")
+    parser.add_argument("--json", action="store_true", help="each result on standard output too")
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    """Flags of what is asked and how answers are scored."""
+    parser.add_argument(
+        "--task",
+        action="append",
+        help="ruler (its 13 tasks, the default), passkey, summary (ROUGE), text (perplexity and "
+        "KL), all, or names of tasks as a,b; may be given again",
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="instead of tasks: prompts and answers as JSONL, one's own (prompt, answer), "
+        "LongBench's or RULER's; may be given again",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=METRICS,
+        help="of all of --data: a string of the answers, or all of them, is in the text, F1 of "
+        "words, exact, ROUGE-L (default: what the file says, else match_part)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the results that are missing, then the report; its paths go to standard output."""
+    from tamis.evals.tasks import tasks
+
+    if arguments.list:
+        for name, task in tasks().items():
+            sys.stdout.write(f"{name}\n    {task.group}: {task.summary}\n")
+        sys.stdout.write("text\n    text: perplexity and KL after a long context\n")
+        return 0
+    if arguments.out is None:
+        raise UsageError("no folder for the results: give -o DIR")
+    if arguments.report:
+        return _report(arguments)
+    _evaluate(arguments, _settings(arguments))
+    return _report(arguments)
+
+
+def _settings(arguments: argparse.Namespace) -> Any:
+    """What was asked for, checked as far as it can be without a model. Raises UsageError."""
+    from tamis.evals.own_data import read_data
+    from tamis.evals.plan import Settings
+    from tamis.evals.scoring import rouge_scorer
+    from tamis.evals.tasks import tasks
+    from tamis.evals.tasks.base import ROUGE
+    from tamis.select.notation import DENSE
+
+    if arguments.data and arguments.task:
+        raise UsageError("--data stands in place of --task: leave out one")
+    if arguments.metric and not arguments.data:
+        raise UsageError("--metric is for --data: name a file, or leave it out")
+    data = tuple(read_data(path, arguments.metric) for path in arguments.data)
+    chosen = () if data else _chosen(arguments.task or ["ruler"])
+    scores = {example.metric for each in data for example in each.examples}
+    if ROUGE in scores | {tasks()[name].score for name in chosen if name in tasks()}:
+        rouge_scorer()
+    settings = Settings(
+        tasks=chosen,
+        lengths=tuple(dict.fromkeys(arguments.length)),
+        samples=arguments.samples or (0 if data else N_SAMPLE),
+        data=data,
+        attn=tuple(arguments.attn or ()),
+        prefill=tuple(arguments.prefill or ("dense",)),
+        seed=arguments.seed,
+        fair=arguments.fair,
+        raw=arguments.raw,
+        audit=arguments.audit,
+        type_k=arguments.cache_type_k,
+        type_v=arguments.cache_type_v,
+        n_predict=arguments.predict,
+    )
+    for prefill, attn in settings.pairs():
+        common.check_methods(DENSE if common.auto_method(attn) else attn, prefill)
+    return settings
+
+
+def _chosen(words: Sequence[str]) -> tuple[str, ...]:
+    """The names of tasks that names and groups stand for, each once. Raises UsageError."""
+    from tamis.evals.plan import TEXT
+    from tamis.evals.tasks import tasks
+
+    groups: dict[str, list[str]] = {}
+    for name, task in tasks().items():
+        groups.setdefault(task.group, []).append(name)
+    groups |= {TEXT: [TEXT], "all": [*tasks(), TEXT]}
+    found: dict[str, None] = {}
+    for word in ",".join(words).split(","):
+        if word not in groups and word not in tasks():
+            known = ", ".join(dict.fromkeys([*groups, *tasks()]))
+            raise UsageError(f"there is no task {word!r}; --task takes {known}")
+        found |= dict.fromkeys(groups.get(word, [word]))
+    return tuple(found)
+
+
+def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
+    from tamis.engine.engine import Engine
+    from tamis.evals import predict
+    from tamis.evals.plan import missing, origin_of
+    from tamis.evals.run import Evaluation
+    from tamis.evals.store import Store
+
+    progress = common.Progress()
+    text = predict.own_text() if arguments.text is None else common.read_text(arguments.text)
+    where = common.devices(arguments)
+    path = common.model_file(arguments.model, progress)
+    store = Store(arguments.out)
+    engine = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
+    progress.clear()
+    if settings.data:
+        settings = dataclasses.replace(settings, lengths=(_longest(engine, settings),))
+    _warn_of_lengths(engine, settings)
+    evaluation = Evaluation(engine, settings, store, progress)
+    evaluation.check()
+    todo = missing(settings, origin_of(engine, text), store)
+    clock = _Clock([cell.job.length for cells in todo for cell in cells])
+    if store.rows:
+        note(f"{len(store.rows)} results are there, {clock.n_left} are missing")
+    for row in evaluation.run(todo, text):
+        progress.clear()
+        note(f"{clock.count(row['length'])} {_line(row)}")
+        if arguments.json:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+    store.close()
+    engine.close()
+
+
+def _longest(engine: Any, settings: Any) -> int:
+    """Tokens that the longest prompt of the data takes with its answer, in 256s."""
+    from tamis.evals.answer import encode
+
+    examples = [example for data in settings.data for example in data.examples]
+    sizes = (len(encode(engine, e.draft, settings.raw)) + e.n_predict for e in examples)
+    return -(-max(sizes) // 256) * 256
+
+
+def _warn_of_lengths(engine: Any, settings: Any) -> None:
+    trained = engine.hp.n_ctx_train
+    longer = [str(length) for length in settings.lengths if length > trained]
+    if longer:
+        note(f"the model was trained on {trained} tokens, asked for {', '.join(longer)}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    result = f"KL {row['kl']:.5f}" if "kl" in row else f"{row['score']:.2f}"
+    return f"{row['task']} {row['length']} #{row['sample']} {row['label']}: {result}"
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from tamis.evals.report import write_csv, write_report
+    from tamis.evals.store import read_results
+
+    rows = read_results(arguments.out)
+    paths = write_report(rows, arguments.out)
+    for path in [*paths, write_csv(rows, arguments.out)] if arguments.csv else paths:
+        sys.stderr.write(f"{path}\n") if arguments.json else sys.stdout.write(f"{path}\n")
+    return 0
+
+
+class _Clock:
+    """Counts results and says how long the others will take, by their lengths."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.n_left, self._left = len(lengths), sum(lengths)
+        self._n, self._done, self._start = len(lengths), 0, time.monotonic()
+
+    def count(self, length: int) -> str:
+        """[done of all, time left] after one more result."""
+        self.n_left, self._left, self._done = (
+            self.n_left - 1,
+            self._left - length,
+            self._done + length,
+        )
+        seconds = (time.monotonic() - self._start) * self._left / self._done
+        hours, minutes = divmod(round(seconds / 60), 60)
+        left = f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+        left = left if seconds >= 60 else f"{seconds:.0f} s"
+        return f"[{self._n - self.n_left} of {self._n}, {left} left]"

@@ -1,0 +1,95 @@
+"""`tamis methods`: what --attn and --prefill take."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+import textwrap
+from typing import Any
+
+from tamis.cli.options import did_you_mean
+from tamis.cli.options.errors import FLAGS, UsageError
+from tamis.cli.options.parameters import explained
+from tamis.select.notation import PARAMETERS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.add_argument(
+        "name", nargs="?", help="one method: what each of its parameters does (default: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="the list as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every method with its parameters, their defaults and where it serves."""
+    from tamis.select.notation import methods
+
+    if arguments.name is not None:
+        return _explain(arguments.name, as_json=arguments.json)
+    described = [_described(name, method) for name, method in methods().items()]
+    if arguments.json:
+        sys.stdout.write(json.dumps(described) + "\n")
+        return 0
+    for entry in described:
+        values = ",".join(f"{key}={value}" for key, value in entry["defaults"].items())
+        over = "(METHOD)" if entry["over_another"] else ""
+        sys.stdout.write(f"{entry['name']}{over}{':' if values else ''}{values}\n")
+        own = ", ".join(f"{name} is {own}" for name, own in entry["names"].items())
+        if own:
+            sys.stdout.write(f"    in the paper: {own}\n")
+        flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
+        sys.stdout.write(f"    {flags}: {entry['summary']}\n")
+    return 0
+
+
+def _explain(name: str, *, as_json: bool) -> int:
+    """One method: its idea, its parameters and the rest of what its file says."""
+    from tamis.select.notation import methods
+
+    known = methods()
+    if name not in known:
+        close = did_you_mean(name, known)
+        raise UsageError(f"there is no method {name!r}{close or ': tamis methods lists them'}")
+    method = known[name]
+    entry = _described(name, method)
+    module = inspect.getmodule(method)
+    text = inspect.cleandoc((module.__doc__ if module is not None else "") or "")
+    entry["text"] = text
+    entry["explained"] = {key: explained(name, key) for key in entry["defaults"]}
+    if as_json:
+        sys.stdout.write(json.dumps(entry) + "\n")
+        return 0
+    lines = [text, "", "Parameters"]
+    for key, value in entry["defaults"].items():
+        own = entry["names"].get(key, key)
+        also = f" (its paper's {own})" if own != key else ""
+        text = f"  {key}={value}".ljust(20) + f" {entry['explained'][key]}{also}"
+        lines += textwrap.wrap(text, 96, subsequent_indent=" " * 21)
+    flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
+    lines += ["", f"Use it with {flags}: {name}:{next(iter(entry['defaults']), '')}=..."]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _described(name: str, method: Any) -> dict[str, Any]:
+    """Name, roles, first line of the method's file, parameters with their defaults.
+
+    parameters has the papers' names, defaults the names that all methods share, names both.
+    """
+    from tamis.select.notation import INNER, defaults_of, parameters_of
+
+    module = inspect.getmodule(method)
+    summary = (module.__doc__ or "").strip().splitlines()[0] if module is not None else ""
+    parameters = {field.name: field.default for field in dataclasses.fields(method)}
+    over_another = parameters.pop(INNER, None) is not None
+    return {
+        "name": name,
+        "roles": list(method.roles),
+        "over_another": over_another,
+        "summary": summary,
+        "parameters": parameters,
+        "defaults": defaults_of(method),
+        "names": {name: f.name for name, f in parameters_of(method).items() if name != f.name},
+    }

@@ -1,0 +1,209 @@
+"""`tamis run`: one prompt, one answer. The answer alone goes to standard output."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tamis.cli.options import common, context, group, prompt, samplers
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+from tamis.cli.terminal.answer import open_answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
+    prompt.add_arguments(parser)
+    common.add_model_arguments(parser, auto=True)
+    common.add_context_arguments(parser)
+    common.add_audit_argument(parser)
+    samplers.add_arguments(parser)
+    samplers.add_grammar_arguments(parser)
+    answer = group(parser, "answer")
+    answer.add_argument(
+        "-n",
+        "--max-tokens",
+        "--predict",
+        "--n-predict",
+        type=common.answer_length,
+        metavar="N",
+        help="longest answer in tokens; -1: as long as the context has room (default: until the "
+        f"model ends it, with room for {context.ANSWER})",
+    )
+    answer.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="drop the oldest tokens of the text once the context is full, of the prompt and of "
+        "the answer (default: a prompt that is too long is an error)",
+    )
+    answer.add_argument(
+        "-r",
+        "--stop",
+        "--reverse-prompt",
+        type=common.text,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends the answer; may be given again (default: none)",
+    )
+    answer.add_argument("--json", action="store_true", help="answer and timings as JSON")
+    answer.add_argument(
+        "--stats", action="store_true", help="speed, times and memory on standard error at the end"
+    )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was written, and when: start of reading, first token, end."""
+
+    n_prompt: int
+    start: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    end: float = 0.0
+    pieces: list[Any] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def speeds(self) -> dict[str, Any]:
+        """Counts, tokens a second and how it ended, as --json has them."""
+        first = self.first or self.end
+        n = len(self.pieces)
+        return {
+            "prompt_tokens": self.n_prompt,
+            "answer_tokens": n,
+            "prompt_tokens_per_s": round(self.n_prompt / max(first - self.start, 1e-9), 1),
+            "answer_tokens_per_s": round(max(n - 1, 0) / max(self.end - first, 1e-9), 1),
+            "finish": self.pieces[-1].finish if self.pieces else "length",
+        }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer; 1 where it is empty."""
+    began = time.perf_counter()
+    if arguments.raw and arguments.system is not None:
+        raise UsageError("--system needs the chat template: leave --raw or --system away")
+    if "" in arguments.stop:
+        raise UsageError("--stop is empty: every answer would end at once")
+    params = samplers.params(arguments)
+    samplers.check(arguments)
+    text = prompt.read(arguments)
+    progress = common.Progress()
+    how = common.auto_method(arguments.attn)
+    arguments.attn = arguments.attn if how is None else "dense"
+    prefill, arguments.prefill = arguments.prefill, context.prefill(arguments.prefill, 0)
+    common.check_methods(arguments.attn, arguments.prefill)
+    path = common.model_file(arguments.model, progress)
+    context.check(*prompt.count(path, text), arguments)
+    engine = common.load_engine(arguments, progress, path)
+    ids = prompt.encode(engine, text, arguments)
+    arguments.prefill = context.prefill(prefill, len(ids))
+    chosen = context.choose(engine, arguments, len(ids), arguments.max_tokens)
+    arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
+    session = common.open_session(engine, arguments, progress)
+    common.note_untrained(engine, session, arguments)
+    answer = _Answer(len(ids))
+    if how is not None and len(ids) > 1:
+        session, ids = _chosen(engine, session, arguments, how, ids), ids[-1:]
+    with open_answer(plain=True) as shown:
+        for piece in _pieces(engine, session, ids, params, arguments):
+            answer.first = answer.first or time.perf_counter()
+            answer.pieces.append(piece)
+            shown.write("" if arguments.json else piece.text)
+    answer.end = time.perf_counter()
+    _report(arguments, answer, session.audit)
+    if arguments.stats:
+        _stats(engine, session, answer, answer.start - began)
+    engine.close()
+    if not answer.text.strip():
+        note("[the model ended its answer at once: there is no text]")
+        return 1
+    return 0
+
+
+def _pieces(
+    engine: Any, session: Any, ids: list[int], params: Any, arguments: argparse.Namespace
+) -> Iterator[Any]:
+    """The answer, piece by piece; with --context-shift a quarter of the context always stays."""
+    options = {
+        "stop": arguments.stop,
+        "max_tokens": None if arguments.max_tokens == -1 else arguments.max_tokens,
+        "grammar": samplers.grammar(arguments, engine),
+        "progress": common.Progress().reading(len(ids), session.n_past),
+    }
+    if not arguments.context_shift:
+        return session.generate(ids, params, **options)
+    from tamis.engine.shifting import Shifting
+
+    return Shifting(session, session.n_ctx // 4).generate(ids, params, **options)
+
+
+def _chosen(
+    engine: Any, session: Any, arguments: argparse.Namespace, how: Any, ids: list[int]
+) -> Any:
+    """A session that holds the prompt but its last token, with the method that suits it."""
+    from tamis.auto.auto import choose
+
+    progress = common.Progress()
+    session.prefill(ids[:-1], progress.reading(len(ids) - 1))
+    choice = choose(engine, session, how)
+    note(f"--attn auto: {choice}")
+    if choice.attn == "dense":
+        return session
+    arguments.attn = choice.attn
+    own = common.open_session(engine, arguments, progress)
+    own.copy(session)
+    return own
+
+
+def _report(arguments: argparse.Namespace, answer: _Answer, found: Any) -> None:
+    """The JSON answer on standard output, or notes and the audit for the person."""
+    from tamis.cli.terminal import audit
+
+    speeds = answer.speeds()
+    if arguments.json:
+        tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in answer.pieces]
+        checked = {} if found is None else {"audit": audit.report(found)}
+        report = {"text": answer.text, **speeds, "tokens": tokens, **checked}
+        sys.stdout.write(json.dumps(report) + "\n")
+        return
+    if speeds["finish"] == "length" and speeds["answer_tokens"] != arguments.max_tokens:
+        note("[cut short: the context is used up; raise --ctx]")
+    if sys.stderr.isatty() and not arguments.stats:
+        note(
+            f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "
+            f"{speeds['answer_tokens']} written at {speeds['answer_tokens_per_s']} tok/s]"
+        )
+    if found is not None:
+        audit.write(found)
+
+
+def _stats(engine: Any, session: Any, answer: _Answer, opened: float) -> None:
+    """Where the time and the memory went, on standard error."""
+    speeds, types = answer.speeds(), session.kv_types
+    plan = engine.memory_plan(
+        session.n_ctx,
+        n_ubatch=session.n_ubatch,
+        type_k=types.k,
+        type_v=types.v,
+        kv_ram=session.kv_ram,
+        kv_vram=session.kv_vram,
+    )
+    first, end = (t - answer.start for t in (answer.first or answer.end, answer.end))
+    rows = {
+        "start": f"{opened:.2f} s to read the prompt, open the model and its session",
+        "prompt": f"{speeds['prompt_tokens']} tokens, {speeds['prompt_tokens_per_s']} tok/s",
+        "first token": f"after {opened + first:.2f} s",
+        "answer": f"{speeds['answer_tokens']} tokens, {speeds['answer_tokens_per_s']} tok/s",
+        "total": f"{opened + end:.2f} s, {engine.n_threads} threads",
+        "context": f"{session.n_past} of {session.n_ctx} tokens",
+        "memory": f"weights {plan.weights / common.MIB:.0f} MiB, KV cache up to "
+        f"{plan.kv / common.MIB:.0f} MiB ({types.k}/{types.v}), scratch "
+        f"{plan.workspace / common.MIB:.0f} MiB",
+    }
+    note("\n".join(f"{name:<12} {value}" for name, value in rows.items()))

@@ -1,0 +1,373 @@
+"""`tamis serve`: OpenAI's API over HTTP, and a page to chat with, for this machine's programs.
+
+Without -m it offers all models that are installed.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+
+GIB = 1 << 30
+MOST_CHOICES = 8  # of one request
+POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}  # llama.h's numbers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.epilog = "--ctx is the context of one request: each of --parallel slots has as much"
+    common.add_model_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    parser.add_argument("--port", type=common.count_or_zero, default=8080, help="0: any free one")
+    parser.add_argument(
+        "--parallel",
+        type=common.count,
+        default=4,
+        metavar="N",
+        help="answers at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue",
+        type=common.count,
+        default=64,
+        metavar="N",
+        help="requests that may wait; others get status 429 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ubatch",
+        type=common.count,
+        default=128,
+        metavar="N",
+        help="tokens of a prompt that are read between two tokens of other answers "
+        "(default: %(default)s)",
+    )
+    _add_access(parser)
+    parser.add_argument(
+        "--max-body",
+        type=common.size,
+        default=4 << 20,
+        metavar="SIZE",
+        help="of one request (default: 4MiB)",
+    )
+    _add_answers(parser)
+    _add_limits(parser)
+    _add_models(parser)
+    parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
+    parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    """How long models stay, and how many."""
+    parser.add_argument(
+        "--keep-alive",
+        type=_keep_alive,
+        default="5m",
+        metavar="TIME",
+        help="without -m: how long a model stays loaded that nobody asks, such as 300, 5m, 1h30m; "
+        "-1: for ever (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=common.size,
+        metavar="SIZE",
+        help="without -m: for all models that are loaded (default: as much as there is)",
+    )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    """Flags of who may ask, and of what requests may share."""
+    key = parser.add_mutually_exclusive_group()
+    key.add_argument("--api-key", default="", help="what clients must send; others can see it here")
+    key.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="a file with it, which is better; or several, a line each",
+    )
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="share no part of a prompt's cache between requests (with several keys: between keys)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that clients call this machine by, beside localhost; may be given again",
+    )
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    """How answers are made."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_field,
+        metavar="NAME=VALUE",
+        help="a field for requests that lack it, such as temperature=0, n_predict=256 or "
+        "enable_thinking=false; may be given again",
+    )
+    parser.add_argument(
+        "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("none", "mean", "cls", "last"),
+        help="how rows of a text become an embedding (default: the model's way, or mean)",
+    )
+    parser.add_argument(
+        "--page", choices=["on", "off"], default="on", help="whether / is a page to chat with"
+    )
+    parser.add_argument(
+        "--no-page", dest="page", action="store_const", const="off", help="the same as --page off"
+    )
+    parser.add_argument("--no-slots", action="store_true", help="do not show slots at /slots")
+    parser.add_argument(
+        "--slot-save-path", metavar="DIR", help="a folder for slots that clients save to files"
+    )
+
+
+def _field(text: str) -> tuple[str, Any]:
+    """A field of requests and its value: JSON, or else a text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """What one client may take of the server."""
+    for name, default, text in (
+        ("--timeout-header", 10, "for the head of a request"),
+        ("--timeout-request", 60, "for a request's body, and for preparing it"),
+        ("--timeout-prepare", 20, "of processor time, for a request's template, tokens, grammar"),
+        ("--timeout-step", 900, "for one step of the model; its process is then started again"),
+    ):
+        parser.add_argument(
+            name,
+            type=common.count,
+            default=default,
+            metavar="SECONDS",
+            help=f"{text} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--memory-prepare",
+        type=common.size,
+        default=GIB,
+        metavar="SIZE",
+        help="of memory, for the same (default: 1GiB)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=common.count,
+        default=512,
+        metavar="N",
+        help="at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-connections-per-address",
+        type=common.count,
+        default=256,
+        metavar="N",
+        help="at once from one address (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    try:
+        from tamis.bindings.serve import models
+        from tamis.bindings.serve.http import app, listen, router
+    except ImportError as error:
+        raise ImportError(f"serve needs {error.name}: pip install 'tamis[server]'") from error
+    access = _access(arguments)
+    settings = app.Settings(
+        n_queue=arguments.queue,
+        n_choices=min(MOST_CHOICES, arguments.queue),
+        max_body=arguments.max_body,
+        metrics=arguments.metrics,
+        access=access,
+        isolate=arguments.isolate,
+        timeout_request=arguments.timeout_request,
+        timeout_prepare=arguments.timeout_prepare,
+        helper_bytes=arguments.memory_prepare,
+        usual=dict(arguments.set),
+        pooling=POOLINGS.get(arguments.pooling),
+        page=arguments.page == "on",
+        slots=not arguments.no_slots,
+        slot_folder=_folder(arguments.slot_save_path),
+    )
+    source = _Source(arguments, settings)
+    keep = math.inf if source.only is not None else arguments.keep_alive
+    served = models.Models(
+        source, keep=keep, n_byte=arguments.memory, n_queue=arguments.queue, log=_log
+    )
+    if source.only is None:
+        n = len(source.offers())
+        what = f"{n} model{'s' if n > 1 else ''}"
+    else:
+        served.adopt(source.only, *source.load(source.only))
+        what = source.only.name
+
+    def ready(url: str) -> None:
+        note(f"serving {what} at {url}: {arguments.parallel} answers at once, Ctrl-C ends")
+
+    connections = listen.Connections(
+        arguments.max_connections,
+        arguments.max_connections_per_address,
+        arguments.timeout_header,
+        arguments.timeout_request,
+    )
+    server = router.Router(served, settings, _log, source.only)
+    listen.serve(
+        server, arguments.host, arguments.port, connections=connections, ready=ready, log=_log
+    )
+    return 0
+
+
+class _Source:
+    """The model of -m, or all that are installed; each in a process of its own."""
+
+    def __init__(self, arguments: argparse.Namespace, settings: Any) -> None:
+        """Raises UsageError, ModelError."""
+        from tamis.bindings.serve.models import Offer
+        from tamis.fetch.registry import installed
+
+        common.check_methods(arguments.attn, arguments.prefill)
+        self._arguments, self._settings = arguments, settings
+        self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
+        self._template = _template(arguments.chat_template_file)
+        self._progress: common.Progress | None = common.Progress()
+        self.only: Any = None
+        if arguments.model is not None or not installed():
+            path = common.model_file(arguments.model, self._progress).absolute()
+            if arguments.model is not None:
+                state = path.stat()
+                name = arguments.alias or path.stem
+                self.only = Offer(name, str(path), state.st_size, state.st_mtime)
+        if self.only is None and arguments.alias is not None:
+            raise UsageError("--alias is the name of one model: name that with -m")
+
+    def offers(self) -> list[Any]:
+        """All there are; a model that is removed meanwhile is left out."""
+        from tamis.bindings.serve.models import Offer
+        from tamis.fetch.registry import installed
+
+        if self.only is not None:
+            return [self.only]
+        found = []
+        for model in installed():
+            with contextlib.suppress(OSError):
+                changed = model.path.stat().st_mtime
+                found.append(Offer(model.name, str(model.path), model.n_bytes, changed))
+        return found
+
+    def start(self, offer: Any) -> Any:
+        """The supervisor of a model's process, which begins to load it."""
+        from dataclasses import asdict
+
+        from tamis.bindings.serve.supervisor import ModelProcess, Start, Supervisor
+        from tamis.bindings.serve.wire import identity
+
+        given = self._arguments
+        session = {
+            "n_ctx": given.ctx,
+            "n_ubatch": given.ubatch,
+            "attn": given.attn,
+            "prefill": given.prefill,
+            "type_k": given.cache_type_k,
+            "type_v": given.cache_type_v,
+        }
+        rope = None if self._rope is None else asdict(self._rope)
+        how = given.threads, rope, self._where, session, given.parallel
+        start = Start(offer.path, identity(offer.path), *how)
+        return Supervisor(
+            lambda: ModelProcess(start),
+            given.queue,
+            max(len(self._settings.access.keys), 1),
+            log=_log,
+            progress=self._progress or _silent,
+            step_seconds=given.timeout_step,
+        )
+
+    def serve(self, offer: Any, worker: Any) -> Any:
+        """The application of a model that is loaded."""
+        from tamis.bindings.serve.http.app import Server
+        from tamis.bindings.serve.models import Model
+        from tamis.bindings.serve.text import TextModel
+
+        loaded = worker.wait()
+        text = TextModel.load(offer.path, loaded.n_ctx, self._template)
+        # The log has a line for each request already: the router's.
+        model = Model(offer.name, offer.path, text, loaded, worker)
+        return Server(model, self._settings, lambda line: None)
+
+    def load(self, offer: Any) -> tuple[Any, Any]:
+        """Both, with progress for the person. Raises LoadError."""
+        worker = self.start(offer)
+        try:
+            worker.wait()
+            served = self.serve(offer, worker)
+        except BaseException:
+            worker.stop()
+            worker.join()
+            raise
+        assert self._progress is not None
+        self._progress.clear()
+        self._progress = None
+        return worker, served
+
+
+def _keep_alive(text: str) -> float:
+    """An argument such as 5m."""
+    from tamis.bindings.serve.body import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    """Loading for a client shows no progress."""
+
+
+def _template(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text(encoding="utf-8")
+
+
+def _folder(path: str | None) -> Path | None:
+    """A folder for files of slots. Raises UsageError where it is none."""
+    if path is not None and not Path(path).is_dir():
+        raise UsageError(f"--slot-save-path {path} is no folder")
+    return None if path is None else Path(path).absolute()
+
+
+def _access(arguments: argparse.Namespace) -> Any:
+    """Names and key. Raises UsageError for an address that others reach without a key."""
+    from tamis.bindings.serve.http.guard import LOCAL, Access, is_local
+
+    key = arguments.api_key
+    if arguments.api_key_file is not None:
+        key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
+        if not key:
+            raise UsageError(f"{arguments.api_key_file} is empty, expected a key")
+    if not is_local(arguments.host) and not key:
+        raise UsageError(f"--host {arguments.host} lets other machines in: add --api-key-file")
+    names = (*LOCAL, arguments.host, *arguments.allow_host)
+    return Access(tuple(name.lower() for name in names), key)
+
+
+def _log(line: str) -> None:
+    note(f"{time.strftime('%H:%M:%S')} {line}")

@@ -1,0 +1,404 @@
+"""`tamis summarize`: documents of any length, each its own summary or answer."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.options import common, samplers
+from tamis.cli.options.errors import UsageError, one_line
+from tamis.cli.terminal import note
+from tamis.cli.terminal.answer import Answer, open_answer, visible
+from tamis.cli.terminal.progress import columns, duration
+from tamis.jit_kernels.backends import on_host
+from tamis.platform.processes import usable_cpus
+
+N_WORDS = 150
+DRAW_EVERY = 0.1  # seconds
+BAR = 20  # characters
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.epilog = common.AUTO_HELP
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
+    wish = parser.add_mutually_exclusive_group()
+    wish.add_argument(
+        "--ask",
+        type=common.text,
+        metavar="QUESTION",
+        help="answer a question instead",
+    )
+    wish.add_argument(
+        "--instruction",
+        type=common.text,
+        metavar="TEXT",
+        help="what to do instead of a summary",
+    )
+    parser.add_argument(
+        "--length",
+        type=common.count,
+        default=N_WORDS,
+        metavar="WORDS",
+        help=f"about how long (default: {N_WORDS} words)",
+    )
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="json: a line a document"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write there, whole (default: standard output)",
+    )
+    parser.add_argument(
+        "--workers", type=common.count, default=1, metavar="N", help="documents at a time"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where answers and KV caches are kept (default: in ~/.cache)",
+    )
+    parser.add_argument("--cache-size", type=_gigabytes, metavar="GB", help="at most (default: 4)")
+    parser.add_argument("--no-cache", action="store_true", help="use and keep nothing")
+    common.add_model_arguments(parser, auto=True)
+    common.add_kv_arguments(parser)
+    common.add_vram_argument(parser)
+    samplers.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the summaries; 1 where a document failed, after all others are done."""
+    names = list(dict.fromkeys(arguments.files))
+    settings = _settings(arguments, min(arguments.workers, len(names)))
+    output = _Output(arguments, n_document=len(names))
+    work = _Work(arguments, settings, names, output)
+    n_done = n_failed = 0
+    try:
+        with contextlib.closing(work.outcomes()) as outcomes:
+            for outcome in outcomes:
+                output.add(outcome)
+                n_done += 1
+                n_failed += "error" in outcome
+    except KeyboardInterrupt:
+        work.line.clear()
+        if n_done < len(names):
+            more = "" if arguments.no_cache else "; the same command resumes here"
+            note(f"{n_done} of {len(names)} done{more}")
+        raise
+    finally:
+        work.close()
+    return 1 if n_failed else 0
+
+
+def _gigabytes(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 1e-9 <= value < 1e9:  # a byte at least: no bytes would stand for the default
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
+    return int(value * 1e9)
+
+
+def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
+    """What the arguments ask for. Raises UsageError before anything is loaded."""
+    from tamis.summary.plan import Settings
+    from tamis.summary.prompts import Task
+
+    for flag in ("ask", "instruction"):
+        if getattr(arguments, flag) is not None and not getattr(arguments, flag).strip():
+            raise UsageError(f"--{flag} is empty: write what you want to know")
+    if not hasattr(arguments, "temp"):
+        arguments.temp = 0.0
+    prefill = "dense" if arguments.prefill == "auto" else arguments.prefill
+    attn = arguments.attn if common.auto_method(arguments.attn) is None else "dense"
+    common.check_methods(attn, prefill)
+    return Settings(
+        task=Task(arguments.length, arguments.instruction, arguments.ask),
+        params=samplers.params(arguments),
+        n_ctx=arguments.ctx,
+        attn=arguments.attn,
+        prefill=arguments.prefill,
+        type_k=arguments.cache_type_k,
+        type_v=arguments.cache_type_v,
+        kv_ram=arguments.kv_ram,
+        kv_dir=_kv_folder(arguments),
+        kv_vram=arguments.kv_vram,
+        n_session=n_session,
+    )
+
+
+def _kv_folder(arguments: argparse.Namespace) -> Path | None:
+    """The folder of the KV cache that memory has no room for; None: see _Work. UsageError."""
+    if arguments.kv_dir is None:
+        if arguments.kv_ram is not None and arguments.no_cache:
+            raise UsageError("--kv-ram with --no-cache needs --kv-dir: where the rest goes")
+        return None
+    folder = Path(arguments.kv_dir)
+    if not folder.is_dir():
+        raise UsageError(f"--kv-dir {arguments.kv_dir} is no folder: make it first")
+    return folder
+
+
+class _Line:
+    """The progress of everything, in one line on standard error where that is a terminal."""
+
+    def __init__(self, meter: Any) -> None:
+        self._meter, self._progress = meter, common.Progress()
+        self._lock, self._drawn, self.silent = threading.Lock(), 0.0, not sys.stderr.isatty()
+
+    def draw(self, name: str) -> None:
+        """Show how far it is, at most ten times a second."""
+        with self._lock:
+            if self.silent or time.monotonic() - self._drawn < DRAW_EVERY:
+                return
+            self._drawn, left = time.monotonic(), self._meter.left()
+            how = ": reading"
+            if left is not None:
+                bar = "#" * int(left[0] * BAR)
+                how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {duration(left[1])} left"
+            sys.stderr.write(f"\r\x1b[K{_fitting(visible(name), how)}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if not self.silent:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        """A line for the person, in place of the progress."""
+        with self._lock:
+            self.clear()
+            note(visible(text))
+
+
+def _fitting(name: str, how: str) -> str:
+    """Both in one line of the terminal, the name by its end: what wraps cannot be drawn over."""
+    n = columns() - 1
+    room = max(n - len(how), 8)
+    short = name if len(name) <= room else f"...{name[3 - room :]}"
+    return f"{short}{how}"[:n]
+
+
+def _writable(out: str, documents: list[str]) -> Path:
+    """The file that --out names, behind all links. Raises UsageError for what is not to replace."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file()):
+        # A device or a pipe would become a file: for root even /dev/stdout and /dev/null.
+        raise UsageError(f"--out {out} is no file: name one, or redirect standard output")
+    path = path.resolve()
+    if path.exists() and any(os.path.exists(d) and path.samefile(d) for d in documents):
+        raise UsageError(f"--out {out} is a document to be read: name another file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--out {out} cannot be written: name a file in a folder of yours")
+    return path
+
+
+class _Output:
+    """Where outcomes go, in their order: standard output, or a file that is whole at any time."""
+
+    def __init__(self, arguments: argparse.Namespace, n_document: int) -> None:
+        self._json, self._titled = arguments.format == "json", n_document > 1
+        self._path = None if arguments.out is None else _writable(arguments.out, arguments.files)
+        self._text = ""
+        # A person sees the answer while it is written, where there is one.
+        self.streams = sys.stdout.isatty() and not (self._json or self._path or self._titled)
+
+    def add(self, outcome: dict[str, Any]) -> None:
+        """Write a document's answer, unless a person has seen it."""
+        shown = outcome.pop("shown", False)
+        if self._json:
+            text = json.dumps(outcome, ensure_ascii=False) + "\n"
+        elif shown or "error" in outcome:
+            return
+        else:
+            title = f"# {outcome['name']}\n\n" if self._titled else ""
+            text = ("\n" if self._text else "") + f"{title}{outcome['text']}\n"
+        self._text += text
+        if self._path is None:
+            sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+            return
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        try:
+            # The name of a document may be no UTF-8; in JSON this is its escape.
+            part.write_text(self._text, encoding="utf-8", errors="backslashreplace")
+            os.replace(part, self._path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"--out {self._path}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class _Work:
+    """All documents, each by one of the workers."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, settings: Any, names: list[str], output: _Output
+    ) -> None:
+        from tamis.summary.cache import MAX_BYTES, Cache
+        from tamis.summary.meter import Meter
+
+        self._arguments, self._settings, self._names = arguments, settings, names
+        self._output, self._meter = output, Meter(settings.n_session)
+        self.line, self._progress = _Line(self._meter), common.Progress()
+        self._lock, self._own, self._stop = threading.Lock(), threading.local(), threading.Event()
+        self._engines: list[Any] = []
+        self._model = common.model_file(arguments.model, self._progress)
+        self._cache = None
+        if not arguments.no_cache:
+            folder = None if arguments.cache_dir is None else Path(arguments.cache_dir)
+            self._cache = Cache(folder, arguments.cache_size or MAX_BYTES, self.line.say)
+            if settings.kv_dir is None:
+                self._settings = replace(settings, kv_dir=self._cache.folder)
+
+    def outcomes(self) -> Generator[dict[str, Any], None, None]:
+        """What became of each document, in their order: a Summary's fields, or name and error."""
+        for name in self._names:
+            self._guess(name)
+        if self._settings.n_session == 1:
+            yield from map(self._outcome, self._names)
+            return
+        with ThreadPoolExecutor(self._settings.n_session) as pool:
+            futures: list[Future[dict[str, Any]]] = []
+            try:
+                futures += [pool.submit(self._outcome, name) for name in self._names]
+                for future in futures:
+                    yield future.result()
+            finally:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """Free the engines."""
+        for engine in self._engines:
+            engine.close()
+
+    def _guess(self, name: str) -> None:
+        """Let the meter know of a document that nobody has read yet: four bytes a token."""
+        from tamis.summary.meter import Work
+
+        with contextlib.suppress(OSError):
+            n = Path(name).stat().st_size // 4
+            self._meter.expect(name, [Work(n, self._settings.task.n_token)])
+
+    def _outcome(self, name: str) -> dict[str, Any]:
+        from tamis.summary.documents import read_document
+        from tamis.summary.summarize import finished
+
+        called = "standard input" if name == "-" else name
+        try:
+            try:
+                data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+                document = read_document(called, data)
+                found = finished(self._cache, self._model, document, self._settings)
+            except (OSError, ValueError, ImportError) as error:
+                return self._failed(called, error)
+            if found is None:
+                return self._summarized(document)
+            self.line.say(f"{document.name}: answered before; --no-cache makes it anew")
+            return asdict(found)
+        finally:
+            self._meter.finish(name)
+
+    def _summarized(self, document: Any) -> dict[str, Any]:
+        summarizer = self._summarizer()
+        stream = _Stream(self.line) if self._output.streams else None
+        try:
+            watch = self._watch(document.name, _nothing if stream is None else stream.write)
+            summary = summarizer.summarize(document, watch)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            return self._failed(document.name, error)
+        finally:
+            self._meter.finish(document.name)
+            self.line.clear()
+            if stream is not None:
+                stream.close()
+        if summary.n_cut:
+            what = "the answer" if summary.finish == "length" else "answers about parts"
+            self.line.say(
+                f"{document.name}: {what} had to end after {self._settings.task.n_token} tokens, "
+                f"the most for {self._settings.task.n_words} words: raise --length"
+            )
+        return asdict(summary) | {"shown": stream is not None and stream.shown}
+
+    def _summarizer(self) -> Any:
+        """The one of this thread, made when its first document is not in the cache."""
+        from tamis.summary.summarize import Summarizer
+
+        if not hasattr(self._own, "summarizer"):
+            with self._lock:
+                engine = self._engine()
+            self._own.summarizer = Summarizer(engine, self._settings, self._cache)
+        return self._own.summarizer
+
+    def _engine(self) -> Any:
+        """An engine for a worker, with its share of the threads: the weights are mapped once.
+
+        Two of one thread do more than one of two. A device has one engine for all.
+        """
+        from tamis.engine.engine import Engine
+
+        where, n_threads = common.devices(self._arguments), self._arguments.threads
+        if not on_host(where["device"]) and self._engines:
+            return self._engines[0]
+        if self._settings.n_session > 1:
+            n_threads = n_threads or usable_cpus()
+            n_threads = max(1, n_threads // self._settings.n_session)
+        engine = Engine.load(self._model, n_threads=n_threads, progress=self._progress, **where)
+        self._progress.clear()
+        self._engines.append(engine)
+        return engine
+
+    def _watch(self, name: str, write: Callable[[str], None]) -> Any:
+        from tamis.summary.reader import Watch
+
+        def check() -> None:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            self.line.draw(name)
+
+        return Watch(name, self._meter, self.line.say, write, self._progress, check)
+
+    def _failed(self, name: str, error: Exception) -> dict[str, Any]:
+        text = one_line(error)
+        self.line.say(f"tamis: error: {text if name in text else f'{name}: {text}'}")
+        return {"name": name, "error": text}
+
+
+class _Stream:
+    """An answer on the terminal while it is written."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line, self._stack = line, contextlib.ExitStack()
+        self._answer: Answer | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether there was anything to show."""
+        return self._answer is not None
+
+    def write(self, text: str) -> None:
+        """Show more; progress is over with the first of it."""
+        if self._answer is None:
+            self._line.clear()
+            self._line.silent = True  # this was the only document
+            self._answer = self._stack.enter_context(open_answer())
+        self._answer.write(text)
+
+    def close(self) -> None:
+        """End the answer."""
+        self._stack.close()
+
+
+def _nothing(_text: str) -> None:
+    """Shows an answer to nobody: it is written when it is complete."""

@@ -1,0 +1,33 @@
+"""`tamis warmup`: compile the kernels of a model ahead of its first use."""
+
+import argparse
+import json
+import sys
+import time
+
+from tamis.cli.options import common
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile, and say how long it took."""
+    progress = common.Progress()
+    start = time.monotonic()
+    engine = common.load_engine(arguments, progress)
+    common.open_session(engine, arguments, progress)
+    spent = time.monotonic() - start
+    engine.close()
+    report = {
+        "model": engine.path.name,
+        "attn": arguments.attn,
+        "prefill": arguments.prefill,
+        "seconds": round(spent, 2),
+    }
+    text = json.dumps(report) if arguments.json else f"kernels ready in {spent:.1f} s"
+    sys.stdout.write(text + "\n")
+    return 0

@@ -1,0 +1,583 @@
+"""The conversation of `tamis chat`: its messages, its commands, what it keeps in files."""
+
+import argparse
+import base64
+import contextlib
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.conversation import lines
+from tamis.cli.options import common, context, did_you_mean, samplers
+from tamis.cli.options.errors import one_line
+from tamis.cli.terminal import audit, note, table
+from tamis.cli.terminal.answer import open_answer, visible
+from tamis.platform.private_files import write_whole
+
+COMMANDS = {
+    "help": ("", "this list"),
+    "system": ("TEXT", "set the system message (none: remove it) and start again"),
+    "clear": ("", "forget the conversation, not the system message; also /reset"),
+    "retry": ("", "another answer to the last message; also /regen"),
+    "edit": ("[TEXT]", "ask the last question anew, changed"),
+    "read": ("FILE", "read a text, PDF or HTML file now, to ask about it next"),
+    "think": ("[on|off]", "show the last thoughts, or all from now on"),
+    "copy": ("", "copy the last answer to the clipboard"),
+    "save": ("FILE", "keep the conversation and its state"),
+    "load": ("FILE", "go on with a kept one"),
+    "set": ("[NAME VALUE]", "a sampler setting; alone: a table of them"),
+    "attn": ("[METHOD]", "what decode steps read: see tamis methods"),
+    "model": ("[NAME]", "go on with another model"),
+    "stats": ("", "speed and memory"),
+    "ctx": ("", "context used"),
+    "exit": ("", "leave (also Ctrl-D)"),
+}
+ALIASES = {"reset": "clear", "regen": "retry"}
+KEYS = """\
+Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes on in the
+next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
+
+Message = dict[str, str]
+TAIL = 32  # tokens of a prompt's end, which say whether the model thinks already
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speed:
+    """What the last answer took: tokens read, those that were held already, tokens written."""
+
+    n_read: int = 0
+    n_reused: int = 0
+    read_s: float = 0.0
+    n_written: int = 0
+    write_s: float = 0.0  # from the first token on
+
+    @property
+    def read(self) -> float:
+        """Tokens a second of the prompt."""
+        return self.n_read / self.read_s if self.read_s else 0.0
+
+    @property
+    def written(self) -> float:
+        """Tokens a second of the answer."""
+        return (self.n_written - 1) / self.write_s if self.n_written > 1 else 0.0
+
+
+class Chat:
+    """A conversation, and a session that holds the tokens of most of it.
+
+    The messages are what counts: tokens that the session lacks are read again.
+    `failed` is whether any message or command ended in an error.
+    """
+
+    def __init__(
+        self, engine: Any, session: Any, params: Any, arguments: argparse.Namespace
+    ) -> None:
+        self._engine, self._session, self._params = engine, session, params
+        self._arguments = arguments
+        n = arguments.max_tokens
+        self._max_tokens, self._plain = None if n == -1 else n, arguments.plain
+        self._shifts = arguments.context_shift
+        self._messages: list[Message] = []
+        if arguments.system:
+            self._messages.append({"role": "system", "content": arguments.system})
+        self._speed = Speed()
+        self._texts: list[str] = []  # of files, for the next question
+        self._replaced: int | None = None  # how many messages stay before the next question
+        self._draft = ""  # what the next prompt begins with
+        self._thoughts, self._shows_thoughts = "", False
+        self.failed = False
+        self._follow(engine)
+
+    def _follow(self, engine: Any) -> None:
+        """What is fixed for an engine: its form of answers, and the grammar's vocabulary."""
+        self._engine = engine
+        self.completes = engine.vocab.chat_template is None
+        self._format: Any = None
+        if not self.completes:
+            from tamis.text.chat_format import ChatFormat
+
+            self._format = ChatFormat.of(engine.chat_template)
+        self._grammar = samplers.grammar(self._arguments, engine)
+
+    @property
+    def engine(self) -> Any:
+        """The engine that answers now."""
+        return self._engine
+
+    @property
+    def messages(self) -> list[Message]:
+        """A copy of the conversation so far."""
+        return [dict(message) for message in self._messages]
+
+    def take_draft(self) -> str:
+        """What the next prompt begins with, once."""
+        draft, self._draft = self._draft, ""
+        return draft
+
+    def status(self) -> str:
+        """The status line: context used and speed of the last answer."""
+        n_past, n_ctx = self._session.n_past, self._session.n_ctx
+        used = f"context {n_past}/{n_ctx} ({100 * n_past // n_ctx} %)"
+        return f"{used}, {self._speed.written:.1f} tok/s" if self._speed.n_written > 1 else used
+
+    def handle(self, line: str) -> bool:
+        """Answer a message or do what a command says; False where the conversation ends.
+
+        An error, which is reported here, leaves the conversation as it was. Ctrl-C keeps what was
+        written and its question. Where nobody types, it is raised: it is for the program then.
+        """
+        text = line.strip()
+        if text in ("/exit", "/quit"):
+            return False
+        try:
+            if wrong := common.not_utf8(line):
+                raise ValueError(f"the message is {wrong}")
+            if text.startswith("/"):
+                self._command(text)
+            elif text:
+                self._ask(line)
+        except KeyboardInterrupt:
+            if not lines.interactive():
+                raise
+            note("[stopped: the conversation is as it was before]")
+        except BrokenPipeError:
+            raise
+        except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
+            self.failed = True
+            hint = "; /clear forgets the conversation" if "n_ctx" in str(error) else ""
+            note(f"error: {one_line(error)}{hint}")
+        return True
+
+    def _command(self, text: str) -> None:
+        name, _, rest = text[1:].partition(" ")
+        name = ALIASES.get(name, name)
+        if name not in COMMANDS:
+            close = did_you_mean(name, COMMANDS).replace("mean ", "mean /")
+            raise ValueError(f"/{name} is not a command; /help lists them{close}")
+        action: Callable[[str], None] = getattr(self, f"_do_{name}")
+        action(rest.strip())
+
+    def _ask(self, line: str) -> None:
+        """Answer a question, about the files that were read for it, in place of one to edit."""
+        kept = self._messages if self._replaced is None else self._messages[: self._replaced]
+        content = "\n\n".join([*self._texts, line])
+        self._reply([*kept, {"role": "user", "content": content}])
+        self._texts, self._replaced = [], None
+
+    def _reply(self, messages: list[Message]) -> None:
+        """Stream an answer to `messages`, which then are the conversation."""
+        ids = self._encode(messages)
+        if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
+            messages, ids = self._shortened(messages, ids)
+        # What the session holds already of the conversation is not read again; at least one token
+        # is, because its logits are needed.
+        same = _common_prefix(self._session.tokens, ids[:-1])
+        self._session.truncate(same)
+        progress = common.Progress()
+        pieces = self._session.generate(
+            ids[same:],
+            self._params,
+            max_tokens=self._max_tokens,
+            grammar=copy.deepcopy(self._grammar),
+            progress=progress.reading(len(ids) - same, same),
+        )
+        shown = Shown(self._parser(ids), self._plain, thoughts=self._shows_thoughts)
+        start = time.perf_counter()
+        try:
+            with contextlib.closing(pieces):
+                shown.stream(pieces)
+        except KeyboardInterrupt:
+            if not shown.text or not lines.interactive():
+                self._session.truncate(same)
+                raise
+            note("[stopped; /retry answers again]")
+        except BaseException:
+            self._session.truncate(same)
+            raise
+        finally:
+            progress.clear()
+        end, first = time.perf_counter(), shown.first
+        self._speed = Speed(len(ids) - same, same, first - start, len(shown.said), end - first)
+        self._messages = [*messages, {"role": "assistant", "content": shown.text}]
+        self._thoughts = shown.thoughts
+        if shown.said and shown.said[-1].finish == "length":
+            note("[cut short: the context or --max-tokens is used up]")
+        if self._session.audit is not None:
+            audit.write(self._session.audit)
+            self._session.audit.reset()
+
+    def _parser(self, ids: list[int]) -> Any:
+        """What tells thoughts from the answer to a prompt; None where there are none."""
+        if self._format is None or self._format.think is None:
+            return None
+        from tamis.text.tool_calls import OutputParser
+
+        piece = self._engine.tokenizer.piece
+        end = b"".join(piece(i, special=True) for i in ids[-TAIL:])
+        return OutputParser(self._format, prompt=end.decode("utf-8", "replace"))
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        """Token ids of the conversation; of a base model's: of its texts, one after the other."""
+        ids: list[int]
+        if self.completes:
+            ids = self._engine.tokenizer.encode("".join(m["content"] for m in messages))
+        else:
+            ids = self._engine.encode_chat(messages)
+        return ids
+
+    def _shortened(
+        self, messages: list[Message], ids: list[int]
+    ) -> tuple[list[Message], list[int]]:
+        """The conversation without its oldest questions and answers, and its tokens.
+
+        Half the context, or the last message where that is more. The session forgets theirs.
+        """
+        first, kept, short = int(messages[0]["role"] == "system"), messages, ids
+        while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
+            kept = [*kept[:first], *kept[first + 2 :]]
+            short = self._encode(kept)
+        if kept == messages:
+            return messages, ids
+        same, end = _common_prefix(ids, short), _common_prefix(self._session.tokens, ids)
+        n_gone = len(ids) - len(short)
+        if ids[same + n_gone :] == short[same:] and end > same + n_gone:
+            self._session.truncate(end)
+            self._session.remove(same, same + n_gone)
+        n = len(messages) - len(kept)
+        note(
+            f"[context full: the oldest {n} messages are forgotten, but for what later ones have "
+            "read of them]"
+        )
+        return kept, short
+
+    def _do_help(self, _rest: str) -> None:
+        rows = [f"/{name} {value}".ljust(20) + text for name, (value, text) in COMMANDS.items()]
+        note("\n".join([*rows, KEYS]))
+
+    def _do_system(self, rest: str) -> None:
+        self._messages = [{"role": "system", "content": rest}] if rest else []
+        self._forget()
+
+    def _do_clear(self, _rest: str) -> None:
+        self._messages = [m for m in self._messages if m["role"] == "system"]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._texts, self._replaced, self._thoughts = [], None, ""
+        self._session.truncate(0)
+
+    def _do_retry(self, _rest: str) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise ValueError("there is no answer to replace")
+        self._reply(self._messages[:-1])
+
+    def _do_edit(self, rest: str) -> None:
+        asked = [i for i, m in enumerate(self._messages) if m["role"] == "user"]
+        if not asked:
+            raise ValueError("there is no question to change")
+        if not rest and not lines.interactive():
+            raise ValueError("write /edit TEXT: the question in other words")
+        if rest:
+            self._reply([*self._messages[: asked[-1]], {"role": "user", "content": rest}])
+        else:
+            self._replaced, self._draft = asked[-1], self._messages[asked[-1]]["content"]
+
+    def _do_read(self, rest: str) -> None:
+        """Read a file's text now, so that what is asked about it is answered at once."""
+        from tamis.summary.documents import read_document
+
+        if not rest:
+            raise ValueError("/read needs a file name")
+        text = read_document(rest, Path(rest).expanduser().read_bytes()).text.strip()
+        texts = [*self._texts, text]
+        ends = ("a", "b")  # what follows the text is not known yet: only what both share is read
+        first, second = (
+            self._encode([*self._messages, {"role": "user", "content": "\n\n".join([*texts, end])}])
+            for end in ends
+        )
+        ids = first[: _common_prefix(first, second)]
+        if len(ids) + 1 >= self._session.n_ctx:
+            raise ValueError(
+                f"{rest} is {len(ids)} tokens with the conversation, n_ctx is "
+                f"{self._session.n_ctx}: `tamis summarize` reads any length"
+            )
+        same = _common_prefix(self._session.tokens, ids)
+        if same < len(ids):
+            self._session.truncate(same)
+            reading = common.Progress().reading(len(ids) - same, same)
+            self._session.prefill(ids[same:], reading)
+        self._texts = texts
+        note(f"[{rest}: {len(ids) - same} tokens read; ask about it]")
+
+    def _do_think(self, rest: str) -> None:
+        if rest not in ("", "on", "off"):
+            raise ValueError(f"/think is on or off, not {rest!r}")
+        if rest:
+            self._shows_thoughts = rest == "on"
+        else:
+            note(self._thoughts or "the last answer has no thoughts")
+
+    def _do_copy(self, _rest: str) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise ValueError("there is no answer to copy")
+        if not sys.stdout.isatty():
+            raise ValueError("there is no terminal whose clipboard could take it")
+        text = base64.b64encode(self._messages[-1]["content"].encode()).decode()
+        sys.stdout.write(f"\x1b]52;c;{text}\x07")  # terminals know it, also behind ssh
+        sys.stdout.flush()
+        note(f"[{len(self._messages[-1]['content'])} characters copied]")
+
+    def _do_attn(self, rest: str) -> None:
+        if not rest:
+            note(f"--attn {self._arguments.attn}")
+            return
+        common.check_methods(rest, self._arguments.prefill)
+        arguments = argparse.Namespace(**vars(self._arguments) | {"attn": rest})
+        session = common.open_session(self._engine, arguments, common.Progress())
+        session.copy(self._session)
+        self._session, self._arguments = session, arguments
+
+    def _do_model(self, rest: str) -> None:
+        if not rest:
+            note(self._engine.path.name)
+            return
+        progress = common.Progress()
+        path = common.model_file(rest, progress)
+        arguments = argparse.Namespace(**vars(self._arguments) | {"model": rest, "ctx": None})
+        engine = common.load_engine(arguments, progress, path)
+        try:
+            chosen = context.choose(engine, arguments, None)
+            arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
+            session = common.open_session(engine, arguments, progress)
+        except BaseException:
+            engine.close()
+            raise
+        old, self._session, self._arguments = self._engine, session, arguments
+        self._follow(engine)
+        old.close()
+        note(f"{engine.path.name}, context {chosen}; the conversation goes on")
+
+    def _do_save(self, rest: str) -> None:
+        if not rest:
+            raise ValueError("/save needs a file name")
+        self._session.save(rest)
+        kept = {"messages": self._messages, "settings": self._settings()}
+        with write_whole(Path(f"{rest}.json")) as file:
+            file.write(json.dumps(kept).encode())
+        note(f"kept in {rest} and {rest}.json")
+
+    def _do_load(self, rest: str) -> None:
+        if not rest:
+            raise ValueError("/load needs a file name")
+        messages, params = self._read_kept(Path(f"{rest}.json"))
+        self._session.load(rest)
+        self._messages, self._params = messages, params
+        note(f"{len(messages)} messages, {self._session.n_past} tokens; settings as they were")
+
+    def _read_kept(self, path: Path) -> tuple[list[Message], Any]:
+        """Messages and sampler settings of a kept conversation. Raises OSError, ValueError."""
+        wrong = ValueError(f"{path} is not a kept conversation, or it is damaged")
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            messages, settings = kept["messages"], kept["settings"]
+            if not _are_messages(messages) or not _same_kinds(settings, self._settings()):
+                raise wrong
+            return messages, dataclasses.replace(self._params, **settings)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise wrong from None
+
+    def _settings(self) -> dict[str, Any]:
+        """The sampler settings that are numbers or switches: those that /set knows."""
+        fields = dataclasses.fields(self._params)
+        values = {field.name: getattr(self._params, field.name) for field in fields}
+        return {k: v for k, v in values.items() if v is None or isinstance(v, int | float)}
+
+    def _do_set(self, rest: str) -> None:
+        known = self._settings()
+        name, _, value = rest.partition(" ")
+        if not rest:
+            note("\n".join(self._table(known)))
+            return
+        if name not in known or not value:
+            raise ValueError(f"/set NAME VALUE with one of: {', '.join(known)}")
+        new = _parsed(name, value.strip(), known[name])
+        self._params = dataclasses.replace(self._params, **{name: new})
+
+    def _table(self, known: dict[str, Any]) -> list[str]:
+        """The settings with their defaults and what they do."""
+        texts = {flag.field: flag.text for flag in samplers.FLAGS}
+        usual = type(self._params)()
+        rows = [
+            {
+                "name": name,
+                "value": f"{value:g}" if isinstance(value, float) else str(value),
+                "default": f"{getattr(usual, name)}",
+                "text": texts.get(name, "never end the answer"),
+            }
+            for name, value in known.items()
+        ]
+        titles = {"name": "setting", "value": "value", "default": "default", "text": ""}
+        return table.lines(rows, titles)
+
+    def _do_stats(self, _rest: str) -> None:
+        session, last = self._session, self._speed
+        plan = self._engine.memory_plan(
+            session.n_ctx,
+            n_ubatch=session.n_ubatch,
+            type_k=session.kv_types.k,
+            type_v=session.kv_types.v,
+            kv_ram=session.kv_ram,
+            kv_vram=session.kv_vram,
+        )
+        note(
+            f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
+            f"answer: {last.n_written} tokens at {last.written:.1f} tok/s, "
+            f"{self._engine.n_threads} threads\n"
+            f"{self.status()}\n"
+            f"memory: weights {plan.weights / common.MIB:.0f} MiB, "
+            f"KV {plan.kv / common.MIB:.0f} MiB, scratch {plan.workspace / common.MIB:.0f} MiB"
+            + _tier_line(plan, session.kv_counts)
+        )
+
+    def _do_ctx(self, _rest: str) -> None:
+        note(self.status())
+
+
+class Shown:
+    """An answer as it is shown: its text, its thoughts, and its pieces.
+
+    Thoughts are counted in a line that goes, or shown on standard error where they are asked for.
+    """
+
+    def __init__(self, parser: Any, plain: bool, *, thoughts: bool) -> None:
+        self._parser, self._plain, self._shows_thoughts = parser, plain, thoughts
+        self.said: list[Any] = []
+        self.text = self.thoughts = ""
+        self.first = time.perf_counter()
+
+    def stream(self, pieces: Iterator[Any]) -> None:
+        """Show the pieces as they come."""
+        # The prompt is read before the first piece: its progress line needs the screen.
+        self.said = list(itertools.islice(pieces, 1))
+        self.first = time.perf_counter()
+        try:
+            with open_answer(plain=self._plain) as answer:
+                for piece in itertools.chain(list(self.said), self._rest(pieces)):
+                    self._take(answer, piece.text)
+                if self._parser is not None:
+                    self._deltas(answer, self._parser.finish())
+        finally:
+            self._end_thoughts()
+
+    def _rest(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            self.said.append(piece)
+            yield piece
+
+    def _take(self, answer: Any, text: str) -> None:
+        if self._parser is not None:
+            self._deltas(answer, self._parser.push(text))
+            return
+        self.text += text
+        answer.write(text)
+
+    def _deltas(self, answer: Any, deltas: list[Any]) -> None:
+        for delta in deltas:
+            if delta.reasoning:
+                self.thoughts += delta.reasoning
+                self._think(delta.reasoning)
+            if delta.content:
+                if not self.text:
+                    self._end_thoughts()
+                self.text += delta.content
+                answer.write(delta.content)
+
+    def _think(self, text: str) -> None:
+        if self._shows_thoughts:
+            sys.stderr.write(visible(text))
+        elif sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Kthinking: {len(self.thoughts.split())} words")
+        sys.stderr.flush()
+
+    def _end_thoughts(self) -> None:
+        if not self.thoughts or self.text:
+            return
+        seconds = time.perf_counter() - self.first
+        clear = "\r\x1b[K" if sys.stderr.isatty() and not self._shows_thoughts else "\n"
+        sys.stderr.write(f"{clear}[thought for {seconds:.1f} s; /think shows it]\n")
+
+
+def _tier_line(plan: Any, counts: Any) -> str:
+    """Hits and misses of the KV cache's file or RAM tier; nothing without such a tier."""
+    if counts is None:
+        return ""
+    mib = common.MIB
+    if plan.host:
+        return (
+            f"\nRAM: KV of {plan.host / mib:.0f} MiB, {counts.n_read / mib:.0f} MiB fetched to the "
+            f"GPU; {100 * counts.hit_rate:.1f} % of {counts.n_hit + counts.n_miss} pages were there"
+        )
+    return (
+        f"\ndisk: file of {plan.disk / mib:.0f} MiB, {counts.n_written / mib:.0f} MiB written, "
+        f"{counts.n_read / mib:.0f} MiB read; {100 * counts.hit_rate:.1f} % of "
+        f"{counts.n_hit + counts.n_miss} units were in memory, {counts.n_ahead} read ahead; "
+        f"units hold {counts.amplification:.2f} times what was chosen"
+    )
+
+
+def _parsed(name: str, value: str, old: Any) -> Any:
+    """The value of a setting in the type that it has."""
+    if isinstance(old, bool):
+        words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+        if value.lower() not in words:
+            raise ValueError(f"{name} is on or off, not {value!r}")
+        return words[value.lower()]
+    kind, expected = (float, "a number") if isinstance(old, float) else (int, "a whole number")
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name} is {expected}, not {value!r}") from None
+
+
+def _are_messages(data: Any) -> bool:
+    """Whether the value of a file is a list of messages."""
+    return isinstance(data, list) and all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(text, str) and _is_text(text) for text in message.values())
+        for message in data
+    )
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can write it: JSON can name half a character."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _same_kinds(settings: Any, known: dict[str, Any]) -> bool:
+    """Whether settings of a file are those that are known, each a number or a switch as it is."""
+    return (
+        isinstance(settings, dict)
+        and settings.keys() == known.keys()
+        and all(_same_kind(settings[name], old) for name, old in known.items())
+    )
+
+
+def _same_kind(value: Any, old: Any) -> bool:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        finite = math.isfinite(value) or isinstance(old, float)
+        return finite and not isinstance(old, bool)
+    return value is None or (isinstance(value, bool) and isinstance(old, bool))
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens two sequences share."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,0 +1,1 @@
+"""What `tamis bench` and `tamis perplexity` measure: time and prediction of attention methods."""

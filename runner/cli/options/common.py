@@ -1,0 +1,402 @@
+"""What commands share: arguments, input, progress on standard error, loading a model."""
+
+import argparse
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.options import group
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+from tamis.cli.terminal.progress import MIB as MIB
+from tamis.cli.terminal.progress import Progress
+from tamis.jit_kernels.backends import DEVICES, device_for, on_host
+
+AUTO_HELP = (
+    "--attn auto decodes the prompt's last tokens again with several methods and takes, for each "
+    "quarter of the layers, the one that reads least of those that keep 0.95 of the attention "
+    "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
+    "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
+)
+# The groups that help shows.
+MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
+ATTENTION_GROUP = "attention"
+# KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/types.py: these need NumPy.
+CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number of at least 1."""
+    return _whole(text, least=1)
+
+
+def count_or_zero(text: str) -> int:
+    """An argument that is a whole number of at least 0."""
+    return _whole(text, least=0)
+
+
+def whole(text: str) -> int:
+    """An argument that is a whole number; all below 0 say the same."""
+    return _whole(text, least=-(1 << 31))
+
+
+def context(text: str) -> int | None:
+    """The argument of --ctx: at least 1, auto: None, or 0: what the model was trained on."""
+    return None if text == "auto" else count_or_zero(text)
+
+
+def answer_length(text: str) -> int:
+    """The argument of -n: at least 1, or -1: until the model ends its answer."""
+    return -1 if text in ("-1", "-2") else count(text)
+
+
+def counts(text: str) -> list[int]:
+    """An argument such as 1,2,4: whole numbers of at least 1."""
+    return [count(item) for item in text.split(",")]
+
+
+def counts_or_zero(text: str) -> list[int]:
+    """An argument such as 0,512: whole numbers of at least 0."""
+    return [count_or_zero(item) for item in text.split(",")]
+
+
+def text(argument: str) -> str:
+    """An argument that the model reads."""
+    if wrong := not_utf8(argument):
+        raise argparse.ArgumentTypeError(wrong)
+    return argument
+
+
+def not_utf8(text: str) -> str:
+    """What is wrong with a text of the command line or of standard input; "" where nothing is.
+
+    Python has bytes that are no UTF-8 there as surrogates, U+DC80 to U+DCFF.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        return f"not UTF-8: byte {ord(text[error.start]) & 0xFF:#04x} at {at}; convert it first"
+    return ""
+
+
+def size(text: str) -> int:
+    """An argument such as 512MiB, 1.5GiB or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", text.strip(), re.IGNORECASE)
+    n = 0.0
+    if found is not None:
+        n = float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper())
+    if not 1 <= n < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 1GiB")
+    return int(n)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        at_least = f" of at least {least}" if least >= 0 else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number{at_least}")
+    return value
+
+
+def add_model_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    threads: bool = True,
+    several: bool = False,
+    auto: bool = False,
+    lengths: bool = False,
+) -> None:
+    """-m, -c, -ctk, -ctv, --device, -ngl, -nkvo, --attn, --prefill and perhaps -t.
+
+    several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
+    auto: context, types and --prefill are chosen where none is named; their defaults are then
+    None, None and "auto".
+    """
+    model = group(parser, MODEL_GROUP)
+    model.add_argument(
+        "-m",
+        "--model",
+        help="path or short name of a model (default: the only one there is, or smollm2)",
+    )
+    if threads:
+        model.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+    model.add_argument(
+        "--device", choices=DEVICES, help="where to run (default: cpu, with -ngl cuda)"
+    )
+    model.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        type=whole,
+        metavar="N",
+        help="how many of the last layers run on the GPU, the others and the output on the CPU; "
+        "more than there are, or -1: all, and the output (the default of --device cuda)",
+    )
+    model.add_argument(
+        "-nkvo",
+        "--no-kv-offload",
+        action="store_true",
+        help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
+        "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
+    )
+    if auto or not lengths:
+        _add_ctx_argument(parser, auto=auto)
+    kv = group(parser, KV_GROUP)
+    for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
+        kv.add_argument(
+            f"-ct{short}",
+            f"--cache-{name}",
+            choices=CACHE_TYPES,
+            default=None if auto else "f16",
+            help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
+        )
+    _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
+
+
+def _add_method_arguments(
+    parser: argparse.ArgumentParser, *, several: bool, auto: bool, lengths: bool
+) -> None:
+    attention = group(parser, ATTENTION_GROUP)
+    text = "attention method of decoding: see `tamis methods`"
+    if several:
+        more = "; may be given again (default: dense)"
+        attention.add_argument("--attn", action="append", metavar="METHOD", help=text + more)
+    else:
+        attention.add_argument("--attn", default="dense", metavar="METHOD", help=text)
+    text = "attention method of reading prompts"
+    if lengths:
+        more = "; may be given again (default: dense)"
+        attention.add_argument("--prefill", action="append", metavar="METHOD", help=text + more)
+    elif auto:
+        more = ", or auto (the default): dense up to 8192 tokens, a window with Delta beyond"
+        attention.add_argument("--prefill", default="auto", metavar="METHOD", help=text + more)
+    else:
+        attention.add_argument("--prefill", default="dense", metavar="METHOD", help=text)
+
+
+def _add_ctx_argument(parser: argparse.ArgumentParser, *, auto: bool) -> None:
+    names = ("-c", "--ctx", "--ctx-size")
+    kv = group(parser, KV_GROUP)
+    if not auto:
+        text = "context in tokens (default: what the model was trained on, up to 8192)"
+        kv.add_argument(*names, type=count, metavar="N", help=text)
+        return
+    kv.add_argument(
+        *names,
+        type=context,
+        metavar="N",
+        help="context in tokens; auto (the default): what the prompt and the answer need, up to "
+        "what the model was trained on and memory has room for; 0: what it was trained on",
+    )
+
+
+def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
+    """--kv-ram and --kv-dir."""
+    group(parser, KV_GROUP).add_argument(
+        "--kv-ram",
+        type=size,
+        metavar="SIZE",
+        help="memory for the KV cache, such as 512MiB; the rest is in a file of --kv-dir",
+    )
+    text = "folder on a disk for that file (default: none)"
+    group(parser, KV_GROUP).add_argument("--kv-dir", metavar="DIR", help=text)
+
+
+def add_vram_argument(parser: argparse.ArgumentParser) -> None:
+    """--kv-vram."""
+    group(parser, KV_GROUP).add_argument(
+        "--kv-vram",
+        type=size,
+        metavar="SIZE",
+        help="memory of the GPU for the KV cache, such as 4GiB; all of it is in RAM then, "
+        "from where the GPU fetches the pages that it reads",
+    )
+
+
+def add_unit_argument(parser: argparse.ArgumentParser) -> None:
+    """--kv-unit."""
+    group(parser, KV_GROUP).add_argument(
+        "--kv-unit",
+        type=int,
+        choices=KV_UNITS,
+        default=KV_UNIT,
+        help=f"tokens of a KV head that are read from its file at once (default: {KV_UNIT})",
+    )
+
+
+def add_context_arguments(parser: argparse.ArgumentParser) -> None:
+    """For long contexts: the --kv flags, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    add_kv_arguments(parser)
+    add_unit_argument(parser)
+    add_vram_argument(parser)
+    kv = group(parser, KV_GROUP)
+    kv.add_argument(
+        "--rope-scaling",
+        choices=["none", "linear", "yarn"],
+        help="stretch positions beyond the training context (default: as the model says)",
+    )
+    kv.add_argument("--rope-scale", type=float, metavar="N", help="... by this factor (default: 1)")
+    kv.add_argument(
+        "--yarn-orig-ctx", type=count, metavar="N", help="training context (default: the model's)"
+    )
+
+
+def add_audit_argument(parser: argparse.ArgumentParser) -> None:
+    """--audit."""
+    group(parser, ATTENTION_GROUP).add_argument(
+        "--audit",
+        type=count,
+        default=0,
+        metavar="N",
+        help="compute dense attention on every N-th decode step too and report what --attn missed; "
+        "an N that divides a method's period sees the same steps of it each time",
+    )
+
+
+def check_methods(attn: str, prefill: str) -> None:
+    """Raise UsageError for an unknown method, before a model is loaded for it."""
+    from tamis.select.notation import MethodError, parse_methods
+
+    if auto_method(attn) is not None:
+        raise UsageError(
+            "--attn auto chooses for a document that was read: run, summarize and eval take it; "
+            "here name a method, such as the one that `tamis run --attn auto` tells"
+        )
+    try:
+        parse_methods(attn, prefill)
+    except MethodError as error:
+        raise UsageError(str(error)) from error
+
+
+def auto_method(attn: str) -> Any:
+    """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
+    if not attn.startswith("auto"):
+        return None
+    from tamis.auto.auto import AutoError, parse_auto
+
+    try:
+        return parse_auto(attn)
+    except AutoError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_text(path: str) -> str:
+    """The text of a file, of standard input for -. Raises OSError, ValueError where not UTF-8."""
+    name = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8: byte {data[error.start]:#04x} at {error.start}; convert it first"
+        ) from error
+
+
+def model_file(name: str | None, progress: Progress) -> Path:
+    """The file of a model. With no name: the only one there is, or else the default one.
+
+    The default one is fetched where it is missing, after saying so. Raises ModelError.
+    """
+    from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, pull, resolve
+
+    if name is not None:
+        return resolve(name)
+    try:
+        path = resolve(None)
+    except ModelError:
+        model = KNOWN[DEFAULT]
+        size = f"{model.n_bytes / 1e6:.0f} MB, {model.licence}"
+        note(f"no model named with -m: fetching {DEFAULT} ({size})")
+        path = pull(DEFAULT, progress=progress)
+        progress.clear()
+    else:
+        if sys.stderr.isatty():
+            note(f"no model named with -m: using {path.name}")
+    return path
+
+
+def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | None = None) -> Any:
+    """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first.
+
+    path: the file of -m, where it is known already.
+    """
+    from tamis.engine.engine import Engine
+
+    attn = arguments.attn
+    for method in [attn] if isinstance(attn, str) else attn:
+        check_methods(method, arguments.prefill)
+    where = devices(arguments)
+    path = path or model_file(arguments.model, progress)
+    engine = Engine.load(
+        path,
+        n_threads=arguments.threads,
+        rope=rope_scaling(arguments),
+        progress=progress,
+        **where,
+    )
+    progress.clear()
+    return engine
+
+
+def devices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Engine.load's arguments of --device, -ngl and -nkvo. Raises UsageError."""
+    device, n = arguments.device, arguments.n_gpu_layers
+    if device is not None and on_host(device) and n:
+        raise UsageError(f"-ngl {n} puts layers on the GPU, --device {device} none: leave out one")
+    return {
+        "device": device or device_for(n),
+        "n_gpu_layers": -1 if n is None else n,
+        "offload_kqv": not arguments.no_kv_offload,
+    }
+
+
+def rope_scaling(arguments: argparse.Namespace) -> Any:
+    """RopeScaling of the flags, None where the model's own holds. Raises UsageError."""
+    from tamis.model.hparams import RopeScaling
+
+    kind, factor = (getattr(arguments, name, None) for name in ("rope_scaling", "rope_scale"))
+    n_ctx_orig = getattr(arguments, "yarn_orig_ctx", None)
+    if kind in (None, "none"):
+        if factor is not None or n_ctx_orig is not None:
+            raise UsageError("--rope-scale and --yarn-orig-ctx need --rope-scaling linear or yarn")
+        return None if kind is None else RopeScaling()
+    if factor is None or not 1 <= factor < math.inf:
+        raise UsageError(f"--rope-scaling {kind} needs --rope-scale N, a number of at least 1")
+    return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
+
+
+def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The types and the place of a session's KV cache, as far as the command has flags."""
+    names = ("kv_ram", "kv_dir", "kv_unit", "kv_vram")
+    where = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
+
+
+def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
+    """A session of --ctx, --attn and --prefill, compiling kernels where they are missing."""
+    session = engine.session(
+        n_ctx=arguments.ctx,
+        attn=arguments.attn,
+        prefill=arguments.prefill,
+        audit=getattr(arguments, "audit", 0),
+        progress=progress,
+        **kv_options(arguments),
+    )
+    progress.clear()
+    return session
+
+
+def note_untrained(engine: Any, session: Any, arguments: argparse.Namespace) -> None:
+    """Say that a context is longer than what the model was trained on, stretched as asked for."""
+    n_trained = engine.hp.n_ctx_train
+    if session.n_ctx > n_trained * (arguments.rope_scale or 1):
+        note(
+            f"the model was trained on {n_trained} tokens, the context has {session.n_ctx}: what "
+            "it writes beyond may be nonsense; --rope-scaling yarn stretches its positions"
+        )

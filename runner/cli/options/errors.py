@@ -1,0 +1,46 @@
+"""Errors as the command line reports them: one line, with flags in place of library parameters."""
+
+import re
+
+from tamis.cli.terminal import printable
+
+FLAGS = {
+    "n_ctx": "--ctx",
+    "n_gpu_layers": "-ngl",
+    "device='cuda'": "--device cuda",
+    "offload_kqv=False": "-nkvo",
+    "attn": "--attn",
+    "prefill": "--prefill",
+    "type_k": "--cache-type-k",
+    "type_v": "--cache-type-v",
+    "kv_ram": "--kv-ram",
+    "kv_dir": "--kv-dir",
+    "kv_vram": "--kv-vram",
+    "kv_unit": "--kv-unit",
+    "n_words": "--length",  # of a summary
+}
+# What somebody wrote is in quotes and stays; an apostrophe within a word is none.
+_QUOTED = r"""(?<![\w=])'[^']*'|(?<![\w=])"[^"]*\""""
+_NAMES = "|".join(sorted(map(re.escape, FLAGS), key=len, reverse=True))
+_PATTERN = re.compile(rf"{_QUOTED}|(?<![\w./-])(?P<name>{_NAMES})(?![\w/'\"-]|\.\w)")
+
+
+def with_flags(text: str) -> str:
+    """An error's text for who typed a command line: with flags in place of parameters."""
+    return _PATTERN.sub(lambda found: FLAGS.get(found["name"], found[0]), text)
+
+
+class UsageError(ValueError):
+    """The command line asks for something that cannot be: exit code 2."""
+
+
+def one_line(error: Exception) -> str:
+    """The error in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return printable(f"{error.filename}: {error.strerror}")
+    text = with_flags(printable(" ".join(str(error).split())))
+    if isinstance(error, MemoryError):
+        return text or "out of memory: lower --ctx or take a smaller model"
+    if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text} (a bug of tamis; --traceback shows where)"

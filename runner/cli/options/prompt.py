@@ -1,0 +1,139 @@
+"""The prompt of `tamis run`: an instruction on the command line, a text from a file or a pipe."""
+
+import argparse
+import io
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+
+SHORT = 1 << 14  # bytes; of a longer text the tokens are counted before the model is loaded
+WAIT = 1.0  # seconds until a note says that standard input is awaited
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The prompt's flags, in a group of their own."""
+    group = parser.add_argument_group(
+        "prompt", "A text and an instruction are joined: the text, an empty line, the instruction."
+    )
+    group.add_argument(
+        "words", nargs="*", type=common.text, metavar="PROMPT", help="the prompt, or instruction"
+    )
+    group.add_argument(
+        "-p", "--prompt", type=common.text, help="the same as a flag; - for standard input"
+    )
+    group.add_argument("-f", "--file", help="a file with the text, - for standard input")
+    group.add_argument(
+        "-sys", "--system", "--system-prompt", type=common.text, help="a system message"
+    )
+    group.add_argument(
+        "--raw",
+        action="store_true",
+        help="use no chat template: the model continues the text. A model without a chat template "
+        "always does",
+    )
+
+
+def read(arguments: argparse.Namespace) -> str:
+    """Text and instruction, joined. Raises UsageError where there is neither, OSError, ValueError.
+
+    The instruction comes last, where small models heed it best after a long text. Line breaks at
+    the end of a file or of standard input are no part of the prompt.
+    """
+    instruction = " ".join(arguments.words)
+    if instruction and arguments.prompt is not None:
+        raise UsageError("the prompt is given twice: leave out -p, or the words without a flag")
+    given = arguments.prompt if arguments.prompt is not None else instruction
+    instruction, parts = given if given != "-" else "", list[str]()
+    if given == "-" and arguments.file == "-":
+        raise UsageError("-p - and -f - both read standard input: leave out one")
+    if given == "-":
+        parts.append(_ended(common.read_text("-")))
+    if arguments.file is not None:
+        parts.append(_ended(common.read_text(arguments.file)))
+    elif not instruction and given != "-" and arguments.prompt is None:
+        if sys.stdin.isatty():
+            raise UsageError("no prompt: give TEXT, -f FILE, or pipe text in")
+        parts.append(_ended(common.read_text("-")))
+    elif instruction and _piped():
+        parts.append(_ended(common.read_text("-")))
+    text = "\n\n".join(filter(None, [*parts, instruction]))
+    if not text:
+        raise UsageError("the prompt is empty: give TEXT, -f FILE, or pipe text in")
+    return text
+
+
+def _ended(text: str) -> str:
+    return text.rstrip("\r\n")
+
+
+def _piped() -> bool:
+    """Whether standard input is a pipe or a file, which an instruction is about.
+
+    A terminal, /dev/null and other devices are not read. A note says what is awaited.
+    """
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return False
+    if sys.stderr.isatty() and not select.select([number], [], [], WAIT)[0]:
+        note("waiting for the text on standard input (< /dev/null: there is none)")
+    return True
+
+
+def messages(text: str, system: str | None) -> list[dict[str, str]]:
+    """The conversation of one prompt."""
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def encode(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
+    """Token ids of the prompt, as the model was trained to read it. Raises UsageError.
+
+    A model without a chat template completes the text, which is said.
+    """
+    if completes(engine, arguments):
+        ids: list[int] = engine.tokenizer.encode(text)
+    else:
+        ids = engine.encode_chat(messages(text, arguments.system))
+    return ids
+
+
+def completes(engine: Any, arguments: argparse.Namespace) -> bool:
+    """Whether the text is continued instead of being answered. Raises UsageError."""
+    if arguments.raw:
+        return True
+    if engine.vocab.chat_template is not None:
+        return False
+    name = engine.path.name
+    if arguments.system is not None:
+        raise UsageError(f"{name} has no chat template, so no system message: leave out --system")
+    note(f"{name} has no chat template (a base model): it continues the text")
+    return True
+
+
+def count(path: Path, text: str) -> tuple[int, int]:
+    """Tokens of a text and of the model's training context, by the file's header alone.
+
+    (0, 0) for a text so short that counting its tokens later costs nothing.
+    """
+    if len(text.encode()) < SHORT:
+        return 0, 0
+    from tamis.formats.gguf import GGUFFile
+    from tamis.formats.vocab import Vocab
+    from tamis.text.tokenizer import tokenizer_for
+
+    with GGUFFile(path) as file:
+        tokenizer = tokenizer_for(Vocab.from_gguf(file))
+        name = file.metadata.get("general.architecture", "")
+        n_train = file.metadata.get(f"{name}.context_length", 0)
+    return len(tokenizer.encode(text)), int(n_train)

@@ -1,0 +1,64 @@
+"""An answer on the screen while it is written: plain, or as Markdown on a terminal."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Answer(Protocol):
+    """Takes the text of an answer piece by piece."""
+
+    def write(self, text: str) -> None:
+        """Show more text."""
+
+
+@contextlib.contextmanager
+def open_answer(*, plain: bool = False) -> Iterator[Answer]:
+    """An Answer on standard output; where it has text it ends with a line break, come what may."""
+    styled = sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
+    answer = _Markdown() if styled else _Plain()
+    try:
+        yield answer
+    finally:
+        answer.close()
+
+
+class _Plain:
+    """The text as it is; on a terminal without the escape characters that could steer it."""
+
+    def __init__(self) -> None:
+        self._terminal, self._empty = sys.stdout.isatty(), True
+
+    def write(self, text: str) -> None:
+        self._empty = self._empty and not text
+        sys.stdout.write(visible(text) if self._terminal else text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        sys.stdout.write("" if self._empty else "\n")
+        sys.stdout.flush()
+
+
+class _Markdown:
+    """Markdown as it is written, what the answer has of control characters made visible."""
+
+    def __init__(self) -> None:
+        from tamis.cli.terminal.markdown import Markdown
+
+        self._shown = Markdown()
+
+    def write(self, text: str) -> None:
+        self._shown.push(visible(text))
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        self._shown.close()
+        sys.stdout.flush()
+
+
+def visible(text: str) -> str:
+    """The text with control characters replaced by their pictures, but for tab and line break."""
+    table = {c: 0x2400 + c for c in range(0x20) if chr(c) not in "\t\n"}
+    return text.translate(table | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))

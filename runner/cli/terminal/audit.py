@@ -1,0 +1,79 @@
+"""What an audit has found, for people and as JSON."""
+
+from typing import Any
+
+from tamis.cli.terminal import note, table
+
+COLUMNS = {
+    "layer": "layer",
+    "head_kv": "KV head",
+    "mass": "mass",
+    "mass_p5": "p5",
+    "best_mass": "best",
+    "recall": "recall",
+    "error": "error",
+    "tokens": "tokens",
+    "of": "of",
+}
+BOUND_COLUMNS = {
+    "bound": "bound, mean",
+    "measured": "measured",
+    "allowed": "allowed",
+    "tightest": "tightest",
+    "checked": "checked",
+}
+
+
+def summary(audit: Any) -> dict[str, Any]:
+    """Means over all audited steps, layers and heads, and what a step reads."""
+    attend, select, dense = audit.n_bytes()
+    read = {"mb_attention": attend, "mb_selection": select, "mb_dense": dense}
+    found = {"steps": audit.n_step, **_row(audit.total())}
+    return found | {key: round(n_bytes / 1e6, 3) for key, n_bytes in read.items()}
+
+
+def report(audit: Any) -> dict[str, Any]:
+    """Everything as JSON: the summary, each layer and KV head, the bounds."""
+    if not audit.n_step:
+        return {"steps": 0}
+    groups = [
+        {"layer": found.layer, "head_kv": found.head_kv, **_row(found)} for found in audit.groups()
+    ]
+    return {**summary(audit), "groups": groups, "bounds": _bounds(audit)}
+
+
+def write(audit: Any) -> None:
+    """The tables, on standard error."""
+    if not audit.n_step:
+        note("audit: no decode step was due")
+        return
+    found = report(audit)
+    rows = [*found["groups"], {"layer": "all", **found}]
+    text = table.lines(rows, COLUMNS)
+    if found["bounds"]:
+        text += ["", *table.lines(found["bounds"], BOUND_COLUMNS)]
+    text.append(
+        f"{found['steps']} steps audited; a step reads {found['mb_attention']:.1f} MB of keys and "
+        f"values and {found['mb_selection']:.1f} MB to select them, dense attention "
+        f"{found['mb_dense']:.1f} MB"
+    )
+    note("\n" + "\n".join(text))
+
+
+def _row(found: Any) -> dict[str, Any]:
+    numbers = ("mass", "mass_p5", "best_mass", "recall", "error")
+    row = {key: round(getattr(found, key), 4) for key in numbers}
+    return row | {"tokens": round(found.n_kept), "of": round(found.n_seen)}
+
+
+def _bounds(audit: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "bound": bound.name,
+            "measured": float(f"{bound.measured:.4g}"),
+            "allowed": float(f"{bound.allowed:.4g}"),
+            "tightest": float(f"{bound.tightest:.4g}"),
+            "checked": "every sample" if bound.holds_always else "shown only",
+        }
+        for bound in audit.bounds()
+    ]
