@@ -143,7 +143,10 @@ def test_only_known_hosts_are_answered(client, host, allowed):
 
 def test_no_other_site_may_read_answers(client):
     response = client.post(CHAT, json=HELLO, headers={"Origin": "https://evil.example"})
+    refused(response, 403)
     assert "access-control-allow-origin" not in response.headers
+    for own in ("http://localhost:3000", "http://127.0.0.1", "vscode-file://vscode-app", "null"):
+        assert client.post("/tokenize", json={"content": "a"}, headers={"Origin": own}).is_success
     asked = client.options(CHAT, headers={"Access-Control-Request-Method": "POST"})
     assert "access-control-allow-origin" not in asked.headers
 

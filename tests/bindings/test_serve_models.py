@@ -9,11 +9,13 @@ import time
 
 import pytest
 from serve_process import ServeProcess
+from starlette.testclient import TestClient
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.serve.body import seconds_of
 from tamis.bindings.serve.errors import ApiError
-from tamis.bindings.serve.http.router import asked_of
+from tamis.bindings.serve.http.app import Settings
+from tamis.bindings.serve.http.router import Router, asked_of
 from tamis.bindings.serve.jobs import Counts
 from tamis.bindings.serve.models import Models, Offer, named
 from tamis.bindings.serve.supervisor import Loaded, LoadError
@@ -127,6 +129,31 @@ def test_two_models_with_room_for_one_lose_no_request(how):
         assert source.order == ["a", "b"], "requests of one model are answered together"
 
     run(work, **how)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain", "Origin": "https://other.example"}, 403),
+        ({"Content-Type": "application/json", "Origin": "http://localhost.other.example"}, 403),
+        ({"Content-Type": "application/json", "Origin": "http://[other"}, 403),
+        ({"Content-Type": "text/plain", "Origin": "null"}, 415),
+        ({"Content-Type": "text/plain", "Sec-Fetch-Site": "cross-site"}, 415),
+        ({"Content-Type": "text/plain"}, 404),  # curl -d
+        ({"Content-Type": "application/json", "Origin": "http://localhost:3000"}, 404),
+    ],
+)
+def test_no_page_of_another_site_pulls_deletes_or_erases(headers, status):
+    models = Models(Source(), keep=60, n_byte=None, n_queue=8, log=lambda line: None)
+    server = Router(models, Settings(), lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+            found = client.request(method, path, content=b'{"model": "none"}', headers=headers)
+            assert found.status_code == status
+        of_page = {k: v for k, v in headers.items() if k != "Content-Type"}
+        if status == 415:
+            assert client.post("/slots/0?action=erase", headers=of_page).status_code == 415
+        assert client.get("/api/version", headers=headers).status_code == 200
 
 
 def test_a_model_in_use_is_not_unloaded_and_the_longest_unused_goes_first():

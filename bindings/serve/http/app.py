@@ -400,13 +400,7 @@ class Server:
             self.worker.forget(jobs)
 
     async def body(self, request: Request) -> bytes:
-        """The bytes of a request. Raises ApiError where they are of no type that is read."""
-        kind = request.headers.get("content-type", "").split(";")[0].strip()
-        # A page of another site can send other types without asking, but not without saying so:
-        # see docs/guides/server.md. Clients of ollama name any type, or none.
-        from_page = any(name in request.headers for name in ("origin", "sec-fetch-site"))
-        if kind != "application/json" and (from_page or not request.url.path.startswith("/api/")):
-            raise ApiError(415, "the body must be application/json", code="content_type")
+        """The bytes of a request. Raises ApiError."""
         return await received(request, self.settings.max_body, self.settings.timeout_request)
 
     async def aside(self, work: Callable[[], T]) -> T:

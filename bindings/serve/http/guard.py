@@ -1,4 +1,4 @@
-"""What stands before every request: the Host header, the API key, and the log's line after it."""
+"""What stands before every request: Host, Origin, type, API key; and the log's line after it."""
 
 import hmac
 import ipaddress
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ OPEN = {
     "/ready",
 }  # that need no key: a page and states without data of anyone
 LOCAL = ("localhost", "127.0.0.1", "::1")
+READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing and start nothing
 Log = Callable[[str], None]
 
 
@@ -36,7 +38,7 @@ class Access:
 
 
 class Guard:
-    """ASGI middleware. Refuses unknown Host headers (DNS rebinding) and wrong keys."""
+    """ASGI middleware. Refuses unknown Host headers (DNS rebinding), other sites and wrong keys."""
 
     def __init__(self, app: ASGIApp, access: Access, log: Log) -> None:
         self._app, self._access, self._log = app, access, log
@@ -59,7 +61,7 @@ class Guard:
         try:
             headers = Headers(scope=scope)
             owner = self._owner(headers)
-            error = self._refusal(scope["path"], headers, known=owner is not None)
+            error = self._refusal(scope, headers, known=owner is not None)
             client = scope.get("client")
             scope["tamis.owner"] = (client[0] if client else "") if owner is None else owner
             if error is not None:
@@ -83,15 +85,37 @@ class Guard:
                 found = i
         return found if scheme.lower() == "bearer" else None
 
-    def _refusal(self, path: str, headers: Headers, *, known: bool) -> ApiError | None:
+    def _refusal(self, scope: Scope, headers: Headers, *, known: bool) -> ApiError | None:
         if _host(headers.get("host", "")) not in self._access.hosts:
             return ApiError(
                 403, "this server does not answer to that Host: see --allow-host", code="host"
             )
-        if self._keys and not known and path not in OPEN:
+        if self._keys and not known and scope["path"] not in OPEN:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
             return error
+        return None if scope["method"] in READS else self._of_a_page(scope["path"], headers)
+
+    def _of_a_page(self, path: str, headers: Headers) -> ApiError | None:
+        """Why a request may be one that a page of another site makes a browser send.
+
+        Such a page can send some types without asking this server first, but not without an Origin
+        or Sec-Fetch-Site; application/json is not among them, and nobody who asks is told yes.
+        """
+        try:
+            origin = urlsplit(headers.get("origin", ""))
+            foreign = origin.scheme in ("http", "https") and origin.hostname not in self._access.hosts
+        except ValueError:
+            foreign = True
+        if foreign:
+            return ApiError(403, "this server does not answer to pages of that Origin", code="origin")
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        # Clients of ollama name any type, or none.
+        named = from_page or (has_body and not path.startswith("/api/"))
+        if named and kind != "application/json":
+            return ApiError(415, "the body must be application/json", code="content_type")
         return None
 
 
