@@ -78,13 +78,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is not of the quick tier: real models, GPUs, slow files, all but some cases."""
+    """Mark what is not of the quick tier: real models, GPUs, slow files, all but some cases.
+
+    Files with slow tests come first, so that no process has one left when the other has none.
+    """
     cases: dict[str, list[pytest.Item]] = {}
+    first = set[Path]()
     for item in items:
         file = item.path.relative_to(ROOT / "tests").as_posix()
         marked = any(item.get_closest_marker(name) for name in ("model", "gpu"))
         if marked or file in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+            first.add(item.path)
         elif file.partition("/")[0] not in ALL_CASES:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in cases.values():
@@ -92,6 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for i, item in enumerate(each):
             if i not in quick:
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
