@@ -39,8 +39,8 @@ from tamis.bindings.drop_in.caches import (
 )
 from tamis.bindings.drop_in.completion import Answer, Chunk, Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
-from tamis.bindings.drop_in.lookup import LlamaDraftModel, LlamaPromptLookupDecoding
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
+from tamis.bindings.drop_in.prompt_lookup import LlamaDraftModel, LlamaPromptLookupDecoding
 from tamis.bindings.drop_in.sampling import (
     LogitsProcessorList,
     MinTokensLogitsProcessor,
@@ -224,7 +224,7 @@ class Llama:
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
-        self._forget_ahead()
+        self._drop_ahead()
         if n != self.n_tokens:
             self._session.truncate(n)
             self._row = None  # it was of a token that is gone
@@ -280,7 +280,7 @@ class Llama:
     # --- tokens ----------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Drop the text."""
         with self._lock:
             self.n_tokens = 0
 
@@ -290,7 +290,7 @@ class Llama:
         Many tokens run in chunks of n_ubatch; Ctrl-C stops them.
         """
         with self._lock:
-            self._forget_ahead()
+            self._drop_ahead()
             if len(tokens):
                 self._append(list(map(int, tokens)), last_only=True)
 
@@ -309,13 +309,13 @@ class Llama:
         return rows
 
     def _begin_anew(self) -> None:
-        """Forget the text that another thread was in the midst of when the process forked."""
+        """Drop the text that another thread was in the midst of when the process forked."""
         self._turn += 1
         self._ahead.clear()
         self._row = None
         self._session.truncate(0)
 
-    def _forget_ahead(self) -> None:
+    def _drop_ahead(self) -> None:
         n_past, n_ahead = self._session.n_past, len(self._ahead)
         self._ahead.clear()
         if n_ahead:
@@ -412,7 +412,7 @@ class Llama:
 
     def _begin(self, prompt: list[int], *, reset: bool) -> np.ndarray:
         """Make the text the prompt, or end with it; logits of its last token."""
-        self._forget_ahead()
+        self._drop_ahead()
         if reset:
             # The last token runs again: its logits are needed.
             n = min(longest_token_prefix(self._session.tokens, prompt), len(prompt) - 1)
@@ -427,7 +427,7 @@ class Llama:
         if not sent and self._ahead and self._ahead[0][0] == token:
             self._row = row = self._ahead.popleft()[1]
             return row
-        self._forget_ahead()
+        self._drop_ahead()
         tokens = [token, *sent]
         draft = self._draft(tokens)
         rows = self._append(tokens + draft, last_only=not draft)
@@ -792,7 +792,7 @@ class Llama:
     def save_state(self) -> LlamaState:
         """The tokens and their KV cache, for load_state or a cache of prompts."""
         with self._lock:
-            self._forget_ahead()
+            self._drop_ahead()
             data = session_bytes(self._session)
             n = self.n_tokens
             scores = self._scores[:n].copy()
@@ -810,7 +810,7 @@ class Llama:
             raise SessionFileError(f"the state has {n} rows of scores, n_ctx is {self._n_ctx}")
         with self._lock:
             self._turn += 1
-            self._forget_ahead()
+            self._drop_ahead()
             load_session(self._session, state.llama_state)
             if len(state.scores) and self._logits_all:
                 self._scores[: len(state.scores)] = state.scores

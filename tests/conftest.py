@@ -18,7 +18,7 @@ from tamis.jit_kernels.compile.workers import CompileError
 from tamis.jit_kernels.contract.program import KernelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ["TAMIS_CONFIG"] = ""  # the settings of whoever runs the tests are not theirs
+os.environ["TAMIS_CONFIG"] = ""  # tests run without the user's settings
 
 # `python -m pytest` puts the working directory first: from the root of the tree, `runner` would be
 # importable beside the installed `tamis`, and a module would exist twice.

@@ -59,8 +59,8 @@ def timed(backend: CudaBackend, work: Callable[[], Any]) -> float:
     return statistics.median(backend.device.time(work) for _ in range(N_RUN))
 
 
-def by_turns(backend: CudaBackend, *works: Work) -> list[Row]:
-    """Rows of works that take turns; of all but the first, how many times faster they are."""
+def alternating(backend: CudaBackend, *works: Work) -> list[Row]:
+    """Rows of works that run alternately; of all but the first, how many times faster they are."""
     for work in works:
         work.run()
     turns = [[backend.device.time(work.run) / work.n for work in works] for _ in range(N_RUN)]
@@ -288,12 +288,12 @@ PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
         lambda gpu: launches(gpu, "Q4_K", 2048, N_FF, N_EMBD),
     ],
     "attention": [
-        lambda gpu: by_turns(gpu, attention(gpu, 1, 16384)),
-        lambda gpu: by_turns(gpu, attention(gpu, 1, 131072), attention(gpu, 1, 131072, 16)),
-        lambda gpu: by_turns(gpu, attention(gpu, 2048, 16384)),
-        lambda gpu: by_turns(gpu, attention(gpu, 2048, 131072)),
+        lambda gpu: alternating(gpu, attention(gpu, 1, 16384)),
+        lambda gpu: alternating(gpu, attention(gpu, 1, 131072), attention(gpu, 1, 131072, 16)),
+        lambda gpu: alternating(gpu, attention(gpu, 2048, 16384)),
+        lambda gpu: alternating(gpu, attention(gpu, 2048, 131072)),
         *(
-            lambda gpu, t=t, n=n: by_turns(gpu, attention(gpu, n, 131072, type_=t))
+            lambda gpu, t=t, n=n: alternating(gpu, attention(gpu, n, 131072, type_=t))
             for t in KV_TYPES[1:]
             for n in (1, 2048)
         ),

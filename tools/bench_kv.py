@@ -45,13 +45,13 @@ def disk_bytes() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-def decoded(session: Any, first: int, n: int, forget: bool) -> tuple[list[int], list[list[float]]]:
+def decoded(session: Any, first: int, n: int, drop: bool) -> tuple[list[int], list[list[float]]]:
     """Greedy tokens from `first` on; of each step seconds, disk bytes and what `counted` says."""
     tokens, steps = [first], []
     for _ in range(n):
         counts = session.kv_counts
-        if counts is not None and forget:
-            session._kv.forget_cached()
+        if counts is not None and drop:
+            session._kv.drop_cached()
         before = counted(counts)
         n_disk, start = disk_bytes(), time.perf_counter()
         logits = session.decode(tokens[-1])

@@ -69,7 +69,7 @@ class TamisRunner:
         self.session = self.engine.session(n_ctx=n_ctx, type_k=cache_type, type_v=cache_type)
 
     def keep(self, n: int) -> int:
-        """Forget all but the first n tokens; how many are left."""
+        """Drop all but the first n tokens; how many are left."""
         self.session.truncate(min(n, self.session.n_past))
         return self.session.n_past
 
@@ -118,7 +118,7 @@ class LlamaRunner:
             raise RuntimeError(f"llama.cpp could not make a context for {path}")
 
     def keep(self, n: int) -> int:
-        """Forget all but the first n tokens; how many are left."""
+        """Drop all but the first n tokens; how many are left."""
         self.n_past = min(n, self.n_past)
         memory = self.c.llama_get_memory(self.context)
         self.c.llama_memory_seq_rm(memory, 0, self.n_past, -1)
@@ -173,7 +173,7 @@ def run_test(runner: Any, test: Test, ids: list[int]) -> float:
             runner.prefill(ids[held:n_read])
         if n_read < test.depth:
             runner.repeat(test.depth)
-            runner.decode(ids[:1])  # turns llama.cpp's keys
+            runner.decode(ids[:1])  # re-rotates llama.cpp's keys
             runner.keep(test.depth)
     work = ids[test.depth : test.n_ctx]
     start = time.perf_counter()

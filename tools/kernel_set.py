@@ -27,7 +27,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
-from tamis.model.placement import one_place
+from tamis.model.placement import on_one_device
 from tamis.model.repack import Filling
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import INNER, MethodError, methods
@@ -120,7 +120,7 @@ def recorded(path: Path, sessions: Iterable[dict[str, Any]]) -> set[KernelSpec]:
     """
     file = GGUFFile(path)
     model, backend = load_model(file), Recorder(n_thread=2, n_part=16)
-    places = one_place(backend, model.hp.n_layer)
+    places = on_one_device(backend, model.hp.n_layer)
     filled = Filling(backend, Program(), lambda: None)
     engine = Engine(file, model, Vocab.from_gguf(file), places, filled)
     found = set[KernelSpec]()
@@ -136,7 +136,7 @@ def recorded_by(
     """What sessions of an engine ask its backend for, for a prompt and decode steps."""
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
     filled = Filling(recorder, Program(), lambda: None)
-    places = one_place(recorder, engine.hp.n_layer)
+    places = on_one_device(recorder, engine.hp.n_layer)
     stand_in = Engine(engine.file, engine.model, engine.vocab, places, filled)
     for options in sessions:
         session = stand_in.session(**options)
@@ -184,15 +184,15 @@ def _of_heads(head_dim: int, group: int) -> set[KernelSpec]:
         path = Path(folder) / "model.gguf"
         write_random_model(path, shape, "Q8_0")
         found = recorded(path, _sessions())
-    turned = [spec for spec in found if spec.op is ops.ROPE_APPEND]
-    for spec in turned:
+    rotated = [spec for spec in found if spec.op is ops.ROPE_APPEND]
+    for spec in rotated:
         found |= {
             KernelSpec(spec.op, (spec.constants[0], neox, *spec.constants[2:])) for neox in (0, 1)
         }
     for neox, order in itertools.product((0, 1), ("norm", "rope")):
         found.add(KernelSpec(ops.ROPE_HEADS, (head_dim, neox, order)))
     attend = [spec.constants for spec in found if spec.op is ops.ATTEND]
-    return found | {KernelSpec(ops.ATTEND_BENT, c) for c in attend if c[3:] == ("f16", "f16")}
+    return found | {KernelSpec(ops.ATTEND_SCORE_MOD, c) for c in attend if c[3:] == ("f16", "f16")}
 
 
 def _sessions() -> Iterator[dict[str, Any]]:

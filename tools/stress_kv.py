@@ -81,7 +81,7 @@ def stress(
     """Fill n_tokens, then n_round times read a share of each layer's units; what was counted.
 
     Half of what a round reads is what the one before did, as with queries that follow each other.
-    The last eighth of the context is forgotten and written again on the way.
+    The last eighth of the context is dropped and written again on the way.
     """
     rng = np.random.default_rng(0)
     kv = DiskTier(shape.hp, n_tokens, KVTypes(), Tier(kv_ram, folder, UNIT), CHUNK)
@@ -89,7 +89,7 @@ def stress(
     keep = n_tokens * 7 // 8 // CHUNK * CHUNK
     kv.truncate(keep)
     fill(kv, shape, keep, n_tokens)
-    kv.forget_cached()
+    kv.drop_cached()
     n, size = 0, (n_tokens // PAGE, shape.n_head_kv, PAGE // UNIT)
     needs = [rng.random(size, np.float32) < share for _ in range(shape.n_layer)]
     for _ in range(n_round):

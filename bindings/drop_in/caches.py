@@ -47,7 +47,7 @@ def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class BaseLlamaCache(ABC):
-    """States by tokens; a look-up finds the state that shares the longest beginning."""
+    """States by tokens; a look-up finds the longest common prefix."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes

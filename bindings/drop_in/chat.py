@@ -97,7 +97,7 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     text: str
-    tail: str  # what the template has written after the last words of others
+    tail: str  # what the template has written after the last message that is no assistant's
     shown: frozenset[int]  # control tokens that the parser needs to see
     budget: Budget | None
 
@@ -229,7 +229,7 @@ def _usual_variables() -> dict[str, Any]:
 
 
 def _own_end(parts: Sequence[tuple[str, bool]]) -> str:
-    """The template's text after the last words of others, or all of it where it has none."""
+    """The template's text after the last message of others, or all of it where it has none."""
     last = max((i for i, (_, own) in enumerate(parts) if not own), default=-1)
     return "".join(text for text, _ in parts[last + 1 :])
 

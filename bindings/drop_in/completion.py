@@ -42,7 +42,7 @@ class Request:
     offset: int = 0  # characters before the answer, in logprobs
     shown: frozenset[int] = frozenset()  # control tokens that are text: marks of a chat format
     budget: Budget | None = None  # of thoughts
-    shifts: bool = False  # where the context is full its older half is forgotten
+    shifts: bool = False  # where the context is full its older half is dropped
     n_keep: int = 0  # tokens of the prompt that are not
     post_sampling: bool = False  # probabilities are those after the sampler's steps
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")

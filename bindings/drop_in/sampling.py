@@ -111,7 +111,7 @@ class Sampling:
     ) -> Sampler:
         """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
 
-        grammar: the compiled step of `self.grammar`, by whoever has a tokenizer for it; tokenizer:
+        grammar: the compiled step of `self.grammar`, by a caller with a tokenizer; tokenizer:
         for the breakers of DRY and ignore_eos.
         As in llama_cpp, the prompt's tokens are not penalised, a temperature of 0 is greedy and a
         negative one draws from all tokens as they are. Raises SamplerError, ImportError.

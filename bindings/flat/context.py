@@ -94,7 +94,7 @@ class Context:
         self.gaps: dict[int, range] = {}
         self._batch = Batch(engine)
         self.timings = Timings()
-        self.forget_outputs()
+        self.drop_outputs()
         self.session(0)
         self.memory_handle = TABLE.add(Memory(self))
         model.share()
@@ -144,7 +144,7 @@ class Context:
             )
 
     def empty(self, seq: int) -> None:
-        """Forget all tokens of a sequence that was used."""
+        """Drop all tokens of a sequence that was used."""
         self.gaps.pop(seq, None)
         self.sessions[seq].truncate(0)
 
@@ -153,7 +153,7 @@ class Context:
         low = -(1 << 31) if any_below < 0 else 0
         return as_int(value, "seq_id", low, self.n_seq_max - 1)
 
-    def forget_outputs(self) -> None:
+    def drop_outputs(self) -> None:
         """Have no logits and no embeddings."""
         self.logits: dict[int, np.ndarray] = {}  # by row of the batch
         self.hidden: dict[int, np.ndarray] = {}
@@ -162,7 +162,7 @@ class Context:
     def decode(self, batch: llama_batch) -> None:
         """Run a batch. Raises Refusal or what a Session does; nothing of it is then held."""
         jobs = self._jobs(batch)
-        self.forget_outputs()
+        self.drop_outputs()
         self.busy = True
         held = {job.seq: self.n_past(job.seq) for job in jobs}
         try:
@@ -173,7 +173,7 @@ class Context:
             for job in jobs:
                 self._run(job)
         except BaseException:
-            self.forget_outputs()
+            self.drop_outputs()
             for seq, n in held.items():
                 if seq in self.sessions:
                     self.sessions[seq].truncate(n)

@@ -47,7 +47,7 @@ def llama_free(ctx: int) -> int:
         TABLE.remove(ctx, Context)
         TABLE.remove(context.memory_handle, Memory)
         context.sessions.clear()
-        context.forget_outputs()
+        context.drop_outputs()
     context.model.release()
     return LLAMA_OK
 

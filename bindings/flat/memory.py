@@ -28,7 +28,7 @@ class MemoryStats(NamedTuple):
 
 @returns()
 def llama_memory_clear(mem: int, data: bool) -> int:
-    """Forget all tokens of all sequences."""
+    """Drop all tokens of all sequences."""
     with using_memory(mem) as context:
         for seq in context.sessions:
             context.empty(seq)
@@ -102,7 +102,7 @@ def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1:
 
 @returns()
 def llama_memory_seq_keep(mem: int, seq_id: int) -> int:
-    """Forget all sequences but one."""
+    """Drop all sequences but one."""
     with using_memory(mem) as context:
         kept = context.seq_id(seq_id)
         for seq in context.sessions:

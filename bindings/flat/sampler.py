@@ -316,7 +316,7 @@ def llama_sampler_apply(smpl: int, cur_p: llama_token_data_array) -> int:
 
 @returns()
 def llama_sampler_reset(smpl: int) -> int:
-    """Forget the history, start random numbers again."""
+    """Drop the history, start random numbers again."""
     sampler = TABLE.get(smpl, Sampler)
     with sampler.lock:
         for step in sampler.steps():

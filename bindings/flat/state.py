@@ -95,7 +95,7 @@ def restore(context: Context, state: State, to: int | None = None) -> None:
     else:
         context.sessions |= new
         context.gaps.pop(to, None)
-    context.forget_outputs()
+    context.drop_outputs()
 
 
 def _all(context: Context) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from tamis.bindings.serve.errors import ApiError, busy, costly, crashed, no_helper, stopping
-from tamis.bindings.serve.turns import Turns
+from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind
 from tamis.platform.processes import child_environment
 
@@ -62,24 +62,24 @@ class Prepared:
 
 
 class Helpers:
-    """Prepares requests, a few at a time and each client in turn. Its calls are of one loop."""
+    """Prepares requests, a few at a time, fairly between clients. Its calls are of one loop."""
 
     def __init__(self, config: Config, seconds: float, n_queue: int) -> None:
         self._config, self._seconds, self._n_queue = config, seconds, n_queue
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._turns = Turns(AT_ONCE)
+        self._slots = FairSemaphore(AT_ONCE)
         self._closed = False
 
     async def prepare(self, name: str, body: bytes, owner: Hashable) -> Prepared:
         """What the helper makes of a body. Raises ApiError; where cancelled its process ends."""
-        if self._turns.n_waiting >= self._n_queue:
-            raise busy(self._turns.n_waiting)
+        if self._slots.n_waiting >= self._n_queue:
+            raise busy(self._slots.n_waiting)
         try:
             async with asyncio.timeout(self._seconds):
-                await self._turns.enter(owner)
+                await self._slots.acquire(owner)
         except TimeoutError:
-            raise busy(self._turns.n_waiting) from None
+            raise busy(self._slots.n_waiting) from None
         channel: socket.socket | None = None
         try:
             channel = self._channel(grammar=any(word in body for word in _GRAMMARS))
@@ -92,7 +92,7 @@ class Helpers:
         finally:
             if channel is not None:
                 channel.close()
-            self._turns.leave(owner)
+            self._slots.release(owner)
 
     def close(self) -> None:
         """End the helper and its processes."""
@@ -102,7 +102,7 @@ class Helpers:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)  # it ends its processes
-        self._forget()
+        self._drop()
 
     def _channel(self, *, grammar: bool) -> socket.socket:
         """A socket whose other end a process of the helper has. Raises ApiError."""
@@ -117,7 +117,7 @@ class Helpers:
                     socket.send_fds(self._started(), [b"g" if grammar else b"p"], [theirs.fileno()])
                     return ours
                 except OSError:
-                    self._forget()
+                    self._drop()
         ours.close()
         raise no_helper("the helper process cannot be reached")
 
@@ -125,7 +125,7 @@ class Helpers:
         if self._closed:
             raise stopping()
         if self._process is not None and self._process.poll() is not None:
-            self._forget()
+            self._drop()
         if self._control is None:
             ours, theirs = socket.socketpair()
             command = [sys.executable, "-P", "-m", "tamis.bindings.serve.http.helper"]
@@ -146,7 +146,7 @@ class Helpers:
             self._control = ours
         return self._control
 
-    def _forget(self) -> None:
+    def _drop(self) -> None:
         if self._control is not None:
             self._control.close()
         if self._process is not None:

@@ -140,7 +140,7 @@ class Runner:
 
     def _take(self, kind: Kind, data: bytes, sockets: deque[int]) -> None:
         found = json.loads(data)
-        if kind is Kind.FORGET:
+        if kind is Kind.DROP:
             for number in found:
                 job, masks = self._jobs.pop(number, (None, None))
                 if job is not None:

@@ -197,7 +197,7 @@ class Supervisor:
         self.n_queue, self._n_owner, self._step_seconds = n_queue, n_owner, step_seconds
         self._changed = threading.Condition()
         self._entries: dict[int, _Entry] = {}  # by number, in the order of their requests
-        self._numbers: dict[Job, int] = {}  # also of those that have ended, until `forget`
+        self._numbers: dict[Job, int] = {}  # also of those that have ended, until `drop`
         self._number = 0
         self._own, self._before, self._now = Counts(), Counts(), Counts()
         self._process: Process | None = None
@@ -251,7 +251,7 @@ class Supervisor:
         return self._stopping
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take the jobs of a request, all or none; `forget` them at their end.
+        """Take the jobs of a request, all or none; `drop` them at their end.
 
         Raises ApiError where too many wait, the server stops, or there is no model.
         """
@@ -273,14 +273,14 @@ class Supervisor:
             try:
                 self._send(entries)
             except OSError as error:
-                self._forget(jobs)
+                self._drop(jobs)
                 raise no_helper(str(error)) from None
             self._own.jobs += len(jobs)
 
-    def forget(self, jobs: Sequence[Job]) -> None:
+    def drop(self, jobs: Sequence[Job]) -> None:
         """Nobody waits for these jobs any more."""
         with self._changed:
-            self._forget(jobs)
+            self._drop(jobs)
 
     def stop(self) -> None:
         """Fail all jobs and end the process; may be called more than once."""
@@ -321,14 +321,14 @@ class Supervisor:
         record = jobs_to_record(jobs, [entry.number for entry in entries])
         self._writer.put(Kind.JOBS, record | {"masked": handed is not None}, handed)
 
-    def _forget(self, jobs: Sequence[Job]) -> None:
+    def _drop(self, jobs: Sequence[Job]) -> None:
         numbers = [self._numbers.pop(job) for job in jobs if job in self._numbers]
         for job in jobs:
             job.cancelled = True
         for number in numbers:
             self._entries.pop(number, None)
         if numbers and self._writer is not None:
-            self._writer.put(Kind.FORGET, numbers)
+            self._writer.put(Kind.DROP, numbers)
 
     def _take_all(self) -> list[Job]:
         """The jobs there are, which will be no more."""

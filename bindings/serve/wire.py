@@ -47,7 +47,7 @@ class Kind(IntEnum):
     LOADED = 9  # JSON: a Loaded
     FAILED = 10  # JSON: why the model cannot be loaded, and where in the program
     JOBS = 11  # to the process: JSON of jobs
-    FORGET = 12  # to the process: JSON, numbers of jobs
+    DROP = 12  # to the process: JSON, numbers of jobs
     EVENTS = 13  # JSON: events of jobs by their numbers, and counts
 
 

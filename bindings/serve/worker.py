@@ -114,7 +114,7 @@ class _Slot:
         return SlotState(job is not None, self.session.n_past, n_answer, n_prompt)
 
     def release(self) -> None:
-        """Be free; a prompt that was being read is forgotten."""
+        """Be free; a prompt that was being read is dropped."""
         if self.reading is not None:
             self.reading.close()
         self.used = time.monotonic()
@@ -237,7 +237,7 @@ class Worker:
                 self._admit()
             return not self._stopping
 
-    def _forget_cancelled(self) -> None:
+    def _drop_cancelled(self) -> None:
         """Of the jobs that wait; under the lock."""
         kept = [job for job in self._waiting if not job.cancelled]
         self.counts.cancelled += len(self._waiting) - len(kept)
@@ -245,7 +245,7 @@ class Worker:
 
     def _admit(self) -> None:
         """Give waiting jobs to free slots, one prompt at a time: the next may begin as it does."""
-        self._forget_cancelled()
+        self._drop_cancelled()
         while self._waiting and self._reader() is None:
             free = [slot for slot in self._slots if slot.job is None]
             if not free:
@@ -380,7 +380,7 @@ class Worker:
             slot.row = rows.get(slot.session)
 
     def _has_room(self, slot: _Slot) -> bool:
-        """Whether a token can be appended; older ones are forgotten where the request says so."""
+        """Whether a token can be appended; older ones are dropped where the request says so."""
         session, job = slot.session, slot.job
         if not isinstance(job, Completion) or session.n_past < session.n_ctx:
             return True

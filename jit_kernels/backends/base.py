@@ -30,8 +30,8 @@ class LinkedProgram(Protocol):
         ...
 
 
-# Steps that run one after another; the n-th ops of a step's stretches run in parallel.
-Stretches = Sequence[Sequence[tuple[Any, range]]]
+# Steps that run one after another; the n-th ops of a step's segments run in parallel.
+Segments = Sequence[Sequence[tuple[Any, range]]]
 
 
 class Backend(Protocol):
@@ -52,7 +52,7 @@ class Backend(Protocol):
 
     @property
     def sides(self) -> "tuple[Backend, Backend]":
-        """What runs the ops over rows, and what runs those over a sequence (see Hop)."""
+        """What runs the ops over rows, and what runs those over a sequence (see Transfer)."""
         return self, self
 
     def load(
@@ -61,7 +61,7 @@ class Backend(Protocol):
         own: Iterable[KernelSpec] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Hop).
+        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Transfer).
 
         Raises CompileError.
         """
@@ -69,8 +69,8 @@ class Backend(Protocol):
     def link(self, program: Program) -> Any:
         """What `run` replays, with all that the Program needs."""
 
-    def join(self, steps: Stretches) -> Any:
-        """Stretches of linked Programs as one that `run` replays, where it `joins`."""
+    def join(self, steps: Segments) -> Any:
+        """Segments of linked Programs as one that `run` replays, where it `joins`."""
         raise TypeError(f"{self.name} joins no Programs")
 
     def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:

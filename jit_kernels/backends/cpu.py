@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tamis.jit_kernels.backends import HOST
-from tamis.jit_kernels.backends.base import Backend, Stretches
+from tamis.jit_kernels.backends.base import Backend, Segments
 from tamis.jit_kernels.compile.library import KernelLibrary, Progress, shared
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
@@ -63,22 +63,22 @@ class CpuProgram:
 
 
 class JoinedProgram:
-    """Stretches of linked Programs as one: what `CpuBackend.run` replays.
+    """Segments of linked Programs as one: what `CpuBackend.run` replays.
 
-    steps: one after another. The stretches of a step concern different data and have no order among
+    steps: one after another. The segments of a step concern different data and have no order among
     them: they run op by op, and the team waits once for the n-th ops of all.
     """
 
     def __init__(self, steps: Sequence[Sequence[tuple[CpuProgram, range]]]) -> None:
         self._steps = steps  # whose arrays are kept alive
-        self.tape = np.concatenate([_side_by_side(step) for step in steps])
+        self.tape = np.concatenate([_interleaved_tape(step) for step in steps])
 
     def __len__(self) -> int:
         return len(self.tape)
 
 
-def _side_by_side(stretches: Sequence[tuple[CpuProgram, range]]) -> np.ndarray:
-    tapes = [linked.tape[ops.start : ops.stop] for linked, ops in stretches]
+def _interleaved_tape(segments: Sequence[tuple[CpuProgram, range]]) -> np.ndarray:
+    tapes = [linked.tape[ops.start : ops.stop] for linked, ops in segments]
     if len(tapes) == 1:
         return tapes[0]
     sync, found = TAPE.sync // 8, []
@@ -107,10 +107,10 @@ class CpuBackend(Backend):
         self.n_thread = n_thread
         self.n_part = PARTS * n_thread if n_thread > 1 else 1
         self.library = library or shared()
-        self.forget_team()
+        self.drop_team()
         _backends.add(self)
 
-    def forget_team(self) -> None:
+    def drop_team(self) -> None:
         """Start anew, in a child of fork(): who held the lock is not there to free it."""
         self._lock = threading.Lock()
         self._team: _Team | None = None
@@ -129,8 +129,8 @@ class CpuBackend(Backend):
         self.load(program.specs)
         return CpuProgram(program, self.library)
 
-    def join(self, steps: Stretches) -> JoinedProgram:
-        """Stretches of Programs that this, or another CpuBackend, has linked as one."""
+    def join(self, steps: Segments) -> JoinedProgram:
+        """Segments of Programs that this, or another CpuBackend, has linked as one."""
         return JoinedProgram(steps)
 
     def run(
@@ -213,7 +213,7 @@ _backends: "weakref.WeakSet[CpuBackend]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for backend in list(_backends):
-        backend.forget_team()
+        backend.drop_team()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -19,7 +19,7 @@ from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.contract.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
-from tamis.jit_kernels.cuda.lang.scratch import FEW_ROWS, TURNS, expert_scratch, matmul_scratch
+from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROWS, expert_scratch, matmul_scratch
 from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Graph
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
@@ -191,7 +191,7 @@ class CudaProgram:
             if name in call.spec.op.floats:
                 fields[name] = float(value)
             elif name == "scratch":
-                fields[name] = self._scratch.address + TURNS
+                fields[name] = self._scratch.address + COUNTERS
             else:
                 mirror = self._mirrors.get(int(value))
                 fields[name] = int(value) if mirror is None else mirror.at(int(value))
@@ -310,9 +310,9 @@ class CudaBackend(Backend):
         return self._mirrors.get((root.ctypes.data, root.nbytes))
 
     def scratch(self, n_bytes: int) -> Buffer:
-        """TURNS bytes of counters, and memory that any kernel may use while it runs, one a time."""
-        if self._scratch is None or self._scratch.n_bytes < TURNS + n_bytes:
-            self._scratch = self.device.allocate(TURNS + n_bytes)
+        """COUNTERS bytes of counters, then scratch that one kernel at a time may use."""
+        if self._scratch is None or self._scratch.n_bytes < COUNTERS + n_bytes:
+            self._scratch = self.device.allocate(COUNTERS + n_bytes)
         return self._scratch
 
     def free_bytes(self, n_weight: int = 0, /) -> int:

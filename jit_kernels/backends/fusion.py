@@ -61,7 +61,7 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
     """The kernels that `fused` may ask for in Programs of these."""
     specs, found = list(specs), set()
     gates = {s.constants[1] for s in specs if s.op is PACK_ROWS} & {"silu", "gelu"}
-    turns = {s.constants[1] for s in specs if s.op is ROPE_APPEND and _keeps_f16(s)}
+    rotations = {s.constants[1] for s in specs if s.op is ROPE_APPEND and _keeps_f16(s)}
     for spec in specs:
         if spec.op is MATMUL and packed_form(str(spec.constants[0])) == "quantised":
             found |= {
@@ -69,7 +69,10 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
                 KernelSpec(PRODUCT_NORM, spec.constants),
             }
             found |= {KernelSpec(PRODUCT_GATE, (*spec.constants, gate)) for gate in gates}
-            found |= {KernelSpec(PRODUCT_ROPE_APPEND, (*spec.constants, turn)) for turn in turns}
+            found |= {
+                KernelSpec(PRODUCT_ROPE_APPEND, (*spec.constants, rotation))
+                for rotation in rotations
+            }
         if spec.op is ATTEND and _is_few(spec):
             found.add(_packing(spec))
     return found

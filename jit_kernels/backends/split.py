@@ -1,6 +1,6 @@
 """Two backends as one: ops over rows on a device, those over a sequence's keys on another.
 
-Between them go the rows that a Program's hops name, and no key or value of the context.
+Between them go the rows that a Program's transfers name, and no key or value of the context.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ import numpy as np
 
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.compile.workers import Progress
-from tamis.jit_kernels.contract.program import Hop, KernelSpec, Program
+from tamis.jit_kernels.contract.program import KernelSpec, Program, Transfer
 
 
-class _Stretch(NamedTuple):
-    hop: Hop | None  # that it begins with
+class _Segment(NamedTuple):
+    transfer: Transfer | None  # that it begins with
     side: int
     ops: range  # of the whole Program
     shift: int  # to their numbers in the Program of their side
@@ -25,9 +25,11 @@ class SplitProgram:
 
     def __init__(self, program: Program, sides: tuple[Any, Any]) -> None:
         self.program, self.sides = program, sides
-        self.stretches, done = [], [0, 0]
-        for i, (hop, ops) in enumerate(zip([None, *program.hops], program.stretches, strict=True)):
-            self.stretches.append(_Stretch(hop, i % 2, ops, done[i % 2] - ops.start))
+        self.segments, done = [], [0, 0]
+        for i, (transfer, ops) in enumerate(
+            zip([None, *program.transfers], program.segments, strict=True)
+        ):
+            self.segments.append(_Segment(transfer, i % 2, ops, done[i % 2] - ops.start))
             done[i % 2] += len(ops)
 
     def __len__(self) -> int:
@@ -35,7 +37,7 @@ class SplitProgram:
 
 
 class SplitBackend(Backend):
-    """Runs the ops over rows on one backend and the others (see Hop) on another, in turn.
+    """Runs the ops over rows on one backend and the others (see Transfer) on another, in turn.
 
     Each has its own copies of arrays, where it has any, of its own side's only: `send` shows both.
     """
@@ -70,12 +72,12 @@ class SplitBackend(Backend):
     def run(self, linked: SplitProgram, first: int = 0, last: int | None = None) -> None:
         """Replay ops first..last (all by default); the last ones may still run.
 
-        Rows go where a hop is among these ops: who starts behind it has no use for them.
+        Rows go where a transfer is among these ops: who starts behind it has no use for them.
         """
         last, both = len(linked) if last is None else last, (self.rows, self.own)
-        for hop, side, ops, shift in linked.stretches:
-            if hop is not None and hop.rows and first <= hop.at < last:
-                rows = [array[: hop.step[0]] for array in hop.rows]
+        for transfer, side, ops, shift in linked.segments:
+            if transfer is not None and transfer.rows and first <= transfer.at < last:
+                rows = [array[: transfer.step[0]] for array in transfer.rows]
                 both[1 - side].fetch(*rows)
                 both[side].send(*rows)
             begin, end = max(first, ops.start), min(last, ops.stop)

@@ -66,7 +66,7 @@ class KernelCode:
             if code is None:
                 raise CompileError(f"the compiler wrote no usable code for {spec.symbol}")
         if self._shipped is not None:
-            self._shipped.forget()
+            self._shipped.drop()
         return {spec.symbol: code for spec, code in found.items() if code is not None}
 
     def _read(self, spec: KernelSpec) -> bytes | None:

@@ -38,10 +38,10 @@ class KernelLibrary:
         self._code = KernelCode(self.level, root, n_worker)
         self._checked = Checked(root or user_folder())
         self._addresses: dict[str, int] = {}
-        self.forget_load()
+        self.drop_load()
         _libraries.add(self)
 
-    def forget_load(self) -> None:
+    def drop_load(self) -> None:
         """Start anew, in a child of fork(): who compiled is not there to free the lock."""
         self._lock = threading.Lock()
 
@@ -71,7 +71,7 @@ class KernelLibrary:
             self._checked.note(new[spec] for spec, good in passed.items() if good)
 
     def _map(self, code: dict[str, bytes]) -> None:
-        """Give object code its addresses: all of it or none, for whoever sees it in a fork."""
+        """Give object code its addresses: all of it or none, so that a fork sees a whole."""
         try:
             self._addresses |= load_code(code)
         except LinkError as error:
@@ -121,7 +121,7 @@ _libraries: "weakref.WeakSet[KernelLibrary]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for library in list(_libraries):
-        library.forget_load()
+        library.drop_load()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -63,7 +63,7 @@ class Shipped:
             self._blocks[block] = self._block(block)
         return self._blocks[block][start : start + size]
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Free what was read: kernels that are mapped have copies of their own."""
         self._blocks.clear()
 

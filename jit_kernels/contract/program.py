@@ -39,7 +39,7 @@ class Call(NamedTuple):
     part: str  # of the pass that it belongs to: see Program.part
 
 
-class Hop(NamedTuple):
+class Transfer(NamedTuple):
     """A device transfer within a Program: from op `at` on, ops run on the other side.
 
     One side has the ops over rows alone, from and to the weights; it is where a Program begins. The
@@ -58,7 +58,7 @@ class Program:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
-        self.hops: list[Hop] = []
+        self.transfers: list[Transfer] = []
         # Functions of Python, each called before the op of its number runs; only where ops run one
         # after another on the host.
         self.pauses: list[tuple[int, Callable[[], None]]] = []
@@ -90,23 +90,23 @@ class Program:
         """Record a function that is called before the op that is added next."""
         self.pauses.append((len(self), call))
 
-    def hop(self, step: np.ndarray, *rows: np.ndarray) -> None:
-        """Record that what follows is of the other side, which reads these rows: see Hop."""
-        self.hops.append(Hop(len(self), step, rows))
+    def transfer(self, step: np.ndarray, *rows: np.ndarray) -> None:
+        """Record that what follows is of the other side, which reads these rows: see Transfer."""
+        self.transfers.append(Transfer(len(self), step, rows))
 
     @property
-    def stretches(self) -> list[range]:
-        """Its ops between hops: those over rows, those over the sequence, and so on in turn."""
-        ends = [*(hop.at for hop in self.hops), len(self)]
+    def segments(self) -> list[range]:
+        """Its ops between transfers: over rows, over the sequence, over rows, and so on."""
+        ends = [*(transfer.at for transfer in self.transfers), len(self)]
         return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
     def sides(self) -> "tuple[Program, Program]":
         """The ops over rows, and those over the sequence, each with the arrays that they name."""
-        return self._only(self.stretches[::2]), self._only(self.stretches[1::2])
+        return self._only(self.segments[::2]), self._only(self.segments[1::2])
 
-    def _only(self, stretches: "list[range]") -> "Program":
+    def _only(self, segments: "list[range]") -> "Program":
         found = Program()
-        for ops in stretches:
+        for ops in segments:
             found.calls += self.calls[ops.start : ops.stop]
         named = {
             int(value)

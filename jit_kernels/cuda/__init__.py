@@ -3,7 +3,7 @@
 # The ops that have kernels here: what is asked of a GPU before anything is compiled.
 OPS = frozenset(
     [
-        "add_positions", "attend", "attend_bent", "attend_merge", "attend_pack", "attend_sink",
+        "add_positions", "attend", "attend_score_mod", "attend_merge", "attend_pack", "attend_sink",
         "audit_heads", "bounded_decay", "cis_gate", "cis_sets", "copy_kv", "copy_rows", "decay",
         "delta_add", "delta_rows", "embed", "gate", "gate_clamped", "gate_rows", "gated_norm",
         "hip_estimate", "hip_means", "hip_search", "hip_select", "kv_allocate", "kv_evict",

@@ -14,7 +14,7 @@ from tamis.jit_kernels.contract.program import Call
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import DECODE, Bound, Recording, Rows, Selector, SelectorShape, SelectorState
 
-ATTENDING = ops.ATTEND, ops.ATTEND_BENT
+ATTENDING = ops.ATTEND, ops.ATTEND_SCORE_MOD
 
 if TYPE_CHECKING:
     from tamis.model.placement import Place

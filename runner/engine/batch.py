@@ -1,8 +1,9 @@
 """Decode steps of several sequences at once: each weight is read once for all of them.
 
-A step's products run over one row a sequence. All else (angles, keys, selection, attention) are the
-ops of each session's own decode Program, between its hops, for its own pages and selector state,
-pointed at its row; so no method needs to know of batches, and every session may have another one.
+A step's products run over one row a sequence. All else (RoPE angles, append, selection, attention)
+are the ops of each session's own decode Program, between its transfers: on its own pages and
+selector state, with the row's addresses. So methods are independent of batches, and every session
+may have another one.
 """
 
 import weakref
@@ -24,7 +25,7 @@ from tamis.select.base import Recording
 MAX_ROWS = HEAD_ROWS  # sequences of one Program; more run in groups
 
 
-class _Stretches(NamedTuple):
+class _Segments(NamedTuple):
     linked: LinkedProgram
     parts: list[range]
 
@@ -39,12 +40,12 @@ class Batch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._backend = engine, engine.backend
-        self._shared: _Stretches | None = None
+        self._shared: _Segments | None = None
         # Of each session's decode Program, by row: its own ops, pointed at that row.
-        self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Stretches]]
+        self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
         self._placed = weakref.WeakKeyDictionary()
         self._rows: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-        self._joined: tuple[list[_Stretches], Any] | None = None  # of the last step
+        self._joined: tuple[list[_Segments], Any] | None = None  # of the last step
 
     @cached_property
     def _ws(self) -> Workspace:
@@ -98,7 +99,7 @@ class Batch:
             self._rows[session] = row
         return order
 
-    def _join(self, shared: _Stretches, own: list[_Stretches]) -> Any:
+    def _join(self, shared: _Segments, own: list[_Segments]) -> Any:
         """The Program of these sessions' step."""
         if self._joined is not None and self._joined[0] == own:
             return self._joined[1]
@@ -110,29 +111,31 @@ class Batch:
         self._joined = own, self._backend.join(steps)
         return self._joined[1]
 
-    def _recorded(self) -> _Stretches:
+    def _recorded(self) -> _Segments:
         """What all rows share: the ops of a decode step over rows."""
         ws = self._ws
         rec = Recording(Program(), ws.step, MAX_ROWS, 1)
         record_rows(Graph(self._engine.model, ws, rec, Hooks()), ws.logits)
-        return _Stretches(self._backend.link(rec.program), rec.program.stretches[::2])
+        return _Segments(self._backend.link(rec.program), rec.program.segments[::2])
 
-    def _at_row(self, own: Program, shared: _Stretches, row: int) -> _Stretches:
+    def _at_row(self, own: Program, shared: _Segments, row: int) -> _Segments:
         """A session's own ops, reading and writing row `row` of this workspace."""
         by_row = self._placed.setdefault(own, {})
         if row not in by_row:
             moves, program, parts = set(), Program(), []
             program.arrays = dict(own.arrays)
-            for hop, to_hop in zip(own.hops, shared.linked.program.hops, strict=True):
-                for old, new in zip(hop.rows, to_hop.rows, strict=True):
+            for transfer, to_transfer in zip(
+                own.transfers, shared.linked.program.transfers, strict=True
+            ):
+                for old, new in zip(transfer.rows, to_transfer.rows, strict=True):
                     begin, to = old.ctypes.data, new[row].ctypes.data
                     moves.add((begin, begin + old[0].nbytes, to - begin))
                     program.arrays[to] = new[row]
-            for part in own.stretches[1::2]:
+            for part in own.segments[1::2]:
                 first = len(program)
                 program.calls += [_moved(call, moves) for call in own.calls[part.start : part.stop]]
                 parts.append(range(first, len(program)))
-            by_row[row] = _Stretches(self._backend.link(program), parts)
+            by_row[row] = _Segments(self._backend.link(program), parts)
         return by_row[row]
 
 

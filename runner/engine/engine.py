@@ -17,7 +17,7 @@ from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.kv.types import UNIT, KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
-from tamis.model.placement import Place, one_place, two_places
+from tamis.model.placement import Place, on_one_device, on_two_devices
 from tamis.model.repack import Filling, repack
 from tamis.platform.processes import usable_cpus
 from tamis.text.tokenizer import Tokenizer
@@ -81,9 +81,9 @@ class Engine:
         model = load_model(file, rope)
         report("load", 1, 3)
         cpu = open_host(n_threads, library)
-        places = one_place(cpu, model.hp.n_layer)
+        places = on_one_device(cpu, model.hp.n_layer)
         if gpu is not None:
-            places = two_places(cpu, gpu, model.hp.n_layer, n_gpu_layers)
+            places = on_two_devices(cpu, gpu, model.hp.n_layer, n_gpu_layers)
         if len(places) > 1 and model.arch.one_device:
             raise ValueError(
                 f"layers of {model.hp.arch} read more than what the one before them adds: "

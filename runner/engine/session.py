@@ -294,12 +294,12 @@ class Session:
             yield self._forward.hidden(len(chunk))
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
+        """Drop all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
             raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
         del self._tokens[n_tokens:]
         self._kv.truncate(n_tokens)
-        self._forget(n_tokens)
+        self._drop(n_tokens)
         self._go_back()
 
     def _keep_states(self) -> None:
@@ -320,7 +320,7 @@ class Session:
         self._send_states()
         if first < self.n_past:
             self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
-            self._forget(first)
+            self._drop(first)
         for start in range(first, self.n_past, self.n_ubatch):
             chunk = self._tokens[start : start + self.n_ubatch]
             self._states.begin()
@@ -338,9 +338,9 @@ class Session:
             stage.backend.fetch(*self._states.views(stage.layers))
 
     def remove(self, first: int, end: int) -> None:
-        """Forget tokens first .. end - 1; those after move down, and their keys are re-rotated.
+        """Drop tokens first .. end - 1; those after move down, and their keys are re-rotated.
 
-        Later tokens keep what they have read of the forgotten ones: this is llama.cpp's context
+        Later tokens keep what they have read of the dropped ones: this is llama.cpp's context
         shift, not what a prompt without those tokens gives. Takes as much memory again as the keys
         and values from `first` on. Raises ValueError where there are no such tokens. Where keys and
         values are in a file there is no such copy: a call that fails or is interrupted then leaves
@@ -369,7 +369,7 @@ class Session:
                 close_up(self._kv, layer, len(before), gone, inv_freq=inv_freq, neox=neox)
             self._send_kv()
             self._tokens = before[:first] + before[end:]
-            self._forget(first)
+            self._drop(first)
             self.recall()
         except BaseException as error:
             self._tokens = before
@@ -378,13 +378,13 @@ class Session:
                 error.add_note(f"the session holds its first {self.n_past} tokens only")
             else:
                 self._kv.put_back(first, kept)
-                self._forget(first)
+                self._drop(first)
             self._send_kv()
             raise
         self._kv.truncate(self.n_past)
 
-    def _forget(self, n_tokens: int) -> None:
-        """Let the methods forget what they know of positions from n_tokens on."""
+    def _drop(self, n_tokens: int) -> None:
+        """Let the methods drop what they know of positions from n_tokens on."""
         for stage in self._stages:
             stage.backend.fetch(*stage.state.counters)
             stage.state.truncate(n_tokens)
@@ -667,7 +667,7 @@ def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) ->
         raise ValueError(f"n_ctx is {n_ctx}, this model learned {n_learned} positions: lower n_ctx")
     if model.arch.is_encoder and not is_dense:
         raise ValueError("this model embeds texts: attn and prefill can only be dense")
-    if audit and (model.is_bent or model.arch.is_encoder):
+    if audit and (model.has_score_mod or model.arch.is_encoder):
         raise ValueError("audit is not supported for models with capped scores or ALiBi")
 
 

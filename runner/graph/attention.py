@@ -70,7 +70,7 @@ def append(
 
     Without keys, the layer reads those of another one. With an index, its keys become the end of
     k's rows, and it chooses what the layer attends to. The ops from here to `attention` are of the
-    sequence's side: see Program.hop.
+    sequence's side: see Program.transfer.
     """
     values = None if k is None or v is None else Heads(v.reshape(k.x.shape))
     if g.hp.layers:
@@ -80,7 +80,7 @@ def append(
         values = values and _placed(g, "v_placed", values, places.keys)
     rows = [heads.x for heads in (q, k, values) if heads]
     rows += [] if index is None else [index.q.x, index.k.x, index.weights]
-    g.rec.program.hop(g.rec.step, *rows)
+    g.rec.program.transfer(g.rec.step, *rows)
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
@@ -97,7 +97,7 @@ def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) 
     out = g.ws.rows("att", *heads.shape[1:])
     lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
     g.hooks.attend(g, layer, heads, out, lse)
-    g.rec.program.hop(g.rec.step, out, *([] if lse is None else [lse]))
+    g.rec.program.transfer(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
     if sinks:
         g.rec.program.add(
@@ -162,7 +162,7 @@ def _record_place(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) ->
 def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | None) -> None:
     """Record norm and rotation of q and k, in place, and that k and v go to the pages."""
     if k is None or v is None:
-        record_turn(g, q)
+        record_norm_rope(g, q)
         return
     warm = q.warm
     is_latent = np.shares_memory(k.x, v.x)  # whatever thread keeps v, k must be what it will be
@@ -211,7 +211,7 @@ def _turned(g: Graph, heads: Heads, *, now: bool) -> Heads:
         return heads
     if not now and (norm is None or (norm.ndim == 1 and not heads.late)):
         return heads
-    record_turn(g, heads)
+    record_norm_rope(g, heads)
     return Heads(heads.x)
 
 
@@ -222,12 +222,12 @@ def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
     """
     n_tok, _, n_key = index.k.x.shape
     for heads in (index.q, index.k):
-        record_turn(g, heads, neox=index.neox)
+        record_norm_rope(g, heads, neox=index.neox)
     rows, width = k.reshape(n_tok, -1), k.shape[2]
     copied(g, Part(index.k.x, 0, n_key), Part(rows, width - n_key, n_key))
 
 
-def record_turn(g: Graph, heads: Heads, *, neox: bool | None = None) -> None:
+def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> None:
     """Record the norm and the rotation of heads, in place; neox: None: as the architecture has."""
     norm, angles = heads.norm, heads.angles
     is_neox = g.model.arch.neox if neox is None else neox
@@ -281,19 +281,19 @@ def n_split(n_row: int, n_part: int) -> int:
 def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
     hp, ws, rec, sel = g.hp, g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
-    bent: dict[str, Any] = {}
+    score_mod: dict[str, Any] = {}
     window, ahead = g.model.window(queries.layer), 0
     if g.model.arch.is_encoder:  # a window lies around a token, half of it on each side
         ahead = window // 2 if window else hp.n_ctx_train
         window = window // 2 + 1 if window else 0
-    if g.model.is_bent or ahead:
-        bent = {"cap": hp.attention_softcap, "slopes": g.model.slopes, "ahead": ahead}
+    if g.model.has_score_mod or ahead:
+        score_mod = {"cap": hp.attention_softcap, "slopes": g.model.slopes, "ahead": ahead}
     elif rec.n_tok == 1:
         split = n_split(sel.n_row, ws.partial.shape[1])
     elif rows.partial is not None:
         partial, split = rows.partial, rows.partial.shape[2]
     rec.program.add(
-        ops.ATTEND_BENT if bent else ops.ATTEND,
+        ops.ATTEND_SCORE_MOD if score_mod else ops.ATTEND,
         (hp.head_dim, group, sel.q_block, *kv.types),
         cost=attend_cost(rows, group, hp.head_dim, kv.row_bytes),
         step=rows.step,
@@ -317,7 +317,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         lse=rows.lse,
         scratch=ws.scratch,
         scale=hp.scale,
-        **bent,
+        **score_mod,
     )
     if split > 1:
         _record_merge(rec, rows, partial, split)

@@ -79,7 +79,7 @@ class Audit:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the samples, not how many steps there were."""
+        """Drop the samples, not how many steps there were."""
         self._samples: list[np.ndarray] = []
         self._bytes: list[tuple[int, int, int]] = []
         self._bounds: dict[tuple[str, bool], list[np.ndarray]] = {}

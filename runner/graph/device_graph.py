@@ -1,4 +1,4 @@
-"""One place's part of a forward pass, recorded: Programs for prompt chunks and decode phases."""
+"""One device's part of a forward pass, recorded: Programs for prompt chunks and decode phases."""
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Own(NamedTuple):
 
 
 class Stage:
-    """The recorded Programs of one place over a session's workspace, pages and selector state.
+    """The recorded Programs of one device over a session's workspace, pages and selector state.
 
     `open` must be called before any runs.
     """
@@ -90,7 +90,7 @@ class Stage:
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
-        """The kernels that it is sure to need: of either side of its Programs' hops."""
+        """The kernels that it is sure to need: of either side of its Programs' transfers."""
         (rows, own), (decoding, decoding_own) = (
             program.sides() for program in (self._body_program, self._decoding[1])
         )
@@ -344,7 +344,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     if g.model.arch.positions == "all" or (g.model.arch.positions and table):
         learned = table.vector
     rows = [] if learned is None else [g.x]
-    g.rec.program.hop(g.rec.step, *rows)
+    g.rec.program.transfer(g.rec.step, *rows)
     # Angles that no layer reads have no buffers.
     ropes = {g.model.rope_of(layer) for layer in layers}
     for rope in sorted(r for r in ropes if f"cos.{r}" in g.model.needs.rows):
@@ -362,7 +362,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
         kv.record_begin(g.rec.program, g.rec.step)
         if learned is not None and layers.start == 0:
             record_rows_added(g, learned)
-    g.rec.program.hop(g.rec.step, *rows)
+    g.rec.program.transfer(g.rec.step, *rows)
 
 
 def record_embedding(g: Graph) -> None:

@@ -1,7 +1,7 @@
 """Recurrent layers, which keep a state instead of a KV cache.
 
 The parts are functions from rows to rows; the ops over a layer's states are of the sequence's side,
-between two hops: see Program.hop.
+between two transfers: see Program.transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +43,9 @@ def recurrence(
     g: Graph, il: int, rows: Sequence[np.ndarray], out: np.ndarray, record: Callable[[State], None]
 ) -> np.ndarray:
     """Out, which `record(state)` makes from `rows` and a layer's states; each f32 [n_tok, ...]."""
-    g.rec.program.hop(g.rec.step, *rows)
+    g.rec.program.transfer(g.rec.step, *rows)
     g.hooks.recur(g, il, record)
-    g.rec.program.hop(g.rec.step, out)
+    g.rec.program.transfer(g.rec.step, out)
     return out
 
 

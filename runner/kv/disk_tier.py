@@ -90,7 +90,7 @@ class DiskTier(KVCache):
         assert n_tokens <= self.capacity
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget the pages that hold no position below n_tokens."""
+        """Drop the pages that hold no position below n_tokens."""
         if (self._end <= n_tokens).all():
             return
         self._settle(wait=True, check=False)
@@ -153,11 +153,11 @@ class DiskTier(KVCache):
         self._end[layer] = end
         self._needed.clear()  # there may be fewer pages now than were asked for
 
-    def forget_cached(self) -> None:
+    def drop_cached(self) -> None:
         """Let the system drop its copies of what is in the file: for measurements."""
         self._settle(wait=True)
         self._join()
-        self._file.forget_cached()
+        self._file.drop_cached()
 
     # ---- kernels' side ---------------------------------------------------------------------------
     def stops(self, program: Program) -> list[int]:

@@ -75,7 +75,7 @@ class Frames:
 
         The frames stay until `unpin`; the units are there once the Load has run and `loaded` was
         told. ahead: take only frames that nobody needs sooner, as far as they go.
-        Raises OutOfFramesError, and then nothing has changed but what was forgotten.
+        Raises OutOfFramesError, and then nothing has changed but what was evicted.
         """
         pages = np.flatnonzero(need.any(axis=1))
         found = self.table[layer, pages]
@@ -142,7 +142,7 @@ class Frames:
         self._dirty[self.table[layer, pages]] = False
 
     def drop(self, layer: int, first: int) -> None:
-        """Forget a layer's pages from `first` on."""
+        """Drop a layer's pages from `first` on."""
         frames = self.table[layer, first:]
         self._release(frames[frames >= 0].astype(np.int64))
 
@@ -167,7 +167,7 @@ class Frames:
         return np.flatnonzero((self._owner >= 0) & ~self._dirty & ~self._pinned)
 
     def _evict(self, n: int, layer: int) -> None:
-        """Forget the n frames whose page was chosen longest ago.
+        """Evict the n frames whose page was chosen longest ago.
 
         Of those that their layer chose the last time, the ones whose layer comes up last from here.
         """

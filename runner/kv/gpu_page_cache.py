@@ -62,7 +62,7 @@ class GpuPageCache(KVCache):
         self._state[ops.KV_STATE.serial // 8] = 1
         self._marks, self._missing = np.zeros((2, self._n_page), np.int32)
         self._counts = np.zeros(ops.KV_RANKS, np.int32)
-        self._forget()
+        self._drop()
         self._end = 0  # positions that were made writable
 
     # ---- positions and Python's side -------------------------------------------------------------
@@ -92,7 +92,7 @@ class GpuPageCache(KVCache):
         self._end = max(self._end, n_tokens)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget positions from n_tokens on, which are written again before they are read."""
+        """Drop positions from n_tokens on, which are written again before they are read."""
         self._end = min(self._end, n_tokens)
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +117,7 @@ class GpuPageCache(KVCache):
             for start in range(0, len(own), PAGE):
                 part = own[start : start + PAGE].swapaxes(0, 1)
                 stored[first + start // PAGE, :, : part.shape[1]] = part
-        self._forget()
+        self._drop()
 
     def pages_from(self, first: int) -> list[Any]:
         """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
@@ -228,7 +228,7 @@ class GpuPageCache(KVCache):
             "v_bytes": v_store[0, 0, 0].nbytes,
         }
 
-    def _forget(self) -> None:
+    def _drop(self) -> None:
         """All frames are empty."""
         self._table[...], self._ring[...], self._owner[...] = -1, -1, -1
         self._used[...] = -ops.KV_OLD

@@ -74,7 +74,7 @@ class KVFile:
             "session is lost; start again (/reset) or load a saved one"
         )
 
-    def forget_cached(self) -> None:
+    def drop_cached(self) -> None:
         """Let the system drop its copies in memory, so that a measurement reads the disk."""
         os.fdatasync(self._file.fileno())
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

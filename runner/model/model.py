@@ -71,7 +71,7 @@ class Model:
         return np.exp2(np.concatenate([first, others])[:n_head]).astype(np.float32)
 
     @property
-    def is_bent(self) -> bool:
+    def has_score_mod(self) -> bool:
         """Whether attention is more than a softmax of products over what came before."""
         return self.slopes is not None or self.hp.attention_softcap > 0
 

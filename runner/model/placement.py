@@ -62,20 +62,22 @@ class Place(NamedTuple):
         return sum(w.data.nbytes for w in found)
 
 
-def one_place(backend: Backend, n_layer: int, host: Backend | None = None) -> tuple[Place, ...]:
+def on_one_device(backend: Backend, n_layer: int, host: Backend | None = None) -> tuple[Place, ...]:
     """All of a model on one device."""
     return (Place(backend, range(n_layer), True, True, host),)
 
 
-def two_places(cpu: Backend, gpu: Backend, n_layer: int, n_gpu_layers: int) -> tuple[Place, ...]:
+def on_two_devices(
+    cpu: Backend, gpu: Backend, n_layer: int, n_gpu_layers: int
+) -> tuple[Place, ...]:
     """The last n_gpu_layers layers on a GPU, as in llama.cpp.
 
     More than n_layer, or fewer than 0: all of them and the output. As many: the output stays.
     """
     if n_gpu_layers == 0:
-        return one_place(cpu, n_layer)
+        return on_one_device(cpu, n_layer)
     if not 0 < n_gpu_layers <= n_layer:
-        return one_place(gpu, n_layer, cpu)
+        return on_one_device(gpu, n_layer, cpu)
     first = n_layer - n_gpu_layers
     return (
         Place(cpu, range(first), True, True),

@@ -30,7 +30,7 @@ def rope_frequencies(
     factors: np.ndarray | None = None,
     n_rot: int = 0,
 ) -> RopeFrequencies:
-    """Frequencies for one kind of layer; n_rot: elements of a head that turn, 0: hp.n_rot.
+    """Frequencies for one kind of layer; n_rot: elements of a head that are rotated, 0: hp.n_rot.
 
     factors: float32 [n_rot / 2] of the file (Llama 3, LongRoPE), which divide the frequencies;
     None for models without.
@@ -55,7 +55,7 @@ def rope_frequencies(
 
 
 def _yarn_ramp(n_rot: int, base: float, scaling: RopeScaling) -> np.ndarray:
-    """YaRN Eq. 18: 1 for dimensions that turn often in the training context, 0 for slow ones."""
+    """YaRN Eq. 18: 1 for dimensions that rotate often in the training context, 0 for slow ones."""
 
     def dimension(n_turn: float) -> float:
         turns = scaling.n_ctx_orig / (n_turn * 2.0 * math.pi)

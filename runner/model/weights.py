@@ -235,10 +235,10 @@ def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
         return found  # all of a key is rotated
     type, flat = GGMLType[w.type], np.ascontiguousarray(rows[:, :n_plain]).reshape(-1)
     keys = dequantize(flat, type, (n.n_latent, n_head * n_plain))
-    turned = np.asarray(keys).reshape(n_head, n_plain, n.n_latent).swapaxes(1, 2)
+    transposed = np.asarray(keys).reshape(n_head, n_plain, n.n_latent).swapaxes(1, 2)
     kind = "F32" if w.type == "F32" or n_plain % 32 else "F16"
-    turned = np.ascontiguousarray(turned, np.float32 if kind == "F32" else np.float16)
-    k = QTensor(turned.view(np.uint8).reshape(-1), kind, n_head * n.n_latent, n_plain)
+    transposed = np.ascontiguousarray(transposed, np.float32 if kind == "F32" else np.float16)
+    k = QTensor(transposed.view(np.uint8).reshape(-1), kind, n_head * n.n_latent, n_plain)
     found["attn_k_b"] = Tensor(f"{prefix}attn_k_b", k, None, both.read, both.whole)
     return found
 

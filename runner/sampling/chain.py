@@ -334,7 +334,7 @@ class Sampler:
             step.accept(int(token_id))
 
     def reset(self) -> None:
-        """Forget the history and start the random streams again: the same text follows."""
+        """Drop the history and start the random streams again: the same text follows."""
         for step in self.steps:
             step.reset()
 

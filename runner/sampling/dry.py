@@ -140,7 +140,7 @@ class Dry(Step):
             del self._history[: len(self._history) - self.last_n]
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Drop all tokens."""
         self._history = array("i")
 
     def get_state(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Penalties(Step):
         self._counts[token_id] += 1
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Drop all tokens."""
         self._window, self._counts = deque(), Counter()
 
     def get_state(self) -> dict[str, Any]:

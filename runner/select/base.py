@@ -134,7 +134,7 @@ class SelectorState:
     # K and V of frozen positions: the layer's own of the state they keep ("project"), the
     # layer's before ("reuse"); "" freezes nothing.
     freezing = ""
-    # Whether what a layer attends to depends on what others chose: all must be in one place.
+    # Whether what a layer attends to depends on what others chose: all must be on one device.
     sharing = False
     # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
     counters: tuple[np.ndarray, ...] = ()
@@ -176,7 +176,7 @@ class SelectorState:
         return range(0)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget everything about positions from n_tokens on."""
+        """Drop everything about positions from n_tokens on."""
 
     def phase(self, step: int) -> str:
         """Name of the decode Program that step `step` replays; one is recorded a name."""
@@ -251,7 +251,7 @@ class Steps:
         return step - self._begin
 
     def truncate(self, n_tokens: int) -> None:
-        """The next step starts anew if what is forgotten was part of the last one."""
+        """The next step starts anew if what is dropped was part of the last one."""
         if n_tokens < self._next:
             self._next = -1
 
@@ -277,7 +277,7 @@ class LastQueries:
         )
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget the queries from n_tokens on."""
+        """Drop the queries from n_tokens on."""
         self._past_pos[self._past_pos >= n_tokens] = -1
 
     def record_sums(
@@ -337,7 +337,7 @@ class StartingState(SelectorState):
             self._queries.record(rec, layer, q)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget the queries from n_tokens on; the next step starts anew if it must."""
+        """Drop the queries from n_tokens on; the next step starts anew if it must."""
         self._queries.truncate(n_tokens)
         self._steps.truncate(n_tokens)
 

@@ -178,7 +178,7 @@ class _State(SelectorState):
         )
 
     def truncate(self, n_tokens: int) -> None:
-        """Forget the tables and the queries from n_tokens on: the next step starts anew."""
+        """Drop the tables and the queries from n_tokens on: the next step starts anew."""
         self._meta[:, :, 0] = -1
         self._past_pos[self._past_pos >= n_tokens] = -1
 

@@ -124,7 +124,7 @@ class Cache:
         return path
 
     def drop_state(self, key: str) -> None:
-        """Forget a session file that turned out to be damaged."""
+        """Drop a session file that turned out to be damaged."""
         (self.folder / (key + _STATE)).unlink(missing_ok=True)
 
     def keep_state(self, key: str, n_bytes: int, save: Callable[[Path], None]) -> None:

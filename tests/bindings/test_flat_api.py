@@ -405,7 +405,7 @@ def test_the_state_of_one_sequence_goes_to_another(model, new_context, tmp_path)
     assert pos_max(ctx) == len(ids) - 1
 
 
-def test_another_method_goes_on_from_the_same_tokens(model, new_context):
+def test_another_method_resumes_after_the_same_tokens(model, new_context):
     ctx, ids = new_context(n_ctx=512, audit=1), np.arange(250, dtype=np.int32) % 90
     assert L.tamis_attn_stats(ctx, 0) is None
     decode(ctx, ids)
@@ -769,7 +769,7 @@ def _load(path):
     return _FUZZED["model"]
 
 
-def test_freed_objects_are_let_go():
+def test_freed_objects_are_released():
     before = len(TABLE)
     handles = [L.llama_sampler_init_greedy() for _ in range(50)]
     assert len(TABLE) == before + 50

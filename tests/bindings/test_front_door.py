@@ -83,7 +83,7 @@ def test_calls_after_close_are_errors(model):
         (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
     ],
 )
-def test_wrong_types_are_told_with_what_to_write(model, call, said):
+def test_wrong_types_are_reported_with_what_to_write(model, call, said):
     with Engine.load(model, n_threads=1) as engine, engine.session(n_ctx=64) as session:
         with pytest.raises(TypeError) as found:
             call(engine, session)

@@ -198,7 +198,7 @@ def test_each_of_several_keys_opens(engine):
         ("one\ntwo", False, ("x", "x"), False),
     ],
 )
-def test_who_is_told_what_others_have_asked(engine, key, isolate, salts, shared):
+def test_which_clients_share_the_prompt_cache(engine, key, isolate, salts, shared):
     settings = Settings(access=Access(key=key), isolate=isolate)
     server = local_server(engine, sessions(engine, 2), settings)
     keys = (key.splitlines() or [""]) * 2
@@ -486,7 +486,7 @@ def test_logits_that_are_no_numbers_are_the_models_fault(engine, worker, monkeyp
     assert "logit" in error.message
 
 
-def test_owners_take_turns_whoever_came_first(engine):
+def test_scheduling_is_fair_between_owners(engine):
     worker = Worker(engine, sessions(engine, 1))
     order, go_on = [], threading.Event()
     first, _ = job(engine, range(5, 20), 1)

@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.helpers import Helpers
 from tamis.bindings.serve.http.app import SMALL
 from tamis.bindings.serve.text import BoundedTokenizer, TooManyTokens
-from tamis.bindings.serve.turns import Turns
 from tamis.bindings.serve.wire import Config, identity
 from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar
 
@@ -296,26 +296,26 @@ def test_a_model_file_that_was_replaced_is_not_read_for_requests(path, tmp_path,
     assert "has changed" in capfd.readouterr().err
 
 
-def test_clients_take_turns_and_one_that_leaves_takes_none(path):
+def test_scheduling_is_fair_and_a_cancelled_client_is_skipped(path):
     async def run():
-        turns, order = Turns(1), []
+        semaphore, order = FairSemaphore(1), []
 
         async def work(owner):
-            await turns.enter(owner)
+            await semaphore.acquire(owner)
             order.append(owner)
             await asyncio.sleep(0)
-            turns.leave(owner)
+            semaphore.release(owner)
 
-        await turns.enter("first")
+        await semaphore.acquire("first")
         tasks = [asyncio.create_task(work(owner)) for owner in "aaaabc"]
         await asyncio.sleep(0)
-        assert turns.n_waiting == 6
+        assert semaphore.n_waiting == 6
         tasks[1].cancel()
         await asyncio.sleep(0)
-        assert turns.n_waiting == 5
-        turns.leave("first")
+        assert semaphore.n_waiting == 5
+        semaphore.release("first")
         await asyncio.gather(*tasks, return_exceptions=True)
-        return order, turns.n_waiting
+        return order, semaphore.n_waiting
 
     order, n = asyncio.run(run())
     assert order.index("b") < 3
@@ -324,16 +324,16 @@ def test_clients_take_turns_and_one_that_leaves_takes_none(path):
     assert n == 0
 
 
-def test_a_request_that_gets_no_turn_in_time_is_told_to_come_again(path):
+def test_a_request_that_waits_too_long_is_answered_busy(path):
     async def run():
         helper = helpers(path, seconds=20)
         helper._seconds = 0.2
         for _ in range(2):
-            await helper._turns.enter("others")
+            await helper._slots.acquire("others")
         try:
             await helper.prepare("tokenize", b'{"content": "x"}', "")
         except ApiError as error:
-            return error.status, helper._turns.n_waiting
+            return error.status, helper._slots.n_waiting
         finally:
             helper.close()
 

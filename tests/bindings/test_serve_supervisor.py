@@ -105,7 +105,7 @@ def test_a_full_queue_refuses_all_of_a_request(supervisor, gate):
     assert refusal.value.headers["Retry-After"]
     assert jobs[5][1].empty()
     assert supervisor.counts.refused == 3
-    supervisor.forget([each for each, _ in jobs[:5]])
+    supervisor.drop([each for each, _ in jobs[:5]])
     gate.open.set()
     again, events = choice(range(5, 20))
     supervisor.submit([again])  # those nobody waits for take no room

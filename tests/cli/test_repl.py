@@ -70,7 +70,7 @@ def test_a_full_context_is_shifted_where_asked_for(engine, capsys):
     chat.handle("C" * 16)
     assert [m["content"][:1] for m in chat.messages] == ["S", "B", "o", "C", "o"]
     assert session.calls[-1][0] == [*b"C" * 16, 4], "what is left is not read again"
-    assert "[context full: the oldest 2 messages are forgotten" in capsys.readouterr().err
+    assert "[context full: the oldest 2 messages are dropped" in capsys.readouterr().err
     chat.handle("D" * 80)
     assert [m["content"][:1] for m in chat.messages] == ["S", "D", "o"]
 
@@ -106,7 +106,7 @@ def test_a_failed_answer_leaves_the_conversation_as_it_was(chat, engine, capsys)
     for line in ("more", "/regen"):
         assert chat.handle(line)
         assert chat.messages == before
-    error = "error: prompt is 9 tokens, --ctx is 8: raise --ctx; /clear forgets the conversation\n"
+    error = "error: prompt is 9 tokens, --ctx is 8: raise --ctx; /clear empties the conversation\n"
     assert capsys.readouterr().err == error * 2
 
 

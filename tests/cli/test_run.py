@@ -180,7 +180,7 @@ def test_a_context_and_types_that_are_named_are_taken():
     assert context.choose(planned(512), arguments(ctx=0), 10).n_ctx == 512
 
 
-def test_a_prompt_that_is_too_long_is_told_with_three_remedies():
+def test_a_prompt_that_is_too_long_is_an_error_with_three_remedies():
     with pytest.raises(ContextError) as found:
         context.choose(planned(512), arguments(), 1000)
     text = str(found.value)
@@ -242,7 +242,7 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
-def test_a_time_is_told_when_it_is_known(monkeypatch, capsys):
+def test_the_remaining_time_is_shown_when_it_is_known(monkeypatch, capsys):
     """Each chunk takes a second longer than the one before; after the first it was "0 s left"."""
     now = [100.0]
     monkeypatch.setattr("tamis.cli.terminal.progress.time.monotonic", lambda: now[0])

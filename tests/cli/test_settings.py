@@ -61,7 +61,7 @@ def test_help_of_samplers_has_the_defaults_that_hold() -> None:
         (["run", "--device", "cud", "x"], "did you mean cuda"),
     ],
 )
-def test_a_slip_of_the_fingers_is_told(words, meant, capsys):
+def test_a_misspelt_word_is_corrected_in_the_error(words, meant, capsys):
     assert main(words) == 2
     assert meant in capsys.readouterr().err
 
@@ -120,7 +120,7 @@ def test_lists_and_switches_have_defaults_too(engine, file):
         ("device = 'cud'", "--device is 'cud'"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_told_with_its_place(file, capsys, text, said):
+def test_a_setting_that_cannot_be_used_is_reported_with_its_place(file, capsys, text, said):
     file.write_text(text)
     assert main(["run", "hi"]) == 2
     err = capsys.readouterr().err
@@ -128,7 +128,7 @@ def test_a_setting_that_cannot_be_used_is_told_with_its_place(file, capsys, text
     assert said.removeprefix("--temperature") in err
 
 
-def test_a_variable_that_cannot_be_used_is_told(monkeypatch, capsys):
+def test_a_variable_that_cannot_be_used_is_reported(monkeypatch, capsys):
     monkeypatch.setenv("TAMIS_TEMP", "hot")
     assert main(["run", "hi"]) == 2
     assert "TAMIS_TEMP" in capsys.readouterr().err

@@ -25,13 +25,13 @@ def gpu(monkeypatch):
     return CudaBackend()
 
 
-def test_works_take_turns_and_are_compared_within_each(gpu):
+def test_works_alternate_and_are_compared_within_each_round(gpu):
     ran = []
     works = [Work(name, lambda n=name: ran.append(n), 4, 100, 7) for name in ("whole", "part")]
     # The machine slows down: only what is of the same turn can be compared.
     gpu.device.seconds = [s for turn in range(N_RUN) for s in (8.0 * (1 + turn), 4.0 * (1 + turn))]
     gpu.device.seconds[-1] = 7.0 * N_RUN
-    whole, part = bench_cuda.by_turns(gpu, *works)
+    whole, part = bench_cuda.alternating(gpu, *works)
     assert ran == (N_RUN + 1) * ["whole", "part"]
     assert (whole.op, whole.seconds) == ("whole", 8 * (N_RUN + 1) / 2 / 4)
     assert part == ("part: 2.00 times faster (1.14 to 2.00)", (N_RUN + 1) / 2, 100, 7)

@@ -13,7 +13,7 @@ from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import zeros
-from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW, FEW_ROWS, TURNS, matmul_scratch
+from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROW, FEW_ROWS, matmul_scratch
 from tamis.jit_kernels.cuda.lang.target import TARGETS
 from tamis.platform.memory import huge_zeros
 
@@ -83,7 +83,7 @@ def test_memory_goes_with_the_program_and_weights_stay(backend):
         del linked, program
         gc.collect()
     assert copied < w.nbytes  # the second time they were there
-    kept = w.nbytes + cuda_backend.ALIGNMENT + TURNS + matmul_scratch(64, 64)
+    kept = w.nbytes + cuda_backend.ALIGNMENT + COUNTERS + matmul_scratch(64, 64)
     assert backend.device.held == kept
     backend.close()
     gc.collect()
@@ -222,10 +222,10 @@ def test_experts_have_scratch_for_their_rows_and_plan(backend):
     )  # fmt: skip
     linked = backend.link(program)
     # Rows as float16, up to 128 elements, or 3 bytes an element; 12 slots, at most 12 tiles.
-    assert backend.scratch(0).n_bytes == TURNS + 12 * 288 + 4 * (12 + 1 + 3 * 12)
+    assert backend.scratch(0).n_bytes == COUNTERS + 12 * 288 + 4 * (12 + 1 + 3 * 12)
     backend.run(linked)
     (seen,) = fields(backend, ops.MOE_MATMUL)
-    assert seen["scratch"] == backend.scratch(0).address + TURNS
+    assert seen["scratch"] == backend.scratch(0).address + COUNTERS
 
 
 def test_a_timed_replay_tells_what_each_part_of_a_pass_took(backend):
@@ -286,7 +286,7 @@ def test_kernels_see_mapped_memory_itself_as_long_as_it_is_held(backend):
     gate(program, step, x[1], y)
     before = backend.device.held
     linked = backend.link(program)
-    assert backend.device.held < before + x.nbytes + y.nbytes + 4096 + TURNS
+    assert backend.device.held < before + x.nbytes + y.nbytes + 4096 + COUNTERS
     backend.run(linked)
     (seen,) = fields(backend, ops.GATE)
     assert seen["gate"] == x[1].ctypes.data + ELSEWHERE

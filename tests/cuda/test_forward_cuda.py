@@ -92,7 +92,7 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
     errors = np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()
     # A close call of Tactic's, one position more or less, may go the other way in a few steps.
     assert np.quantile(errors, 0.8 if attn.startswith("tactic") else 1) < 1e-4
-    # What is remembered of positions that others take must be forgotten.
+    # What is remembered of positions that others take must be dropped.
     session, other = (engines[0].session(n_ctx=256, attn=attn) for _ in range(2))
     for i in ids:
         session.decode(int(i))
@@ -109,7 +109,7 @@ def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
 
 
 @pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q8_0")], ids=str)
-def test_keys_and_values_of_other_types_are_the_cpus(types, tmp_path):
+def test_a_kv_cache_of_other_types_is_the_cpus(types, tmp_path):
     """Logits are nearer to the CPU's of these types than those of float16 are.
 
     A rounding may tip: that moves an element of a key by a step, and few logits.
@@ -343,7 +343,7 @@ def least_vram(engine, n_ctx, n_ubatch, types=("f16", "f16")):
         ("topk:k=80,sink=2,recent=60", "dense"),
     ],
 )
-def test_keys_and_values_in_ram_give_the_same_logits(attn, prefill, types, tmp_path):
+def test_a_kv_cache_in_ram_gives_the_same_logits(attn, prefill, types, tmp_path):
     """To the bit, with as few frames as there may be, over prompts, steps and what comes back."""
     if types[0] != "f16" and attn.startswith(("lfps", "tactic")):
         pytest.skip("reads float16 keys only")
@@ -372,7 +372,7 @@ def test_keys_and_values_in_ram_give_the_same_logits(attn, prefill, types, tmp_p
     engine.close()
 
 
-def test_layers_on_both_devices_and_keys_and_values_in_ram(tmp_path):
+def test_layers_on_both_devices_and_the_kv_cache_in_ram(tmp_path):
     path = write_tiny_model(
         tmp_path / "m.gguf", TinySpec("llama", "F32", layers=4, n_ctx=2048, embd=128)
     )

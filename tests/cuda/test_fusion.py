@@ -186,7 +186,7 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
         ("qkq", [("Q8_0", N), ("Q4_K", N_KV), ("Q8_0", N_KV)]),
     ],
 )
-def test_queries_keys_and_values_of_other_types_are_kept_side_by_side(layer, types, parts):
+def test_q_k_and_v_of_other_types_are_concurrent_launches(layer, types, parts):
     of = {"q": ("Q8_0",), "k": ("Q4_K",)}
     found = launched(changed(layer, **dict(zip("qkv", map(of.get, types), strict=True))).values())
     kept = found[1 : 1 + len(parts)]
@@ -202,7 +202,7 @@ def test_queries_keys_and_values_of_other_types_are_kept_side_by_side(layer, typ
     assert found[1 + len(parts)].fields["early"] == 1
 
 
-def test_biases_of_queries_keys_and_values_are_added(layer):
+def test_biases_of_q_k_and_v_are_added(layer):
     biased = changed(layer, q={"bias": 7}, k={"bias": 8}, v={"bias": 9})
     keep = launched(biased.values())[1]
     assert [keep.fields[name] for name in ("bias", "bias2", "bias3")] == [7, 8, 9]
@@ -458,14 +458,16 @@ def test_up_to_three_products_of_a_type_are_launched_together(at):
 
 def test_candidates_are_what_may_be_asked_for_and_no_more():
     product, float_product = KernelSpec(ops.MATMUL, ("Q4_K",)), KernelSpec(ops.MATMUL, ("F16",))
-    turns = [KernelSpec(ops.ROPE_APPEND, (HEAD_DIM, 0, *types)) for types in (F16, ("q8_0", "f16"))]
+    rotations = [
+        KernelSpec(ops.ROPE_APPEND, (HEAD_DIM, 0, *types)) for types in (F16, ("q8_0", "f16"))
+    ]
     attends = [KernelSpec(ops.ATTEND, (HEAD_DIM, 2, q_block, *F16)) for q_block in (1, 16)]
     packs = [KernelSpec(ops.PACK_ROWS, ("quantised", source)) for source in ("norm", "gelu")]
     rows = {KernelSpec(ops.PRODUCTS, ("Q4_K",)), KernelSpec(ops.PRODUCT_NORM, ("Q4_K",))}
     gates = {KernelSpec(ops.PRODUCT_GATE, ("Q4_K", "gelu"))}
-    assert candidates([product, float_product, turns[1], attends[1]]) == rows
-    assert candidates([float_product, *packs, turns[0]]) == set()
+    assert candidates([product, float_product, rotations[1], attends[1]]) == rows
+    assert candidates([float_product, *packs, rotations[0]]) == set()
     assert candidates([product, *packs]) == rows | gates
     kept = {KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q4_K", 0))}
-    assert candidates([product, turns[0]]) == rows | kept
+    assert candidates([product, rotations[0]]) == rows | kept
     assert candidates(attends) == {KernelSpec(ops.ATTEND_PACK, (HEAD_DIM, 2, *F16))}

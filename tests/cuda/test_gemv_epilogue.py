@@ -207,7 +207,7 @@ def test_a_gate_and_what_it_is_for_are_packed(place, type_, activation, n_tok, n
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("with_bias", "parts"), [(0, [0]), (1, [0]), (0, [0, 2]), (1, [0, 1])])
-def test_queries_and_keys_are_turned_and_kept(
+def test_qkv_products_with_rope_and_append(
     place, type_, neox, n_tok, n_in, heads, head_dim, with_bias, parts
 ):
     (n_head, n_head_kv), half, pos = heads, head_dim // 2, PAGE - 1

@@ -38,7 +38,7 @@ AT_TYPES = [
 
 
 @pytest.mark.parametrize(("head_dim", "group", "q_block", "types"), AT_TYPES, ids=str)
-def test_keys_and_values_of_each_type_and_width(gpu, head_dim, group, q_block, types):
+def test_kv_types_and_head_dims(gpu, head_dim, group, q_block, types):
     n_tok = 3 if q_block == 1 else 37
     heads = attention.Heads(head_dim, group, q_block, n_row=2, heads_per_kv=group)
     case = attention.new_case(heads, n_tok, 190, 16, window=0, weighted=True, types=types)

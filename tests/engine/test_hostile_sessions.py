@@ -100,7 +100,7 @@ def test_more_tokens_than_the_context_has_room_for_are_refused(engine, saved, tm
 
 @pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0xFC00, 0xFFFF])
 @pytest.mark.parametrize("at", [0, -1])
-def test_keys_and_values_that_are_no_numbers_are_refused(engine, saved, tmp_path, bits, at):
+def test_a_kv_cache_of_nan_or_infinity_is_refused(engine, saved, tmp_path, bits, at):
     header, arrays = saved
     arrays = [array.copy() for array in arrays]
     arrays[at].view(np.uint16)[7] = bits

@@ -69,8 +69,8 @@ def test_links_are_followed_and_where_they_lead_is_checked(tmp_path):
     assert private_folder(tmp_path / "way" / "x") == tmp_path / "real" / "x"
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    (tmp_path / "open" / "hop").symlink_to(tmp_path / "real")
-    (tmp_path / "around").symlink_to(tmp_path / "open" / "hop")
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "around").symlink_to(tmp_path / "open" / "link")
     with pytest.raises(PrivacyError):
         private_folder(tmp_path / "around" / "x")
     (tmp_path / "loop").symlink_to("loop")

@@ -54,7 +54,7 @@ def test_the_command_writes_types_and_mixes(type_, tmp_path, monkeypatch):
     assert types == {"Q8_0": {"F32", "Q8_0"}, "Q4_K_M": {"F32", "Q4_K", "Q6_K"}}[type_]
 
 
-def test_rows_that_are_no_whole_blocks_are_told(tmp_path, monkeypatch, capsys):
+def test_rows_that_are_no_whole_blocks_are_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SHAPES, "narrow", SHAPES["llama-3.1-8b"]._replace(n_embd=64))
     monkeypatch.setattr(sys, "argv", ["random_model", "narrow", "Q4_K_M", str(tmp_path / "m.gguf")])
     with pytest.raises(SystemExit):

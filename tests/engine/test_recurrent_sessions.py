@@ -64,7 +64,7 @@ def test_drafts_that_are_dropped_leave_nothing(engine, truth):
 
 
 @pytest.mark.parametrize("n", [0, 13, 50])
-def test_a_copy_goes_on_from_a_part_and_the_other_stays(engine, truth, n):
+def test_a_copy_resumes_from_a_prefix_and_the_other_stays(engine, truth, n):
     one, other = engine.session(n_ctx=128, n_ubatch=16), engine.session(n_ctx=128)
     logits(one, IDS[:50])
     other.prefill([9, 9, 9])
@@ -96,7 +96,7 @@ def test_a_batch_steps_each_sequence_by_itself(engine, truth):
 
 
 @pytest.mark.parametrize("held", [0, 20])
-def test_a_prompt_that_is_broken_off_leaves_the_session_as_it_was(engine, truth, held):
+def test_a_cancelled_prompt_leaves_the_session_as_it_was(engine, truth, held):
     session = engine.session(n_ctx=128, n_ubatch=8)
     if held:
         logits(session, IDS[:held])

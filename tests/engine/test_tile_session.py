@@ -9,7 +9,7 @@ from tamis.tools.tile_session import tile
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
-def test_the_first_layers_keys_and_values_are_those_of_the_repeated_tokens(tmp_path, arch):
+def test_the_first_layers_kv_cache_is_that_of_the_repeated_tokens(tmp_path, arch):
     path = tmp_path / "tiny.gguf"
     write_tiny_model(path, TinySpec(arch=arch))
     engine = Engine.load(path, n_threads=1)

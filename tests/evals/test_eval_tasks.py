@@ -127,7 +127,7 @@ def test_the_hay_of_prose_has_no_numbers_that_could_be_taken_for_a_needle():
     assert not any(re.search(r"\d", next(text)) for _ in range(500))
 
 
-def test_passkey_is_told_twice_in_one_place():
+def test_passkey_stands_twice_in_one_sentence():
     draft = made("passkey")
     assert draft.context.count(f"The pass key is {draft.expected[0]}.") == 1
     assert draft.context.count(draft.expected[0]) == 2

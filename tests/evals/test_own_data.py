@@ -53,7 +53,7 @@ def test_three_forms_are_read(tmp_path):
         ({"context": "C", "input": "", "answers": ["A"], "dataset": "lcc"}, "no metric here"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(tmp_path, row, said):
+def test_a_wrong_line_is_reported_with_its_number(tmp_path, row, said):
     path = write(tmp_path, {"prompt": "P", "answer": "A"}, row)
     with pytest.raises(DataError) as found:
         read_data(path)

@@ -84,7 +84,7 @@ def test_what_is_run_again_for_its_queries_leaves_keys_as_they_were(path, gpu, n
     engine.close()
 
 
-def test_kernels_are_told_of_pages_only_where_these_changed(path, gpu, monkeypatch):
+def test_page_tables_are_sent_only_where_they_changed(path, gpu, monkeypatch):
     engine, sent, send = loaded(path, -1), [], Apart.send
 
     def noted(backend, *arrays):
@@ -400,7 +400,7 @@ def opened(engine, **options):
     session = engine.session(**options)
     for stage in session._stages:
         if isinstance(stage.backend, SplitBackend):
-            moving = [rows for hop in stage._body_program.hops for rows in hop.rows]
+            moving = [rows for transfer in stage._body_program.transfers for rows in transfer.rows]
             for rows in (stage.ws.x, stage.ws.logits, *moving):
                 if stage.backend.rows.has(rows):
                     stage.backend.rows.spoil(rows)
@@ -485,7 +485,7 @@ def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
     engine.close()
 
 
-def test_all_keys_and_values_may_be_on_disk(path, whole, elsewhere, tmp_path):
+def test_the_whole_kv_cache_may_be_on_disk(path, whole, elsewhere, tmp_path):
     engine, ids = parted(path), ids_of(700)
     kv_ram = whole.memory_plan(32 * PAGE).kv // 3
     sizes = {"n_ctx": 32 * PAGE, "n_ubatch": 64, "attn": "lfps"}
@@ -654,8 +654,8 @@ def test_a_context_of_the_flat_api_asks_for_it(path, elsewhere):
     assert flat.llama_model_free(model) == flat.LLAMA_OK
 
 
-def test_rows_cross_only_where_a_replay_meets_the_hop():
-    """A replay that starts behind a hop, as after a page was fetched, transfers nothing again."""
+def test_rows_are_copied_only_where_a_replay_meets_the_transfer():
+    """A replay that starts behind a transfer, as after a page was fetched, repeats none."""
     step, moved = np.array([1, 0, 0, 0, 0]), []
 
     class Noted:
@@ -679,7 +679,7 @@ def test_rows_cross_only_where_a_replay_meets_the_hop():
     x, program = zeros((4, 8), np.float32), Program()
     for rows in (None, x, x):
         if rows is not None:
-            program.hop(step, rows)
+            program.transfer(step, rows)
         for _ in range(2):
             program.add(ops.GATE, ("silu",), step=step, gate=x, up=x, y=x, n=8)
     split = SplitBackend(Noted("rows"), Noted("own"))

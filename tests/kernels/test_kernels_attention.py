@@ -14,7 +14,7 @@ from attention_cases import (
     Heads,
     attention,
     check_attend,
-    check_bent,
+    check_score_mod,
     kept_as,
     new_case,
     normal,
@@ -42,13 +42,13 @@ HEADS_Q8 = [
 AT_Q8 = [(at, types) for at in range(len(HEADS_Q8)) for types in TYPES[1 if at in (0, 4) else 3 :]]
 KINDS_Q8 = [(HEADS_Q8[at], types) for at, types in AT_Q8]
 SHAPE_Q8 = (64, 1, 6, 3, 32)
-BENT = [(HEADS[0], F16), (HEADS[2], F16), (HEADS_Q8[4], ("q8_0", "q4_0"))]
+SCORE_MOD = [(HEADS[0], F16), (HEADS[2], F16), (HEADS_Q8[4], ("q8_0", "q4_0"))]
 KERNELS = [
     *{(ops.ROPE_APPEND, (*shape[:2], *F16)) for shape in SHAPES},
     *((ops.ROPE_APPEND, (*SHAPE_Q8[:2], *types)) for types in TYPES),
     *{(ops.ATTEND, (h.head_dim, h.group, h.q_block, *F16)) for h in HEADS},
     *((ops.ATTEND, (h.head_dim, h.group, h.q_block, *t)) for h, t in KINDS_Q8),
-    *((ops.ATTEND_BENT, (h.head_dim, h.group, h.q_block, *t)) for h, t in BENT),
+    *((ops.ATTEND_SCORE_MOD, (h.head_dim, h.group, h.q_block, *t)) for h, t in SCORE_MOD),
     *{(ops.ATTEND_MERGE, (h.head_dim, 16)) for h in (*HEADS, *HEADS_Q8)},
     (ops.ATTEND_SINK, ()),
 ]
@@ -63,7 +63,7 @@ KERNELS = [
     ("shape", "types"), [*((s, F16) for s in SHAPES), *((SHAPE_Q8, t) for t in TYPES)], ids=str
 )
 @in_child
-def test_heads_are_normed_turned_and_kept(shape, types, n_tok, pos, normed):
+def test_heads_get_norm_rope_and_append(shape, types, n_tok, pos, normed):
     head_dim, neox, n_head, n_head_kv, n_half = shape
     rng = np.random.default_rng((*shape, n_tok, pos))
     q, (k, v) = normal(rng, n_tok, n_head, head_dim), normal(rng, 2, n_tok, n_head_kv, head_dim)
@@ -121,7 +121,7 @@ def test_attention_to_a_selection(at, n_tok, pos, block):
 )
 @pytest.mark.parametrize(("at", "types"), AT_Q8, ids=str)
 @in_child
-def test_attention_to_keys_and_values_of_each_type(at, n_tok, pos, block, types):
+def test_attention_over_each_kv_type(at, n_tok, pos, block, types):
     if n_tok > 1 and HEADS_Q8[at].q_block == 1:
         n_tok = 3
     case = new_case(
@@ -130,22 +130,22 @@ def test_attention_to_keys_and_values_of_each_type(at, n_tok, pos, block, types)
     check_attend(case, with_lse=True)
 
 
-@pytest.mark.parametrize("bend", ["cap", "slopes", "ahead", "all"])
+@pytest.mark.parametrize("mod", ["cap", "slopes", "ahead", "all"])
 @pytest.mark.parametrize(
     ("n_tok", "pos", "window"), [(1, 90, 0), (1, 70, 21), (21, 0, 0), (37, 70, 30)]
 )
-@pytest.mark.parametrize("at", range(len(BENT)))
+@pytest.mark.parametrize("at", range(len(SCORE_MOD)))
 @in_child
-def test_attention_with_bent_scores(at, n_tok, pos, window, bend):
-    heads, types = BENT[at]
+def test_attention_with_modified_scores(at, n_tok, pos, window, mod):
+    heads, types = SCORE_MOD[at]
     case = new_case(heads, n_tok, pos, 16, window=window, weighted=at != 1, types=types)
-    bends = {
+    mods = {
         "cap": {"cap": 1.5},
         "slopes": {"slopes": 2.0 ** -np.arange(1, heads.n_head + 1)},
         "ahead": {"ahead": 7},
     }
-    every = {name: value for each in bends.values() for name, value in each.items()}
-    check_bent(Case(**(vars(case) | (every if bend == "all" else bends[bend]))))
+    every = {name: value for each in mods.values() for name, value in each.items()}
+    check_score_mod(Case(**(vars(case) | (every if mod == "all" else mods[mod]))))
 
 
 @in_child

@@ -178,7 +178,7 @@ def test_heads_are_normed_and_turned_in_this_order(neox, order, norm, n_tok, n_h
         if part == "norm" and norm:
             expected = rms_norm(expected, w, 1e-3)
         elif part == "rope" and n_half:
-            expected = turned(expected, angles.astype(np.float64), neox)
+            expected = rotated(expected, angles.astype(np.float64), neox)
     for found in runs(
         ops.ROPE_HEADS, (16, neox, order), out={"x": x}, absent=() if norm else ("norm",),
         step=step_of(n_tok), cos=np.cos(angles), sin=np.sin(angles), n_head=n_head,
@@ -188,8 +188,8 @@ def test_heads_are_normed_and_turned_in_this_order(neox, order, norm, n_tok, n_h
         np.testing.assert_allclose(found["x"], expected, rtol=3e-6, atol=3e-6)
 
 
-def turned(x, angles, neox):
-    """Heads x [n_tok, n_head, head_dim] with their first pairs turned by angles [n_tok, n_half]."""
+def rotated(x, angles, neox):
+    """Heads x [n_tok, n_head, head_dim] with the first pairs rotated by angles [n_tok, n_half]."""
     n = angles.shape[1]
     first = np.arange(n) if neox else 2 * np.arange(n)
     other, out = first + (n if neox else 1), x.copy()

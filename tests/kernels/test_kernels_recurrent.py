@@ -50,7 +50,7 @@ def wide(*arrays):
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize(("n_tok", "n", "n_tap"), [(1, 3, 4), (2, 33, 4), (5, 64, 3), (4, 17, 1)])
 @in_child
-def test_a_convolution_goes_on_from_its_state(n_tok, n, n_tap, activation, with_bias):
+def test_a_convolution_resumes_from_its_state(n_tok, n, n_tap, activation, with_bias):
     rng = np.random.default_rng((n_tok, n, n_tap))
     x, w, bias = normal(rng, n_tok, n + 5), normal(rng, n_tap, n), normal(rng, n)
     state = normal(rng, n_tap - 1, n)
@@ -177,7 +177,7 @@ def test_a_norm_and_its_gate(n_tok, rows, n, order, activation, shared):
 @pytest.mark.parametrize(("n_tok", "n"), [(1, 5), (4, 32), (9, 21)])
 @pytest.mark.parametrize("n_state", N_STATE)
 @in_child
-def test_a_selective_scan_goes_on_from_its_state(n_state, n_tok, n):
+def test_a_selective_scan_resumes_from_its_state(n_state, n_tok, n):
     rng = np.random.default_rng((n_state, n_tok, n))
     x, dt = normal(rng, n_tok, n), np.exp(normal(rng, n_tok, n))
     mixed, d = normal(rng, n_tok, 2 * n_state + 3), normal(rng, n)
@@ -250,7 +250,7 @@ def check_linear_scan(rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tile
 )
 @pytest.mark.parametrize(("rule", "decay", "head_k", "head_v"), SCANS)
 @in_child
-def test_a_linear_scan_goes_on_from_its_state(
+def test_a_linear_scan_resumes_from_its_state(
     rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled
 ):
     check_linear_scan(rule, decay, head_k, head_v, n_tok, n_head, n_head_k, tiled)

@@ -30,7 +30,7 @@ def test_rows_are_copied_and_others_stay(rows, n):
 @pytest.mark.parametrize(("head_dim", "types"), KINDS, ids=str)
 @pytest.mark.parametrize(("pos", "rows"), [(0, (0, 0)), (0, (0, 70)), (50, (3, 40)), (63, (0, 1))])
 @in_child
-def test_keys_and_values_of_rows_go_to_another_layers_pages(head_dim, types, pos, rows):
+def test_rows_of_the_kv_cache_are_copied_to_another_layer(head_dim, types, pos, rows):
     rng, n_head_kv, n = np.random.default_rng((head_dim, pos)), 3, 150
     tables = [page_table(rng, n, 4) for _ in range(4)]
     kept = [kept_as(normal(rng, n, n_head_kv, head_dim), type) for type in types * 2]

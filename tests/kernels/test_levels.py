@@ -77,12 +77,12 @@ def check_ops(level):
             (attention.SHAPE_Q8, Q8_0),
         ):
             body(
-                attention.test_heads_are_normed_turned_and_kept, shape=shape, types=types, n_tok=37,
+                attention.test_heads_get_norm_rope_and_append, shape=shape, types=types, n_tok=37,
                 pos=40, normed=True,
             )  # fmt: skip
         for at in AT_Q8:
             body(
-                attention.test_attention_to_keys_and_values_of_each_type, at=at, n_tok=37, pos=70,
+                attention.test_attention_over_each_kv_type, at=at, n_tok=37, pos=70,
                 block=16, types=Q8_0,
             )  # fmt: skip
         for block in (1, 64):

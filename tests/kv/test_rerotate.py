@@ -1,4 +1,4 @@
-"""Tokens removed from the middle: later keys turn back, to what float64 makes of them."""
+"""Tokens removed from the middle: later keys are re-rotated, to what float64 makes of them."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ N, GONE = 200, range(30, 101)  # of 200 tokens; the page of the first and the se
 
 
 class Shifting(Oracle):
-    """The float64 forward that goes on after a context shift: it keeps keys before they turn."""
+    """The float64 forward that goes on after a context shift: it keeps keys before RoPE."""
 
     past: dict
 
@@ -54,7 +54,7 @@ class Shifting(Oracle):
         )
 
     def remove(self, gone):
-        """Forget rows."""
+        """Drop rows."""
         for layer, pair in self.past.items():
             self.past[layer] = tuple(np.delete(rows, gone, axis=0) for rows in pair)
 
@@ -112,8 +112,8 @@ def test_after_a_shift_keys_and_logits_are_float64s(load, spec):
     assert session.tokens == np.delete(ids, GONE).tolist()
     for layer, (k, _) in enumerate(rows_of(session)):
         expected = oracle.keys(layer)
-        # Rounded to float16 before and after they turn, each half a step of at most 2^-10; pairs of
-        # numbers turn, so a step is one of the longer of the two. The rest is float32's sums.
+        # Rounded to float16 before and after the rotation, each half a step of at most 2^-10; pairs
+        # of numbers rotate, so a step is one of the longer of the two. The rest is float32's sums.
         assert np.abs(k - expected).max() < 2e-3 * np.abs(expected).max()
     more = ids_of(9, seed=1)
     expected = oracle.logits(more)
@@ -125,7 +125,7 @@ def test_after_a_shift_keys_and_logits_are_float64s(load, spec):
 @pytest.mark.parametrize("tiered", [False, True])
 @pytest.mark.parametrize("type", KV_TYPES)
 def test_keys_of_every_type_turn_and_values_move(engine, type, tiered, neox, tmp_path):
-    # The last quarter of a head does not turn, as in models that state fewer rotary dimensions.
+    # The last quarter of a head is not rotated, as in models that state fewer rotary dimensions.
     hp, types = replace(engine.hp, head_dim=64, n_rot=48), KVTypes(type, "f16")
     if tiered:
         kv = DiskTier(hp, 256, types, Tier(1 << 22, tmp_path, 16), 64)
@@ -140,8 +140,8 @@ def test_keys_of_every_type_turn_and_values_move(engine, type, tiered, neox, tmp
     np.testing.assert_array_equal(new_v, np.delete(v, GONE, axis=0))
     np.testing.assert_array_equal(new_k[: GONE.start], k[: GONE.start])
     moved = as_float32(k[GONE.stop :]).astype(np.float64)
-    turn = RopeParams(n_rot=48, base=1e4, neox=neox)
-    expected = rope(moved, np.full(len(moved), -len(GONE)), turn)
+    params = RopeParams(n_rot=48, base=1e4, neox=neox)
+    expected = rope(moved, np.full(len(moved), -len(GONE)), params)
     # Half a step of float16 or q8_0, a whole one of q4_0 (it has -8 and not 8), and the rounding of
     # the scales to float16.
     largest = np.repeat(np.abs(expected.reshape(*expected.shape[:2], 2, 32)).max(-1), 32, axis=-1)

@@ -14,7 +14,7 @@ from tamis.cli.options.errors import UsageError
 from tamis.engine.engine import Engine
 from tamis.graph.audit import AuditError
 from tamis.jit_kernels.contract.ops import AUDIT
-from tamis.model.placement import two_places
+from tamis.model.placement import on_two_devices
 from tamis.select.base import Bound, SelectorState
 
 METHODS = [
@@ -206,9 +206,11 @@ def test_bench_compares_methods_with_dense_attention(model, text, capsys, tmp_pa
 def test_methods_are_compared_by_the_time_of_one_device():
     cpu, gpu = (SimpleNamespace(name=name, clock=1e9) for name in ("cpu", "cuda"))
     cpu.sides, gpu.sides = (cpu, cpu), (gpu, gpu)
-    assert compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, -1), backend=gpu)) == 1e9
+    assert (
+        compare._clock(SimpleNamespace(places=on_two_devices(cpu, gpu, 4, -1), backend=gpu)) == 1e9
+    )
     with pytest.raises(UsageError, match="this model is on cpu and cuda: leave out -nkvo"):
-        compare._clock(SimpleNamespace(places=two_places(cpu, gpu, 4, 2), backend=gpu))
+        compare._clock(SimpleNamespace(places=on_two_devices(cpu, gpu, 4, 2), backend=gpu))
 
 
 def test_perplexity_of_decoded_text_with_kl(model, text, capsys, tmp_path):

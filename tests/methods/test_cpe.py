@@ -156,7 +156,7 @@ def logits_of(session, ids):
     return np.concatenate(list(session.logits(ids)))
 
 
-def test_frozen_tokens_keep_their_state_and_give_the_layers_own_keys_and_values(engine):
+def test_frozen_tokens_keep_their_state_and_give_the_layers_own_k_and_v(engine):
     found = logits_of(engine.session(n_ctx=256, n_ubatch=32, prefill=ETF), prompt(engine))
     oracle = FreezingOracle.from_gguf(engine.path, kv_f16=True)
     expected = oracle.logits(prompt(engine))
@@ -165,7 +165,7 @@ def test_frozen_tokens_keep_their_state_and_give_the_layers_own_keys_and_values(
     assert np.abs(found - dense).max() > 1e-2 * np.abs(expected).max()
 
 
-def test_reused_keys_and_values_are_those_of_the_layer_before(engine):
+def test_reused_k_and_v_are_those_of_the_layer_before(engine):
     session = engine.session(n_ctx=256, n_ubatch=32, prefill=f"{ETF},kv=reuse")
     session.prefill(prompt(engine))
     kept = [session._kv.read(layer, N_PROMPT) for layer in range(engine.hp.n_layer)]
@@ -190,7 +190,7 @@ def test_chunks_that_are_left_out_change_nothing(engine, kv):
 
 
 @pytest.mark.parametrize("kv", ["project", "reuse"])
-def test_frozen_chunks_cost_nothing_but_their_keys_and_values(engine, kv):
+def test_frozen_chunks_cost_nothing_but_their_k_and_v(engine, kv):
     session = engine.session(n_ctx=256, n_ubatch=16, prefill=f"{ETF},kv={kv}")
     session.forward.start_costs()
     session.prefill(prompt(engine))

@@ -10,7 +10,7 @@ from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.program import Program
-from tamis.model.placement import one_place
+from tamis.model.placement import on_one_device
 from tamis.model.repack import Filling
 from tamis.select.base import DECODE, MAX_NUMBER
 from tamis.select.notation import INNER, methods, parse_method
@@ -31,7 +31,7 @@ def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("ranges") / "m.gguf"
     loaded = Engine.load(write_tiny_model(path, TinySpec("qwen2", "F32", n_ctx=512)), n_threads=1)
     recorder = Recorder()
-    places = one_place(recorder, loaded.hp.n_layer)
+    places = on_one_device(recorder, loaded.hp.n_layer)
     filled = Filling(recorder, Program(), lambda: None)
     yield Engine(loaded.file, loaded.model, loaded.vocab, places, filled), recorder
     loaded.close()

@@ -109,7 +109,7 @@ def test_threads_may_write_one_key_at_once(tmp_path):
     assert files(cache) == [f"{A}.json"]
 
 
-def test_models_are_told_apart_by_their_bytes_and_all_their_parts(tmp_path):
+def test_models_are_distinguished_by_their_bytes_and_all_their_parts(tmp_path):
     one = tmp_path / "m-00001-of-00002.gguf"
     two = tmp_path / "m-00002-of-00002.gguf"
     for path in (one, two):

@@ -145,7 +145,7 @@ class Case:
     v_table: np.ndarray
     row: int = 0  # of q that the first query is
     stride: int = 1  # rows, and positions, from one query to the next
-    cap: float = 0.0  # these three: of ATTEND_BENT
+    cap: float = 0.0  # these three: of ATTEND_SCORE_MOD
     slopes: np.ndarray | None = None
     ahead: int = 0
 
@@ -289,12 +289,12 @@ def check_attend(case, with_lse):
             check(joined, expected, heads, case.types)
 
 
-def check_bent(case):
+def check_score_mod(case):
     heads, expected = case.heads, attention(case)
     out = {"out": unwritten(*expected[0].shape), "lse": unwritten(*expected[1].shape)}
     slopes = {} if case.slopes is None else {"slopes": case.slopes.astype(np.float32)}
     for found in runs(
-        ops.ATTEND_BENT, (heads.head_dim, heads.group, heads.q_block, *case.types), out=out,
+        ops.ATTEND_SCORE_MOD, (heads.head_dim, heads.group, heads.q_block, *case.types), out=out,
         scratch=ops.attend_scratch(heads.group, heads.head_dim), n_split=1, cap=case.cap,
         ahead=case.ahead, absent=["partial", *{"slopes"} - slopes.keys()], **slopes,
         **case.fields(),

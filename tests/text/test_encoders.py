@@ -50,7 +50,7 @@ def test_unigram_takes_the_cut_of_the_highest_score():
         assert sum(PIECES[p] for p in pieces) == pytest.approx(best)
 
 
-def test_unknown_characters_side_by_side_are_one_token_and_the_end_is_added():
+def test_adjacent_unknown_characters_are_one_token_and_the_end_is_added():
     t = unigram()
     assert t.encode("xyza")[1:] == [2, 4, 1]
     merged = unigram(normalizer=Normalizer(merge_spaces=True))

@@ -59,7 +59,7 @@ LAYERS = {
     package: number for number, line in enumerate(ORDER.splitlines()) for package in line.split()
 }
 EMPTY = {"tamis.jit_kernels", "tamis.jit_kernels.cpu"}  # packages of nothing but packages
-# Text and sampling know nothing of tensors, nor do those that fetch models.
+# Text, sampling and the downloads of models are independent of tensors.
 WITHOUT_TENSORS = {"tamis.text", "tamis.sampling", "tamis.fetch"}
 _BELOW = ("jit_kernels", "arch", "model", "kv", "select", "graph")
 TENSORS = {f"tamis.{folder}" for folder in _BELOW}

@@ -344,7 +344,7 @@ class Server:
 
     def _end(self, jobs: Sequence[Job], masks: Follower | None) -> None:
         """Nobody waits for the reply any more."""
-        self.worker.forget(jobs)
+        self.worker.drop(jobs)
         if masks is not None:
             masks.close()
 
@@ -397,7 +397,7 @@ class Server:
             return await unless_gone(request, reply)
         finally:
             reply.close()
-            self.worker.forget(jobs)
+            self.worker.drop(jobs)
 
     async def body(self, request: Request) -> bytes:
         """The bytes of a request. Raises ApiError."""

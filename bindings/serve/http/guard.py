@@ -100,15 +100,19 @@ class Guard:
         """Why a request may be one that a page of another site makes a browser send.
 
         Such a page can send some types without asking this server first, but not without an Origin
-        or Sec-Fetch-Site; application/json is not among them, and nobody who asks is told yes.
+        or Sec-Fetch-Site; application/json is not among them, and no preflight is granted.
         """
         try:
             origin = urlsplit(headers.get("origin", ""))
-            foreign = origin.scheme in ("http", "https") and origin.hostname not in self._access.hosts
+            foreign = (
+                origin.scheme in ("http", "https") and origin.hostname not in self._access.hosts
+            )
         except ValueError:
             foreign = True
         if foreign:
-            return ApiError(403, "this server does not answer to pages of that Origin", code="origin")
+            return ApiError(
+                403, "this server does not answer to pages of that Origin", code="origin"
+            )
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

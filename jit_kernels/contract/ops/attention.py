@@ -155,7 +155,7 @@ ATTEND = op(
 )
 
 
-class AttendBent(Attend):
+class AttendScoreMod(Attend):
     """ATTEND whose scores are changed before they are weighed, or whose queries see further.
 
     A score x of a head becomes cap * tanh(x / cap), where cap is not 0, and then gets slopes[head]
@@ -168,8 +168,11 @@ class AttendBent(Attend):
     ahead: int  # positions after its own that a query sees, of those that there are
 
 
-ATTEND_BENT = op(
-    "attention.bent", AttendBent, "head_dim group q_block type_k type_v", reads=READS_SELECTION
+ATTEND_SCORE_MOD = op(
+    "attention.score_mod",
+    AttendScoreMod,
+    "head_dim group q_block type_k type_v",
+    reads=READS_SELECTION,
 )
 
 

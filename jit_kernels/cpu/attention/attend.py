@@ -186,8 +186,8 @@ def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -
     return pack, of_keys.scoring(at, heads, kv_types), of_values.weighing(at, heads, kv_types)
 
 
-class Bend(NamedTuple):
-    """What ATTEND_BENT does that ATTEND does not."""
+class ScoreMod(NamedTuple):
+    """What ATTEND_SCORE_MOD does that ATTEND does not."""
 
     of: Any  # (record, first head) -> what the others need, and how far ahead queries see
     scores: Any  # (state, batch, n_q, n, pos, stride, what they need): changes scores
@@ -204,7 +204,7 @@ def leave_scores(state, batch, n_q, n, pos, stride, needed):
     """ATTEND's scores stay."""
 
 
-STRAIGHT = Bend(nothing_of, leave_scores)
+UNMODIFIED = ScoreMod(nothing_of, leave_scores)
 
 
 def _adding(
@@ -213,12 +213,12 @@ def _adding(
     group: int,
     q_block: int,
     kv_types: tuple[str, str],
-    bend_scores: Any,
+    modify_scores: Any,
 ) -> tuple[Any, Any]:
     """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, seen, needed).
 
     add: a batch of n keys. seen: position of the first query's token, how far apart the tokens are,
-    the window, and how far ahead they see; needed: see Bend.
+    the window, and how far ahead they see; needed: see ScoreMod.
     """
     weights = softmax(at)
     if q_block == 1:
@@ -227,7 +227,7 @@ def _adding(
         @njit(error_model="numpy")
         def add_few(state, batch, ahead, pages, n, n_q, seen, needed):
             score(state, batch, pages, padded(n))
-            bend_scores(state, batch, n_q, padded(n), seen[0], seen[1], needed)
+            modify_scores(state, batch, n_q, padded(n), seen[0], seen[1], needed)
             weights(state, batch, group, padded(n))
             weigh(state, batch, ahead, pages, n)
 
@@ -242,7 +242,7 @@ def _adding(
         tiles = (n_q + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
         unpack(state, batch, pages, n, padded(n))
         score_all(state, tiles, padded(n))
-        bend_scores(state, batch, n_q, padded(n), pos, stride, needed)
+        modify_scores(state, batch, n_q, padded(n), pos, stride, needed)
         first, last = batch + BATCH.position, batch + BATCH.position + 4 * (n - 1)
         too_old = pos + (n_q - 1) // group * stride - window if window != 0 else -1
         if load_i32(last) > pos + further or load_i32(first) <= too_old:
@@ -259,19 +259,19 @@ def _adding(
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
     """Kernel of ATTEND: threads take rows, or neighbouring parts of rows."""
-    return attending(head_dim, group, q_block, (type_k, type_v), lambda at, group: STRAIGHT)
+    return attending(head_dim, group, q_block, (type_k, type_v), lambda at, group: UNMODIFIED)
 
 
 def attending(
-    head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], bend_of: Any
+    head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], score_mod_of: Any
 ) -> Any:
-    """The kernel; bend_of(layout, group): its Bend."""
+    """The kernel; score_mod_of(layout, group): its ScoreMod."""
     assert q_block <= MAX_Q_BLOCK
     at = layout_of(q_block * group, group, head_dim)
     state_size = attend_scratch(group, head_dim)
     assert at.size + 64 <= state_size
-    needed_of, bend_scores = bend_of(at, group)
-    pack, add = _adding(at, head_dim, group, q_block, kv_types, bend_scores)
+    needed_of, modify_scores = score_mod_of(at, group)
+    pack, add = _adding(at, head_dim, group, q_block, kv_types, modify_scores)
     start, finish, finish_part = _ends(at, head_dim, group)
 
     def kernel(tid, n_thread, turns, a):
@@ -324,7 +324,7 @@ def attending(
 
 
 def attend_merge(head_dim: int, q_block: int) -> Any:
-    """Kernel of ATTEND_MERGE, the same for all q_block: threads take heads in turn."""
+    """Kernel of ATTEND_MERGE, the same for all q_block: threads stride over heads."""
     row_size, part_size = 4 * head_dim, 4 * head_dim + 8
 
     @njit(error_model="numpy")

@@ -45,8 +45,8 @@ def rope_table() -> Any:
 
 
 @njit(error_model="numpy")
-def turn_one(a, b, cos, sin):
-    """Turn the pair of floats at a and b by the angle whose cosine and sine are at cos and sin."""
+def rotate_pair(a, b, cos, sin):
+    """Rotate the pair of floats at a and b by an angle, its cosine at cos, its sine at sin."""
     x, y, c, s = load_f32(a), load_f32(b), load_f32(cos), load_f32(sin)
     store_f32(a, x * c - y * s)
     store_f32(b, x * s + y * c)
@@ -54,7 +54,7 @@ def turn_one(a, b, cos, sin):
 
 @njit(error_model="numpy")
 def rotate_halves(head, cos, sin, n_half):
-    """Turn the pairs (i, i + n_half)."""
+    """Rotate the pairs (i, i + n_half)."""
     other, whole = head + 4 * n_half, n_half // LANES * LANES
     minus = splat_f(-1.0)
     for i in range(0, 4 * whole, 4 * LANES):
@@ -62,23 +62,23 @@ def rotate_halves(head, cos, sin, n_half):
         store_f(head + i, fma(x, c, minus * y * s))
         store_f(other + i, fma(x, s, y * c))
     for i in range(4 * whole, 4 * n_half, 4):
-        turn_one(head + i, other + i, cos + i, sin + i)
+        rotate_pair(head + i, other + i, cos + i, sin + i)
 
 
 @njit(error_model="numpy")
 def rotate_adjacent(head, cos, sin, n_half):
-    """Turn the pairs (2i, 2i + 1)."""
+    """Rotate the pairs (2i, 2i + 1)."""
     whole = n_half // 8 * 8
     for i in range(0, whole, 8):
         at = head + 8 * i
         pairs = load_f32x16(at)
         store_f32x16(at, rotated_pairs(pairs, load_f32x8(cos + 4 * i), load_f32x8(sin + 4 * i)))
     for i in range(whole, n_half):
-        turn_one(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
+        rotate_pair(head + 8 * i, head + 8 * i + 4, cos + 4 * i, sin + 4 * i)
 
 
 def rope_heads(head_dim: int, neox: int, order: str) -> Any:
-    """Kernel of ROPE_HEADS: threads take heads in turn."""
+    """Kernel of ROPE_HEADS: threads stride over heads."""
     rotate, norm_first = rotate_halves if neox else rotate_adjacent, order == "norm"
 
     def kernel(tid, n_thread, a):
@@ -95,7 +95,7 @@ def rope_heads(head_dim: int, neox: int, order: str) -> Any:
 
 
 def place_heads() -> Any:
-    """Kernel of PLACE_HEADS: threads take heads in turn."""
+    """Kernel of PLACE_HEADS: threads stride over heads."""
 
     def kernel(tid, n_thread, a):
         for item in range(tid, load_i64(a.step + STEP.n_tok) * a.n_y, n_thread):
@@ -136,7 +136,7 @@ def scale_by_position() -> Any:
 
 
 def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> Any:
-    """Kernel of ROPE_APPEND: threads take heads in turn, those of q, k and v alike."""
+    """Kernel of ROPE_APPEND: threads stride over heads, those of q, k and v alike."""
     rotate = rotate_halves if neox else rotate_adjacent
     keep_k, keep_v = (rows_of_type(type, head_dim).write for type in (type_k, type_v))
 

@@ -9,7 +9,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 
 
 def attend_sink() -> Any:
-    """Kernel of ATTEND_SINK: threads take heads in turn."""
+    """Kernel of ATTEND_SINK: threads stride over heads."""
 
     def kernel(tid, n_thread, a):
         for r in range(tid, load_i64(a.step + STEP.n_tok) * a.n_head, n_thread):

@@ -63,7 +63,7 @@ def _slow_word(crc, word):
 
 
 def crc32c() -> Any:
-    """Kernel of CRC32C: threads take four rows in turn."""
+    """Kernel of CRC32C: threads stride over four rows."""
     fast = features.current().avx2
     word, byte = (_crc_word, _crc_byte) if fast else (_slow_word, _slow_byte)
 

@@ -24,7 +24,7 @@ def copy_bytes(source, to, first, end):
 
 
 def kv_allocate() -> Any:
-    """Kernel of KV_ALLOCATE: threads take layers in turn."""
+    """Kernel of KV_ALLOCATE: threads stride over layers."""
 
     @njit
     def allocated(maps, layer, page, sizes):
@@ -69,7 +69,7 @@ def kv_allocate() -> Any:
 
 
 def kv_write_back() -> Any:
-    """Kernel of KV_WRITE_BACK: threads take layers in turn."""
+    """Kernel of KV_WRITE_BACK: threads stride over layers."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -88,7 +88,7 @@ def kv_write_back() -> Any:
 
 
 def kv_mark() -> Any:
-    """Kernel of KV_MARK: threads take entries of the Selection in turn."""
+    """Kernel of KV_MARK: threads stride over entries of the Selection."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -201,7 +201,7 @@ def kv_evict(reader: str) -> Any:
 
 
 def kv_fetch() -> Any:
-    """Kernel of KV_FETCH: threads take pages in turn."""
+    """Kernel of KV_FETCH: threads stride over pages."""
 
     def kernel(tid, n_thread, a):
         k_size, v_size = PAGE * a.n_head_kv * a.k_bytes, PAGE * a.n_head_kv * a.v_bytes

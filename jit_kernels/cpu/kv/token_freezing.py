@@ -9,7 +9,7 @@ from tamis.jit_kernels.cpu.lang.simd import LANES, load_f, store_f
 
 
 def copy_rows() -> Any:
-    """Kernel of COPY_ROWS: threads take rows in turn."""
+    """Kernel of COPY_ROWS: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         whole = a.n // LANES * LANES
@@ -24,7 +24,7 @@ def copy_rows() -> Any:
 
 
 def copy_kv(head_dim: int, type_k: str, type_v: str) -> Any:
-    """Kernel of COPY_KV: threads take positions in turn."""
+    """Kernel of COPY_KV: threads stride over positions."""
     copy_k, copy_v = (rows_of_type(type, head_dim).copy for type in (type_k, type_v))
 
     def kernel(tid, n_thread, a):

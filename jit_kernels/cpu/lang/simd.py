@@ -629,7 +629,7 @@ def two_eights(b, x, i):
 
 
 @op(f32x16, float32, float32)
-def by_turns(b, x, y):
+def alternating_lanes(b, x, y):
     """x, y, x, y, ..."""
     return shuffled(b, splatted(b, x, 16), splatted(b, y, 16), [16 * (i % 2) for i in range(16)])
 

@@ -29,12 +29,12 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
     LANES,
+    alternating_lanes,
     as_i8,
     as_i16,
     bits_to_bytes,
     broadcast_f16_x8,
     broadcast_f16_x16,
-    by_turns,
     byte_table,
     bytes_of,
     dot_i8,
@@ -228,7 +228,7 @@ def pair_of_blocks(blocks: Blocks) -> Any:
             rest_b += join(last_b, zero_f32x4())
             a = fma(two_eights(last_a, 0), values(row, planes), a)
             b = fma(two_eights(last_b, 0), values(other, planes), b)
-        seconds = by_turns(f32(0), second)
+        seconds = alternating_lanes(f32(0), second)
         a = fma(join(rest_a, zero_f32x8()), seconds, even(a))
         b = fma(join(rest_b, zero_f32x8()), seconds, even(b))
         both = hsum_two(a, b)

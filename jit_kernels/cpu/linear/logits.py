@@ -89,7 +89,7 @@ def best_of(x, low, high, ids, values, n):
 
 
 def logit_parts() -> Any:
-    """Kernel of LOGIT_PARTS: threads take parts in turn."""
+    """Kernel of LOGIT_PARTS: threads stride over parts."""
 
     def kernel(tid, n_thread, a):
         size = (a.n_vocab + a.n_part - 1) // a.n_part

@@ -118,7 +118,7 @@ def moe_route(score: str) -> Any:
 
 
 def moe_bias() -> Any:
-    """Kernel of MOE_BIAS: threads take slots in turn."""
+    """Kernel of MOE_BIAS: threads stride over slots."""
 
     def kernel(tid, n_thread, a):
         for slot in range(tid, load_i64(a.step + STEP.n_tok) * a.n_used, n_thread):

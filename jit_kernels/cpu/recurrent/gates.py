@@ -11,7 +11,7 @@ from tamis.jit_kernels.cpu.linear.activation import ACTIVATIONS, softplus
 
 
 def gate_rows(activation: str) -> Any:
-    """Kernel of GATE_ROWS: threads take rows in turn."""
+    """Kernel of GATE_ROWS: threads stride over rows."""
     function = ACTIVATIONS[activation]
 
     def kernel(tid, n_thread, a):
@@ -32,7 +32,7 @@ def gate_rows(activation: str) -> Any:
 
 
 def decay() -> Any:
-    """Kernel of DECAY: threads take rows in turn."""
+    """Kernel of DECAY: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         for r in range(tid, load_i64(a.step + STEP.n_tok) * a.rows_per_tok, n_thread):
@@ -51,7 +51,7 @@ def decay() -> Any:
 
 
 def bounded_decay() -> Any:
-    """Kernel of BOUNDED_DECAY: threads take rows in turn."""
+    """Kernel of BOUNDED_DECAY: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):

@@ -97,7 +97,7 @@ def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, head_v:
 
 
 def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
-    """Kernel of LINEAR_SCAN: threads take columns of the heads' states in turn."""
+    """Kernel of LINEAR_SCAN: threads stride over columns of the heads' states."""
     if rule not in ("add", "delta") or decay not in ("head", "channel"):
         raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
     if head_k % ROWS:

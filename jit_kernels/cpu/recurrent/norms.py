@@ -12,7 +12,7 @@ from tamis.jit_kernels.cpu.linear.norm import normalise, scale_of
 
 
 def l2_norm() -> Any:
-    """Kernel of L2_NORM: threads take rows in turn."""
+    """Kernel of L2_NORM: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         whole = a.n // LANES * LANES
@@ -30,7 +30,7 @@ def l2_norm() -> Any:
 
 
 def gated_norm(order: str, activation: str) -> Any:
-    """Kernel of GATED_NORM: threads take rows in turn."""
+    """Kernel of GATED_NORM: threads stride over rows."""
     function, gate_first = ACTIVATIONS[activation], {"norm": False, "gate": True}[order]
 
     def kernel(tid, n_thread, a):

@@ -142,7 +142,7 @@ def _dense(head_dim: int, type: str) -> Any:
 
 
 def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
-    """Kernel of AUDIT_HEADS: threads take query heads in turn."""
+    """Kernel of AUDIT_HEADS: threads stride over query heads."""
     longest_k, longest_v = _lengths(head_dim, type_k), _lengths(head_dim, type_v)
     attend, read = _dense(head_dim, type_v), rows_of_type(type_k, head_dim).read
 

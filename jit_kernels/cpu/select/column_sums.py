@@ -33,15 +33,15 @@ def exponentials(row, n, end, scale):
     """
     for i in range(n, end):
         store_f32(row + 4 * i, LOWEST)
-    top, total, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
+    row_max, row_sum, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
     for i in range(0, end, 16):
-        top = vmax(top, load_f32x16(row + 4 * i))
-    top = splat_f32x16(hmax(top))
+        row_max = vmax(row_max, load_f32x16(row + 4 * i))
+    row_max = splat_f32x16(hmax(row_max))
     for i in range(0, end, 16):
-        weight = vexp((load_f32x16(row + 4 * i) - top) * factor)
+        weight = vexp((load_f32x16(row + 4 * i) - row_max) * factor)
         store_f32x16(row + 4 * i, weight)
-        total += weight
-    return hsum(total)
+        row_sum += weight
+    return hsum(row_sum)
 
 
 @njit(error_model="numpy")
@@ -57,7 +57,7 @@ def n_kept(past_pos, n_past, pos):
 
 
 def column_sums(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of COLUMN_SUMS: threads take KV heads in turn."""
+    """Kernel of COLUMN_SUMS: threads stride over KV heads."""
     sweep, size, rows_per_kv = sweeping(head_dim, heads, PAGE), 4 * head_dim, heads // group
 
     def kernel(tid, n_thread, a):
@@ -90,7 +90,7 @@ def column_sums(head_dim: int, heads: int, group: int) -> Any:
 
 
 def column_add(head_dim: int, group: int) -> Any:
-    """Kernel of COLUMN_ADD: threads take rows in turn."""
+    """Kernel of COLUMN_ADD: threads stride over rows."""
     pick, size = picking(head_dim, group), 4 * head_dim
 
     def kernel(tid, n_thread, a):

@@ -326,7 +326,7 @@ def write_best(scores, low, high, k, out):
 
 
 def select_best() -> Any:
-    """Kernel of SELECT_BEST: threads take rows in turn."""
+    """Kernel of SELECT_BEST: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)
@@ -348,7 +348,7 @@ def select_best() -> Any:
 
 
 def select_top_k() -> Any:
-    """Kernel of SELECT_TOP_K: threads take rows in turn; all rows have the same size."""
+    """Kernel of SELECT_TOP_K: threads stride over rows; all rows have the same size."""
 
     def kernel(tid, n_thread, a):
         n_block = load_i64(a.step + STEP.pos) // a.block + 1
@@ -371,7 +371,7 @@ def select_top_k() -> Any:
 
 
 def select_union() -> Any:
-    """Kernel of SELECT_UNION: threads take KV heads in turn."""
+    """Kernel of SELECT_UNION: threads stride over KV heads."""
 
     def kernel(tid, n_thread, a):
         n = load_i64(a.step + STEP.pos) // 64 + 1
@@ -397,7 +397,7 @@ def select_union() -> Any:
 
 
 def select_pack() -> Any:
-    """Kernel of SELECT_PACK: threads take rows in turn; each adds up the sizes before its own."""
+    """Kernel of SELECT_PACK: threads stride over rows; each adds up the sizes before its own."""
 
     def kernel(tid, n_thread, a):
         begin = 0

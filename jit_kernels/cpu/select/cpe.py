@@ -51,7 +51,7 @@ def select_psaw() -> Any:
 
 
 def cis_gate(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of CIS_GATE: threads take KV heads in turn."""
+    """Kernel of CIS_GATE: threads stride over KV heads."""
     size, rows_per_kv = 4 * head_dim, heads // group
 
     @njit
@@ -160,7 +160,7 @@ def _dilated(order, count, radius, low, high, out):
 
 
 def cis_sets() -> Any:
-    """Kernel of CIS_SETS: threads take rows in turn."""
+    """Kernel of CIS_SETS: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)

@@ -30,7 +30,7 @@ def delta_rows() -> Any:
 
 
 def delta_add(head_dim: int) -> Any:
-    """Kernel of DELTA_ADD: threads take heads in turn, and their rows in order."""
+    """Kernel of DELTA_ADD: threads stride over heads, and their rows in order."""
     size = 4 * head_dim
 
     def kernel(tid, n_thread, a):

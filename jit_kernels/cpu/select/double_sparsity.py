@@ -35,7 +35,7 @@ from tamis.jit_kernels.cpu.select.common import LOWEST, SPAN, key_at, middle, wr
 
 
 def label_channels(head_dim: int, heads: int) -> Any:
-    """Kernel of LABEL_CHANNELS: threads take KV heads in turn.
+    """Kernel of LABEL_CHANNELS: threads stride over KV heads.
 
     A sum of |q_c k_c| over pairs is the product of two sums.
     """
@@ -92,7 +92,7 @@ def label_keys(head_dim: int) -> Any:
 
 
 def label_score(n_label: int, heads: int, group: int) -> Any:
-    """Kernel of LABEL_SCORE: threads take spans of each KV head in turn."""
+    """Kernel of LABEL_SCORE: threads stride over spans of each KV head."""
     n_col = widest(heads, lambda n: SPAN // LANES % n == 0)
     width, part_row = n_col * LANES, 4 * n_label
 

@@ -67,7 +67,7 @@ def keep_branches(branches, scores, n_branch, chunks, n_chunk):
 
 
 def hip_estimate(head_dim: int, group: int) -> Any:
-    """Kernel of HIP_ESTIMATE: threads take rows in turn."""
+    """Kernel of HIP_ESTIMATE: threads stride over rows."""
 
     @njit(error_model="numpy")
     def score(a, heads, h, first):

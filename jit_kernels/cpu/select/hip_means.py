@@ -67,7 +67,7 @@ def level_start(room, level):
 
 
 def hip_means(head_dim: int, type_k: str) -> Any:
-    """Kernel of HIP_MEANS: threads take KV heads in turn."""
+    """Kernel of HIP_MEANS: threads stride over KV heads."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
 
     @njit(error_model="numpy")
@@ -231,7 +231,7 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
 
 
 def hip_search(head_dim: int, group: int, type_k: str) -> Any:
-    """Kernel of HIP_SEARCH: threads take rows in turn."""
+    """Kernel of HIP_SEARCH: threads stride over rows."""
     normalise = normaliser(head_dim, group, type_k)
     shorten, rate = rating(head_dim, group)
 

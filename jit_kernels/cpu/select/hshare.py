@@ -19,7 +19,7 @@ GONE = -1.0  # below every likeness: an item that no longer takes part
 
 
 def hshare_gate(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of HSHARE_GATE: threads take KV heads in turn."""
+    """Kernel of HSHARE_GATE: threads stride over KV heads."""
     size, rows_per_kv = 4 * head_dim, heads // group
 
     def kernel(tid, n_thread, a):
@@ -37,7 +37,7 @@ def hshare_gate(head_dim: int, heads: int, group: int) -> Any:
 
 
 def hshare_keep() -> Any:
-    """Kernel of HSHARE_KEEP: threads take rows in turn."""
+    """Kernel of HSHARE_KEEP: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)

@@ -23,7 +23,7 @@ ZERO = np.float32(0)
 
 
 def hyper_sort(n_bit: int) -> Any:
-    """Kernel of HYPER_SORT: threads take KV heads in turn."""
+    """Kernel of HYPER_SORT: threads stride over KV heads."""
     n_code = 1 << n_bit
 
     def kernel(tid, n_thread, a):

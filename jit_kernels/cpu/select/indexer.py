@@ -14,7 +14,7 @@ from tamis.jit_kernels.cpu.select.common import write_best, write_ends
 
 
 def index_score(head_dim: int, n_key: int, type_k: str) -> Any:
-    """Kernel of INDEX_SCORE: threads take positions in turn, each key unpacked once."""
+    """Kernel of INDEX_SCORE: threads stride over positions, each key unpacked once."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
     first = head_dim - n_key
 
@@ -46,7 +46,7 @@ def n_before(t, pos, top_k):
 
 
 def index_choose() -> Any:
-    """Kernel of INDEX_CHOOSE: threads take tokens in turn."""
+    """Kernel of INDEX_CHOOSE: threads stride over tokens."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)

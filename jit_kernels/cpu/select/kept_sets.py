@@ -37,7 +37,7 @@ def keep(row, low, high, k, kept):
 
 
 def kept_sets() -> Any:
-    """Kernel of KEPT_SETS: threads take rows in turn."""
+    """Kernel of KEPT_SETS: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         pos, first = load_i64(a.step + STEP.pos), load_i64(a.begin)
@@ -71,7 +71,7 @@ def replace(row, kept, n_keep, newcomer):
 
 
 def h2o_keep() -> Any:
-    """Kernel of H2O_KEEP: threads take rows in turn."""
+    """Kernel of H2O_KEEP: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)

@@ -213,7 +213,7 @@ def _average(head_dim: int) -> Any:
 
 
 def lfps_start(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of LFPS_START: threads take KV heads in turn."""
+    """Kernel of LFPS_START: threads stride over KV heads."""
     size, sweep, average = 4 * head_dim, sweeping(head_dim, heads, PAGE), _average(head_dim)
 
     @njit(error_model="numpy")
@@ -358,7 +358,7 @@ def _inside(word, low, high):
 
 @njit(error_model="numpy")
 def _propose(bits, n_word, shift, middle, page_rows, order, lines):
-    """List the candidates in the middle (Eq. 7) and what they bring in (Eq. 9); how many.
+    """List the candidates in the middle (Eq. 7) and their neighbours (Eq. 9); how many.
 
     Positions go to `order`, ascending, rows of the key pages to `lines`.
     """
@@ -430,7 +430,7 @@ def _choosing(head_dim: int, group: int) -> Any:
 
 
 def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of LFPS_SETS: threads take rows in turn."""
+    """Kernel of LFPS_SETS: threads stride over rows."""
     global_logit, is_sparse = _global_logit(head_dim), _is_sparse(head_dim)
     choose, size = _choosing(head_dim, group), 4 * head_dim
 
@@ -518,7 +518,7 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
 
 
 def lfps_bypass(head_dim: int, heads: int, group: int) -> Any:
-    """Kernel of LFPS_BYPASS: threads take heads in turn."""
+    """Kernel of LFPS_BYPASS: threads stride over heads."""
     global_logit = _global_logit(head_dim)
 
     def kernel(tid, n_thread, a):

@@ -45,7 +45,7 @@ AHEAD = 8  # keys between one that is asked for and one that is read
 
 
 def lsh_centre(head_dim: int) -> Any:
-    """Kernel of LSH_CENTRE: threads take KV heads in turn."""
+    """Kernel of LSH_CENTRE: threads stride over KV heads."""
 
     def kernel(tid, n_thread, a):
         low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, 0)
@@ -96,7 +96,7 @@ def _hashing(head_dim: int, n_row: int, n_plane: int, n_bit: int) -> tuple[Any, 
 
 
 def lsh_codes(head_dim: int, n_plane: int, n_bit: int, n_table: int) -> Any:
-    """Kernel of LSH_CODES: threads take LSH_ROWS keys in turn."""
+    """Kernel of LSH_CODES: threads stride over LSH_ROWS keys."""
     project, code = _hashing(head_dim, LSH_ROWS, n_plane, n_bit)
 
     def kernel(tid, n_thread, a):
@@ -122,7 +122,7 @@ def lsh_codes(head_dim: int, n_plane: int, n_bit: int, n_table: int) -> Any:
 
 
 def lsh_query(head_dim: int, heads: int, n_plane: int, n_bit: int, n_table: int) -> Any:
-    """Kernel of LSH_QUERY: threads take KV heads in turn."""
+    """Kernel of LSH_QUERY: threads stride over KV heads."""
     project, code = _hashing(head_dim, heads, n_plane, n_bit)
 
     def kernel(tid, n_thread, a):
@@ -137,7 +137,7 @@ def lsh_query(head_dim: int, heads: int, n_plane: int, n_bit: int, n_table: int)
 
 
 def lsh_tables(n_bit: int, n_table: int) -> Any:
-    """Kernel of LSH_TABLES: threads take tables of KV heads in turn."""
+    """Kernel of LSH_TABLES: threads stride over tables of KV heads."""
     n_code = 1 << n_bit
 
     def kernel(tid, n_thread, a):
@@ -164,7 +164,7 @@ def lsh_tables(n_bit: int, n_table: int) -> Any:
 
 
 def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
-    """Kernel of LSH_SAMPLE: threads take heads in turn."""
+    """Kernel of LSH_SAMPLE: threads stride over heads."""
     n_start = (1 << n_bit) + 1
 
     @njit(error_model="numpy")

@@ -33,7 +33,7 @@ AHEAD = 16  # pages between one whose bounds are asked for and one whose bounds 
 
 
 def quest_bounds(head_dim: int, type_k: str) -> Any:
-    """Kernel of QUEST_BOUNDS: threads take pages in turn."""
+    """Kernel of QUEST_BOUNDS: threads stride over pages."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
 
     @njit(error_model="numpy")

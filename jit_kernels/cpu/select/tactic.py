@@ -86,7 +86,7 @@ def first_segment(extent, segment, n_sink):
 
 
 def tactic_seed(head_dim: int) -> Any:
-    """Kernel of TACTIC_SEED: threads take segments of KV heads in turn."""
+    """Kernel of TACTIC_SEED: threads stride over segments of KV heads."""
 
     @njit(error_model="numpy")
     def place(centroid, mean, norm, key):
@@ -122,7 +122,7 @@ def tactic_seed(head_dim: int) -> Any:
 
 
 def tactic_assign(head_dim: int) -> Any:
-    """Kernel of TACTIC_ASSIGN: threads take tiles of NR keys of a segment in turn.
+    """Kernel of TACTIC_ASSIGN: threads stride over tiles of NR keys of a segment.
 
     The nearest centroid is the one with the largest k . c - |c|^2 / 2. Lanes are keys, so that no
     lane is compared with another; the keys' panel ends in a row of ones, then the largest products
@@ -217,7 +217,7 @@ def sort_by_label(labels, starts, order, cursor, span, clusters, n_sink):
 
 
 def tactic_mean(head_dim: int) -> Any:
-    """Kernel of TACTIC_MEAN: threads take segments of KV heads in turn."""
+    """Kernel of TACTIC_MEAN: threads stride over segments of KV heads."""
 
     @njit(error_model="numpy")
     def replace(centroid, mean, norm, members, pages):
@@ -564,7 +564,7 @@ def weighing(head_dim: int, n_head: int) -> Any:
 
 
 def tactic_budget(head_dim: int) -> Any:
-    """Kernel of TACTIC_BUDGET: threads take query heads in turn."""
+    """Kernel of TACTIC_BUDGET: threads stride over query heads."""
     weigh, size = weighing(head_dim, 1), 2 * head_dim
 
     @njit(error_model="numpy")
@@ -668,7 +668,7 @@ def tactic_budget(head_dim: int) -> Any:
 
 
 def tactic_mark(group: int) -> Any:
-    """Kernel of TACTIC_MARK: threads take rows in turn."""
+    """Kernel of TACTIC_MARK: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         for r in range(tid, a.n_row, n_thread):
@@ -702,7 +702,7 @@ def tactic_mark(group: int) -> Any:
 
 
 def tactic_select() -> Any:
-    """Kernel of TACTIC_SELECT: threads take rows in turn."""
+    """Kernel of TACTIC_SELECT: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         n_kv = load_i64(a.step + STEP.pos) + 1

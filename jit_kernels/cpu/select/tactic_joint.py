@@ -127,7 +127,7 @@ def sampled(logits, densities, n_sample, tail):
 
 
 def tactic_joint(head_dim: int, group: int) -> Any:
-    """Kernel of TACTIC_JOINT: threads take KV heads in turn."""
+    """Kernel of TACTIC_JOINT: threads stride over KV heads."""
     weigh, row = weighing(head_dim, group), 4 * head_dim
 
     @njit(error_model="numpy")

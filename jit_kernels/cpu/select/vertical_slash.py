@@ -64,7 +64,7 @@ def choose(weights, numbers, n, low, high, k, chosen):
 
 
 def slash_lines(head_dim: int, group: int) -> Any:
-    """Kernel of SLASH_LINES: threads take rows in turn."""
+    """Kernel of SLASH_LINES: threads stride over rows."""
     products = products_of(head_dim, group)
 
     @njit(error_model="numpy")

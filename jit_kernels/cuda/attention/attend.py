@@ -10,7 +10,7 @@ from tamis.jit_kernels.cuda.attention.attend_decode import attend_few
 from tamis.jit_kernels.cuda.attention.attend_epilogue import joining
 from tamis.jit_kernels.cuda.attention.attend_mma import attend_many
 from tamis.jit_kernels.cuda.attention.attend_wgmma import attend_group
-from tamis.jit_kernels.cuda.attention.bent import plain
+from tamis.jit_kernels.cuda.attention.score_mod import plain
 from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch
 from tamis.jit_kernels.cuda.lang.intrinsic import load_i64
 from tamis.jit_kernels.cuda.lang.scratch import LONGEST_HEAD
@@ -21,7 +21,7 @@ def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) ->
     """The kernel of ATTEND."""
     kv_types = type_k, type_v
     if head_dim > LONGEST_HEAD:
-        return plain(head_dim, group, q_block, kv_types, bends=False)
+        return plain(head_dim, group, q_block, kv_types, modified=False)
     if q_block == 1:
         return [attend_few(head_dim, group, kv_types)]
     # Sums of longer heads do not fit in a warpgroup's registers.
@@ -35,7 +35,7 @@ def attend_pack(head_dim: int, group: int, type_k: str, type_v: str) -> list[Lau
 
 
 def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
-    """Kernel of ATTEND_MERGE: blocks take neighbouring heads in turn.
+    """Kernel of ATTEND_MERGE: blocks stride over neighbouring heads.
 
     None where a row is one query: attend_few has joined its parts.
     """

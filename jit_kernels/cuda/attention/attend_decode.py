@@ -51,7 +51,7 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     shuffle_xor,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.lang.scratch import FEW_ROW, TURNS, heads_of
+from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROW, heads_of
 
 F16 = ("f16", "f16")
 UP = 14.0  # powers of two that weights are larger by
@@ -186,13 +186,13 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
 
 
 def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool = False) -> Launch:
-    """The kernel of ATTEND for rows of one query token: blocks take parts of rows in turn.
+    """The kernel of ATTEND for rows of one query token: blocks stride over parts of rows.
 
     packs: it is that of ATTEND_PACK.
     """
     assert head_dim % 16 == 0
     heads = heads_of(group)  # of an item
-    size, n_turn = head_dim + 2, group // heads
+    size, n_pass = head_dim + 2, group // heads
     scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
     read_q, load_q, tail = scoring.read_q, scoring.load_q, scoring.n_piece - 1
     store, zero = weighing.store, weighing.zero
@@ -205,9 +205,9 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     @device
     def place_of(item, n_row, n_split):
         """The part of an item, its row, token and first head."""
-        part, turn = remainder(item, n_split), quotient(item, n_split)
-        row, turn = turn // n_turn, turn % n_turn
-        return part, row, quotient(row, n_row), remainder(row, n_row) * group + heads * turn
+        part, pass_ = remainder(item, n_split), quotient(item, n_split)
+        row, pass_ = pass_ // n_pass, pass_ % n_pass
+        return part, row, quotient(row, n_row), remainder(row, n_row) * group + heads * pass_
 
     @device
     def seen_by(pos, stride, tok, window):
@@ -229,7 +229,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     def start(tid, n_thread, a):
         """Look up the first keys of a block where the kernel before it writes none of that."""
         n_tok, pos, _ = step_of(a.step)
-        if a.early == 0 or tid >= n_tok * a.n_row * n_turn * a.n_split:
+        if a.early == 0 or tid >= n_tok * a.n_row * n_pass * a.n_split:
             return 0, 0, 0, int32(0), int32(0), float32(0)
         part, row, tok, head = place_of(tid, a.n_row, a.n_split)
         seen = seen_by(pos, a.stride, tok, a.window)
@@ -253,7 +253,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             n_k, n_v = int64(head_dim // 32), int64(head_dim // 64) if whole else n_v
         at = a.k_pages, a.v_pages, max(n_k, 0), max(n_v, 0)
         item = tid - n_thread
-        while item + n_thread < n_tok * a.n_row * n_turn * a.n_split:  # a range divides by its step
+        while item + n_thread < n_tok * a.n_row * n_pass * a.n_split:  # a range divides by its step
             item += n_thread
             part, row, tok, head = place_of(item, a.n_row, a.n_split)
             seen, query = seen_by(pos, a.stride, tok, a.window), n_head * tok + head
@@ -308,8 +308,8 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             finish(a, shared, 1, query, n_head, (part, n_part, a.n_split), packed_row)
             if n_part > 1 and a.out != 0:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
-                turns = a.scratch - TURNS + 4 * quotient(item, a.n_split)
-                if is_last(turns, n_part):
+                counter = a.scratch - COUNTERS + 4 * quotient(item, a.n_split)
+                if is_last(counter, n_part):
                     join(query, heads, a.partial, (n_part, a.n_split), a.out, a.lse, packed_row)
             sync_block()  # before the next item's results overwrite what is read here
 

@@ -130,18 +130,18 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
 
 
 @device
-def is_last(turns, n):
+def is_last(counter, n):
     """Whether this block is the last of n that come here, which sees what the others wrote.
 
-    turns: a counter that is 0 before and after. All threads must call it.
+    counter: a counter that is 0 before and after. All threads must call it.
     """
     found = cuda.shared.array(1, types.boolean)
     fence()
     sync_block()
     if thread() == 0:
-        found[0] = count_one(turns) == uint32(n - 1)
+        found[0] = count_one(counter) == uint32(n - 1)
         if found[0]:
-            store_i32(turns, 0)
+            store_i32(counter, 0)
     sync_block()
     fence()
     return found[0]

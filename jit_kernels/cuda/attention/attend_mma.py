@@ -162,7 +162,7 @@ def _adding(layout: Layout, tile: Tile, n_keys: int) -> Any:
 
 
 def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
-    """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
+    """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks stride over rows."""
     assert q_block == 16
     layout, (n_share, n_keys) = layout_of(head_dim), _shares(group)
     tile = tile_of(head_dim, n_keys, layout.row)
@@ -179,8 +179,8 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         shared, n_head = shared_address(cuda.shared.array(0, uint8)), a.n_row * group
         n_item = (n_tok + q_block - 1) // q_block * a.n_row * a.n_split
-        for turn in range(tid, n_item, n_thread):
-            item = n_item - 1 - turn  # the longest rows first
+        for nth in range(tid, n_item, n_thread):
+            item = n_item - 1 - nth  # the longest rows first
             split, row = (item % a.n_split, a.n_split), item // a.n_split
             head, tok = row % a.n_row * group, row // a.n_row * q_block
             n_live = min(n_tok - tok, q_block)

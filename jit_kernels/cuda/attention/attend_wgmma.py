@@ -81,9 +81,9 @@ def layout_of(head_dim: int, n_block: int) -> Layout:
 
 
 @device
-def wait_for(barrier, turn):
+def wait_for(barrier, phase):
     """Wait for the phase of a barrier that the n-th use of its stage ends with."""
-    while barrier_ended(uint32(barrier), uint32(turn & 1)) == 0:
+    while barrier_ended(uint32(barrier), uint32(phase & 1)) == 0:
         pass
 
 
@@ -286,7 +286,7 @@ def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
 
 
 def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
-    """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks take rows in turn."""
+    """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks stride over rows."""
     assert q_block == 16
     assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
     n_block = WARPS // group  # of queries
@@ -351,8 +351,8 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
         n_head, use = a.n_row * group, int64(0)
         n_pair = (n_tok + q_block * n_block - 1) // (q_block * n_block)
         n_item = n_pair * a.n_row * a.n_split
-        for turn in range(tid, n_item, n_thread):
-            item = n_item - 1 - turn  # the longest rows first
+        for nth in range(tid, n_item, n_thread):
+            item = n_item - 1 - nth  # the longest rows first
             split, row = (item % a.n_split, a.n_split), item // a.n_split
             h, pair = row % a.n_row, row // a.n_row
             if warp() >= WARPS:

@@ -72,7 +72,7 @@ def rotating(neox: int) -> Any:
 
 
 def rope_heads(head_dim: int, neox: int, order: str) -> list[Launch]:
-    """Kernel of ROPE_HEADS: warps take heads in turn."""
+    """Kernel of ROPE_HEADS: warps stride over heads."""
     rotate, norm_first = rotating(neox), order == "norm"
 
     def kernel(tid, n_thread, a):
@@ -92,7 +92,7 @@ def rope_heads(head_dim: int, neox: int, order: str) -> list[Launch]:
 
 
 def place_heads() -> list[Launch]:
-    """Kernel of PLACE_HEADS: warps take heads in turn."""
+    """Kernel of PLACE_HEADS: warps stride over heads."""
 
     def kernel(tid, n_thread, a):
         n_item = load_i64(a.step + STEP.n_tok) * a.n_y
@@ -132,7 +132,7 @@ def scale_by_position() -> list[Launch]:
 
 
 def rope_append(head_dim: int, neox: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of ROPE_APPEND: warps take heads in turn, those of q, k and v alike."""
+    """Kernel of ROPE_APPEND: warps stride over heads, those of q, k and v alike."""
     rotate = rotating(neox)
     k_bytes, v_bytes = row_bytes(type_k, head_dim), row_bytes(type_v, head_dim)
     keep_k, keep_v = keeping(type_k, head_dim), keeping(type_v, head_dim)

@@ -25,7 +25,7 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     read_q, load_q = scoring.read_q, scoring.load_q
     load_k, score = scoring.load_key, scoring.score
     always = type != "f16"  # a row of bytes is read in any case
-    tail, n_turn = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
+    tail, n_pass = 4 * 32 * (scoring.n_piece - 1), -(-heads // HEADS)
 
     @device
     def load(rows, j, q):
@@ -38,16 +38,16 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     @device
     def stage(shared, q, n_q, rows, start):
         g, t = lane() // 4, lane() % 4
-        for turn in range(n_turn):
-            if HEADS * turn < n_q:
-                own = q + 4 * n * min(HEADS * turn + g, n_q - 1)
+        for pass_ in range(n_pass):
+            if HEADS * pass_ < n_q:
+                own = q + 4 * n * min(HEADS * pass_ + g, n_q - 1)
                 last = own + min(32 * t + tail, 4 * (n - 8))
                 values = load_q(read_q(own + 32 * t, last), float32(1))
                 for i in range(WARP * warp(), WARP * warp() + WARP, KEYS):
                     one, other = load(rows, start + i + g, q), load(rows, start + i + g + 8, q)
                     s = score(values, one, other)
-                    to = uint32(shared + ROW * (HEADS * turn + g) + 4 * (i + 2 * t))
-                    if HEADS * turn + g < heads:
+                    to = uint32(shared + ROW * (HEADS * pass_ + g) + 4 * (i + 2 * t))
+                    if HEADS * pass_ + g < heads:
                         store_shared_f32(to, s[0])
                         store_shared_f32(uint32(to + 4), s[1])
                         store_shared_f32(uint32(to + 32), s[2])

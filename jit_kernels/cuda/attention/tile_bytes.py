@@ -170,7 +170,7 @@ def _pairs(b: Any, type: str, one: list[Any], other: list[Any], scale: Any) -> l
     found: list[Any] = []
     if type == "q8_0":
         for x, y in zip(one, other, strict=True):
-            for chosen in (0x5140, 0x7362):  # a byte of each in turn
+            for chosen in (0x5140, 0x7362):  # a byte of each alternately
                 mixed = b.xor(picked(x, y, chosen), _word(0x80808080))
                 for pick in (LOW_BYTES, HIGH_BYTES):
                     two = emit(b, pick, [mixed])

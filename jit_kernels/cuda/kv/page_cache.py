@@ -80,7 +80,7 @@ def copy_lines(source, to, n_head_kv, size, end):
 
 
 def kv_allocate() -> list[Launch]:
-    """Kernel of KV_ALLOCATE: blocks take layers in turn, their threads pages."""
+    """Kernel of KV_ALLOCATE: blocks stride over layers, their threads pages."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -105,7 +105,7 @@ def kv_allocate() -> list[Launch]:
 
 
 def kv_write_back() -> list[Launch]:
-    """Kernel of KV_WRITE_BACK: warps take heads of keys and of values of pages in turn."""
+    """Kernel of KV_WRITE_BACK: warps stride over heads of keys and of values of pages."""
 
     @device
     def keep(frames, stored, size, slot, to, first, end):
@@ -135,7 +135,7 @@ def kv_write_back() -> list[Launch]:
 
 
 def kv_mark() -> list[Launch]:
-    """Kernel of KV_MARK: threads take entries of the Selection in turn."""
+    """Kernel of KV_MARK: threads stride over entries of the Selection."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
@@ -288,7 +288,7 @@ def kv_evict(reader: str) -> list[Launch]:
 
 
 def kv_fetch() -> list[Launch]:
-    """Kernel of KV_FETCH: blocks take pieces of pages in turn."""
+    """Kernel of KV_FETCH: blocks stride over pieces of pages."""
 
     @device
     def fetch(source, to, first, size):

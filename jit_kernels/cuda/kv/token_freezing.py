@@ -18,7 +18,7 @@ def copy_rows() -> list[Launch]:
 
 
 def copy_kv(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of COPY_KV: warps take heads of positions in turn."""
+    """Kernel of COPY_KV: warps stride over heads of positions."""
     k_bytes, v_bytes = row_bytes(type_k, head_dim), row_bytes(type_v, head_dim)
     copy_k, copy_v = copying(type_k, head_dim), copying(type_v, head_dim)
 

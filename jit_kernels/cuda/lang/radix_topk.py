@@ -74,15 +74,15 @@ def thresholding(some_of: Any) -> Any:
     def threshold(scores, low, high, k, parts):
         counts = cuda.shared.array(BINS, int32)
         known = uint32(0)  # digits of the answer, from the highest on
-        for turn in range(3):
-            shift = (32 - DIGIT, 32 - 2 * DIGIT, 0)[turn]
-            width = DIGIT if turn < 2 else 32 - 2 * DIGIT
+        for pass_ in range(3):
+            shift = (32 - DIGIT, 32 - 2 * DIGIT, 0)[pass_]
+            width = DIGIT if pass_ < 2 else 32 - 2 * DIGIT
             for i in range(thread(), BINS, THREADS):
                 counts[i] = 0
             sync_block()
             for j in range(low + thread(), high, AT_ONCE * THREADS):
                 for x in some_of(scores, j, THREADS, high):
-                    if x != 0 and (turn == 0 or x >> (shift + width) == known):
+                    if x != 0 and (pass_ == 0 or x >> (shift + width) == known):
                         at = (x >> shift) & ((1 << width) - 1)
                         cuda.atomic.add(counts, at, 1)  # type: ignore[call-arg]
             sync_block()

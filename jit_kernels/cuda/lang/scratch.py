@@ -7,7 +7,7 @@ from tamis.formats.ggml_types import GGMLType
 # Most rows that products read weights anew for; of more, weights are unpacked once. CPUs have a
 # number of their own in contract/ops: a GPU's matrix units are worth it sooner.
 FEW_ROWS = 4
-TURNS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
+COUNTERS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
 HEADS = 8  # most queries that a warp multiplies keys with at a time: see tile_few.py
 CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time

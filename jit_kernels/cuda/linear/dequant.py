@@ -178,7 +178,7 @@ def _levels_of(table: np.ndarray) -> tuple[Any, Any]:
         return bytes_of_two(bytes_of_two(a, b, w), bytes_of_two(c, d, w), late)
 
     @device
-    def in_turn(w):
+    def in_order(w):
         """Of the eight nibbles of a word: a byte's low one, its high one, and so on."""
         number, late = field(w, 0, 0x77777777), join(0x32103210, field(w, 1, 0x44444444), 0)
         return level(number, late), level(field(number, 16, ALL), field(late, 16, ALL))
@@ -186,7 +186,12 @@ def _levels_of(table: np.ndarray) -> tuple[Any, Any]:
     @device
     def side(w, i):
         chosen = 0x7531 if i & 16 else 0x6420
-        (e, f), (g, h), (j, k), (m, n) = in_turn(w[0]), in_turn(w[1]), in_turn(w[2]), in_turn(w[3])
+        (e, f), (g, h), (j, k), (m, n) = (
+            in_order(w[0]),
+            in_order(w[1]),
+            in_order(w[2]),
+            in_order(w[3]),
+        )
         return (
             bytes_of_two(e, f, chosen), bytes_of_two(g, h, chosen),
             bytes_of_two(j, k, chosen), bytes_of_two(m, n, chosen),
@@ -194,7 +199,12 @@ def _levels_of(table: np.ndarray) -> tuple[Any, Any]:
 
     @device
     def both(w):
-        (e, f), (g, h), (j, k), (m, n) = in_turn(w[0]), in_turn(w[1]), in_turn(w[2]), in_turn(w[3])
+        (e, f), (g, h), (j, k), (m, n) = (
+            in_order(w[0]),
+            in_order(w[1]),
+            in_order(w[2]),
+            in_order(w[3]),
+        )
         return (
             (
                 bytes_of_two(e, f, 0x6420), bytes_of_two(g, h, 0x6420),

@@ -104,7 +104,7 @@ def fill(row, n, width):
 
 
 def narrowing(type: str) -> Launch:
-    """The kernel that writes the weights to scratch: warps take rows in turn."""
+    """The kernel that writes the weights to scratch: warps stride over rows."""
     narrow, row_bytes = _narrow(type), row_bytes_of(type)
 
     def kernel(tid, n_thread, a):
@@ -241,7 +241,7 @@ def first_slice():
 
 
 def gemm() -> Launch:
-    """The kernel that multiplies packed and scratch: blocks take tiles in turn."""
+    """The kernel that multiplies packed and scratch: blocks stride over tiles."""
     multiply_rows = multiplying(copy_slice, copy_slice)
 
     def kernel(tid, n_thread, a):

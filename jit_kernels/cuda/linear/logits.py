@@ -29,7 +29,7 @@ def write_best_of(scores, low, high, n, out):
 
 
 def logit_parts() -> list[Launch]:
-    """Kernel of LOGIT_PARTS: blocks take parts in turn."""
+    """Kernel of LOGIT_PARTS: blocks stride over parts."""
 
     def kernel(tid, n_thread, a):
         size = (a.n_vocab + a.n_part - 1) // a.n_part

@@ -154,7 +154,7 @@ class Fetcher(NamedTuple):
     """Functions that copy items to a warp's places; a warp's work.
 
     An item is a part of AT_ONCE rows. rows: address of the block's first, how many, their bytes.
-    Places are used in turn; a place's phase changes each time.
+    Places are used cyclically; a place's phase changes each time.
     """
 
     ready: Any  # shared: before all else
@@ -207,7 +207,7 @@ def _in_bulk(ring: Ring) -> Fetcher:
 def _in_pieces(ring: Ring) -> Fetcher:
     """The functions where lanes copy 16 bytes each."""
     part, pieces, stages, item = *ring, ring.item
-    n_turn, wait_for_items = -(-AT_ONCE * pieces // WARP), copy_wait(stages - 2)
+    n_pass, wait_for_items = -(-AT_ONCE * pieces // WARP), copy_wait(stages - 2)
 
     @device
     def ready(shared):
@@ -217,8 +217,8 @@ def _in_pieces(ring: Ring) -> Fetcher:
     def fetch(shared, rows, which, place, live):
         to, (quad, chunk) = shared + item * (warp() * stages + place), which
         n = min(part, rows[2] - part * chunk)
-        for turn in range(n_turn):
-            i = lane() + WARP * turn
+        for pass_ in range(n_pass):
+            i = lane() + WARP * pass_
             r = quotient(i, pieces)
             at, skip = lies_at(rows, part, quad, r, chunk)
             p = 16 * (i - pieces * r)

@@ -104,7 +104,7 @@ def drop_groups(keys, n_expert, n_group, n_group_used):
 
 
 def moe_route(score: str) -> list[Launch]:
-    """Kernel of MOE_ROUTE: warps take tokens in turn."""
+    """Kernel of MOE_ROUTE: warps stride over tokens."""
     score_of, is_softmax, is_chosen = SCORES[score], score == "softmax", score == "chosen"
 
     def kernel(tid, n_thread, a):

@@ -117,7 +117,7 @@ def _few(type: str) -> Launch:
 
 
 def _few_floats(type: str) -> Launch:
-    """As _few, for float weights, whose rows may have any length; warps take rows in turn."""
+    """As _few, for float weights, whose rows may have any length; warps stride over rows."""
     row_bytes, element = row_bytes_of(type), element_of(type)
 
     def kernel(tid, n_thread, a):
@@ -273,7 +273,7 @@ def write_slots(shared, slots, n_row, n, n_out, y):
 
 
 def _many(type: str) -> Launch:
-    """The kernel that multiplies what `_ordering` left: blocks take tiles in turn."""
+    """The kernel that multiplies what `_ordering` left: blocks stride over tiles."""
     row_bytes, multiply_rows = row_bytes_of(type), multiplying(copy_rows, _decoding(type))
 
     def kernel(tid, n_thread, a):

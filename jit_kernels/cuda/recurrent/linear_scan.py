@@ -19,7 +19,7 @@ def over_warps(parts):
 
 
 def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> list[Launch]:
-    """Kernel of LINEAR_SCAN: blocks take heads' columns in turn; a state's rows are its warps'."""
+    """Kernel of LINEAR_SCAN: blocks stride over heads' columns; a state's rows are its warps'."""
     if rule not in ("add", "delta") or decay not in ("head", "channel"):
         raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
     if head_k > MOST_ROWS:

@@ -21,7 +21,7 @@ from tamis.jit_kernels.cuda.linear.activation import ACTIVATIONS
 
 
 def l2_norm() -> list[Launch]:
-    """Kernel of L2_NORM: warps take rows in turn."""
+    """Kernel of L2_NORM: warps stride over rows."""
 
     def kernel(tid, n_thread, a):
         n_row = load_i64(a.step + STEP.n_tok) * a.rows_per_tok

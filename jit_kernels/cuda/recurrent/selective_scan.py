@@ -13,7 +13,7 @@ MOST_STATE = MOST_SHARED // 4 // 32  # numbers of a channel, where a block is on
 
 
 def selective_scan(n_state: int) -> list[Launch]:
-    """Kernel of SELECTIVE_SCAN: threads take channels in turn."""
+    """Kernel of SELECTIVE_SCAN: threads stride over channels."""
     if n_state > MOST_STATE:
         raise ValueError(f"n_state is {n_state}, expected at most {MOST_STATE}")
     threads = 32

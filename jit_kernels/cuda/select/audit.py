@@ -191,7 +191,7 @@ def _comparing(head_dim: int, type: str) -> Any:
 
 
 def audit_heads(head_dim: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of AUDIT_HEADS: blocks take query heads in turn."""
+    """Kernel of AUDIT_HEADS: blocks stride over query heads."""
     score, longest_k = _passes_over_rows(head_dim, type_k)
     longest_v, compare = _passes_over_rows(head_dim, type_v)[1], _comparing(head_dim, type_v)
 

@@ -76,7 +76,7 @@ def middle(pos, n_sink, n_local, drop):
 
 
 def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launch]:
-    """Kernel of SCORE_KEYS: blocks take spans of a KV head's positions in turn."""
+    """Kernel of SCORE_KEYS: blocks stride over spans of a KV head's positions."""
     size = row_bytes(type_k, head_dim)
 
     @device
@@ -128,7 +128,7 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
 
 
 def select_best() -> list[Launch]:
-    """Kernel of SELECT_BEST: blocks take rows in turn."""
+    """Kernel of SELECT_BEST: blocks stride over rows."""
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)
@@ -152,7 +152,7 @@ def select_best() -> list[Launch]:
 
 
 def select_top_k() -> list[Launch]:
-    """Kernel of SELECT_TOP_K: blocks take rows in turn; all rows have the same size."""
+    """Kernel of SELECT_TOP_K: blocks stride over rows; all rows have the same size."""
 
     def kernel(tid, n_thread, a):
         n_block = load_i64(a.step + STEP.pos) // a.block + 1
@@ -177,7 +177,7 @@ def select_top_k() -> list[Launch]:
 
 
 def select_union() -> list[Launch]:
-    """Kernel of SELECT_UNION: blocks take KV heads in turn."""
+    """Kernel of SELECT_UNION: blocks stride over KV heads."""
 
     def kernel(tid, n_thread, a):
         n, parts = load_i64(a.step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
@@ -197,7 +197,7 @@ def select_union() -> list[Launch]:
 
 
 def select_pack() -> list[Launch]:
-    """Kernel of SELECT_PACK: blocks take rows in turn, after the sum of those before."""
+    """Kernel of SELECT_PACK: blocks stride over rows, after the sum of those before."""
 
     def kernel(tid, n_thread, a):
         for r in range(tid, a.n_row, n_thread):

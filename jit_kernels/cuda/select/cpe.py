@@ -117,7 +117,7 @@ def references(at, pos, n_block):
 
 
 def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernel of CIS_GATE: blocks take KV heads in turn, their warps rows."""
+    """Kernel of CIS_GATE: blocks stride over KV heads, their warps rows."""
     size, rows_per_kv = 4 * head_dim, heads // group
     latest = _resembling(head_dim, group)
 
@@ -257,7 +257,7 @@ def copy_within(entries, n, low, high, out):
 
 
 def cis_sets() -> list[Launch]:
-    """Kernel of CIS_SETS: blocks take rows in turn."""
+    """Kernel of CIS_SETS: blocks stride over rows."""
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)

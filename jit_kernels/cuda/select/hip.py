@@ -110,7 +110,7 @@ def _rating(head_dim: int, group: int) -> Any:
 
 
 def hip_estimate(head_dim: int, group: int) -> list[Launch]:
-    """Kernel of HIP_ESTIMATE: blocks take rows in turn."""
+    """Kernel of HIP_ESTIMATE: blocks stride over rows."""
     rate = _rating(head_dim, group)
 
     def kernel(tid, n_thread, a):
@@ -182,7 +182,7 @@ def part(row, first_j, n_near):
 
 
 def hip_select() -> list[Launch]:
-    """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks take rows in turn."""
+    """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks stride over rows."""
 
     def count(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)

@@ -67,7 +67,7 @@ def level_start(room, level):
 
 
 def hip_means(head_dim: int, type_k: str) -> list[Launch]:
-    """Kernels of HIP_MEANS: warps take means in turn; then it is noted that they are there."""
+    """Kernels of HIP_MEANS: warps stride over means; then it is noted that they are there."""
     size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
@@ -361,7 +361,7 @@ def _searching(head_dim: int) -> Any:
 
 
 def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
-    """Kernel of HIP_SEARCH: blocks take rows of masks in turn."""
+    """Kernel of HIP_SEARCH: blocks stride over rows of masks."""
     assert head_dim % 16 == 0
     normalise, shorten = _preparing(head_dim, group, type_k)
     search = _searching(head_dim)

@@ -188,7 +188,7 @@ def masked(tables, word, shift, middle):
 
 
 @device
-def brought_in(before, here, after):
+def with_neighbours(before, here, after):
     """The candidates and their neighbours -1 .. 2 (Eq. 9)."""
     near = bits_from(before, here, 63) | bits_from(before, here, 62)
     return here | near | bits_from(here, after, 1)
@@ -196,7 +196,7 @@ def brought_in(before, here, after):
 
 @device
 def candidates_of(bits, n_word, word, shift, middle):
-    """The bits of the candidates of WORDS words and of what they bring in (Eq. 7, 9)."""
+    """The bits of WORDS words: candidates and their neighbours (Eq. 7, 9)."""
     hot = bits, bits + 16 * n_word
     warm = bits + 8 * n_word, bits + 24 * n_word
     a = masked(hot, word - 1, shift, middle)
@@ -204,10 +204,10 @@ def candidates_of(bits, n_word, word, shift, middle):
     d, e = masked(hot, word + 2, shift, middle), masked(hot, word + 3, shift, middle)
     f = masked(hot, word + 4, shift, middle)
     return (
-        brought_in(a, b, c) & masked(warm, word, shift, middle),
-        brought_in(b, c, d) & masked(warm, word + 1, shift, middle),
-        brought_in(c, d, e) & masked(warm, word + 2, shift, middle),
-        brought_in(d, e, f) & masked(warm, word + 3, shift, middle),
+        with_neighbours(a, b, c) & masked(warm, word, shift, middle),
+        with_neighbours(b, c, d) & masked(warm, word + 1, shift, middle),
+        with_neighbours(c, d, e) & masked(warm, word + 2, shift, middle),
+        with_neighbours(d, e, f) & masked(warm, word + 3, shift, middle),
     )
 
 
@@ -499,7 +499,7 @@ def _scoring(head_dim: int, heads: int, group: int) -> Any:
 
 
 def _settling(heads: int, group: int) -> Any:
-    """The kernel that keeps the best candidates and learns from them; blocks take rows in turn."""
+    """The kernel that keeps the best candidates and learns from them; blocks stride over rows."""
     choose = _choosing(group)
 
     def settle(tid, n_thread, a):
@@ -544,7 +544,7 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> list[Launch]:
 
 
 def lfps_bypass(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernel of LFPS_BYPASS: blocks take heads in turn."""
+    """Kernel of LFPS_BYPASS: blocks stride over heads."""
     (_, with_halves), global_logit = products_of(head_dim), global_logit_of(head_dim)
 
     @device

@@ -162,7 +162,7 @@ def _key_reader(head_dim: int) -> Any:
 
 
 def _dividing(head_dim: int, heads: int, rows_per_kv: int) -> Any:
-    """The kernel that finds what weights are divided by; blocks take queries of heads in turn."""
+    """The kernel that finds what weights are divided by; blocks stride over queries of heads."""
     weigh, size = _weighing(head_dim, staging(head_dim, 1, _key_reader(head_dim))), 4 * head_dim
 
     def divide(tid, n_thread, a):
@@ -188,7 +188,7 @@ def _dividing(head_dim: int, heads: int, rows_per_kv: int) -> Any:
 
 
 def _filling(head_dim: int, heads: int, group: int) -> Any:
-    """The kernel that fills the tables; blocks take spans of them in turn."""
+    """The kernel that fills the tables; blocks stride over spans of them."""
     rows_per_kv, size = heads // group, 4 * head_dim
     stage_row = staging(head_dim, group, _key_reader(head_dim))
 
@@ -238,7 +238,7 @@ def _filling(head_dim: int, heads: int, group: int) -> Any:
 
 
 def _finishing(head_dim: int, rows_per_kv: int) -> Any:
-    """The kernel that makes sums, bits and means; blocks take tables, slices of means in turn."""
+    """The kernel that makes sums, bits and means; blocks stride over tables, slices of means."""
     average, size = _averaging(head_dim), 4 * head_dim
 
     @device

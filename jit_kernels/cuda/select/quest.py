@@ -27,7 +27,7 @@ from tamis.jit_kernels.cuda.lang.ptx import shared_address
 
 
 def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
-    """Kernel of QUEST_BOUNDS: warps take pages in turn."""
+    """Kernel of QUEST_BOUNDS: warps stride over pages."""
     size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
@@ -62,7 +62,7 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
 
 
 def quest_score(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernel of QUEST_SCORE: blocks take spans of a KV head's pages in turn.
+    """Kernel of QUEST_SCORE: blocks stride over spans of a KV head's pages.
 
     The larger of q M and q m is max(q, 0) M + min(q, 0) m, as m <= M: a product of rows of twice
     the length.

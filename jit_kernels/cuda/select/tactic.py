@@ -67,7 +67,7 @@ def first_segment(extent, segment, n_sink):
 
 
 def tactic_seed(head_dim: int) -> list[Launch]:
-    """Kernel of TACTIC_SEED: warps take segments of KV heads in turn."""
+    """Kernel of TACTIC_SEED: warps stride over segments of KV heads."""
 
     @device
     def place(centroid, mean, norm, key):
@@ -107,7 +107,7 @@ def tactic_seed(head_dim: int) -> list[Launch]:
 
 
 def tactic_assign(head_dim: int) -> list[Launch]:
-    """Kernel of TACTIC_ASSIGN: blocks take spans of a segment's keys in turn.
+    """Kernel of TACTIC_ASSIGN: blocks stride over spans of a segment's keys.
 
     The nearest centroid is the one with the largest k . c - |c|^2 / 2.
     """
@@ -173,7 +173,7 @@ def list_label(labels, c, first, end, out):
 
 
 def tactic_mean(head_dim: int) -> list[Launch]:
-    """Kernel of TACTIC_MEAN: blocks take segments of KV heads in turn, their warps clusters."""
+    """Kernel of TACTIC_MEAN: blocks stride over segments of KV heads, their warps clusters."""
 
     @device
     def replace(centroid, mean, norm, members, pages):
@@ -249,7 +249,7 @@ def tactic_mean(head_dim: int) -> list[Launch]:
 
 
 def tactic_score(head_dim: int, group: int) -> list[Launch]:
-    """Kernel of TACTIC_SCORE: blocks take spans of a KV head's clusters in turn."""
+    """Kernel of TACTIC_SCORE: blocks stride over spans of a KV head's clusters."""
 
     @device
     def mean_at(means, c):
@@ -276,7 +276,7 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
 
 def tactic_mark(group: int) -> list[Launch]:
-    """Kernel of TACTIC_MARK: blocks take rows in turn, their warps clusters."""
+    """Kernel of TACTIC_MARK: blocks stride over rows, their warps clusters."""
 
     @device
     def mark(row, own, ranked, left, n_cluster, parts):
@@ -321,7 +321,7 @@ def tactic_mark(group: int) -> list[Launch]:
 
 
 def tactic_select() -> list[Launch]:
-    """Kernel of TACTIC_SELECT: blocks take rows in turn, after the sum of those before."""
+    """Kernel of TACTIC_SELECT: blocks stride over rows, after the sum of those before."""
 
     def kernel(tid, n_thread, a):
         parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(a.step + STEP.pos) + 1

@@ -104,7 +104,7 @@ def sort_pass(keys, source, target, n, shift, counts, parts):
     for w in range(WARPS):
         counts[DIGITS * w + thread()] = 0
     sync_block()
-    for turn in range(2):
+    for pass_ in range(2):
         for start in range(begin, min(begin + share, n), WARP):
             i = start + lane()
             live, item = i < n, min(i, n - 1)
@@ -114,14 +114,14 @@ def sort_pass(keys, source, target, n, shift, counts, parts):
             peers = peers_of(digit, live)
             ahead = int32(count_bits(uint32(peers & below)))
             at = counts[DIGITS * warp() + digit]
-            if turn == 1 and live:
+            if pass_ == 1 and live:
                 store_i32(target + 4 * (at + ahead), item)
             cuda.syncwarp()
             if live and ahead == 0:
                 counts[DIGITS * warp() + digit] = at + int32(count_bits(peers))
             cuda.syncwarp()
         sync_block()
-        if turn == 0:
+        if pass_ == 0:
             mine = int32(0)
             for w in range(WARPS):
                 mine += counts[DIGITS * w + thread()]
@@ -438,7 +438,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
 
 
 def tactic_budget(head_dim: int) -> list[Launch]:
-    """Kernel of TACTIC_BUDGET: blocks take query heads in turn."""
+    """Kernel of TACTIC_BUDGET: blocks stride over query heads."""
     by_curve, by_samples = _budgets(head_dim)
 
     def kernel(tid, n_thread, a):

@@ -257,7 +257,7 @@ def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
 
 
 def tactic_joint(head_dim: int, group: int) -> list[Launch]:
-    """Kernel of TACTIC_JOINT: blocks take KV heads in turn."""
+    """Kernel of TACTIC_JOINT: blocks stride over KV heads."""
     weigh = weighing(head_dim, group)
 
     @device

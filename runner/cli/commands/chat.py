@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument(
         "--context-shift",
         action="store_true",
-        help="once the context is three quarters full, forget the oldest messages, not the system "
+        help="once the context is three quarters full, drop the oldest messages, not the system "
         "message, down to half of it; the others are not read again",
     )
     answer.add_argument(

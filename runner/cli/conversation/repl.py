@@ -24,7 +24,7 @@ from tamis.platform.private_files import write_whole
 COMMANDS = {
     "help": ("", "this list"),
     "system": ("TEXT", "set the system message (none: remove it) and start again"),
-    "clear": ("", "forget the conversation, not the system message; also /reset"),
+    "clear": ("", "clear the conversation, not the system message; also /reset"),
     "retry": ("", "another answer to the last message; also /regen"),
     "edit": ("[TEXT]", "ask the last question anew, changed"),
     "read": ("FILE", "read a text, PDF or HTML file now, to ask about it next"),
@@ -151,7 +151,7 @@ class Chat:
             raise
         except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
             self.failed = True
-            hint = "; /clear forgets the conversation" if "n_ctx" in str(error) else ""
+            hint = "; /clear empties the conversation" if "n_ctx" in str(error) else ""
             note(f"error: {one_line(error)}{hint}")
         return True
 
@@ -237,7 +237,7 @@ class Chat:
     ) -> tuple[list[Message], list[int]]:
         """The conversation without its oldest questions and answers, and its tokens.
 
-        Half the context, or the last message where that is more. The session forgets theirs.
+        Half the context, or the last message where that is more. The session drops theirs.
         """
         first, kept, short = int(messages[0]["role"] == "system"), messages, ids
         while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
@@ -252,7 +252,7 @@ class Chat:
             self._session.remove(same, same + n_gone)
         n = len(messages) - len(kept)
         note(
-            f"[context full: the oldest {n} messages are forgotten, but for what later ones have "
+            f"[context full: the oldest {n} messages are dropped, but for what later ones have "
             "read of them]"
         )
         return kept, short
@@ -263,13 +263,13 @@ class Chat:
 
     def _do_system(self, rest: str) -> None:
         self._messages = [{"role": "system", "content": rest}] if rest else []
-        self._forget()
+        self._drop()
 
     def _do_clear(self, _rest: str) -> None:
         self._messages = [m for m in self._messages if m["role"] == "system"]
-        self._forget()
+        self._drop()
 
-    def _forget(self) -> None:
+    def _drop(self) -> None:
         self._texts, self._replaced, self._thoughts = [], None, ""
         self._session.truncate(0)
 

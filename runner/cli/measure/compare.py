@@ -1,7 +1,7 @@
 """`tamis bench` with several methods: the time that attention takes a step, beside dense attention.
 
 Counted are the ops that choose keys and those that attend to them, in all layers. Both sides start
-from the same context and take turns; a ratio is of one turn's two sides.
+from the same context and alternate; a ratio is of the two sides of one round.
 """
 
 import argparse

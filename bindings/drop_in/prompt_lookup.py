@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding: what followed the last words where they stood before.
+"""Prompt-lookup drafts for speculative decoding: what followed the last n-gram earlier in the text.
 
 Prompt lookup decoding (Saxena 2023): no second model, and much gain where an answer repeats parts
 of its prompt. Drafts are only a proposal: a token is taken where it is what the model chooses.
@@ -19,9 +19,9 @@ class LlamaDraftModel(ABC):
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """The tokens after the first place where the longest end of the text stands already.
+    """The tokens after the first earlier occurrence of the longest matching suffix n-gram.
 
-    max_ngram_size: tokens of that end, at most. num_pred_tokens: tokens to propose, at most.
+    max_ngram_size: tokens of the suffix, at most. num_pred_tokens: tokens to propose, at most.
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:

@@ -31,7 +31,7 @@ from tamis.jit_kernels.cuda.linear.activation import tanh
 
 
 @device
-def bent(x, cap, slopes, head, distance):
+def score_mod(x, cap, slopes, head, distance):
     """A score, capped and biased."""
     if cap != float32(0):
         x = cap * tanh(x / cap)
@@ -40,15 +40,17 @@ def bent(x, cap, slopes, head, distance):
     return x
 
 
-def attend_bent(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> list[Launch]:
-    """Kernel of ATTEND_BENT."""
-    return plain(head_dim, group, q_block, (type_k, type_v), bends=True)
+def attend_score_mod(
+    head_dim: int, group: int, q_block: int, type_k: str, type_v: str
+) -> list[Launch]:
+    """Kernel of ATTEND_SCORE_MOD."""
+    return plain(head_dim, group, q_block, (type_k, type_v), modified=True)
 
 
 def plain(
-    head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], *, bends: bool
+    head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], *, modified: bool
 ) -> list[Launch]:
-    """Kernel of ATTEND_BENT, or of ATTEND where it bends nothing: blocks take heads in turn.
+    """Kernel of ATTEND_SCORE_MOD, or of ATTEND (modified=False); blocks stride over heads.
 
     It has the memory for heads of any length. A row is not cut: the first of its parts is all.
     """
@@ -69,13 +71,13 @@ def plain(
             row = t // q_block * a.n_row + head // group
             low = max(0, p - a.window + 1) if a.window != 0 else 0
             high = p
-            if bends:
+            if modified:
                 high = min(p + a.ahead, pos + n_tok - 1) if a.ahead > 0 else p
             blocks = low // a.block, high // a.block + 1
             begin, end = entries_of(a.indptr + 4 * row, a.indices, blocks)
             keys = begin, (end - begin) * a.block, a.indices, a.block, low, high
             query = a.q + 4 * head_dim * ((skip + a.stride * t) * n_head + head)
-            top, total = float32(LOWEST), float32(0)
+            row_max, row_sum = float32(LOWEST), float32(0)
             for d in range(thread(), head_dim, THREADS):
                 sums[d] = float32(0)
             for first in range(0, keys[1], THREADS):
@@ -88,17 +90,17 @@ def plain(
                         for e in range(8):
                             x += q[e] * k[e]
                     x *= a.scale
-                    if bends:
-                        x = bent(x, a.cap, a.slopes, head, p - j)
+                    if modified:
+                        x = score_mod(x, a.cap, a.slopes, head, p - j)
                     x += load_f32(a.log_weight + 4 * s) if a.log_weight != 0 else float32(0)
                     value = a.v_pages + v_bytes * key_row(a.v_table, a.n_head_kv, h, j)
-                new = max(top, block_max(x))
-                fade = exp2((top - new) * float32(LOG2_E))
+                new = max(row_max, block_max(x))
+                alpha = exp2((row_max - new) * float32(LOG2_E))
                 w = exp2((x - new) * float32(LOG2_E)) if j >= 0 else float32(0)
                 weights[thread()], values[thread()] = w, value
-                total, top = total * fade + block_sum(w), new
+                row_sum, row_max = row_sum * alpha + block_sum(w), new
                 for d in range(thread(), head_dim, THREADS):
-                    y = sums[d] * fade
+                    y = sums[d] * alpha
                     for i in range(min(THREADS, keys[1] - first)):
                         if weights[i] > float32(0):
                             y += weights[i] * read_v(values[i], d)
@@ -106,10 +108,10 @@ def plain(
                 sync_block()  # before the next keys' weights overwrite what is read here
             if a.out != 0:
                 for d in range(thread(), head_dim, THREADS):
-                    y = sums[d] / total if total > 0 else float32(0)
+                    y = sums[d] / row_sum if row_sum > 0 else float32(0)
                     store_f32(a.out + 4 * (head_dim * item + d), y)
             if a.lse != 0 and thread() == 0:
-                lse = top + math.log(total) if total > 0 else top
+                lse = row_max + math.log(row_sum) if row_sum > 0 else row_max
                 store_f32(a.lse + 4 * item, lse)
             if a.partial != 0 and a.n_split > 1:
                 part = a.partial + size * a.n_split * item
@@ -119,7 +121,7 @@ def plain(
                     if i < head_dim:
                         y = sums[i]
                     elif i < head_dim + 2:
-                        y = top if d == head_dim else total
+                        y = row_max if d == head_dim else row_sum
                     store_f32(part + 4 * i, y)
 
     return [Launch(kernel)]

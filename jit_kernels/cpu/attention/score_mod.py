@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tamis.jit_kernels.cpu.attention.attend import Bend, attending
+from tamis.jit_kernels.cpu.attention.attend import ScoreMod, attending
 from tamis.jit_kernels.cpu.attention.attend_batch import BATCH, SCORE_ROW, Layout
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32
 from tamis.jit_kernels.cpu.lang.simd import (
@@ -27,11 +27,11 @@ def needed_of(a, head):
     return (a.cap, a.slopes + 4 * head if a.slopes != 0 else 0), a.ahead
 
 
-def bend_of(at: Layout, group: int) -> Bend:
-    """The Bend of ATTEND_BENT."""
+def score_mod_of(at: Layout, group: int) -> ScoreMod:
+    """The ScoreMod of ATTEND_SCORE_MOD."""
 
     @njit(error_model="numpy")
-    def bend(state, batch, n_q, n, pos, stride, needed):
+    def modify(state, batch, n_q, n, pos, stride, needed):
         cap, slopes = needed
         caps = splat_f(cap)
         inverse = splat_f(np.float32(1) / cap if cap != np.float32(0) else np.float32(0))
@@ -48,9 +48,9 @@ def bend_of(at: Layout, group: int) -> Bend:
                     x = x - slope * vabs(to_f32(position - query))
                 store_f(score, x)
 
-    return Bend(needed_of, bend)
+    return ScoreMod(needed_of, modify)
 
 
-def attend_bent(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
-    """Kernel of ATTEND_BENT: threads take rows."""
-    return attending(head_dim, group, q_block, (type_k, type_v), bend_of)
+def attend_score_mod(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
+    """Kernel of ATTEND_SCORE_MOD: threads take rows."""
+    return attending(head_dim, group, q_block, (type_k, type_v), score_mod_of)
