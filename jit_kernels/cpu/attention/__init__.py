@@ -1,1 +1,1 @@
-"""Attention."""
+"""Attention on the CPU: RoPE and append, flash attention over a Selection, score products."""

@@ -1,7 +1,7 @@
 """Attention over a Selection of pages, with a running maximum (flash attention's recurrence).
 
-Dao et al. 2022 (arXiv 2205.14135), Alg. 1. Whatever a Selection's blocks are, their positions are
-listed in batches of up to PAGE keys; attend_batch.py does the arithmetic of one batch.
+Dao et al. 2022 (arXiv 2205.14135), Alg. 1. The positions of a Selection's blocks are gathered
+into batches of up to PAGE keys; attend_batch.py does the arithmetic of one batch.
 """
 
 import math
@@ -55,7 +55,10 @@ def first_at_least(indices, begin, end, value):
 
 @njit(error_model="numpy")
 def note(batch, n, count, rows, position, bias):
-    """List `count` neighbouring keys from rows (of k and v) and position on, as entries n..."""
+    """Append `count` consecutive keys to the batch as entries n, n + 1, ...
+
+    rows: the first key's row of the K pages and of the V pages; position: its position.
+    """
     k_row, v_row = rows
     if count < 4:  # a vector would write most of its lanes for nothing, across cache lines
         for i in range(count):
@@ -81,7 +84,7 @@ def padded(n):
 
 @njit(error_model="numpy")
 def pad(batch, n):
-    """Repeat the first key, with no weight, up to a multiple of PANEL."""
+    """Fill the batch up to a multiple of PANEL with copies of the first key of weight 0."""
     for i in range(n, padded(n), LANES):
         entry = batch + 4 * i
         store_i(entry + BATCH.k_row, splat_i(load_i32(batch + BATCH.k_row)))
@@ -91,7 +94,7 @@ def pad(batch, n):
 
 @njit(error_model="numpy")
 def gather(batch, cursor, keys, tables, h):
-    """List the next keys of a row: their number (0 at the end) and the cursor to go on from.
+    """Gather the next batch of a row's keys: their number (0 at the end) and the new cursor.
 
     cursor: index and position; keys: last index, indices, log_weight, block, lowest and highest
     position; tables: k_table, v_table, n_head_kv.
@@ -119,7 +122,7 @@ def gather(batch, cursor, keys, tables, h):
 
 
 def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
-    """Functions start, finish and finish_part of a row's n_q queries.
+    """Functions start, finish and finish_part: prologue and epilogue of a row's n_q queries.
 
     Query r is head r % group of token r // group; tokens are `stride` bytes, or n_head heads,
     apart. `query` numbers the first head in out and lse, [n_tok, n_head] as one list.
@@ -161,7 +164,7 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
     @njit(error_model="numpy")
     def finish_part(state, n_q, query, n_head, partial, split):
-        """Write sums, row_max and row_sum of n_split parts: the first has all, others nothing."""
+        """Write a row that one thread has done as n_part partial results: all in the first."""
         first, n_part, n_split = split
         for r in range(n_q):
             parts = (query + r // group * n_head + r % group) * n_split
@@ -175,7 +178,10 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
 
 def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> tuple[Any, ...]:
-    """Functions pack(state), score and weigh of one token's queries; heads: head_dim, group."""
+    """Functions pack(state), score and weigh for the queries of one token.
+
+    score: q @ K.T of a batch; weigh: adds softmax weights @ V. heads: head_dim, group.
+    """
     of_keys, of_values = (attend_batch if t == "f16" else attend_q8 for t in kv_types)
 
     @njit(error_model="numpy")
@@ -187,7 +193,7 @@ def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -
 
 
 class ScoreMod(NamedTuple):
-    """What ATTEND_SCORE_MOD does that ATTEND does not."""
+    """How scores are modified: functions of ATTEND_SCORE_MOD, or no-ops of ATTEND."""
 
     of: Any  # (record, first head) -> what the others need, and how far ahead queries see
     scores: Any  # (state, batch, n_q, n, pos, stride, what they need): changes scores
@@ -195,13 +201,13 @@ class ScoreMod(NamedTuple):
 
 @njit
 def nothing_of(a, head):
-    """ATTEND needs nothing, and sees nothing ahead."""
+    """No parameters, and no positions after the query's own."""
     return ZERO, 0
 
 
 @njit
 def leave_scores(state, batch, n_q, n, pos, stride, needed):
-    """ATTEND's scores stay."""
+    """Leave the scores as they are."""
 
 
 UNMODIFIED = ScoreMod(nothing_of, leave_scores)
@@ -215,10 +221,10 @@ def _adding(
     kv_types: tuple[str, str],
     modify_scores: Any,
 ) -> tuple[Any, Any]:
-    """Functions pack(state) of queries and add(state, batch, ahead, pages, n, n_q, seen, needed).
+    """Functions pack(state) and add(state, batch, ahead, pages, n, n_q, seen, needed).
 
-    add: a batch of n keys. seen: position of the first query's token, how far apart the tokens are,
-    the window, and how far ahead they see; needed: see ScoreMod.
+    pack converts the queries; add accumulates a batch of n keys. seen: position of the first query,
+    stride between queries, window, positions ahead; needed: see ScoreMod.
     """
     weights = softmax(at)
     if q_block == 1:
@@ -258,14 +264,14 @@ def _adding(
 
 
 def attend(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
-    """Kernel of ATTEND: threads take rows, or neighbouring parts of rows."""
+    """Kernel of ATTEND: threads share rows, or split-KV parts of rows."""
     return attending(head_dim, group, q_block, (type_k, type_v), lambda at, group: UNMODIFIED)
 
 
 def attending(
     head_dim: int, group: int, q_block: int, kv_types: tuple[str, str], score_mod_of: Any
 ) -> Any:
-    """The kernel; score_mod_of(layout, group): its ScoreMod."""
+    """The kernel of ATTEND with the ScoreMod that score_mod_of(layout, group) returns."""
     assert q_block <= MAX_Q_BLOCK
     at = layout_of(q_block * group, group, head_dim)
     state_size = attend_scratch(group, head_dim)

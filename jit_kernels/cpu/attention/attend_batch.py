@@ -1,8 +1,8 @@
-"""Attention of a few queries to a batch of up to PAGE keys: what a thread does with its scratch.
+"""Attention of a few queries over a batch of up to PAGE keys, in a thread's scratch.
 
 Two ways to multiply: `few_queries` reads each key and value once, as it lies in the pages (those of
-q8_0 and q4_0: attend_q8.py); `many_queries` first turns the batch into float32 panels, which all
-queries then read.
+q8_0 and q4_0: attend_q8.py); `many_queries` first unpacks the batch into packed float32 panels,
+which all queries then read.
 """
 
 from typing import Any, NamedTuple
@@ -99,9 +99,9 @@ def layout_of(n_query: int, group: int, head_dim: int) -> Layout:
 
 
 def widest(rows: int, fits: Any) -> int:
-    """Columns, up to 8, of a grid of `rows` rows so that it, a row and one of the column fit.
+    """The most columns (up to 8) of a register tile of `rows` rows that fits the registers.
 
-    In registers, that is: with one vector more, LLVM keeps all sums in memory.
+    Beside the tile it needs a row of operands and one vector more; else LLVM spills the tile.
     """
     counts = [n for n in range(1, 9) if fits(n) and rows * n + n < N_REGISTER]
     return max(counts, default=1)
@@ -110,8 +110,8 @@ def widest(rows: int, fits: Any) -> int:
 def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
     """The function score(state, batch, pages, n), for keys of float16.
 
-    Products of one token's `group` heads with the n keys of a batch. The memory reads ahead: this
-    asks for the batch's values. heads: head_dim, group; pages: of keys, of values.
+    Scores of one token's `group` heads and the n keys of a batch; prefetches the batch's values.
+    heads: head_dim, group; pages: addresses of K and of V.
     """
     head_dim, group = heads
     n_key = widest(group, lambda n: PANEL % n == 0)
@@ -136,7 +136,7 @@ def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> An
 def weighing(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
     """The function weigh(state, batch, ahead, pages, n), for values of float16.
 
-    sums = sums * shrink + weights @ values; asks for the keys of the batch `ahead`.
+    sums = sums * alpha + weights @ V; prefetches the keys of the batch `ahead`.
     """
     head_dim, group = heads
     n_col = widest(group, lambda n: head_dim % (n * LANES) == 0)

@@ -1,8 +1,8 @@
-"""One token's queries and a batch of quantised keys or values: what few_queries does, in integers.
+"""The few_queries path for a quantised KV cache: int16 queries times int8 or int4 K and V.
 
-Queries become int16, one scale a block of KV_BLOCK elements; keys are transposed: a vector has
-pairs of elements of LANES keys. No sum then runs across lanes, and a product of int16 is two of
-float32. A block's sum is below 32 * 127 * 32767 < 2^27.
+Queries are quantised to int16, one scale for KV_BLOCK elements; keys are transposed, so that a
+vector has pairs of elements of LANES keys. No sum then runs across lanes, and one int16 multiply-add
+does the work of two float32 ones. A block's sum is below 32 * 127 * 32767 < 2^27.
 """
 
 from typing import Any
@@ -82,7 +82,7 @@ def packing(at: Layout, head_dim: int, group: int) -> Any:
 def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> Any:
     """The function score(state, batch, pages, n) of few_queries, for keys of q8_0 or q4_0.
 
-    Scores after the n-th, up to a multiple of the vectors multiplied together, have no meaning.
+    Scores after the n-th, up to a whole register tile, are undefined.
     """
     (head_dim, group), (type_k, type_v) = heads, kv_types
     n_block, lanes = head_dim // KV_BLOCK, LANES

@@ -1,4 +1,4 @@
-"""Positions: a chunk's angles; RoPE and the append to the KV cache; learned positions."""
+"""RoPE angles of a chunk, RoPE with the append to the KV cache, learned position embeddings."""
 
 import math
 from typing import Any

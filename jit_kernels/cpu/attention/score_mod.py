@@ -1,4 +1,4 @@
-"""Attention with capped scores, with a bias by distance, or to later positions too."""
+"""Attention with modified scores: soft cap, ALiBi, or queries that see later positions."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from tamis.jit_kernels.cpu.linear.activation import tanh
 
 @njit
 def needed_of(a, head):
-    """Cap, slopes from a head on, and how far ahead queries see."""
+    """A ScoreMod's parameters: (cap, address of slopes from `head` on), positions ahead."""
     return (a.cap, a.slopes + 4 * head if a.slopes != 0 else 0), a.ahead
 
 
@@ -52,5 +52,5 @@ def score_mod_of(at: Layout, group: int) -> ScoreMod:
 
 
 def attend_score_mod(head_dim: int, group: int, q_block: int, type_k: str, type_v: str) -> Any:
-    """Kernel of ATTEND_SCORE_MOD: threads take rows."""
+    """Kernel of ATTEND_SCORE_MOD: threads share rows."""
     return attending(head_dim, group, q_block, (type_k, type_v), score_mod_of)

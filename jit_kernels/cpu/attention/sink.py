@@ -1,4 +1,4 @@
-"""Attention sinks: what of a head's output is left where a key without a value has a share."""
+"""Attention sinks: a head's output, scaled down by the softmax share of a key without value."""
 
 from typing import Any
 

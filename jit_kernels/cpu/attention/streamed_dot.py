@@ -1,4 +1,4 @@
-"""Products of a few queries with rows, each row read once for all of them."""
+"""Dot products of a few queries with many rows; each row is read once for all queries."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from tamis.jit_kernels.cpu.lang.simd import LANES
 
 
 def rows_at_once(n_query: int, n_row: int = 8) -> int:
-    """A power of 2 that divides n_row, so that n_query sums a row are in registers."""
+    """Rows to multiply at once: a divisor of n_row whose accumulators fit the registers."""
     fits = [n for n in (1, 2, 4, 8) if n_row % n == 0 and n_query * n + n <= N_REGISTER]
     return max(fits, default=1)
 
@@ -31,7 +31,7 @@ def sweeping(size: int, n_query: int, n_row: int, type: str = "f16") -> Any:
     """The function sweep(queries, rows, ahead, out, stride): n_query queries times n_row rows.
 
     queries f32 [n_query, size], rows [n_row] of kv_row(type, size); out + stride * query gets n_row
-    float32s. The cache lines of as many rows at `ahead` (any address) are asked for.
+    float32s. As many rows at `ahead` (any address) are prefetched.
     """
     n = rows_at_once(n_query, n_row)
     q_size, row_size, load = 4 * size, kv_row(type, size).itemsize, loading_each(type, size)
@@ -56,7 +56,7 @@ AHEAD = 16  # rows between one that is asked for and one that is read: 32 lines 
 def picking(size: int, n_query: int) -> Any:
     """The function pick(queries, rows, picks, n, out, stride): as `sweeping`, of rows by number.
 
-    picks: n int32 numbers of rows, of which the last may be repeated up to a multiple of 8; as many
+    picks: n int32 row indices; n is rounded up to a multiple of 8 with the last one, and as many
     float32s are written.
     """
     n_at_once = rows_at_once(n_query)

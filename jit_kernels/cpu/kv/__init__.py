@@ -1,1 +1,1 @@
-"""Kv."""
+"""The KV cache on the CPU: row layouts by type, page cache ops, checksums, token freezing."""

@@ -37,7 +37,7 @@ def _crc_word(b, crc, word):
 
 @op(int64, int64, int64)
 def _crc_byte(b, crc, byte):
-    """The checksum after a byte more."""
+    """The checksum after one more byte."""
     low: list[ir.Value] = [b.trunc(crc, I32), b.trunc(byte, I8)]
     return b.zext(call(b, "llvm.x86.sse42.crc32.32.8", I32, low), I64)
 

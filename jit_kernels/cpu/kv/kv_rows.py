@@ -1,6 +1,6 @@
 """Layout of KV rows in pages, by type. No other module depends on it.
 
-A row is one head's key or value of a position, numbered as the pages have them: (page * n_head_kv +
+A row is one head's key or value at one position. Its index in the pages is (page * n_head_kv +
 head) * PAGE + line. A row of q8_0 is its int8 elements, then its scales; one of q4_0 its nibbles,
 then its scales.
 """
@@ -147,9 +147,9 @@ def load_byte_row(b, p, n):
 
 @vector_op(lambda starts, _offset, n: Grid(1, starts.n) if _literals(n) else None)
 def load_words_each(b, starts, offset, n):
-    """A row of vectors: n words of 32 bits `offset` bytes after each address, as bits of floats.
+    """A row of vectors: n 32-bit words `offset` bytes after each address, as float bit patterns.
 
-    What is in the other lanes is undefined.
+    Other lanes are undefined.
     """
     kind = ir.VectorType(vf.ir.element, n)
     step = ir.Constant(I64, offset) if isinstance(offset, int) else offset
@@ -165,7 +165,10 @@ def _scales_rule(_p: Any, _stride: Any, starts: Any, offset: Any, n: Any) -> Any
 
 @vector_op(_scales_rule)
 def store_scales(b, p, stride, starts, offset, n):
-    """The n float16s `offset` bytes after each of LANES addresses, as n vectors of float32."""
+    """Write the n float16 scales of each of LANES rows, transposed: n vectors of float32.
+
+    They are `offset` bytes after each address; vector i goes to p + i * stride.
+    """
     targets = spaced(b, p, stride, n)
     for i in range(0, n, 2):
         size = I32 if i + 1 < n else I16
@@ -182,7 +185,7 @@ def store_scales(b, p, stride, starts, offset, n):
 
 @vector_op(lambda _p, _stride, grid: types.void if isinstance(grid, Grid) else None)
 def store_crossed_pairs(b, p, stride, grid):
-    """Of each row, bytes b0 .. b3 a lane: two rows of pairs of int16, (b0, b2) and (b1, b3)."""
+    """Widen rows of four bytes a lane, b0 .. b3, to two rows of int16 pairs, (b0, b2), (b1, b3)."""
     rows = rows_of(b, grid)
     starts = spaced(b, p, stride, 2 * len(rows))
     shorts = ir.VectorType(I16, 2 * LANES)
@@ -195,7 +198,7 @@ def store_crossed_pairs(b, p, stride, grid):
 
 @vector_op(lambda _p, x: types.void if getattr(x, "bits", 0) == 32 else None)
 def store_crossed(b, p, x):
-    """Of int32s x0 .. x3 and so on the low 16 bits, in the order x0, x2, x1, x3."""
+    """Write the low 16 bits of int32s, of each four in the order x0, x2, x1, x3."""
     order = [i // 4 * 4 + (0, 2, 1, 3)[i % 4] for i in range(LANES)]
     words = b.trunc(shuffled(b, x, x, order), ir.VectorType(I16, LANES))
     b.store(words, pointer(b, p, words.type), align=1)
@@ -253,7 +256,7 @@ def _q8_0(head_dim: int) -> Rows:
 
 # ---- q4_0 ----------------------------------------------------------------------------------------
 def _nibbles_at(b: Any, row: Any, offset: Any) -> Any:
-    """The elements from `offset` on of a row of q4_0, without their scale, as a float vector."""
+    """Elements from `offset` on of a q4_0 row, not multiplied by their scale, as a float vector."""
     within = b.and_(offset, ir.Constant(I64, KV_BLOCK // 2 - 1))
     block = b.and_(b.lshr(offset, ir.Constant(I64, 1)), ir.Constant(I64, -(KV_BLOCK // 2)))
     at = pointer(b, b.add(row, b.add(block, within)), lanes_of(I8, vf.ir))
@@ -264,13 +267,13 @@ def _nibbles_at(b: Any, row: Any, offset: Any) -> Any:
 
 @vector_op(lambda _row, _offset: vf)
 def load_nibbles(b, row, offset):
-    """The elements from `offset` on of the row of q4_0, without their scale."""
+    """Elements from `offset` on of a q4_0 row, not multiplied by their scale."""
     return _nibbles_at(b, row, offset)
 
 
 @vector_op(lambda _row, _offset, n: Grid(1, n.literal_value) if _literals(n) else None)
 def load_nibble_row(b, row, offset, n):
-    """The same as a row of n vectors."""
+    """As load_nibbles, a row of n vectors."""
     starts = spaced(b, offset, LANES, n)
     return grid_of(b, [[_nibbles_at(b, row, at) for at in starts]])
 
@@ -328,7 +331,7 @@ def _q4_0(head_dim: int) -> Rows:
 
     @njit(error_model="numpy")
     def rounded(x, factor):
-        """The numbers at x as nibbles: ggml's rounding, half a step up and the rest cut off."""
+        """The floats at x times factor as nibbles, rounded as ggml does: plus 8.5, truncated."""
         y = load_f(x) * factor + splat_f(np.float32(8.5))
         whole = round_i32(y)
         whole = where_less(y, to_f32(whole), whole - splat_i(1), whole)
@@ -359,7 +362,7 @@ def scales_at(type: str, head_dim: int) -> int:
 
 
 def crossing(type: str) -> Any:
-    """What puts words of quantised keys into rows of pairs of int16."""
+    """The store function that widens words of quantised keys to rows of int16 pairs."""
     return store_crossed_pairs if type == "q8_0" else store_crossed_nibbles
 
 
@@ -378,9 +381,11 @@ def loading_quants(type: str, n: int) -> Any:
 
 
 def prefetching(type: str, head_dim: int, n: int, part: int) -> Any:
-    """The function ask(p, pages, d): elements d .. d + part - 1 of n rows, whose numbers are at p.
+    """The function ask(p, pages, d): prefetches elements d .. d + part - 1 of n rows.
 
-    Asked for all parts of a quantised row, it has asked for the scales too.
+    p: address of the int32 row indices.
+
+    All parts of a quantised row together include its scales.
     """
     size = kv_row(type, head_dim).itemsize
     n_bytes = min(size, 2 * part)
@@ -412,7 +417,7 @@ def loading_each(type: str, head_dim: int) -> Any:
 
 
 def loading(type: str, head_dim: int, n: int) -> Any:
-    """The function load(p, pages, d): the same of n rows whose numbers are at p."""
+    """The function load(p, pages, d): as loading_each, of n rows whose indices are at p."""
     size, load_each = kv_row(type, head_dim).itemsize, loading_each(type, head_dim)
 
     @njit(error_model="numpy")

@@ -18,7 +18,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import load_i32, load_i64, store_i32, 
 
 @njit
 def copy_bytes(source, to, first, end):
-    """Copy bytes first .. end - 1 and what completes the 16 bytes at their ends."""
+    """Copy bytes first .. end - 1, rounded outwards to multiples of 16."""
     for i in range(first // 16 * 16, (end + 15) // 16 * 16, 8):
         store_i64(to + i, load_i64(source + i))
 
@@ -28,7 +28,7 @@ def kv_allocate() -> Any:
 
     @njit
     def allocated(maps, layer, page, sizes):
-        """Give a page its frame; whether that is new to it."""
+        """Assign a frame to a page that has none; return whether that was needed."""
         (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
         slot = layer * n_ring + page % n_ring
         entries = table + 4 * n_page * layer
@@ -111,7 +111,7 @@ def kv_mark() -> Any:
 
 @njit
 def rank_of(used, now, n_layer):
-    """Which frames are taken first: those of the largest rank; none of rank 0."""
+    """The eviction rank of a frame: the largest is evicted first, rank 0 never."""
     age = (now - used) & 0xFFFFFFFF
     if age == 0:
         return 0
@@ -120,7 +120,7 @@ def rank_of(used, now, n_layer):
 
 @njit
 def take_frames(maps, sizes, n, now):
-    """Give frames to the n missing pages of a layer."""
+    """Assign frames to the n missing pages of a layer, evicting others."""
     table, owner, used, missing, counts = maps
     layer, n_layer, n_page, n_first, n_cache = sizes
     for r in range(KV_RANKS):
@@ -148,14 +148,14 @@ def take_frames(maps, sizes, n, now):
 
 
 def kv_evict(reader: str) -> Any:
-    """Kernel of KV_EVICT: one thread's work."""
+    """Kernel of KV_EVICT, by one thread."""
     reads = KV_READERS[reader]
     marked, spans = reads is READS_SELECTION, njit(reads.spans)
     before, every = 8 * reads.first, 8 * reads.every
 
     @njit
     def bounds(found, n_found):
-        """The least and the largest of the int64s that count; 0 where there are none."""
+        """The least and the largest of the first n_found int64s; 0, 0 where there are none."""
         low = high = load_i64(found + before) if n_found > 0 else 0
         for i in range(1, n_found):
             value = load_i64(found + before + every * i)

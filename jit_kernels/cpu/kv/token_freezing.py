@@ -1,4 +1,4 @@
-"""Ops of early token freezing: rows that a layer leaves as they are."""
+"""Early token freezing: copies the rows and the K and V of tokens that a layer skips."""
 
 from typing import Any
 

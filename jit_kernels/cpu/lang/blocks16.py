@@ -63,7 +63,7 @@ def _splat(b: Any, value: Any) -> Any:
 
 @op(float32, int64, int64, int64)
 def dot_half(b, x, h, n):
-    """X . h of f32 x [n] and f16 h [n]."""
+    """The dot product of f32 x [n] and f16 h [n]."""
     cell = cgutils.alloca_once_value(b, ZERO)
     with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
         product = fused(b, _load(b, _at(b, x, k, 4)), _load_half(b, _at(b, h, k, 2)), b.load(cell))
@@ -73,7 +73,7 @@ def dot_half(b, x, h, n):
 
 @op(float32, int64, int64, int64)
 def dot_float(b, x, y, n):
-    """X . y of f32 x and y [n]."""
+    """The dot product of f32 x and y [n]."""
     cell = cgutils.alloca_once_value(b, ZERO)
     with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
         at = b.mul(k, I64(4))
@@ -84,7 +84,7 @@ def dot_float(b, x, y, n):
 
 @op(void, int64, float32, int64, int64)
 def add_scaled_half(b, y, a, h, n):
-    """Y += a * h of f32 y [n] and f16 h [n]."""
+    """Add a * h to y: f32 y [n], f16 h [n]."""
     scale = _splat(b, a)
     with cgutils.for_range_slice(b, I64(0), n, I64(LANES), I64) as (k, _):
         at = _at(b, y, k, 4)
@@ -119,19 +119,19 @@ def _store_affine(b: Any, out: Any, q: Any, d: Any, m: Any) -> None:
 
 @op(void, int64, int64, int64, float32, float32)
 def decode_u2(b, out, low, shift, d, m):
-    """16 values from 2-bit fields at `shift` of the bytes at low."""
+    """Write 16 floats d * q + m to out; q: the 2-bit field at bit `shift` of each byte at low."""
     _store_affine(b, out, _bits(b, low, shift, 3), d, m)
 
 
 @op(void, int64, int64, int64, float32, float32)
 def decode_u4(b, out, low, shift, d, m):
-    """16 values from the nibbles at `shift` (0 or 4) of the bytes at low."""
+    """Write 16 floats d * q + m to out; q: the nibble at `shift` (0 or 4) of each byte at low."""
     _store_affine(b, out, _bits(b, low, shift, 15), d, m)
 
 
 @op(void, int64, int64, int64, int64, float32, float32)
 def decode_u5_mask(b, out, low, shift, bits, d, m):
-    """As decode_u4, with a fifth bit each from the lowest 16 bits of `bits`."""
+    """As decode_u4; bit i of `bits` is the fifth bit of element i."""
     lanes = ir.Constant(WORDS, list(range(LANES)))
     high = b.and_(b.lshr(_splat_word(b, bits), lanes), _words(1))
     q = b.or_(_bits(b, low, shift, 15), b.shl(high, _words(4)))
@@ -140,26 +140,26 @@ def decode_u5_mask(b, out, low, shift, bits, d, m):
 
 @op(void, int64, int64, int64, int64, int64, float32, float32)
 def decode_u5(b, out, low, shift, high, high_shift, d, m):
-    """As decode_u4, with a fifth bit each: bit `high_shift` of the bytes at high."""
+    """As decode_u4; the fifth bit is bit `high_shift` of each byte at high."""
     top = b.shl(_bits(b, high, high_shift, 1), _words(4))
     _store_affine(b, out, b.or_(_bits(b, low, shift, 15), top), d, m)
 
 
 @op(void, int64, int64, int64, int64, int64, float32, float32)
 def decode_u6(b, out, low, shift, high, high_shift, d, m):
-    """As decode_u4, with two more bits each, at `high_shift` of the bytes at high."""
+    """As decode_u4; bits 4 and 5 are the field at `high_shift` of each byte at high."""
     top = b.shl(_bits(b, high, high_shift, 3), _words(4))
     _store_affine(b, out, b.or_(_bits(b, low, shift, 15), top), d, m)
 
 
 @op(void, int64, int64, float32)
 def decode_i8(b, out, p, d):
-    """16 int8 times d."""
+    """Write 16 floats to out: the int8s at p times d."""
     q = b.sext(b.load(pointer(b, p, BYTES), align=1), WORDS)
     _store_affine(b, out, q, d, ir.Constant(FLOAT, 0.0))
 
 
 @op(void, int64, int64)
 def decode_half(b, out, p):
-    """16 float16."""
+    """Write 16 floats to out: the float16s at p."""
     b.store(_load_half(b, p), pointer(b, out, VECTOR), align=1)

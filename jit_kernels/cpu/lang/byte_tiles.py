@@ -92,14 +92,14 @@ def field(b, x, k, mask):
 
 @vector_op(lambda x, k: _same(x) if _literals(k) else None)
 def raised(b, x, k):
-    """Byte << k of each; no bit may cross into the next byte."""
+    """Each byte shifted left by k; no bit may cross into the next byte."""
     count = const(SHORTS, k)
     return _row(b, [b.bitcast(b.shl(b.bitcast(v, SHORTS), count), BYTES) for v in _cells(b, x)])
 
 
 @vector_op(lambda x, y: x if _same(x) and x == y else None)
 def both(b, x, y):
-    """The bits of x and of y."""
+    """Bitwise x | y."""
     return _row(b, [b.or_(v, w) for v, w in zip(_cells(b, x), _cells(b, y), strict=True)])
 
 
@@ -114,7 +114,7 @@ def _joined(x: Any, y: Any) -> Any:
 
 @vector_op(_joined)
 def beside(b, x, y):
-    """The vectors of x, then those of y."""
+    """One row: the vectors of x, then those of y."""
     return _row(b, _cells(b, x) + _cells(b, y))
 
 
@@ -126,7 +126,7 @@ def stacked(b, x, y):
 
 @vector_op(lambda x, _p, value: _same(x) if _literals(value) else None)
 def with_bits(b, x, p, value):
-    """`value` added to the bytes whose bits are set: 64 for each vector, from p on."""
+    """Bytes of x plus `value` where their bit is set; the bits are at p, 64 for each vector."""
     made, cells = [], _cells(b, x)
     for v, at in zip(cells, spaced(b, p, 8, len(cells)), strict=True):
         bits = b.bitcast(b.load(pointer(b, at, I64), align=1), ir.VectorType(I1, 4 * N))
@@ -136,7 +136,7 @@ def with_bits(b, x, p, value):
 
 @vector_op(lambda x, _p: _same(x))
 def with_signs(b, x, p):
-    """Bytes negated where their bits are set: 64 for each vector, from p on."""
+    """Bytes of x, negated where their bit is set; the bits are at p, 64 for each vector."""
     made, cells = [], _cells(b, x)
     for v, at in zip(cells, spaced(b, p, 8, len(cells)), strict=True):
         bits = b.bitcast(b.load(pointer(b, at, I64), align=1), ir.VectorType(I1, 4 * N))
@@ -146,7 +146,10 @@ def with_signs(b, x, p):
 
 @vector_op(lambda x, _p: _same(x))
 def nudged(b, x, p):
-    """Bytes plus 1, or minus 1 where their row's bit is set: 16 for each two vectors, from p on."""
+    """Bytes of x plus 1, or minus 1 where the bit of their row is set.
+
+    The bits are at p: 16, a row of weights each, for every two vectors.
+    """
     made, cells = [], _cells(b, x)
     for i, v in enumerate(cells):
         at = b.add(p, ir.Constant(I64, i // 2 * 2))
@@ -157,7 +160,7 @@ def nudged(b, x, p):
 
 
 def looked_up(values: Sequence[int]) -> Any:
-    """The operation x -> values[x], of 16 values, on a row of bytes below 16."""
+    """Make the operation x -> values[x], a table of 16, on a row of bytes below 16."""
     look_up = table_lookup(values)
 
     @vector_op(_same)
@@ -191,7 +194,7 @@ def shorts(b, x, zero):
 
 @vector_op(_shorts)
 def signed_shorts(b, x):
-    """The same of signed bytes."""
+    """Signed bytes as int16, in the order of `shorts`."""
     halves = [half for v in _cells(b, x) for half in _pairs(b, v, True)]
     return _row(b, [b.ashr(half, const(SHORTS, 8)) for half in halves])
 
@@ -202,7 +205,7 @@ def _is_shorts(x: Any) -> bool:
 
 @vector_op(lambda x, y: x if _is_shorts(x) and y == i32x16 else None)
 def times_words(b, x, y):
-    """Both int16 of each lane times the lane of y, which fits 16 bits."""
+    """Both int16 of each 32-bit lane of x times that lane of y, which fits 16 bits."""
     low = b.and_(y, const(WORDS, 0xFFFF))
     factor = b.bitcast(b.or_(low, b.shl(y, const(WORDS, 16))), SHORTS)
     return _row(b, [b.mul(v, factor) for v in _cells(b, x)])
@@ -294,13 +297,13 @@ def dot_signed_planes(b, x, starts, offset, apart):
 # ---- sums ----------------------------------------------------------------------------------------
 @vector_op(lambda x: Grid(1, 1, FLOATS) if x == f32x16 else None)
 def as_row(b, x):
-    """A row of one vector of sixteen floats."""
+    """The vector x, sixteen floats, as a Grid of one row."""
     return _row(b, [x])
 
 
 @vector_op(lambda rows, strips: _no_sums(rows, strips))
 def no_sums(b, rows, strips):
-    """Accumulators that are zero."""
+    """Zero accumulators: a Grid of floats, rows of activations x strips of weights."""
     return grid_of(b, [[const(FLOATS, 0.0)] * strips] * rows)
 
 
@@ -327,7 +330,7 @@ def _of_strips(sums: Any, row: Any) -> Any:
 
 @vector_op(lambda sums, starts, _offset: _of_rows(sums, starts))
 def times_each(b, sums, starts, offset):
-    """sums[r, i] times the float `offset` after start r."""
+    """sums[r, i] * s[r]; s[r]: the float32 at starts[r] + offset."""
     pairs = zip(rows_of(b, sums), _broadcasts(b, starts, offset), strict=True)
     return grid_of(b, [[b.fmul(x, y) for x in row] for row, y in pairs])
 
@@ -344,7 +347,7 @@ def add_times(b, sums, x, y):
 
 @vector_op(lambda sums, x, starts, _offset: _of_rows(sums, starts) and _of_strips(sums, x))
 def add_each(b, sums, x, starts, offset):
-    """sums[r, i] + x[i] times the float `offset` after start r."""
+    """sums[r, i] + x[i] * s[r]; s[r]: the float32 at starts[r] + offset."""
     made, factors = [], _cells(b, x)
     for totals, y in zip(rows_of(b, sums), _broadcasts(b, starts, offset), strict=True):
         cells = zip(totals, factors, strict=True)
@@ -354,7 +357,7 @@ def add_each(b, sums, x, starts, offset):
 
 @vector_op(lambda sums, starts, _apart: _of_rows(sums, starts))
 def add_rows(b, sums, starts, apart):
-    """sums[r, i] + the vector i * apart after start r."""
+    """sums[r, i] + the vector at starts[r] + i * apart."""
     made = []
     for totals, start in zip(rows_of(b, sums), unpacked(b, starts), strict=True):
         cells = zip(totals, spaced(b, start, apart, len(totals)), strict=True)
@@ -364,7 +367,7 @@ def add_rows(b, sums, starts, apart):
 
 @vector_op(lambda starts, _apart, sums: types.void if _of_rows(sums, starts) else None)
 def store_rows(b, starts, apart, sums):
-    """Write sums[r, i] i * apart after start r."""
+    """Write sums[r, i] at starts[r] + i * apart."""
     for row, start in zip(rows_of(b, sums), unpacked(b, starts), strict=True):
         for x, at in zip(row, spaced(b, start, apart, len(row)), strict=True):
             b.store(x, pointer(b, at, FLOATS), align=1)

@@ -50,7 +50,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def missing(level: Features) -> list[str]:
-    """What this CPU and its operating system lack for a level, by LLVM's names."""
+    """LLVM's names of the instruction sets of a level that this machine lacks."""
     found = _cpuinfo().get("flags", "").replace("_", "").split()
     return [name for name in level.needs if name not in found]
 
@@ -91,18 +91,18 @@ def target(level: Features) -> tuple[str, str]:
 
 
 def reads_ahead() -> tuple[int, int]:
-    """Prefetch of sequential reads: cache level (3: first, 2: second) and distance in bytes.
+    """Software prefetch of sequential reads: LLVM's locality (3: L1, 2: L2), distance in bytes.
 
-    The bytes are how far ahead of their use. AMD's first-level caches wait for too few lines at
-    once: 24 on Zen 4, which at 100 ns are 15 GB/s of 30. There the second level is asked, from
-    further away: on two threads products with weights in strips are 1.1 to 1.5 times as fast,
-    attention to 4096 keys 1.6 times.
+    The distance is from the prefetch to the use. AMD's L1 has too few outstanding misses: 24
+    lines on Zen 4, which at 100 ns are 15 GB/s of 30. There L2 is prefetched, from further away: on
+    two threads products with repacked weights are 1.1 to 1.5 times as fast, attention over 4096
+    keys 1.6 times.
     """
     return (2, 8192) if (current().vendor or vendor()) == "AuthenticAMD" else (3, 2048)
 
 
 def identity(level: Features) -> str:
-    """What code of a level depends on beside its sources: `target` and `reads_ahead`."""
+    """What object code of a level depends on beside its sources, as text: CPU and features."""
     if level != host():
         return " ".join([level.vendor or vendor(), *target(level)])
     names = ("vendor_id", "cpu family", "model", "stepping", "flags")

@@ -22,7 +22,7 @@ int64, float32, float64, void = types.int64, types.float32, types.float64, types
 
 
 def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any]:
-    """Turn `body(builder, *llvm_values) -> llvm value` into an intrinsic of fixed types.
+    """Make an intrinsic of fixed types from `body(builder, *llvm_values) -> llvm value`.
 
     The types are Numba's; arguments are cast to them at the call, as for any typed function.
     A body of return type void returns None.
@@ -226,7 +226,7 @@ KERNEL = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
 
 @op(void, int64, int64, int64, int64)
 def call_kernel(b, fn, tid, n_thread, args):
-    """Call the kernel at address fn: void(tid, n_thread, address of its argument struct)."""
+    """Call the kernel at address fn, a void(tid, n_thread, address of the argument struct)."""
     b.call(b.inttoptr(fn, KERNEL.as_pointer()), [tid, n_thread, args])
 
 

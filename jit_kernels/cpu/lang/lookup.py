@@ -1,4 +1,4 @@
-"""Codes of 64 weights as signed bytes: rows of a codebook's grid, signs, digits of base 3.
+"""Dequantize 64 codes to signed bytes: codebook (grid) rows, sign bits, base-3 digits.
 
 A grid is a constant of the object code. Its rows are loaded one by one, which takes less time than
 a gather.
@@ -58,7 +58,10 @@ def _vector(b: Any, parts: Sequence[Any]) -> Any:
 def codes_at(
     offsets: Sequence[int], shifts: Sequence[int] = (), bits: int = 0
 ) -> Callable[..., Any]:
-    """Numbers of rows: bytes at p + offsets; above each, `bits` of the uint32 at q, shifted."""
+    """Make the reader of grid indices: low bytes at p + offsets, high `bits` from q.
+
+    The high bits of index i are the field at bit shifts[i] of the uint32 at q.
+    """
 
     def numbers(b: Any, p: Any, q: Any) -> list[Any]:
         codes = [b.zext(_load(b, p, i, I8), I64) for i in offsets]
@@ -73,13 +76,16 @@ def codes_at(
 
 
 def nine_bits(b: Any, p: Any, _q: Any) -> list[Any]:
-    """Numbers of rows: the low 9 bits of eight uint16."""
+    """Eight grid indices: the low 9 bits of each uint16 at p."""
     words = [b.zext(_load(b, p, 2 * i, I16), I64) for i in range(8)]
     return [b.and_(word, ir.Constant(I64, 511)) for word in words]
 
 
 def grid_rows(grid: np.ndarray, numbers: Callable[..., list[Any]]) -> Any:
-    """The operation (p, q) -> i8x64: rows of a grid, int8 [n, 8 or 4], whose numbers are there."""
+    """Make the operation (p, q) -> i8x64: gathers rows of grid, int8 [n, 8 or 4].
+
+    numbers(b, p, q): the LLVM values of the rows' indices.
+    """
     word = ir.IntType(8 * grid.shape[1])
     rows = np.ascontiguousarray(grid).view(f"<u{grid.shape[1]}").reshape(-1).tolist()
     kind = ir.ArrayType(word, len(rows))
@@ -97,7 +103,7 @@ def grid_rows(grid: np.ndarray, numbers: Callable[..., list[Any]]) -> Any:
 
 # ---- signs ---------------------------------------------------------------------------------------
 def _with_parity(b: Any, sevens: Any) -> Any:
-    """Of each lane 7 signs and the eighth, that makes their number even: 64 bits of eight lanes."""
+    """64 sign bits of eight lanes: 7 stored ones each, and the eighth that makes the count even."""
     parity = sevens
     for distance in (4, 2, 1):
         parity = b.xor(parity, b.lshr(parity, const(sevens.type, distance)))
@@ -107,7 +113,7 @@ def _with_parity(b: Any, sevens: Any) -> Any:
 
 @op(int64, int64, int64)
 def signs_of_words(b, p, q):
-    """Eight signs of each 7 bits of the uint32 at p and at q, lowest first."""
+    """64 sign bits: the four 7-bit fields of the uint32 at p, then at q, with parity bits."""
     words = joined(b, *(splatted(b, _load(b, at, 0, I32), 4) for at in (p, q)))
     shifts = ir.Constant(words.type, [0, 7, 14, 21] * 2)
     return _with_parity(b, b.and_(b.lshr(words, shifts), const(words.type, 127)))
@@ -115,7 +121,7 @@ def signs_of_words(b, p, q):
 
 @op(int64, int64)
 def signs_of_shorts(b, p):
-    """Eight signs of the upper 7 bits of each of eight uint16."""
+    """64 sign bits: the upper 7 bits of each of eight uint16 at p, with parity bits."""
     shorts = _load(b, p, 0, _lanes(I16, 8))
     return _with_parity(b, b.lshr(shorts, const(shorts.type, 9)))
 
@@ -128,20 +134,20 @@ def load_bits(b, p):
 
 @op(i8x64, i8x64, int64)
 def negated(b, x, bits):
-    """The bytes of x, negated where a bit is set."""
+    """The bytes of x, byte i negated where bit i is set."""
     zero = const(BYTES, 0)
     return b.select(b.bitcast(bits, _lanes(I1, 64)), b.sub(zero, x), x)
 
 
 @op(i8x64, int64)
 def plus_or_minus(b, bits):
-    """1 where a bit is set, else -1."""
+    """Byte i is 1 where bit i is set, else -1."""
     return b.select(b.bitcast(bits, _lanes(I1, 64)), const(BYTES, 1), const(BYTES, -1))
 
 
 @op(i8x64, i8x64, int64)
 def nudged(b, x, bits):
-    """Bytes plus 1, or minus 1 eight by eight where one of the lowest eight bits is set."""
+    """Bytes 8 i .. 8 i + 7 plus 1, or minus 1 where bit i (0 to 7) is set."""
     mask = b.bitcast(b.trunc(bits, I8), _lanes(I1, 8))
     words = _lanes(I64, 8)
     up, down = const(words, 0x0101010101010101), const(words, -1)
@@ -167,7 +173,7 @@ def scatter_words(b, p, x):
 # ---- two bits, three values ----------------------------------------------------------------------
 @op(i8x64, int64)
 def pairs_in_order(b, p):
-    """64 fields of 2 bits, four a byte, lowest first, less 1."""
+    """The 64 2-bit fields of 16 bytes at p, lowest first, minus 1 each."""
     words = b.zext(_load(b, p, 0, _lanes(I8, 16)), _lanes(I32, 16))
     spread = words
     for shift in (6, 12, 18):  # field i comes to the low bits of byte i
@@ -177,7 +183,7 @@ def pairs_in_order(b, p):
 
 @op(i8x64, i8x64)
 def leading_digits(b, x):
-    """The first digit of base 3 of each byte, a fraction of 256, less 1."""
+    """The leading base-3 digit of each byte, read as a fraction of 256, minus 1."""
     above = b.zext(b.icmp_unsigned(">", x, const(BYTES, 170)), BYTES)
     return b.add(above, b.sext(b.icmp_unsigned("<", x, const(BYTES, 86)), BYTES))
 
@@ -223,7 +229,7 @@ def top_nibbles_x8(b, p):
 
 @op(f32x8, int64)
 def top_nibbles_of_pairs(b, p):
-    """The same of the second of each two of 16 uint32."""
+    """The upper 4 bits of every second of 16 uint32 at p, as floats."""
     words = _load(b, p, 0, _lanes(I32, 16))
     odd = shuffled(b, words, words, range(1, 16, 2))
     return _floats(b, b.lshr(odd, const(odd.type, 28)))
@@ -238,7 +244,7 @@ def bits_12_to_14(b, p):
 
 @op(f32x16, int64)
 def threes_of_shorts(b, p):
-    """The lowest four fields of 3 bits of each of 4 uint16 as floats."""
+    """The four lowest 3-bit fields of each of 4 uint16 at p, as 16 floats."""
     words = b.zext(_load(b, p, 0, _lanes(I16, 4)), _lanes(I32, 4))
     each = shuffled(b, words, words, [i // 4 for i in range(16)])
     shifts = ir.Constant(each.type, [0, 3, 6, 9] * 4)
@@ -247,7 +253,7 @@ def threes_of_shorts(b, p):
 
 @op(f32x16, int64)
 def half_of_top_nibbles(b, p):
-    """The float16 of the upper nibbles of 4 uint16, the first one lowest, in all lanes."""
+    """The float16 made of the upper nibbles of 4 uint16, lowest first, in all lanes."""
     word, made = _load(b, p, 0, I64), ir.Constant(I64, 0)
     for i in range(4):
         top = b.lshr(word, ir.Constant(I64, 12 + 12 * i))
@@ -257,7 +263,7 @@ def half_of_top_nibbles(b, p):
 
 @op(f32x4, int64)
 def halved_ue4m3(b, p):
-    """Half of each of 4 unsigned 8-bit floats: 4 bits of exponent, bias 7, 3 of mantissa."""
+    """Four UE4M3 scales (4 exponent bits of bias 7, 3 mantissa bits), halved."""
     codes = b.and_(_load(b, p, 0, _lanes(I8, 4)), const(_lanes(I8, 4), 0x7F))
     shorts = b.shl(b.zext(codes, _lanes(I16, 4)), const(_lanes(I16, 4), 7))
     # As float16, whose bias is 15; ggml's 0x7F is 0, 0xFF is not.
@@ -268,7 +274,7 @@ def halved_ue4m3(b, p):
 
 @op(i8x64, int64)
 def nibbles_of_eights(b, p):
-    """The nibbles of 32 bytes: of each eight the low ones, then the high ones."""
+    """The 64 nibbles of 32 bytes, by groups of eight bytes: low nibbles, then high ones."""
     words = _load(b, p, 0, _lanes(I64, 4))
     each = shuffled(b, words, words, [i // 2 for i in range(8)])
     moved = b.lshr(each, ir.Constant(each.type, [0, 4] * 4))
@@ -277,7 +283,7 @@ def nibbles_of_eights(b, p):
 
 @op(void, int64, i8x64, f32x16)
 def store_scaled(b, out, x, scales):
-    """Write 64 signed bytes as floats, each times the lane of the four that it is one of."""
+    """Write 64 signed bytes to out as floats, byte i times scales[i // 4]."""
     for k in range(4):
         part = shuffled(b, x, x, range(16 * k, 16 * k + 16))
         factor = shuffled(b, scales, scales, [4 * k + i // 4 for i in range(16)])

@@ -1,4 +1,4 @@
-"""Grids of float vectors in registers: what small matrix products add up in.
+"""Register tiles: grids of float vectors that accumulate small matrix products.
 
 A Grid has rows and columns of `vf` vectors. A product reads as
 `sums = add_products(sums, broadcast_column(x, ...), load_row(y, ...))`; each cell is unrolled while
@@ -97,7 +97,7 @@ def spaced(b: Any, p: Any, stride: Any, n: int) -> list[Any]:
 
 
 def vector_at(b: Any, p: Any, kind: ir.VectorType = vf.ir) -> Any:
-    """The float vector at p, or one of another kind."""
+    """The vector at p of the Numba type `kind`."""
     return b.load(pointer(b, p, kind), align=1)
 
 
@@ -159,13 +159,13 @@ def _is(grid: Any, rows: int, cols: int, vector: ir.VectorType = vf.ir) -> bool:
 # ---- memory --------------------------------------------------------------------------------------
 @vector_op(_made(vf.ir))
 def zero_grid(b, rows, cols):
-    """Zeros."""
+    """A tile of zeros, rows x cols vectors."""
     return grid_of(b, [[const(vf.ir, 0.0)] * cols] * rows)
 
 
 @vector_op(_made(WORDS))
 def zero_word_grid(b, rows, cols):
-    """Zeros, of a grid of words."""
+    """A tile of int32 zeros, rows x cols vectors."""
     return grid_of(b, [[const(WORDS, 0)] * cols] * rows)
 
 
@@ -184,7 +184,7 @@ def load_column(b, p, stride, rows):
 
 @vector_op(_made(vf.ir, cols=1))
 def broadcast_column(b, p, stride, rows):
-    """A column of vectors that hold one float32 each, at p, p + stride, ..."""
+    """A column of vectors: the float32s at p, p + stride, ..., each in all lanes of its vector."""
     numbers = [b.load(pointer(b, at, FLOAT), align=1) for at in spaced(b, p, stride, rows)]
     return grid_of(b, [[splatted(b, number, LANES)] for number in numbers])
 
@@ -235,7 +235,7 @@ def load_half_spaced(b, p, stride, n):
 
 @vector_op(lambda starts, _n: types.void if _counts(_n) else None)
 def prefetch_each(b, starts, n_bytes):
-    """Ask for the cache lines of n_bytes after each address."""
+    """Prefetch the cache lines of the n_bytes from each address on."""
     for start in unpacked(b, starts):
         for at in spaced(b, start, 64, -(-n_bytes // 64)):
             ask_for(b, at)
@@ -271,7 +271,7 @@ def store_sums(b, p, stride, grid):
 
 @vector_op(_written)
 def store_folded(b, p, stride, grid):
-    """Write four numbers at p, p + stride, ...: the sums of every fourth lane of a column."""
+    """Write four float32s for each row at p, p + stride, ...: sum i is of lanes i, i + 4, ..."""
     rows = rows_of(b, grid)
     for at, (x,) in zip(spaced(b, p, stride, len(rows)), rows, strict=True):
         while x.type.count > 4:
@@ -300,7 +300,7 @@ def _outer(sums: Any, _p: Any, _stride: Any, row: Any) -> Any:
 
 @vector_op(_outer)
 def add_outer(b, sums, p, stride, row):
-    """sums[i, j] + x[i] . row[j] with x at p, p + stride, ...: numbers, or pairs of int16 in words.
+    """sums[i, j] + x[i] * row[j], x[i] at p + i * stride: a float32, or two int16 (dot product).
 
     Row by row, so that few registers hold an x.
     """
@@ -320,7 +320,7 @@ def add_outer(b, sums, p, stride, row):
 
 @vector_op(lambda sums, _x, _s, _y: sums if _is(sums, sums.rows, 1, WORDS) else None)
 def add_bytes(b, sums, x, stride, y):
-    """sums[i] + x[i] . y, four bytes a word: signed ones at x, x + stride, ..; 0 to 128 at y."""
+    """sums[i] + x[i] . y, four products a lane: int8 at x + i * stride, bytes 0 to 128 at y."""
     row, made = vector_at(b, y, BYTES), []
     for (total,), at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
         made.append([dotted_u8(b, total, row, vector_at(b, at, BYTES))])
@@ -329,7 +329,7 @@ def add_bytes(b, sums, x, stride, y):
 
 @vector_op(lambda _p, sums, _first: types.void if isinstance(sums, Grid) else None)
 def keep_largest(b, p, sums, first):
-    """Elementwise maximum of the floats at p and rows of sums, with the row's number first + i.
+    """Update the running maximum at p and its row number (argmax) with rows first + i of sums.
 
     At p are one row of float32 maxima, then one of int32 row numbers; the earlier row wins a tie.
     """
@@ -371,7 +371,7 @@ def scale_rows(b, grid, column):
 
 @vector_op(lambda x: Grid(LANES, 1) if _is(x, 1, LANES) or _is(x, LANES, 1) else None)
 def transposed(b, x):
-    """Column of LANES vectors: lane i of vector j is lane j of vector i of a row or column."""
+    """The LANES x LANES transpose of a row or column of LANES vectors, as a column."""
     xs = [vector for row in rows_of(b, x) for vector in row]
     half = LANES // 2
     for _ in range(half.bit_length()):

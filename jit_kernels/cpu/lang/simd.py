@@ -101,7 +101,7 @@ def by_halves(b: Any, body: Callable[..., Any], *args: Any) -> Any:
 def vector_op(
     rule: Callable[..., types.Type | None] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Turn `body(builder, *llvm_values)` into an intrinsic of any vector type.
+    """Make an intrinsic of any vector type from `body(builder, *llvm_values)`.
 
     rule(*types) is the type of the result, or None where the operation has no such form. Without
     a rule all arguments and the result have one type. Literal integers are passed to the body as
@@ -224,14 +224,14 @@ store_low_words_x8, store_low_words_x16 = (_store_low(v, 16, "words") for v in (
 
 
 def ask_for(b: Any, p: Any) -> None:
-    """Emit a request for the cache line at p, into the cache that features.reads_ahead names."""
+    """Emit a prefetch of the cache line at p into the cache that features.reads_ahead names."""
     hints = [ir.Constant(I32, n) for n in (0, features.reads_ahead()[0], 1)]  # read, cache, data
     call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, p, I8), *hints])
 
 
 @op(void, int64)
 def prefetch(b, p):
-    """Ask for the cache line at p; any address is allowed."""
+    """Prefetch the cache line at p; any address is allowed."""
     ask_for(b, p)
 
 
@@ -307,7 +307,10 @@ count_i = count_i32x16 if _WIDE else count_i32x8
 
 # ---- operators -----------------------------------------------------------------------------------
 def _operator(python: Any, on_int: str | None, on_float: str | None) -> None:
-    """Give vectors of one type a Python operator: the names of the builder's methods."""
+    """Define a Python operator on vectors of one type.
+
+    on_int, on_float: names of the IR builder's methods for integer and float lanes.
+    """
 
     @infer_global(python)
     class Operator(AbstractTemplate):
@@ -458,7 +461,7 @@ def widen_unsigned(b, x):
 
 
 def folded(b: Any, x: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
-    """All lanes joined by halves, always in the same order."""
+    """Reduce the lanes with `join`, halving the vector each time: a fixed order of operations."""
     while x.type.count > 1:
         x = join(b, *halves(b, x))
     return b.extract_element(x, ir.Constant(I32, 0))
@@ -599,7 +602,7 @@ def _halves_in_blocks(_p: Any, _stride: Any, n: Any) -> types.Type | None:
 
 
 def _words_of_halves(b: Any, p: Any, stride: Any, n: int, picks: Sequence[int]) -> Any:
-    """Of the two float16 at each of p, p + stride, ...: `picks`, as float32."""
+    """Two float16 are read at each of p, p + stride, ...; of them the lanes `picks`, as float32."""
     words = ir.Constant(ir.VectorType(I32, n), ir.Undefined)
     step = ir.Constant(I64, stride) if isinstance(stride, int) else stride
     for i in range(n):
@@ -624,7 +627,7 @@ def doubled_halves(b, p, stride, n):
 
 @vector_op(lambda x, i: f32x16 if _is(x, "f") and isinstance(i, types.IntegerLiteral) else None)
 def two_eights(b, x, i):
-    """Lane i of x 8 times, lane i + 2 as often."""
+    """16 lanes: lane i of x eight times, then lane i + 2 eight times."""
     return shuffled(b, x, x, [i] * 8 + [i + 2] * 8)
 
 
@@ -733,7 +736,7 @@ def nibbles(b, x):
 
 
 def _two_each_twice(b: Any, p: Any, q: Any) -> Any:
-    """The 16 bytes at p twice, then those at q."""
+    """The 16 bytes at p twice, then those at q twice: 64 lanes."""
     first, second = (b.load(pointer(b, at, ir.VectorType(I8, 16)), align=1) for at in (p, q))
     order = [i + 16 * block for block in (0, 0, 1, 1) for i in range(16)]
     return shuffled(b, first, second, order)
@@ -765,7 +768,7 @@ def nibbles_of_two_in_place(b, p, q):
 
 @vector_op(lambda x, n: x if _is(x, "f") and isinstance(n, types.IntegerLiteral) else None)
 def sixteenth_of_odd_runs(b, x, n):
-    """Of every two runs of n lanes the second divided by 16."""
+    """Divide every second run of n lanes by 16."""
     factors = [1.0 if i // n % 2 == 0 else 0.0625 for i in range(x.type.count)]
     return b.fmul(x, ir.Constant(x.type, factors))
 

@@ -1,1 +1,1 @@
-"""Attention."""
+"""Attention on a GPU: decode, prefill by mma or wgmma, RoPE and append, score products."""

@@ -1,6 +1,6 @@
 """Attention over a Selection of pages.
 
-See attend_few.py (decode), attend_group.py (prompts on Hopper) and attend_many.py (prompts).
+See attend_decode.py (decode), attend_wgmma.py (prompts on Hopper) and attend_mma.py (prompts).
 """
 
 from numba import int64
@@ -37,7 +37,7 @@ def attend_pack(head_dim: int, group: int, type_k: str, type_v: str) -> list[Lau
 def attend_merge(head_dim: int, q_block: int) -> list[Launch]:
     """Kernel of ATTEND_MERGE: blocks stride over neighbouring heads.
 
-    None where a row is one query: attend_few has joined its parts.
+    None where a row is one query: attend_few has merged its parts.
     """
     if q_block == 1:
         return []

@@ -1,8 +1,8 @@
 """Attention of one query token a row: every key and value is read once, straight to registers.
 
-A warp takes 16 keys, wherever they lie, against up to eight heads at a time on matrix units (see
-tile_few.py), and keeps maxima and sums of its own (Dao et al. 2022, arXiv 2205.14135, Alg. 1),
-which are joined at the end; the block that ends a row last joins those of all its parts. Weights
+A warp multiplies 16 keys at any positions with up to eight heads on tensor cores (tile_few.py) and
+keeps a running maximum and sum (Dao et al. 2022, arXiv 2205.14135, Alg. 1). The block merges
+its warps; the last block to finish a row merges the row's split-KV parts. Weights
 are relative to 2^-14 of the largest, so that small ones have all their bits in float16.
 """
 
@@ -60,7 +60,7 @@ STRIDE = WARPS * KEYS  # keys of a block of threads at a time
 
 @device
 def find(keys, pages, p):
-    """Key p: its row of the pages, its value's row (-1: there is none), the score's bias."""
+    """Key p: addresses of its K row and V row (-1: no such key), and its score's bias."""
     k_table, v_table, n_head_kv, h, log_weight = pages
     j, s = key_of(p, keys)
     if j < 0:
@@ -74,7 +74,7 @@ def find(keys, pages, p):
 
 @device
 def find_some(keys, pages, p):
-    """The same, but where there is no key the newest one: what is read is then numbers."""
+    """As find, with the newest key in place of none: what is read is then finite."""
     k_table, v_table, n_head_kv, h, log_weight = pages
     j, s = key_of(p, keys)
     here, bias = j if j >= 0 else keys[5], float32(0 if j >= 0 else MASKED)
@@ -86,9 +86,9 @@ def find_some(keys, pages, p):
 
 @device
 def n_part_of(n, block, n_split, out):
-    """How many parts a row of n entries is cut into: none without keys for all warps.
+    """How many split-KV parts a row of n entries has: at most one for every STRIDE keys.
 
-    out 0: as many as there are, as others read them.
+    out 0: always n_split, as another kernel merges them.
     """
     return n_split if out == 0 else min(n_split, max(1, quotient(n * block + STRIDE - 1, STRIDE)))
 
@@ -120,7 +120,7 @@ def weights_of(scores, row_max):
 
 
 def _scaling_where_needed(scaled: Any) -> Any:
-    """The same function, which does nothing where no query of the warp has a new maximum."""
+    """Wrap `scaled`: skips the rescaling where no query of the warp has a new maximum."""
 
     @device
     def scale(sums, alpha):
@@ -132,10 +132,10 @@ def _scaling_where_needed(scaled: Any) -> Any:
 
 
 def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
-    """Load and add: 16 keys taken into row_max, row_sum and sums.
+    """Functions load and add: accumulate 16 keys into row_max, row_sum and sums.
 
-    A lane has `found` one of them. The matrix of keys has keys g and g + 8 of each lane, that of
-    values 2t, 2t + 1, 2t + 8 and 2t + 9.
+    Lane i has `found` key i. The K fragment of a lane (g, t) has keys g and g + 8, the V fragment
+    keys 2t, 2t + 1, 2t + 8 and 2t + 9.
     """
     scoring, weighing = scoring_of(head_dim, kv_types[0]), weighing_of(head_dim, kv_types[1])
     k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
@@ -188,7 +188,7 @@ def _adding(head_dim: int, kv_types: tuple[str, str]) -> tuple[Any, Any]:
 def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool = False) -> Launch:
     """The kernel of ATTEND for rows of one query token: blocks stride over parts of rows.
 
-    packs: it is that of ATTEND_PACK.
+    packs: the kernel of ATTEND_PACK instead.
     """
     assert head_dim % 16 == 0
     heads = heads_of(group)  # of an item
@@ -204,7 +204,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
 
     @device
     def place_of(item, n_row, n_split):
-        """The part of an item, its row, token and first head."""
+        """Decode a work item: its split-KV part, row, token and first head."""
         part, pass_ = remainder(item, n_split), quotient(item, n_split)
         row, pass_ = pass_ // n_pass, pass_ % n_pass
         return part, row, quotient(row, n_row), remainder(row, n_row) * group + heads * pass_
@@ -227,7 +227,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         return begin, end, n_part
 
     def start(tid, n_thread, a):
-        """Look up the first keys of a block where the kernel before it writes none of that."""
+        """The prologue: looks up a block's first keys, unless the previous kernel writes them."""
         n_tok, pos, _ = step_of(a.step)
         if a.early == 0 or tid >= n_tok * a.n_row * n_pass * a.n_split:
             return 0, 0, 0, int32(0), int32(0), float32(0)

@@ -1,6 +1,6 @@
-"""Prologue and epilogue of attention over a row: its entries of a Selection, its results.
+"""Prologue and epilogue of attention: a row's Selection entries, and merging of its parts.
 
-Scores are in units of log 2 inside of the kernels, of log e in their results.
+Inside kernels scores are base-2 logarithms (exp2); results are natural ones.
 """
 
 import math
@@ -45,7 +45,7 @@ def first_at_least(indices, begin, end, value):
 
 @device
 def entries_of(indptr, indices, blocks):
-    """First and last entry of a row, of those in the blocks' range."""
+    """The range of a row's entries of indices that lie in blocks[0] .. blocks[1] - 1."""
     low, high = blocks
     begin, end = load_i32(indptr), load_i32(indptr + 4)
     # Most rows lie within the range: a search costs a dozen loads, one after the other.
@@ -58,21 +58,21 @@ def entries_of(indptr, indices, blocks):
 
 @device
 def share_of(begin, end, split):
-    """First and last of the entries of a part."""
+    """The range of entries of a split-KV part."""
     n, (part, n_split) = end - begin, split
     return begin + quotient(n * part, n_split), begin + quotient(n * (part + 1), n_split)
 
 
 @device
 def part_of(indptr, indices, blocks, split):
-    """First and last entry of a part of a row, of those in the blocks' range."""
+    """The range of a split-KV part's entries, of those in blocks[0] .. blocks[1] - 1."""
     begin, end = entries_of(indptr, indices, blocks)
     return share_of(begin, end, split)
 
 
 @device
 def key_of(p, keys):
-    """Position of the p-th key of a part, -1 where there is none, and its entry of indices."""
+    """The position of a part's p-th key (-1: none) and its entry of indices."""
     begin, n_key, indices, block, low, high = keys
     if p >= n_key:
         return -1, begin
@@ -131,7 +131,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
 
 @device
 def is_last(counter, n):
-    """Whether this block is the last of n that come here, which sees what the others wrote.
+    """Whether this block is the last of n to arrive; it then sees what the others wrote.
 
     counter: a counter that is 0 before and after. All threads must call it.
     """
@@ -149,7 +149,7 @@ def is_last(counter, n):
 
 @op(PAIRS, int64, int64, int64, float32)
 def pairs(b, p, apart, n, otherwise):
-    """AT_ONCE pairs of float32, `apart` bytes apart, all in flight at once; n are there."""
+    """Load AT_ONCE pairs of float32, `apart` bytes apart; `otherwise` from the n-th on."""
     found = []
     for i in range(AT_ONCE):
         index = ir.Constant(I64, i)
@@ -159,7 +159,7 @@ def pairs(b, p, apart, n, otherwise):
 
 
 def joining(head_dim: int, packs: bool = False) -> Any:
-    """The function that joins all parts of n neighbouring heads; a block's work.
+    """The function that merges the split-KV parts of n neighbouring heads, by one block.
 
     query: number of the first of them in out and lse; count: how many parts they have, and how many
     partial has room for; row: see finishing. A thread has two elements of a head.

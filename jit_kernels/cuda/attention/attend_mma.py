@@ -1,7 +1,7 @@
 """Attention of blocks of 16 query tokens on matrix units (Dao et al. 2023, arXiv 2307.08691).
 
-A block of threads takes one row of a Selection: 16 tokens of `group` heads. Slices of KEYS keys and
-values, whatever their positions are, come to shared memory while the slice before is multiplied;
+A block of threads takes one row of a Selection: 16 tokens of `group` heads. Slices of KEYS keys
+and values at any positions are copied to shared memory while the previous slice is multiplied;
 each warp has one head's 16 tokens and a share of every slice's keys. Queries and weights are
 float16, sums float32. A slice's list holds the positions, biases and addresses of its keys.
 """
@@ -47,14 +47,14 @@ class Layout(NamedTuple):
 
 
 def layout_of(head_dim: int) -> Layout:
-    """Rows are 16 bytes apart from a multiple of 128, so that eight of them lie in all banks."""
+    """The layout. Row strides are 16 off a multiple of 128 bytes: no bank conflicts in eight rows."""
     row = 2 * head_dim + 16
     slice_ = 2 * KEYS * row
     return Layout(row, slice_, 2 * slice_, 2 * slice_ + N_LIST * LIST)
 
 
 def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
-    """The function that lists the slice of keys from p on: threads 0 .. KEYS - 1 take one each."""
+    """The function that lists the slice of keys from p on, one a thread 0 .. KEYS - 1."""
     k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
     always = kv_types != ("f16", "f16")  # rows of bytes are read, if for nothing
 
@@ -82,7 +82,7 @@ def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
 def _fetcher(head_dim: int, type: str, row: int) -> Any:
     """The function that fetches a list's keys, or values, to rows `row` bytes apart.
 
-    addresses: where theirs are listed. Of float16, it only starts the copy. Zeros where no key is.
+    addresses: of the listed rows. Float16 rows are copied asynchronously; missing keys are zeros.
     """
     pieces = head_dim // 8
     assert THREADS == 4 * KEYS
@@ -115,7 +115,7 @@ def _fetcher(head_dim: int, type: str, row: int) -> Any:
 
 
 def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:
-    """The function that copies a list's K and V, or starts their copy."""
+    """The function that copies a list's K and V (float16: asynchronously)."""
     fetch_k, fetch_v = (_fetcher(head_dim, type, row) for type in kv_types)
 
     @device
@@ -128,7 +128,7 @@ def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:
 
 
 def _shares(group: int) -> tuple[int, int]:
-    """Warps that share a head's keys, and how many keys of a slice each of them has."""
+    """How many warps share a head's keys, and how many keys of a slice each has."""
     assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
     n_share = 1
     while 2 * n_share * group <= WARPS and KEYS // n_share > 16:
@@ -137,7 +137,7 @@ def _shares(group: int) -> tuple[int, int]:
 
 
 def _adding(layout: Layout, tile: Tile, n_keys: int) -> Any:
-    """The function that takes a warp's share of a slice into its maxima, totals and sums."""
+    """The function that accumulates a warp's share of a slice: row_max, row_sum, sums."""
     row_bytes, half = layout.row, KEYS * layout.row
     score, mask, highest, weights = tile.score, tile.mask, tile.highest, tile.weights
     row_sums, weigh, scaled = tile.row_sums, tile.weigh, tile.scaled

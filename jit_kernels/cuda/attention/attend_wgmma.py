@@ -2,9 +2,10 @@
 
 Eight warps have 16 tokens of one head each: all heads of a row of a Selection and, where they are
 few, of the next blocks of queries, too. Four more copy slices of K and V to shared memory,
-each to a place of its own: what any of the rows chose (attend_slices.py). Each slice has a list of
+each to a stage of its own: what any of the rows chose (key_slices.py). Each slice has a list of
 positions and biases, a row's own, and says whether a row has all of it, some or nothing.
-Queries and weights are float16, sums float32. While one warpgroup weighs, the other multiplies.
+Queries and weights are float16, sums float32. While one warpgroup does its softmax, the other
+multiplies.
 """
 
 import math
@@ -90,7 +91,7 @@ def wait_for(barrier, phase):
 def _starting(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that starts the copies of a list's rows of float16; a warp's work.
 
-    Eight lanes take a row: its bytes of one part after the other. Zeros where no row is.
+    Eight lanes copy a row, part by part; missing rows are zeros.
     """
     n_part = parts_of(head_dim)
     half, pieces = n_part * PART, head_dim // 8
@@ -161,7 +162,7 @@ def _decoding(head_dim: int, type: str) -> tuple[Any, Any]:
 
 
 def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
-    """The function that copies a list's K and V, or starts their copies; a warp's work.
+    """The function that copies a list's K and V (float16: asynchronously), by one warp.
 
     While one half of the rows of a quantised type is written, the next is in flight.
     """
@@ -204,7 +205,7 @@ def _copying(head_dim: int, kv_types: tuple[str, str]) -> Any:
 
 
 def _adding(head_dim: int, tile: Any) -> Any:
-    """The function that takes a slice into a warp's maxima, totals and sums."""
+    """The function that accumulates a slice into a warp's row_max, row_sum and sums."""
     score, weigh, half = scoring(head_dim), weighing(head_dim), parts_of(head_dim) * PART
     mask, highest, weights, row_sums = tile.mask, tile.highest, tile.weights, tile.row_sums
     scaled, exp2_of, plus, times = tile.scaled, tile.exp2_of, tile.plus, tile.times
@@ -225,7 +226,7 @@ def _adding(head_dim: int, tile: Any) -> Any:
 
 
 def _writing(head_dim: int, tile: Any) -> Any:
-    """The function that writes a warp's n rows a lane: `first` is the first's number in out."""
+    """The function that writes a lane's n rows to out; first: index of the first one there."""
     write, scaled, over_quad = tile.write, tile.scaled, tile.over_quad
 
     @device
@@ -255,14 +256,14 @@ def _writing(head_dim: int, tile: Any) -> Any:
 
 
 def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
-    """The function that gives a warp's attention over the slices that come."""
+    """The function take: a consumer warp's attention over the slices that producers copy."""
     n_block, lowest, none, zero = WARPS // group, tile.lowest, tile.none, tile.zero
     lists, full, free = layout.lists, layout.full, layout.free
     slice_bytes, list_bytes = layout.slice, layout.list
 
     @device
     def take(shared, use, q, limits):
-        """A warp's attention over the slices that come; how many were used."""
+        """Attend to all slices of a row; return the number of stages used."""
         state, kind = (lowest(), none(), zero()), int32(SOME)
         mine = min(warp() // group, n_block - 1)
         first = min(warp() // 4 * 4 // group, n_block - 1)
@@ -302,13 +303,13 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
 
     @device
     def tokens(pair, b, n_tok):
-        """First of the tokens of the b-th block of queries, and how many there are."""
+        """The b-th block of queries: its first token and number of tokens."""
         tok = q_block * (pair * n_block + b)
         return tok, max(0, min(n_tok - tok, q_block))
 
     @device
     def fetch(shared, use, place_, rows, pages, range_):
-        """List and copy what a row's blocks of queries chose; how many slices were used."""
+        """The producer: lists and copies what a row's blocks of queries chose; the stages used."""
         (pair, h, n_row, split), (indptr, indices, block, log_weight) = place_, rows
         (k_pages, v_pages, k_table, v_table, n_head_kv, h_kv) = pages
         n_tok, pos, stride, window = range_

@@ -41,7 +41,7 @@ ENTRIES = V_ROWS + 4 * SLICE
 
 
 class Walk(NamedTuple):
-    """What a lane knows of a batch, and of what comes after it."""
+    """A lane's state in a walk: its entry of the batch, and prefetched later entries."""
 
     first: Any  # entry of its block of queries in the batch
     end: Any  # of the entries of its block
@@ -53,7 +53,7 @@ class Walk(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Where keys are, and which of them any query of a warp's rows sees."""
+    """Addresses of the keys, and the range of positions that a warp's queries see."""
 
     low: Any  # the first position that one sees
     high: Any  # and the last
@@ -72,13 +72,13 @@ def size_of_list(n_block: int) -> int:
 
 @device
 def lowest_bit(bits):
-    """Number of the lowest bit that is set."""
+    """The index of the lowest set bit."""
     return count_bits(uint32((bits & -bits) - 1))
 
 
 @device
 def nth_bit(bits, n):
-    """Number of the n-th bit that is set, from 0 on."""
+    """The index of the n-th set bit, n from 0 on."""
     at, left = int64(0), int64(n)
     for step in (16, 8, 4, 2, 1):
         here = int64(count_bits(uint32((int64(bits) >> at) & ((1 << step) - 1))))
@@ -89,7 +89,7 @@ def nth_bit(bits, n):
 
 
 def walking(n_block: int) -> tuple[Any, Any]:
-    """The functions that begin a walk, and that go on to the next batch."""
+    """The functions that start a walk and that advance it to the next batch."""
     share = WARP // n_block
     assert share * n_block == WARP
     own = (1 << share) - 1
@@ -122,9 +122,9 @@ def walking(n_block: int) -> tuple[Any, Any]:
 
 
 def _writing(n_block: int) -> Any:
-    """The function that lists m positions from `used` on of a batch, as the n-th and on of a slice.
+    """The function that appends positions used .. used + m - 1 of a batch to a slice at n.
 
-    Places of rows have positions meanwhile, -1 where none is seen.
+    Row entries hold positions until `_finding` replaces them; -1 where none is seen.
     """
     share = WARP // n_block
     own = (1 << share) - 1
@@ -156,10 +156,9 @@ def _writing(n_block: int) -> Any:
 
 
 def _judging(n_block: int) -> Any:
-    """The function that tells what this lane's block of queries has of m positions from `used` on.
+    """The function that tells whether this lane's block of queries sees any, and all, of m keys.
 
-    Gives whether it has any, and whether it has all, each of which all its queries see; seen: the
-    first of the positions that they do, and the last.
+    "All" means that each of its queries sees each of them; seen: first and last visible position.
     """
     share = WARP // n_block
     own = (1 << share) - 1
@@ -181,7 +180,7 @@ def _judging(n_block: int) -> Any:
 
 
 def _finding() -> Any:
-    """The function that puts the rows of a list's positions in their places."""
+    """The function that replaces a list's positions by the rows of the pages."""
     assert SLICE == 2 * WARP
 
     @device

@@ -1,4 +1,4 @@
-"""Positions: a chunk's angles; RoPE and the append to the KV cache; learned positions."""
+"""RoPE angles of a chunk, RoPE with the append to the KV cache, learned position embeddings."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def rope_table() -> list[Launch]:
 
 @device
 def norm_head(head, norm, head_dim, eps):
-    """Norm a head in place; a warp's work."""
+    """RMS-norm a head in place, by one warp."""
     squares = float32(0)
     for i in range(lane(), head_dim, WARP):
         squares += load_f32(head + 4 * i) * load_f32(head + 4 * i)

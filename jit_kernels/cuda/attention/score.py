@@ -1,4 +1,4 @@
-"""Products of the queries of a KV head with a span of rows, left in shared memory."""
+"""Scores of a KV head's queries and a span of key rows, left in shared memory."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
 
 
 def joined(group: int) -> Any:
-    """The function that gives a thread's best product of a row's queries, the first being r."""
+    """The function that returns a key's best score over `group` queries from r on; a key a thread."""
 
     @device
     def best_of(shared, r):

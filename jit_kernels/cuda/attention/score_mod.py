@@ -1,7 +1,7 @@
-"""Attention with capped scores, with a bias by distance, or to later positions too; of long heads.
+"""Attention with modified scores (soft cap, ALiBi, later positions) or of long heads.
 
-A block has one query: a thread scores a key and then sums some elements of the values. It reads
-keys once a query head, and is not made for speed: few models have such scores or heads.
+A block has one query: a thread scores a key and then sums some elements of the values. Keys are
+read once a query head: simple, not fast, as few models have such scores or heads.
 """
 
 import math
@@ -52,7 +52,7 @@ def plain(
 ) -> list[Launch]:
     """Kernel of ATTEND_SCORE_MOD, or of ATTEND (modified=False); blocks stride over heads.
 
-    It has the memory for heads of any length. A row is not cut: the first of its parts is all.
+    Heads may have any length. There is no split-KV: part 0 of a row is all of it.
     """
     type_k, type_v = kv_types
     read_k, read_v = reading(type_k, head_dim), reading_one(type_v, head_dim)

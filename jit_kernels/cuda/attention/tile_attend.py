@@ -39,7 +39,7 @@ LIMITS = types.UniTuple(int64, 3)
 
 
 class Tile(NamedTuple):
-    """Functions of a tile. TWO is one float32 for each of a lane's two rows."""
+    """The functions of a tile. TWO: two float32, one for each of a lane's two rows."""
 
     load_q: Any  # (row address, other row's, scale) -> queries, float16
     score: Any  # (queries, address) -> scores: keys at the lane's address of load_matrices
@@ -71,7 +71,7 @@ def _offset(b: Any, address: Any, n_bytes: int) -> Any:
 
 
 def _quad(b: Any, value: Any, combine: Any) -> Any:
-    """A value combined over the four lanes of a row."""
+    """Reduce a value over the four lanes of a row (a quad)."""
     for mask in (1, 2):
         value = combine(value, emit(b, SHUFFLE_XOR, [value, ir.Constant(I32, mask)])[0])
     return value
@@ -82,7 +82,7 @@ def _larger(b: Any) -> Any:
 
 
 def _scoring(head_dim: int, n_keys: int, row: int) -> tuple[Any, Any]:
-    """load_q and score."""
+    """The functions load_q and score: query fragments, and q @ K.T."""
     q_kind, s_kind = types.UniTuple(uint32, head_dim // 4), types.UniTuple(float32, n_keys // 2)
 
     @op(q_kind, int64, int64, float32)
@@ -112,7 +112,7 @@ def _scoring(head_dim: int, n_keys: int, row: int) -> tuple[Any, Any]:
 
 
 def _softmax(n_keys: int) -> tuple[Any, Any, Any, Any]:
-    """mask, highest, weights and row_sums."""
+    """The functions mask, highest, weights and row_sums: the online softmax."""
     s_kind = types.UniTuple(float32, n_keys // 2)
 
     @op(s_kind, s_kind, uint32, uint32, LIMITS)
@@ -154,7 +154,7 @@ def _softmax(n_keys: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _weighing(head_dim: int, n_keys: int, row: int) -> tuple[Any, Any]:
-    """Weigh and scaled."""
+    """The functions weigh (weights @ V) and scaled (sums * alpha)."""
     w_kind, sums_kind = types.UniTuple(float32, n_keys // 2), types.UniTuple(float32, head_dim // 2)
 
     @op(sums_kind, sums_kind, w_kind, uint32)
@@ -178,7 +178,7 @@ def _weighing(head_dim: int, n_keys: int, row: int) -> tuple[Any, Any]:
 
 
 def _storing(head_dim: int) -> tuple[Any, Any, Any]:
-    """Store, store_two and write."""
+    """The functions store, store_two and write, of results."""
     apart = 8 * (4 * head_dim + 8)  # bytes between a lane's two rows
 
     @op(void, types.UniTuple(float32, head_dim // 2), uint32)

@@ -1,4 +1,4 @@
-"""What tile_few.py does, for a KV cache of q8_0 and q4_0.
+"""As tile_few.py, for a KV cache of q8_0 and q4_0.
 
 Keys are multiplied as the bytes they are: with queries of 15 bits, two signed bytes an element and
 a scale for 32 of them, in whole numbers; their own scales come after the product. Values become
@@ -62,13 +62,13 @@ def _larger(b: Any, x: Any, y: Any) -> Any:
 
 
 def _together(b: Any, four: list[Any]) -> Any:
-    """The low bytes of four words as one."""
+    """The low bytes of four words, packed into one."""
     low, high = (emit(b, BYTES_OF_TWO, [*four[i : i + 2], _word(0x0040)])[0] for i in (0, 2))
     return emit(b, BYTES_OF_TWO, [low, high, _word(0x5410)])[0]
 
 
 def _fifteen_bits(b: Any, x: list[Any]) -> list[Any]:
-    """The Q words of eight elements of a query; the four lanes that have 32 share a step."""
+    """Quantise eight elements of a query to 15 bits; four lanes (32 elements) share a scale."""
     top = zero = ir.Constant(FLOAT, 0.0)
     for one in x:
         top = _larger(b, _larger(b, one, b.fsub(zero, one)), top)
@@ -92,7 +92,7 @@ def _half(b: Any, word: Any, late: int) -> Any:
 
 
 def _signed_nibbles(b: Any, word: Any) -> list[Any]:
-    """The low nibbles less 8, and the high ones, as signed bytes 16 times as large."""
+    """The nibbles minus 8 as signed bytes times 16: low ones, then high ones."""
     moved = b.shl(word, _word(4)), word
     return [emit(b, AND_XOR, [x, _word(0xF0F0F0F0), _word(0x80808080)])[0] for x in moved]
 
@@ -154,12 +154,12 @@ def scoring_of(n: int, type: str) -> Scoring:
 
 
 def _bytes_before(b: Any, type: str, d: Any) -> Any:
-    """Where a lane's first piece is, d being 8 times its number."""
+    """The byte offset of a lane's first piece; d: its first element."""
     return d if type == "q8_0" else b.lshr(d, ir.Constant(I64, 1))
 
 
 def _pairs(b: Any, type: str, one: list[Any], other: list[Any], scale: Any) -> list[Any]:
-    """A piece of one value and of another: words of float16 of both, element by element."""
+    """Two values' pieces as words of two float16, one element of each."""
 
     def scaled(word: Any) -> Any:
         return emit(b, MULTIPLY_HALVES, [word, scale])[0]

@@ -1,4 +1,4 @@
-"""A warp's products of up to eight queries with 16 keys on matrix units, of more than 16 bits.
+"""A warp's products of up to eight queries with 16 keys on tensor cores, at 22 bits.
 
 Rows g of the queries' matrix are float16 parts of query g, rows g + 8 its residual: together
 22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of
@@ -38,7 +38,7 @@ FOUR = types.UniTuple(float32, 4)
 
 
 def parts(b: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Two float32 as a word of float16 parts and a word of their residuals."""
+    """Split two float32: a word of their float16 parts, a word of the residuals."""
     rest = [b.fsub(x, b.fpext(b.fptrunc(x, HALF), FLOAT)) for x in (low, high)]
     return packed(b, low, high), packed(b, *rest)
 

@@ -1,4 +1,4 @@
-"""A warpgroup's products of attention: 64 rows of queries or of weights with a slice.
+"""A warpgroup's matrix products of attention (wgmma): 64 rows with a slice of K or V.
 
 A slice is SLICE rows of keys or values in shared memory, in parts of 64 elements: a part has rows
 of 128 bytes one after another, whose 16-byte pieces are permuted by xor with the row (PTX ISA
@@ -32,7 +32,7 @@ ROWS_8 = 64 << 32  # eight rows are 1024 bytes, in units of 16
 
 
 def parts_of(head_dim: int) -> int:
-    """Parts of a slice."""
+    """Number of 64-element parts of a slice's rows."""
     return -(-head_dim // 64)
 
 
@@ -43,13 +43,13 @@ def place(row, piece):
 
 
 def _described(b: Any, address: Any, apart: int) -> Any:
-    """What wgmma needs to know of a tile: parts of 64 elements are `apart` bytes apart."""
+    """The wgmma matrix descriptor of a tile whose 64-element parts are `apart` bytes apart."""
     flags = SWIZZLED | ROWS_8 | apart // 16 << 16
     return b.or_(b.lshr(address, ir.Constant(I64, 4)), ir.Constant(I64, flags))
 
 
 def _called(b: Any, lines: list[str], n: int, given: list[Any], letters: str) -> list[Any]:
-    """The n float32 of a text; it is given values of these letters, before them n sums or none."""
+    """Emit an asm text with n float32 results; letters: constraints of the values given."""
     tied = len(given) - len(letters)
     constraints = ["=f"] * n + [str(i) for i in range(tied)] + [*letters, "~{memory}"]
     kind = ir.FunctionType(ir.LiteralStructType([FLOAT] * n), [value.type for value in given])
@@ -67,7 +67,7 @@ END = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
 
 
 def _multiply(n: int, a: str, keep: str, rows: str) -> str:
-    """Sums of n columns ($0 and on) + a @ what b describes."""
+    """The asm text sums + a @ b; n columns of sums ($0 and on), b a descriptor."""
     sums = ",".join(f"${i}" for i in range(n // 2))
     kind = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
     return f"{kind} {{{sums}}}, {a}, b, {keep}, 1, 1, {rows};"
@@ -76,7 +76,7 @@ def _multiply(n: int, a: str, keep: str, rows: str) -> str:
 def scoring(head_dim: int) -> Any:
     """The intrinsic (queries' address, keys') -> queries @ keys.T, [64, SLICE] of a warpgroup.
 
-    Queries lie as keys do.
+    Queries have the layout of a slice.
     """
     n, lines = SLICE // 2, []
     for c in range(head_dim // 16):

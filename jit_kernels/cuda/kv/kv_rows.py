@@ -1,8 +1,8 @@
 """Layout of KV rows in pages, by type. No other module depends on it.
 
-A row is one head's key or value of a position. A row of q8_0 is its int8 elements, then its scales;
-one of q4_0 its nibbles, then its scales. What is multiplied on matrix units is float16: there the
-product of an element and its scale is rounded once, by at most 2^-12 of it.
+A row is one head's key or value at one position. A row of q8_0 is its int8 elements, then its
+scales; one of q4_0 its nibbles, then its scales. Tensor cores multiply float16: an element times
+its scale is rounded once, by at most 2^-12 of it.
 """
 
 from typing import Any, NamedTuple
@@ -71,9 +71,9 @@ def key_row(table, n_head_kv, h, j):
 
 # ---- reading -------------------------------------------------------------------------------------
 def _words(b: Any, address: Any, n_half: int, align: int) -> list[Any]:
-    """LLVM's words of n_half halves of constant memory, by the widest loads that align allows.
+    """Emit loads of n_half float16 of read-only memory, as words, as wide as `align` allows.
 
-    align: what the address is a multiple of: where it is of 4, n_half is even.
+    align: of the address, in bytes; with a multiple of 4, n_half is even.
     """
     found: list[Any] = []
     if align == 2:
@@ -94,7 +94,7 @@ def _words(b: Any, address: Any, n_half: int, align: int) -> list[Any]:
 
 
 class Bytes(NamedTuple):
-    """What a lane reads of a quantised row: n pieces of `words` words, `apart` bytes apart."""
+    """A lane's share of a quantised row: n pieces of `words` words, `apart` bytes apart."""
 
     type: str
     head_dim: int
@@ -121,9 +121,9 @@ class Bytes(NamedTuple):
         return loaded[self.words * self.n :]
 
     def load(self, b: Any, row: Any, at: Any, m: Any) -> list[Any]:
-        """LLVM's load of the row's scales and of the pieces before the m-th, the first at row + at.
+        """Emit loads of the row's scales and of the pieces before the m-th, the first at row + at.
 
-        Other pieces are anything; where m is 0 all scales are zeros, but the row is read.
+        Other pieces are undefined; with m = 0 scales are zeros, but the row is still read.
         """
         size, found = row_bytes(self.type, self.head_dim), []
         align, some = size & -size, b.icmp_unsigned("!=", m, ir.Constant(I32, 0))
@@ -140,7 +140,7 @@ class Bytes(NamedTuple):
 
 
 def key_bytes(type: str, head_dim: int) -> Bytes:
-    """What one of four lanes reads of a key for products of bytes.
+    """The share of one of four lanes of a key, for integer products.
 
     Of q8_0, the t-th has elements 8t .. 8t + 7 of every 32; of q4_0 4t .. 4t + 3 in low nibbles and
     16 more in high ones.
@@ -150,20 +150,20 @@ def key_bytes(type: str, head_dim: int) -> Bytes:
 
 
 def value_bytes(type: str, head_dim: int) -> Bytes:
-    """What one of eight lanes reads of a value: the first four have the first of two such 32s."""
+    """The share of one of eight lanes of a value; lanes 0 to 3 have the first 32 of every 64."""
     words = 2 if type == "q8_0" else 1
     return Bytes(type, head_dim, -(-head_dim // 64), words, 32 * words)
 
 
 def doubled(b: Any, scales: list[Any], block: int) -> Any:
-    """LLVM's word that has the scale of a block twice."""
+    """Emit a word that has the scale of a block in both halves."""
     chosen = ir.Constant(I32, 0x3232 if block % 2 else 0x1010)
     word = scales[block // 2]
     return emit(b, BYTES_OF_TWO, [word, word, chosen])[0]
 
 
 def _load(b: Any, kind: tuple[str, int], row: Any, d: Any) -> list[Any]:
-    """Where elements d .. d + 7 of a quantised row are: two words, and their scale.
+    """Emit loads of elements d .. d + 7 of a quantised row: two words, and their scale.
 
     kind: type and head_dim.
     """
@@ -228,7 +228,7 @@ def pieces_of(type: str, head_dim: int) -> Pieces:
 
     @op(types.UniTuple(uint32, 4 * n), parts.kind, int64)
     def halves(b: Any, loaded: Any, d: Any) -> list[Any]:
-        """A byte n before 0x64 is the float16 1024 + n."""
+        """Bytes to float16: a byte n below the byte 0x64 is the float16 1024 + n."""
         found: list[Any] = []
         for i in range(n):
             scale = doubled(b, parts.scales(loaded), i)
@@ -321,7 +321,7 @@ def inverse(scale):
 
 
 def keeping(type: str, head_dim: int) -> Any:
-    """The function (x, row's address): write float32 x [head_dim] to a row; a warp's work.
+    """The function (x, row's address) that quantises float32 x [head_dim] to a row, by one warp.
 
     A lane has an element of each block of 32.
     """

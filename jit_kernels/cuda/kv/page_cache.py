@@ -47,14 +47,14 @@ TAKERS = KV_RANKS  # threads of KV_EVICT, one a rank
 
 @device
 def lines_of(size, first, end):
-    """First byte and number of 16 bytes of a head's lines first .. end - 1 of `size` bytes."""
+    """Lines first .. end - 1 of `size` bytes: the first byte, and how many 16-byte units."""
     begin = size * first // 16
     return 16 * begin, (size * end + 15) // 16 - begin
 
 
 @device
 def allocate(maps, sizes, layer, page):
-    """Give a page the frame that it is written in."""
+    """Assign a frame to a page that is about to be written."""
     (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
     slot = layer * n_ring + remainder(page, n_ring)
     entries = table + 4 * n_page * layer
@@ -159,7 +159,7 @@ def kv_mark() -> list[Launch]:
 
 @device
 def rank_of(used, now, n_layer):
-    """Which frames are taken first: those of the largest rank; none of rank 0."""
+    """The eviction rank of a frame: the largest is evicted first, rank 0 never."""
     age = (now - int64(used)) & 0xFFFFFFFF
     rank = min(age if age >= n_layer else n_layer - age, KV_RANKS - 1)
     return rank if age != 0 else 0
@@ -192,7 +192,7 @@ def count_ranks(used, now, n_layer, n_cache, ranks):
 
 @device
 def take_frames(maps, sizes, n, now, ranks, counts):
-    """Give frames to the n missing pages of a layer; a block's work.
+    """Assign frames to the n missing pages of a layer, evicting others; by one block.
 
     ranks, counts: shared arrays of TAKERS and of 4 int32.
     """
@@ -225,14 +225,14 @@ def take_frames(maps, sizes, n, now, ranks, counts):
 
 
 def kv_evict(reader: str) -> list[Launch]:
-    """Kernel of KV_EVICT: a single thread block; which frame a page gets is left to chance."""
+    """Kernel of KV_EVICT, a single thread block; which page gets which frame is not fixed."""
     reads = KV_READERS[reader]
     marked, spans = reads is READS_SELECTION, device(reads.spans)
     before, every = 8 * reads.first, 8 * reads.every
 
     @device
     def bounds(found, n_found):
-        """The least and the largest of the int64s that count; 0 where there are none."""
+        """The least and the largest of the first n_found int64s; 0, 0 where there are none."""
         low = high = load_i64(found + before) if n_found > 0 else int64(0)
         for i in range(1, n_found):
             value = load_i64(found + before + every * i)

@@ -1,1 +1,1 @@
-"""Lang."""
+"""What CUDA kernels are written in: addresses, warps and blocks, PTX, register tiles."""

@@ -1,4 +1,4 @@
-"""Where a thread stands, what warps and blocks compute together, and how a kernel is launched.
+"""Thread indices, warp and block reductions, and launches of kernels.
 
 A kernel's tid and n_thread are its block and the number of blocks; a block has THREADS threads
 unless its Launch says otherwise.
@@ -44,7 +44,7 @@ def step_of(step):
 
 
 def look_ahead(tid, n_thread, a):
-    """Read the record while the kernel before still runs: the start of a kernel of few rows."""
+    """The prologue of a kernel of few rows: loads the step record while the previous one runs."""
     for value in step_of(a.step):
         keep(value)
 
@@ -115,10 +115,10 @@ def block_max(x):
 
 @device
 def block_before(x, parts):
-    """The sum of x, an int32, over the threads before this one, and over all; all must call it.
+    """The exclusive prefix sum of x, an int32, over the block, and the total; all must call it.
 
-    parts: a shared array of WARPS int32. It is not made here: what makes one can be called from one
-    function only, as each caller brings a copy of its name.
+    parts: a shared array of WARPS int32. The caller makes it, since a function with a shared array
+    can have one caller only: each inlined copy would define the same symbol.
     """
     own = x
     for i in range(5):
@@ -138,7 +138,7 @@ def block_before(x, parts):
 # ---- of float64, by a shared array of THREADS float64, `sums`, of the kernel -------------------
 @device
 def sums_before(x, sums):
-    """The sum of x, a float64, over the threads before this one, and over all; all must call it."""
+    """The exclusive prefix sum of x, a float64, over the block, and the total; all must call it."""
     total = x
     sums[thread()] = total
     sync_block()

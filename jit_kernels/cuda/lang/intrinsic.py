@@ -26,7 +26,7 @@ device = cuda.jit(device=True)
 
 
 def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any]:
-    """Turn `body(builder, *llvm_values) -> llvm value or list` into an intrinsic of fixed types.
+    """Make an intrinsic of fixed types from `body(builder, *llvm_values) -> value or list`.
 
     The types are Numba's; arguments are cast to them at the call. A body whose type is a tuple
     takes and returns its elements as a list; one of type void returns None.
@@ -62,19 +62,19 @@ def op(ret: types.Type, *args: types.Type) -> Callable[[Callable[..., Any]], Any
 
 
 def load_device(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
-    """LLVM's load from device memory."""
+    """Emit a load from device memory."""
     return b.load(b.inttoptr(address, pointee.as_pointer(GLOBAL)), align=align)
 
 
 def load_constant(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
-    """LLVM's load of what no store of the kernel reaches: it may use the read-only cache."""
+    """Emit a load of memory that the kernel never writes: it may use the read-only cache."""
     value = load_device(b, address, pointee, align)
     value.set_metadata("invariant.load", b.module.add_metadata([]))
     return value
 
 
 def load_shared(b: Any, address: Any, pointee: ir.Type, align: int) -> Any:
-    """LLVM's load from shared memory."""
+    """Emit a load from shared memory."""
     return b.load(b.inttoptr(b.trunc(address, I32), pointee.as_pointer(SHARED)), align=align)
 
 
@@ -94,7 +94,7 @@ def _vector(b: Any, values: list[Any]) -> Any:
 
 
 def floats(b: Any, address: Any, n: int) -> list[Any]:
-    """LLVM's n float32 at an address that is a multiple of 16; n is a multiple of 4."""
+    """Emit loads of n float32 (a multiple of 4) at an address that is a multiple of 16."""
     found = []
     for i in range(0, n, 4):
         at = b.add(address, ir.Constant(I64, 4 * i))
@@ -103,29 +103,29 @@ def floats(b: Any, address: Any, n: int) -> list[Any]:
 
 
 def pair(b: Any, address: Any, offset: int) -> list[Any]:
-    """LLVM's two float32 at address + offset, a multiple of 8."""
+    """Emit the load of two float32 at address + offset, a multiple of 8."""
     at = b.add(address, ir.Constant(I64, offset))
     return _elements(b, load_device(b, at, ir.VectorType(FLOAT, 2), 8), 2)
 
 
 def put_pair(b: Any, address: Any, offset: int, values: list[Any]) -> None:
-    """LLVM's write of two float32 at address + offset, a multiple of 8."""
+    """Emit the store of two float32 at address + offset, a multiple of 8."""
     _store(b, b.add(address, ir.Constant(I64, offset)), _vector(b, values), 8)
 
 
 def packed(b: Any, low: Any, high: Any) -> Any:
-    """LLVM's 32 bits of two float32 as float16."""
+    """Emit the conversion of two float32 to float16, packed into 32 bits."""
     return b.bitcast(_vector(b, [b.fptrunc(low, HALF), b.fptrunc(high, HALF)]), I32)
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    """LLVM's x * y + z, rounded once."""
+    """Emit x * y + z with one rounding."""
     three = ir.FunctionType(FLOAT, [FLOAT] * 3)
     return b.call(b.module.declare_intrinsic("llvm.fma", [FLOAT], three), [x, y, z])
 
 
 def nearest(b: Any, x: Any) -> Any:
-    """LLVM's nearest integer of a float32 of at most 2^22: the sum has no smaller bits."""
+    """Emit the nearest integer of a float32, |x| <= 2^22: adding 1.5 * 2^23 rounds it."""
     magic, bits = ir.Constant(FLOAT, 12582912.0), ir.Constant(I32, 0x4B400000)  # 1.5 * 2^23
     return b.sub(b.bitcast(b.fadd(x, magic), I32), bits)
 
@@ -219,13 +219,13 @@ def const_bf16(b, p):
 
 @op(int64, int64, int64)
 def quotient(b, x, y):
-    """X / y, rounded down, of numbers from 0 to 2^32: much faster than Python's // of int64."""
+    """The quotient x // y of numbers from 0 to 2^32: much faster than // of int64."""
     return b.zext(b.udiv(b.trunc(x, I32), b.trunc(y, I32)), I64)
 
 
 @op(int64, int64, int64)
 def remainder(b, x, y):
-    """X % y of the same."""
+    """The remainder x % y of numbers from 0 to 2^32."""
     return b.zext(b.urem(b.trunc(x, I32), b.trunc(y, I32)), I64)
 
 
@@ -258,7 +258,7 @@ def f16x8(b, v):
 
 @op(F8, F8, float32, float32)
 def affine8(b, x, scale, offset):
-    """X * scale + offset."""
+    """Eight values: x * scale + offset."""
     return [fma(b, one, scale, offset) for one in x]
 
 
@@ -310,31 +310,31 @@ def pack_f16(b, low, high):
 
 @op(uint32, uint32, uint32, uint32)
 def field(b, w, shift, mask):
-    """W >> shift & mask."""
+    """The bit field (w >> shift) & mask."""
     return b.and_(b.lshr(w, shift), mask)
 
 
 @op(uint32, uint32, uint32, uint32)
 def join(b, w, other, shift):
-    """W | other << shift."""
+    """The bits w | (other << shift)."""
     return b.or_(w, b.shl(other, shift))
 
 
 @op(U4, U4, uint32, uint32)
 def fields(b, w, shift, mask):
-    """W >> shift & mask of each word."""
+    """The bit field (w >> shift) & mask of each word."""
     return [b.and_(b.lshr(x, shift), mask) for x in w]
 
 
 @op(U4, U4, U4, uint32)
 def joined(b, w, other, shift):
-    """W | other << shift of each word."""
+    """The bits w | (other << shift) of each word."""
     return [b.or_(x, b.shl(y, shift)) for x, y in zip(w, other, strict=True)]
 
 
 @op(U4, uint32)
 def bits_to_bytes(b, w):
-    """The low sixteen bits of w, one a byte: a product that puts bit k at 8k, too, and a mask."""
+    """The low sixteen bits of w, one a byte of four words; a product moves bit k to 8 k."""
     found = []
     for shift in range(0, 16, 4):
         four = b.and_(b.lshr(w, ir.Constant(I32, shift)), ir.Constant(I32, 15))
@@ -344,9 +344,9 @@ def bits_to_bytes(b, w):
 
 
 def table_word(words: Any) -> Any:
-    """The intrinsic i -> words[i] of an array of uint32, which the code has in device memory.
+    """Make the intrinsic i -> words[i] of uint32s, a constant table in device memory.
 
-    Constant memory would serve one lane of a warp after the other.
+    Constant memory would serialize lanes that read different words.
     """
     kind, numbers = ir.ArrayType(I32, len(words)), words.tolist()
     name = f"table_{zlib.crc32(words.tobytes()):08x}"
@@ -384,7 +384,7 @@ def f32_bits(b, v):
 
 @op(uint32, float32)
 def ordered(b, v):
-    """A number that orders as the float does; both zeros give the same."""
+    """A uint32 key whose order is that of the floats; +0 and -0 give the same."""
     bits = b.bitcast(v, I32)
     size = b.and_(bits, ir.Constant(I32, 0x7FFFFFFF))
     signed = b.select(b.icmp_signed("<", bits, ir.Constant(I32, 0)), b.neg(size), size)

@@ -34,7 +34,7 @@ SPAN, SUBSPAN = 256, 16  # positions with SUBSPAN maxima, each of as many positi
 
 @device
 def some_of(scores, j, apart, high):
-    """Ordered scores j, j + apart and so on; 0, which is below all, from `high` on."""
+    """Order-preserving keys of scores j, j + apart, ...; 0, the lowest key, from `high` on."""
     last = high - 1
     a, b = ordered(load_f32(scores + 4 * min(j, last))), j + apart
     c, d = b + apart, b + 2 * apart
@@ -55,7 +55,7 @@ def thresholding(some_of: Any) -> Any:
 
     @device
     def digit_of(counts, k, parts):
-        """The largest digit that k entries have or exceed, and how many of these have it."""
+        """The largest digit that k entries reach or exceed, and how many equal it."""
         found = cuda.shared.array(2, int32)
         first, mine = BINS - SHARE * (thread() + 1), int32(0)  # threads go down from the largest
         for i in range(SHARE):
@@ -155,13 +155,13 @@ def set_bit(words, j):
 
 @device
 def size_of(word):
-    """How many bits of an int64 are set."""
+    """The number of set bits of an int64 (popcount)."""
     return int32(count_bits(uint32(word))) + int32(count_bits(uint32(word >> 32)))
 
 
 @device
 def write_word(out, word, first):
-    """Write the numbers of the set bits of 32, the lowest being `first`; the address after them."""
+    """Write the indices of a word's set bits, bit 0 as `first`; return the next address."""
     bits = uint32(word)
     while bits != 0:
         low = uint32(bits & (uint32(0) - bits))
@@ -172,7 +172,7 @@ def write_word(out, word, first):
 
 @device
 def write_bits(words, first, end, out, parts):
-    """Write the numbers of the bits that int64s first .. end - 1 have, ascending; how many."""
+    """Write the indices of set bits of int64s first .. end - 1, ascending; return their number."""
     count = 0
     for start in range(first, end, THREADS):
         w = start + thread()
@@ -186,7 +186,7 @@ def write_bits(words, first, end, out, parts):
 
 @device
 def add_first_bits(words, others, n, first, end, parts):
-    """Add to a set the n lowest of another one's numbers, of which it has none; a block's work."""
+    """Set in `words` the n lowest set bits of `others` (disjoint bitmaps); a block's work."""
     for start in range(first, end, THREADS):
         w = start + thread()
         other = load_i64(others + 8 * w) if w < end else 0
@@ -203,7 +203,7 @@ def add_first_bits(words, others, n, first, end, parts):
 # ---- of scores with maxima -----------------------------------------------------------------------
 @device
 def of_group(source, i):
-    """Position of entry i of listed groups; its score, or 0 where it is not in the middle."""
+    """Position and key of entry i of the listed groups; the key is 0 outside the middle."""
     scores, groups, low, high = source
     group = load_i32(groups + 4 * (i // SUBSPAN))
     j = SPAN * (group // SUBSPAN) + group % SUBSPAN + SUBSPAN * (i % SUBSPAN)
@@ -228,7 +228,7 @@ threshold_of_maxima, threshold_of_groups = thresholding(some_of), thresholding(s
 
 @device
 def list_groups(maxima, first, end, bar, groups, parts):
-    """List the groups whose maximum is at least the bar; how many."""
+    """List the groups whose maximum is at least the bar; return their number."""
     count = 0
     for start in range(first, end, THREADS):
         m = start + thread()

@@ -1,4 +1,4 @@
-"""What blocks of weights are read with: the same functions for device and for shared memory.
+"""Loads of quantized blocks: the same functions for device and for shared memory.
 
 Device memory is constant: no kernel of the same launch writes what is read.
 """
@@ -31,7 +31,7 @@ U9 = types.UniTuple(uint32, 9)
 
 
 class Readers(NamedTuple):
-    """Functions of an address, which is int64 in shared memory, too."""
+    """Load functions of one memory; addresses are int64, in shared memory too."""
 
     const_f16: Any  # the float16 as float32
     const_i8: Any  # the int8 as float32
@@ -52,7 +52,7 @@ def readers_of(load: Callable[..., Any]) -> Readers:
         return [load(b, b.add(start, ir.Constant(I64, 4 * i)), I32, 4) for i in range(n)]
 
     def neighbours(b: Any, parts: list[Any], chosen: Any) -> list[Any]:
-        """Of each word and the next the bytes that are chosen."""
+        """For each pair of neighbouring words, the four bytes that `chosen` selects (PTX prmt)."""
         pairs = itertools.pairwise(parts)
         return [found for pair in pairs for found in emit(b, BYTES_OF_TWO, [*pair, chosen])]
 

@@ -1,6 +1,6 @@
-"""Registers in tuples, whose operations are unrolled while IR is built.
+"""Tiles in registers, as tuples whose operations are unrolled while IR is built.
 
-What a loop indexes must not go to local memory; a tuple cannot.
+An array that a loop indexes would go to local memory; a tuple stays in registers.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def zero_sums(b):
 
 @op(SUMS, SUMS, U4, U4, U4, U4, U4, U4)
 def multiply_add(b, sums, a0, a1, a2, a3, b0, b1):
-    """Sums + A [64, 16] @ B [16, 32], whose registers load_matrices gave: see mma_f16."""
+    """Return sums + A [64, 16] @ B [16, 32], fragments as load_matrices gives them: see mma_f16."""
     right = [*b0, *b1]
     found = []
     for i, left in enumerate((a0, a1, a2, a3)):
@@ -65,8 +65,8 @@ def multiply_group(n_step: int) -> Any:
     """The intrinsic (sums, a, b): sums + A [64, 16 n_step] @ B [128, 16 n_step].T of a warpgroup.
 
     a and b describe tiles in shared memory (9.7.15.5.1) whose rows are 128 bytes, permuted as
-    gemm.place says; a step is 32 bytes further. The multiplication has ended when it returns:
-    its registers are no one else's meanwhile. sm_90a.
+    gemm.place says; a step is 32 bytes further. It returns when the multiplication has
+    ended: until then its registers are in use. sm_90a.
     """
     n = len(SUMS)
     registers = ",".join(f"${i}" for i in range(n))
@@ -93,7 +93,7 @@ def multiply_group(n_step: int) -> Any:
 
 
 def lanes_of(n: int) -> Any:
-    """Functions of n float32 each: exp2_of (a - b), plus, times."""
+    """Elementwise functions on n float32: exp2_of (2^(a - b)), plus, times."""
     kind = types.UniTuple(float32, n)
 
     @op(kind, kind, kind)

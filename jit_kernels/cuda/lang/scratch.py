@@ -20,7 +20,7 @@ TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order
 
 
 def bundle_of(type: str) -> int:
-    """Neighbouring rows of a ggml type that a warp of such a launch multiplies at a time."""
+    """Neighbouring rows of a ggml type that a warp of a fused launch multiplies at a time."""
     kind = GGMLType[type]
     return 2 if kind.type_size > 0.64 * kind.block_size else 4  # 21 to 42 KB for all workers
 
@@ -34,7 +34,7 @@ def heads_of(group: int) -> int:
 
 
 def padded(n_in: int) -> int:
-    """N_in up to a multiple of DEPTH."""
+    """The number n_in, rounded up to a multiple of DEPTH."""
     return (n_in + DEPTH - 1) // DEPTH * DEPTH
 
 

@@ -1,4 +1,4 @@
-"""What PTX is made for: the architectures that kernels are written for."""
+"""GPU architectures that PTX is compiled for."""
 
 from typing import NamedTuple
 
