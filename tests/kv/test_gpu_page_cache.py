@@ -1,7 +1,7 @@
 """A KV cache in the host's memory with frames on a device: the same logits, to the bit.
 
 The device is a CPU whose kernels see copies of arrays, as a GPU's do, but the store itself: see
-test_places.py.
+test_placement.py.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The few_queries path for a quantised KV cache: int16 queries times int8 or int4 K and V.
 
 Queries are quantised to int16, one scale for KV_BLOCK elements; keys are transposed, so that a
-vector has pairs of elements of LANES keys. No sum then runs across lanes, and one int16 multiply-add
-does the work of two float32 ones. A block's sum is below 32 * 127 * 32767 < 2^27.
+vector has pairs of elements of LANES keys. No sum then runs across lanes, and one int16
+multiply-add does the work of two float32 ones. A block's sum is below 32 * 127 * 32767 < 2^27.
 """
 
 from typing import Any

@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(head_dim: int) -> Layout:
-    """The layout. Row strides are 16 off a multiple of 128 bytes: no bank conflicts in eight rows."""
+    """The layout. Row strides are 16 bytes off a multiple of 128: eight rows do not conflict."""
     row = 2 * head_dim + 16
     slice_ = 2 * KEYS * row
     return Layout(row, slice_, 2 * slice_, 2 * slice_ + N_LIST * LIST)

@@ -58,7 +58,7 @@ def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
 
 
 def joined(group: int) -> Any:
-    """The function that returns a key's best score over `group` queries from r on; a key a thread."""
+    """The function that returns a thread's key's best score over `group` queries from r on."""
 
     @device
     def best_of(shared, r):
