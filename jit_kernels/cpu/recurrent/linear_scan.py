@@ -41,7 +41,7 @@ VECTOR = (load_f, store_f, broadcast_f, splat_f, zero_f, fma)
 
 
 def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, head_v: int) -> Any:
-    """One token over the columns of a head's state at `state`: what S^T q is after it."""
+    """The function that advances columns of a head's state S by a token and returns S^T q."""
     load, store, broadcast, splat, zero, add = words
     delta, by_channel, row_bytes = rule == "delta", decay == "channel", 4 * head_v
 

@@ -1,1 +1,1 @@
-"""Select."""
+"""Ops of the sparse-attention methods on the CPU, one file a method."""

@@ -1,4 +1,4 @@
-"""AUDIT_HEADS: dense attention beside a method's, and how far the method is from it.
+"""AUDIT_HEADS: dense attention of the same queries, and how far a method's output is from it.
 
 A check, not a hot path: three passes over the keys' logits in plain loops, one over the values.
 """
@@ -36,7 +36,7 @@ ZERO, LOWEST = np.float32(0), np.float32(-3e38)
 
 @njit(error_model="numpy")
 def weigh(logits, weights, n, top):
-    """Weights exp(logit - top) of n positions; entries up to the next vector's end are written."""
+    """Write exp(logit - top) of n positions; writes up to the end of the last vector."""
     for i in range(n, (n + LANES - 1) // LANES * LANES):
         store_f32(logits + 4 * i, LOWEST)
     for i in range(0, n, LANES):
@@ -45,7 +45,7 @@ def weigh(logits, weights, n, top):
 
 @njit(error_model="numpy")
 def mark(marks, row, low, n):
-    """What the Selection's row multiplies the weights of positions low .. low + n - 1 by."""
+    """Write the weight factors of positions low .. low + n - 1 in a Selection; 0: not selected."""
     begin, end, indices, log_weight, block = row
     for i in range(n):
         store_f32(marks + 4 * i, ZERO)
@@ -60,7 +60,7 @@ def mark(marks, row, low, n):
 
 @njit(error_model="numpy")
 def spread(logits, weights, marks, n, top):
-    """Sum and entropy of all weights; of the kept ones: sum, number, entropy as they are marked."""
+    """The sum and entropy of all weights, and the sum, count and entropy of the selected ones."""
     total, moment, kept, n_kept, marked, kept_moment = 0.0, 0.0, 0.0, 0, 0.0, 0.0
     for i in range(n):
         w, x = np.float64(load_f32(weights + 4 * i)), load_f32(logits + 4 * i) - top
@@ -79,7 +79,7 @@ def spread(logits, weights, marks, n, top):
 
 @njit(error_model="numpy")
 def best(logits, weights, marks, n, k):
-    """Weight of the k largest logits, and how many of them are kept."""
+    """The weight of the k largest logits, and how many of these positions are selected."""
     bar = threshold(logits, 0, n, k)
     total, above, hits, tie_weight, kept_ties = 0.0, 0, 0, 0.0, 0
     for i in range(n):
@@ -96,7 +96,7 @@ def best(logits, weights, marks, n, k):
 
 
 def _lengths(head_dim: int, type: str) -> Any:
-    """The function longest(pages, table, heads, low, n, row): the largest length of a row.
+    """The function longest(pages, table, heads, low, n, row): the largest L2 norm of a row.
 
     heads: n_head_kv and which one of them; row: scratch, f32 [head_dim].
     """

@@ -11,13 +11,13 @@ from tamis.jit_kernels.cpu.select.common import write_ends
 
 @njit(error_model="numpy")
 def following(state):
-    """Knuth's 64-bit linear congruential generator (MMIX)."""
+    """The next state of Knuth's 64-bit linear congruential generator (MMIX)."""
     return state * 6364136223846793005 + 1442695040888963407
 
 
 @njit(error_model="numpy")
 def write_random(out, low, high, n, state):
-    """Write n of low .. high - 1, ascending, each set as likely as any other (algorithm S)."""
+    """Write a uniform sample of n of low .. high - 1, ascending (Knuth's algorithm S)."""
     count = 0
     for b in range(low, high):
         if count == n:

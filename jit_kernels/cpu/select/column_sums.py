@@ -1,4 +1,4 @@
-"""Column sums of attention weights: what queries looked at, summed by position."""
+"""Column sums of attention weights: for each position, the weight that queries gave it."""
 
 from typing import Any
 
@@ -27,10 +27,7 @@ ONE = np.float32(1)
 
 @njit(error_model="numpy")
 def exponentials(row, n, end, scale):
-    """Entries up to n become exp((x - the largest) * scale), those to end, a whole vector, 0.
-
-    Their sum.
-    """
+    """Replace n entries x by exp((x - max) * scale), padding up to `end` by 0; return the sum."""
     for i in range(n, end):
         store_f32(row + 4 * i, LOWEST)
     row_max, row_sum, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
@@ -46,7 +43,7 @@ def exponentials(row, n, end, scale):
 
 @njit(error_model="numpy")
 def n_kept(past_pos, n_past, pos):
-    """How many queries before `pos`, one after the other, are held."""
+    """How many consecutive past queries, ending just before `pos`, are stored."""
     n = 0
     while n < n_past and n < pos:
         p = pos - 1 - n

@@ -47,7 +47,7 @@ def key_at(k_pages, k_table, n_head_kv, h, j, head_dim):
 
 @njit
 def write_ends(indices, count, sinks, low, high):
-    """Write 0 .. sinks - 1 and low .. high - 1 from entry `count` on; the count after them."""
+    """Append 0 .. sinks - 1 and low .. high - 1 to indices at `count`; return the new count."""
     for i in range(sinks):
         store_i32(indices + 4 * (count + i), i)
     for i in range(low, high):
@@ -92,7 +92,10 @@ SPAN = 4 * PAGE  # positions that 16 maxima stand for
 
 @njit(error_model="numpy")
 def window_start(pos, n_local, drop):
-    """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
+    """The first position after the sinks that a query at `pos` sees.
+
+    The share drop / 2^32 of the past is hidden, but never one of the last n_local positions.
+    """
     return max(0, min(drop * pos >> 32, pos + 1 - n_local))
 
 
@@ -109,7 +112,7 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def join(scores, stride, n):
-        """The maximum of each row's heads becomes its first head's score."""
+        """Reduce each row's heads by maximum, into its first head's scores."""
         for r in range(0, n, group):
             for i in range(0, 4 * PAGE, 64):
                 at = scores + stride * r + i
@@ -120,7 +123,7 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def leave_out(scores, stride, n, page, low, high):
-        """Positions of the page outside low .. high - 1 get LOWEST."""
+        """Set the scores of the page's positions outside low .. high - 1 to LOWEST."""
         for r in range(0, n, group):
             for i in range(PAGE):
                 if page * PAGE + i < low or page * PAGE + i >= high:
@@ -168,7 +171,7 @@ LEAST = -0x80000000  # below what `ordered` gives for any score
 
 @njit
 def ordered(score):
-    """An int32 that orders as the float does; both zeros give the same."""
+    """An int32 key whose order is that of the floats; +0 and -0 give the same."""
     bits = f32_bits(score)
     sign = bits >> 31  # without a branch: signs come in no order that a CPU could guess
     return ((bits & 0x7FFFFFFF) ^ -sign) + sign
@@ -184,7 +187,7 @@ def _in_order(x):
 
 @njit
 def _range_of(scores, low, high):
-    """The smallest and the largest ordered score of entries low .. high - 1."""
+    """The smallest and the largest score key (see `ordered`) of entries low .. high - 1."""
     whole = high - (high - low) % 16
     least, most = splat_i32x16(0x7FFFFFFF), splat_i32x16(LEAST)
     for j in range(low, whole, 16):
@@ -199,16 +202,16 @@ def _range_of(scores, low, high):
 
 @njit
 def threshold(scores, low, high, k):
-    """An ordered score that k of entries low .. high - 1 reach, by bisection on its bits.
+    """A score key that exactly k of entries low .. high - 1 reach, by bisection on its bits.
 
-    The largest one, the k-th best score; or a smaller one that the same k reach.
+    It is the k-th best key, or a smaller one that the same k entries reach. Ties: more than k.
     """
     return bound_of(scores, low, high, k, k)
 
 
 @njit
 def bound_of(scores, low, high, k, most):
-    """An ordered score that k to `most` of entries low .. high - 1 reach; more only where tied."""
+    """A score key that k to `most` of entries low .. high - 1 reach; more only with ties."""
     whole = high - (high - low) % 16
     found, above = _range_of(scores, low, high)
     while found < above:  # k entries reach found, fewer reach above + 1
@@ -249,10 +252,10 @@ def keep_best(scores, items, n, k, out):
 
 @njit(error_model="numpy")
 def survivors(scores, maxima, low, high, k, order):
-    """Move the scores that may be among the best k to the front of their row; count them.
+    """Compact the scores that may be among the best k to the front of the row; return how many.
 
     scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; positions, ascending,
-    go to `order`. At least k scores reach the k-th best of the maxima, so it is a bound.
+    go to `order`. At least k scores reach the k-th best maximum, so no lower score can be among the best k.
     """
     first, last = low // PAGE * PAGE, (high + PAGE - 1) // PAGE * PAGE
     least, most = first // SPAN * 16, (last + SPAN - 1) // SPAN * 16

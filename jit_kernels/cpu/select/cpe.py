@@ -74,7 +74,7 @@ def cis_gate(head_dim: int, heads: int, group: int) -> Any:
 
     @njit
     def references(at, pos, n_block):
-        """Begin a block where the last one ends; how many references this one has."""
+        """Start a new block of steps where the last one ends; return its number of references."""
         ended = pos - load_i64(at + CIS_META.begin) >= n_block
         if load_i64(at + CIS_META.next) != pos or ended:
             store_i64(at + CIS_META.begin, pos)
@@ -83,7 +83,7 @@ def cis_gate(head_dim: int, heads: int, group: int) -> Any:
 
     @njit
     def retrieve(at, queries, own, asking, n_asking):
-        """List the row's queries for SCORE_KEYS; they are a reference from now on."""
+        """List the row's queries for SCORE_KEYS and store them as a reference."""
         n, n_ref = load_i32(n_asking), load_i64(at + CIS_META.n_ref)
         copy_row(queries, own + size * group * n_ref, head_dim * group)
         copy_row(queries, asking + size * n, head_dim * group)
@@ -125,7 +125,7 @@ BEST, POSITION = 1 << 30, (1 << 29) - 1
 
 @njit(error_model="numpy")
 def _mark_best(row, order, count, n_best):
-    """Set BEST above the position of the n_best best scores; ties go to the lower position."""
+    """Flag the n_best best entries: bit BEST is set in their `order`; ties: lower position."""
     if n_best <= 0:
         return
     bar = threshold(row, 0, count, n_best)

@@ -1,4 +1,4 @@
-"""Ops of Delta attention: which rows are also attended densely, and what others get from them."""
+"""Ops of Delta attention: choose the rows with dense attention, add their correction to others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Double Sparsity's ops: the channels that tell keys apart, and scores by them alone."""
+"""Double Sparsity's ops: choose label channels, and score keys by these channels alone."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ def label_score(n_label: int, heads: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def finish(at, first, low, high, stride, tops):
-        """Join the rows' heads, leave out what is not in the middle, find the maxima."""
+        """Reduce the rows' heads, mask positions outside the middle, write the spans' maxima."""
         for r in range(0, heads, group):
             row = at + stride * r
             for i in range(0, 4 * SPAN, 64):

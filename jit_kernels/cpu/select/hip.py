@@ -1,4 +1,4 @@
-"""HiP's ops: the paper's tree search for the best blocks, and the Selection round them."""
+"""HiP's ops: the paper's tree search for the best blocks, and the Selection that it gives."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ LOWEST = np.float32(-3e38)
 
 @njit(error_model="numpy")
 def halve(chunks, branches, n_chunk):
-    """Split every chunk (first, end) in the middle; how many branches that gives."""
+    """Split every chunk (first, end) in the middle; return the number of branches."""
     count = 0
     for j in range(n_chunk):
         first, end = load_i32(chunks + 8 * j), load_i32(chunks + 8 * j + 4)
@@ -42,13 +42,13 @@ def halve(chunks, branches, n_chunk):
 
 @njit(error_model="numpy")
 def centre_of(branches, b):
-    """The centre block of a branch, which stands for it."""
+    """The centre block of a branch, its representative."""
     return (load_i32(branches + 8 * b) + load_i32(branches + 8 * b + 4) - 1) // 2
 
 
 @njit(error_model="numpy")
 def keep_branches(branches, scores, n_branch, chunks, n_chunk):
-    """Copy the n_chunk branches with the best scores, in order; the length of the longest."""
+    """Copy the n_chunk best branches to chunks, in order; return the longest one's length."""
     bar = threshold(scores, 0, n_branch, n_chunk)
     ties = n_chunk
     for b in range(n_branch):

@@ -1,4 +1,4 @@
-"""HiP's search over means: bytes that stand for a block's keys, or four blocks', or 16 blocks'."""
+"""HiP's search over int8 means of a block's keys, of four blocks' and of 16 blocks' keys."""
 
 from typing import Any
 
@@ -82,9 +82,9 @@ def hip_means(head_dim: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def store_mean(word, extent, total, n):
-        """Write total / n as bytes from the least to the largest element, and these.
+        """Write the mean total / n, quantised to bytes between its least and largest element.
 
-        Four bytes at word, word + 16 and so on. total is used up.
+        Four bytes at word, word + 16 and so on; both extremes are stored too. total is overwritten.
         """
         part = splat_f32x16(1.0 / n)
         least = most = load_f32x16(total) * part
@@ -123,14 +123,14 @@ def hip_means(head_dim: int, type_k: str) -> Any:
 
 @njit
 def power_of_two(x):
-    """About 2^x: exact where x is whole, straight lines between; x is taken within +-120."""
+    """An approximation of 2^x, linear between whole x; x is clamped to +-120."""
     x = vmax(vmin(x, splat_f(120.0)), splat_f(-120.0))
     return as_f32(round_i32(fma(x, splat_f(8388608.0), splat_f(1065353216.0))))
 
 
 @njit(error_model="numpy")
 def keep(scores, items, n, k, out):
-    """Copy the k best of n items, in order, or all whose score is not negative; how many.
+    """Copy the k best of n items, in order, or all of score >= 0; return the number.
 
     Reads and writes up to the next multiple of 16; ties go to earlier ones.
     """
@@ -191,7 +191,7 @@ def rating(head_dim: int, group: int) -> tuple[Any, Any]:
 
     @njit(error_model="numpy")
     def multiply(at, means, parents, n_head):
-        """Products of TILE rows, their extents and numbers."""
+        """Write the products of TILE rows with the queries, the rows' extents and indices."""
         ids, _, tile, extents, bytes_, _, _ = at
         rows, extents_at = means
         for i in range(0, TILE, SIBLINGS):
@@ -252,7 +252,7 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def best_blocks(parents, at, means, sizes, n_head, chosen):
-        """Write the n_chunk best of the searched blocks, without sinks; how many."""
+        """Write the n_chunk best of the searched blocks, without sinks; return the number."""
         searched, n_chunk, n_sink, room = sizes
         ids, scores = at[0], at[1]
         level = 0

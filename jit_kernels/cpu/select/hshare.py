@@ -1,4 +1,4 @@
-"""HShare's ops: which rows retrieve, what they keep, and who shares whose set."""
+"""HShare's ops: which rows retrieve anew, their sets, and which heads and layers share a set."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def hshare_keep() -> Any:
 
 @njit(error_model="numpy")
 def n_common(a, b):
-    """How many positions two kept sets have in common."""
+    """The number of positions that two sets have in common."""
     n_a, n_b = load_i32(a), load_i32(b)
     i, j, n = 1, 1, 0
     while i <= n_a and j <= n_b:
@@ -79,9 +79,9 @@ def n_common(a, b):
 
 @njit(error_model="numpy")
 def share(alike, n, n_own, chosen):
-    """Alg. 1: the most alike pair of owners becomes one, until n_own are left.
+    """Alg. 1: merge the most similar pair of owners until n_own are left.
 
-    alike f32 [n, n] of pairs i < j, used up; chosen int32 [n]: whose set each takes.
+    alike f32 [n, n], similarity of pairs i < j, overwritten; chosen int32 [n] gets the owners.
     """
     for i in range(n):
         store_i32(chosen + 4 * i, i)
@@ -104,7 +104,7 @@ def hshare_map() -> Any:
 
     @njit(error_model="numpy")
     def rows_alike(kept, size, n, alike):
-        """Of the rows of one layer."""
+        """Write the similarity of all pairs of a layer's rows to alike: positions in common."""
         for i in range(n):
             for j in range(i + 1, n):
                 x = n_common(kept + size * i, kept + size * j)
@@ -112,7 +112,7 @@ def hshare_map() -> Any:
 
     @njit(error_model="numpy")
     def layers_alike(kept, layers, size, n, n_row, alike):
-        """Of the layers, row by row."""
+        """Write the similarity of all pairs of layers to alike: positions in common, over all rows."""
         for i in range(n):
             for j in range(i + 1, n):
                 a, b, x = load_i32(layers + 4 * i), load_i32(layers + 4 * j), 0

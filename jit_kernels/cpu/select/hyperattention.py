@@ -1,4 +1,4 @@
-"""HyperAttention's ops: keys sorted by their hash, and what a row of queries reads of them."""
+"""HyperAttention's ops: sort keys by LSH code, and select the blocks that a row's queries hit."""
 
 import math
 from typing import Any
@@ -62,7 +62,7 @@ def hyper_select(n_bit: int) -> Any:
 
     @njit(error_model="numpy")
     def vote(a, codes, ranks, n_query, n):
-        """Count the votes of n_query queries of a KV head's heads; how many blocks there are."""
+        """Count the queries that hash into each block of sorted keys; return the block count."""
         n_block, n_head = (n + a.size - 1) // a.size, a.n_head_kv * a.heads_per_kv
         for b in range(n_block):
             store_i32(a.votes + 4 * b, 0)
@@ -76,7 +76,7 @@ def hyper_select(n_bit: int) -> Any:
 
     @njit(error_model="numpy")
     def elect(votes, n_block, most, ranked, size, n, bits):
-        """Mark the keys of the `most` blocks with most votes; how many keys. votes are used up."""
+        """Mark the keys of the `most` blocks with most votes; return their number."""
         chosen = 0
         for _ in range(most):
             best, top = -1, 0

@@ -1,4 +1,4 @@
-"""The indexer of models that are sparse by design: scores of all keys, the best of each token."""
+"""The lightning indexer of sparse models: scores of all keys, and each token's top k."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def index_score(head_dim: int, n_key: int, type_k: str) -> Any:
 
 @njit(error_model="numpy")
 def n_before(t, pos, top_k):
-    """How many positions the rows of the tokens before t have together."""
+    """The total number of selected positions of the tokens before t (CSR offset)."""
     n_short = min(max(top_k - 1 - pos, 0), t)
     return n_short * pos + n_short * (n_short + 1) // 2 + (t - n_short) * top_k
 

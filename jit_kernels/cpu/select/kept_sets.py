@@ -1,4 +1,4 @@
-"""Sets that outlive a step: what H2O and SnapKV keep of the past, and Selections of kept sets."""
+"""Index sets that persist between steps: those of H2O and SnapKV, and Selections of them."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from tamis.jit_kernels.cpu.select.common import (
 
 @njit(error_model="numpy")
 def keep(row, low, high, k, kept):
-    """Write how many of positions low .. high - 1 are kept, and these: the k best by row."""
+    """Write a set: its size, then the k best of positions low .. high - 1 by scores `row`."""
     n = max(0, min(k, high - low))
     store_i32(kept, n)
     if n == high - low:
@@ -53,7 +53,7 @@ def kept_sets() -> Any:
 
 @njit(error_model="numpy")
 def replace(row, kept, n_keep, newcomer):
-    """The newcomer joins the kept positions; beyond n_keep the one with the smallest sum goes."""
+    """Add a position to the set; beyond n_keep, evict the one with the smallest sum."""
     n = load_i32(kept)
     if n < n_keep:
         store_i32(kept, n + 1)
@@ -89,7 +89,7 @@ def h2o_keep() -> Any:
 
 @njit(error_model="numpy")
 def pool_row(row, low, high, radius, average, out):
-    """The sum or the largest of the neighbours within `radius`, of entries low .. high - 1."""
+    """Pool entries low .. high - 1: the sum (average) or maximum over a window of +-radius."""
     for j in range(low, high):
         first, last = max(low, j - radius), min(high - 1, j + radius)
         total = best = load_f32(row + 4 * first)

@@ -52,7 +52,7 @@ AHEAD = 8  # entries of a table asked for before they change
 # ---- tables --------------------------------------------------------------------------------------
 @njit
 def slash_shift(capacity, pos):
-    """What is added to a position for its entry of the slash table: distances run backwards."""
+    """The offset from a position to its entry of the slash table, which is indexed by distance."""
     return capacity - PAGE - 1 - pos
 
 
@@ -73,7 +73,7 @@ def _mean_and_bar(sums, n, a):
 
 @njit(error_model="numpy")
 def _rescale(table, sums, first, last, factor):
-    """Multiply entries first .. last - 1 by `factor` and make the power sums anew."""
+    """Multiply entries first .. last - 1 by `factor` and recompute the power sums."""
     s1 = s2 = s3 = s4 = np.float64(0)
     for i in range(first, last):
         x = load_f32(table + 4 * i) * factor
@@ -88,7 +88,7 @@ def _rescale(table, sums, first, last, factor):
 
 @njit(error_model="numpy")
 def _renew(table, bits, n_word, levels, first, last):
-    """Make words first .. last - 1 of both bitmaps: above the threshold, above the mean."""
+    """Recompute words first .. last - 1 of both bitmaps: above the threshold, above the mean."""
     mean, bar = levels
     for word in range(first, last):
         hot, warm = 0, 0
@@ -113,7 +113,7 @@ class Table(NamedTuple):
 
 @njit(error_model="numpy")
 def _learn(table, scale, order, weights, n):
-    """Add (w - 1 / (2 n)) / scale to the entries of n positions (Eq. 10); renew their bits."""
+    """Add (w - 1 / (2 n)) / scale to the entries of n positions (Eq. 10); update their bits."""
     mean, bar = table.levels
     s1 = s2 = s3 = s4 = np.float64(0)
     for i in range(n):
@@ -140,7 +140,7 @@ def _learn(table, scale, order, weights, n):
 # ---- rows of scores: whole vectors ---------------------------------------------------------------
 @njit(error_model="numpy")
 def _pad(row, n):
-    """LOWEST from entry n to the end of its vector; how many entries that makes."""
+    """Pad a row with LOWEST from entry n to a whole vector; return the padded length."""
     whole = (n + 15) // 16 * 16
     for i in range(n, whole):
         store_f32(row + 4 * i, LOWEST)
@@ -149,7 +149,7 @@ def _pad(row, n):
 
 @njit(error_model="numpy")
 def _exponentials(row, first, last, scale):
-    """Entries first .. last - 1, whole vectors, become exp((x - the largest) * scale); the sum."""
+    """Replace entries x first .. last - 1 by exp((x - max) * scale); return the sum."""
     top, total, factor = splat_f32x16(LOWEST), zero_f32x16(), splat_f32x16(scale)
     for i in range(first, last, 16):
         top = vmax(top, load_f32x16(row + 4 * i))
@@ -179,7 +179,7 @@ def _scale(row, n, factor):
 
 @njit
 def _norm(x, n):
-    """Squared length of f32 x [n]."""
+    """The squared L2 norm of f32 x [n]."""
     return np.float64(dot_float(x, x, n))
 
 
@@ -228,7 +228,7 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def n_kept(past_pos, n_past, low, pos, n_local):
-        """How many queries before `pos`, one after the other, are kept and see the middle."""
+        """How many consecutive stored queries, ending just before `pos`, see the middle."""
         n = 0
         while n < n_past and pos - n - n_local > low:
             p = pos - 1 - n
@@ -239,7 +239,7 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def weigh(a, queries, h, last, scores):
-        """Products of the heads with the keys from the sinks to `last`; their range of entries.
+        """Write the scores of keys from the sinks to `last`; return the range of entries written.
 
         The range is of whole pages.
         """
@@ -308,7 +308,7 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
 
 
 def _global_logit(head_dim: int) -> Any:
-    """log(w_global) of Eq. 5: what all keys weigh if their logits are normally distributed."""
+    """log(w_global) of Eq. 5: the weight of all keys, if their logits are normally distributed."""
 
     @njit(error_model="numpy")
     def global_logit(query, mean_key, spread, n_kv, scale):
@@ -320,7 +320,7 @@ def _global_logit(head_dim: int) -> Any:
 
 
 def _is_sparse(head_dim: int) -> Any:
-    """Whether the sinks weigh more than epsilon of sinks, nearest keys and all others (Eq. 6)."""
+    """Whether the sinks have more than epsilon of the estimated total weight (Eq. 6)."""
 
     @njit(error_model="numpy")
     def is_sparse(a, query, h, n_kv, w_global, epsilon):
@@ -339,7 +339,7 @@ def _is_sparse(head_dim: int) -> Any:
 
 @njit(error_model="numpy")
 def _either(ver, sla, word, shift):
-    """64 positions' bits, from those of their entries in the two tables."""
+    """The 64 bits of a word of positions: set in the vertical or in the slash table."""
     at = 64 * word + shift
     by_dist = sla + 8 * (at >> 6)
     return load_i64(ver + 8 * word) | bits_from(load_i64(by_dist), load_i64(by_dist + 8), at & 63)
@@ -347,7 +347,7 @@ def _either(ver, sla, word, shift):
 
 @njit(error_model="numpy")
 def _inside(word, low, high):
-    """The bits of a word's positions low .. high - 1."""
+    """The mask of a word's positions that lie in low .. high - 1."""
     bits = -1
     if 64 * word < low:
         bits = -1 << (low - 64 * word)
@@ -455,7 +455,7 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def renew(table, middle, turn):
-        """Make a part of a table's bitmaps anew: which one, and one of how many."""
+        """Recompute part at / period of a table's bitmaps; turn: (at, period)."""
         low, high = middle
         at, period = turn
         first, last = (low + table.shift) // 64, (high + table.shift + 63) // 64

@@ -1,4 +1,4 @@
-"""MagicPIG's ops: hash tables of keys, and samples of what collides with a query."""
+"""MagicPIG's ops: LSH tables of keys, and the sample of keys that collide with a query."""
 
 import math
 from typing import Any
@@ -169,7 +169,7 @@ def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
 
     @njit(error_model="numpy")
     def collide(codes, starts, order, capacity, once, twice):
-        """Mark the positions that are in one and in two of the query's lists."""
+        """Set bits of positions in at least one (`once`) and at least two (`twice`) buckets."""
         for t in range(n_table):
             at = starts + 4 * (n_start * t + load_u16(codes + 2 * t))
             for i in range(load_i32(at), load_i32(at + 4)):

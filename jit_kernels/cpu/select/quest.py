@@ -93,7 +93,7 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def join(scores, stride, n):
-        """The maximum over each group's heads becomes its first head's score."""
+        """Reduce each group's heads by maximum, into its first head's scores."""
         whole = n // LANES * LANES
         for r in range(0, heads, group):
             first = scores + stride * r

@@ -149,7 +149,7 @@ def clear_bits(words, first, end):
 
 @device
 def set_bit(words, j):
-    """Set bit j of the int64s at `words`, whatever other threads do to it."""
+    """Set bit j of the int64s at `words`, atomically."""
     or_i64(words + 8 * (j >> 6), 1 << (j & 63))
 
 

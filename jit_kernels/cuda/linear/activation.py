@@ -21,13 +21,13 @@ ALPHA = 1.702  # of gpt-oss's gate
 
 @device
 def over_one_plus_exp(x, negative):
-    """X / (1 + exp(-negative)): exp at most at LARGEST, where the result is 0."""
+    """The quotient x / (1 + exp(-negative)); the exponent is clamped at LARGEST: result 0."""
     return x / (float32(1) + exp2(min(negative * float32(-LOG2_E), float32(LARGEST))))
 
 
 @device
 def silu(x):
-    """X / (1 + exp(-x))."""
+    """SiLU: x / (1 + exp(-x))."""
     return over_one_plus_exp(x, x)
 
 
@@ -77,7 +77,7 @@ def clamp(x):
 
 @device
 def identity(x):
-    """The argument itself."""
+    """Identity: x."""
     return x
 
 
@@ -118,7 +118,7 @@ def gate(activation: str) -> list[Launch]:
 
 @device
 def clamped(x, limit):
-    """X, at most limit and at least -limit."""
+    """The value x, clamped to +-limit."""
     return max(min(x, limit), -limit)
 
 

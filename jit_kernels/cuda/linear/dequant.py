@@ -1,4 +1,4 @@
-"""Sixteen neighbouring elements of a row of ggml blocks: what products and the embedding read.
+"""Readers of 16 consecutive elements of ggml-quantised rows, for products and embedding.
 
 For a quantised type, `quants(row, i)` gives elements i .. i + 15 (i a multiple of 16): four words
 of bytes q, a scale and an offset; they are q * scale + offset. For a type of floats, `element(row,
@@ -245,7 +245,7 @@ def quants_iq4_xs(p, i):
 
 @device
 def half_power(e):
-    """2^(e - 128); the levels of MXFP4 are doubled."""
+    """The scale 2^(e - 128) of MXFP4, whose levels are stored doubled."""
     return bits_f32((e - 1) << 23 if e > 1 else 0x200000 << e)
 
 
@@ -279,7 +279,7 @@ def with_signs(q, bits):
 
 @device
 def eight_signs(w, shift):
-    """Seven signs at `shift` and the eighth, that makes their number even."""
+    """Eight sign bits: the seven at `shift`, and the parity bit that makes their count even."""
     seven = field(w, shift, 127)
     parity = seven ^ (seven >> 4)
     parity = parity ^ (parity >> 2)
@@ -288,7 +288,7 @@ def eight_signs(w, shift):
 
 @device
 def half_steps(d, scale, unit):
-    """D * (scale + 1/2) * unit."""
+    """The scale d * (scale + 1/2) * unit."""
     return d * (float32(scale) + float32(0.5)) * float32(unit)
 
 
@@ -394,7 +394,7 @@ def quants_iq1_m(p, i):
 # ---- three values, two values, 4-bit floats of 16 ------------------------------------------------
 @device
 def digits(w, k):
-    """Digit k of base 3 of each byte, a fraction of 256."""
+    """The base-3 digit k of each byte, read as a fraction of 256."""
     power = (0x511B090301 >> 8 * k) & 255
     even, odd = (
         (field(w, 0, 0xFF00FF) * power) & 0xFF00FF,
@@ -445,7 +445,7 @@ def quants_q2_0(p, i):
 
 @device
 def halved_ue4m3(x):
-    """Half of an unsigned 8-bit float: as float16, whose bias is 8 more; 0x7F is 0."""
+    """Half of a UE4M3 scale, by way of its bits as float16; 0x7F is 0."""
     return float32(0) if x == 0x7F else half_f32(field(x << 7, 0, 0x3F80)) * float32(128)
 
 
@@ -464,7 +464,7 @@ def quants_nvfp4(p, i):
 
 
 def halves_q8_0(p, u):
-    """A block."""
+    """The elements of a block: int8s."""
     d, a, b, c, e, f, g, h, i = block_of_34(p + 34 * u)
     scale = half_f32(d)
     return (
@@ -488,7 +488,7 @@ def halves_q4_k(p, u):
 
 
 def halves_q5_k(p, u):
-    """The same, with fifth bits."""
+    """As halves_q4_k, with the fifth bits."""
     b, side, part = p + 176 * (u >> 3), 16 * (u & 1), u & 6
     (one, least), (other, lower) = scales_and_minima(const_u128(b), part)
     w, fifth = const_u128(b + 48 + 16 * part + side), const_u128(b + 16 + side)
@@ -527,7 +527,7 @@ def halves_iq4_nl(p, u):
 
 
 def halves_iq4_xs(p, u):
-    """Low and high nibbles of an eighth of a block."""
+    """Low and high nibbles of an eighth of a block (32 elements)."""
     b, part, zero = p + 136 * (u >> 3), u & 7, float32(0)
     d = iq4_xs_scale(const_f16(b), const_u16(b + 2), const_u8(b + 4 + (part >> 1)), part)
     low, high = iq4_both(words(b + 8 + 16 * part))
@@ -599,7 +599,7 @@ def element_of(type: str) -> Any:
 
 
 def row_bytes_of(type: str) -> Any:
-    """The function n -> bytes of a row of n elements of a ggml type."""
+    """The function that returns the bytes of a row of n elements of a ggml type."""
     block, size = GGMLType[type].block_size, GGMLType[type].type_size
 
     @device

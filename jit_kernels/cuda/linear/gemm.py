@@ -1,4 +1,4 @@
-"""The product of many rows: weights and activations as float16, tiles of them on matrix units.
+"""GEMM of many rows: float16 weights and activations, multiplied in tiles on tensor cores.
 
 scratch holds the weights f16 [n_out, padded] and packed the rows f16 [n_tok, padded], where padded
 is n_in up to a multiple of DEPTH and what is added is zero. A block computes TILE
@@ -140,7 +140,7 @@ def copy_slice(shared, of, k):
 
 @device
 def multiply_slice(sums, a, b):
-    """Sums + the product of the slices at a and b: a warp's 64 rows and 32 columns."""
+    """Return sums + the product of slices a and b: a warp's tile of 64 rows, 32 columns."""
     row, column = (warp() & 1) * 64, (warp() >> 1) * 32
     left, right = row + (lane() & 15), column + (lane() & 7) + ((lane() >> 4) << 3)
     for k in range(DEPTH // 16):
@@ -159,14 +159,14 @@ def multiply_slice(sums, a, b):
 
 @device
 def place_sums(sums, shared):
-    """Write a warp's sums to the tile at `shared`."""
+    """Write a warp's accumulators to the tile at `shared`."""
     row, column = (warp() & 1) * 64 + (lane() >> 2), (warp() >> 1) * 32 + 2 * (lane() & 3)
     store_tile(sums, uint32(shared + row * SUM_BYTES + 4 * column))
 
 
 @device
 def described(address):
-    """What a warpgroup needs to know of a slice: eight rows are 1024 bytes, permuted (mode 1)."""
+    """The wgmma descriptor of a slice: 128-byte swizzle (mode 1), 1024 bytes for eight rows."""
     return ((address & 0x3FFFF) >> 4) | (1 << 16) | (64 << 32) | (1 << 62)
 
 
@@ -198,7 +198,7 @@ def write_tile(shared, origin, size, out):
 
 
 def multiplying(copy_left: Any, copy_right: Any) -> Any:
-    """The function (shared, left, right, slices) that has a tile's sums at `shared` at its end.
+    """The function (shared, left, right, slices) that computes a tile's sums into `shared`.
 
     copy(shared, of, k) starts to fetch the DEPTH elements from k on of TILE rows of `of`.
     """
@@ -236,7 +236,7 @@ def multiplying(copy_left: Any, copy_right: Any) -> Any:
 
 @device
 def first_slice():
-    """Where slices are in shared memory: warpgroups see rows by their address, from 1024s on."""
+    """The shared-memory offset of the slices, a multiple of 1024 as the swizzle demands."""
     return (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
 
 

@@ -1,4 +1,4 @@
-"""Products of one packed row with neighbouring matrices in one launch, and what is made of them.
+"""Fused GEMV launches: one packed row times neighbouring matrices, with an op's epilogue.
 
 These are MATMUL and the op after it, where a decode step has both (see backends/fusion.py). A
 block has a warp that fetches weights to shared memory and WORKERS that multiply. A worker has the
@@ -93,7 +93,7 @@ def ring_of(type: str) -> Ring:
 
 
 class Rows(NamedTuple):
-    """What is particular to an op: which rows a block has, and what becomes of their products."""
+    """What differs between ops: which rows a block has, and the epilogue of their products."""
 
     unit: int  # rows that stay in one block
     address: Any  # (weights, bytes of a row, row) -> address of the bundle that begins there
@@ -209,7 +209,7 @@ def _multiplying(type: str, rows: int) -> Multiplying:
 
 @device
 def two_sums(sums):
-    """The sums over a warp of two numbers a lane: lane 16 i has the i-th, and lanes beside it."""
+    """Warp sums of two numbers a lane: lanes 16 i .. 16 i + 15 get the i-th."""
     late = lane() & 16 != 0
     x, y = (sums[1], sums[0]) if late else (sums[0], sums[1])
     x += shuffle_xor(y, 16)
@@ -220,7 +220,7 @@ def two_sums(sums):
 
 @device
 def squares_of(row, n):
-    """A thread's part of the sum of a row's squares: of those that products have left."""
+    """A thread's partial sum of a row's squares, from the sums that PRODUCT_NORM stored."""
     squares, at = float32(0), row + FEW_ROW.squares * (n >> 2)
     for j in range(LONGEST_NORM // UNIT // ROOM):
         i = thread() + ROOM * j
@@ -229,7 +229,7 @@ def squares_of(row, n):
 
 
 class Work(NamedTuple):
-    """What a thread of a block knows before the kernel before it has ended."""
+    """The result of the prologue: what a thread finds while the previous kernel still runs."""
 
     n_tok: Any  # of the step record
     pos: Any
@@ -244,7 +244,7 @@ class Work(NamedTuple):
 
 
 def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
-    """The functions start and run: all of an op's work but what `which` does."""
+    """The functions start (prologue) and run, for the rows and epilogue of `which`."""
     ring, row_bytes, (unit, address, ahead_of, finish) = ring_of(type), row_bytes_of(type), which
     rows, part, group, stages = ring
     fetch, after, fetch_rest = _fetcher(ring, address)
@@ -254,9 +254,9 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
 
     @device
     def start(tid, n_thread, step, weights, packed, n_in, rows_of_op):
-        """Start the copies of the first group, and find out what this thread is to do.
+        """The prologue: starts the copies of the first group; returns the thread's Work.
 
-        This is short: between two kernels no weights are in flight until it starts them.
+        It is short, since no weights are in flight between two kernels until it has run.
         """
         shared, size = int64(shared_address(cuda.shared.array(0, uint8))), int32(row_bytes(n_in))
         fetches, (base, n_row) = thread() == n_worker, rows_of_op
@@ -376,7 +376,7 @@ def of_three(weights, size, row):
 
 @device
 def chosen(three, r, n, n2):
-    """Of three numbers that of the matrix which row r is in, and the row's number there."""
+    """The entry of `three` of the matrix that has row r, and the row's index in it."""
     one, other, last = three
     if r < n:
         return one, r
@@ -384,7 +384,7 @@ def chosen(three, r, n, n2):
 
 
 def _to_rows(rows: int) -> Rows:
-    """Products go to rows of their own, added to a bias and to what is there."""
+    """The epilogue of PRODUCTS: y = product + bias, or y += product + bias."""
 
     @device
     def ahead(to, where):
@@ -477,14 +477,14 @@ def product_norm(type: str) -> list[Launch]:
 
 @device
 def of_gates(weights, size, row):
-    """The address of a row of two matrices, of which rows lie in turn, UNIT of each."""
+    """The address of a row of two matrices whose rows alternate, UNIT of each."""
     w, w2 = weights
     unit, i = quotient(row, 2 * UNIT), remainder(row, 2 * UNIT)
     return (w2 if i >= UNIT else w) + size * (UNIT * unit + (i & (UNIT - 1)))
 
 
 def _to_gate(activation: str) -> Rows:
-    """The activation of a row of gates, times the other branch, is packed."""
+    """The epilogue of PRODUCT_GATE: activation(gate) * up, packed."""
     function = {"silu": silu, "gelu": gelu}[activation]
 
     @device
@@ -523,7 +523,7 @@ def _rotated_pairs(neox: int, rows: int) -> tuple[Any, Any]:
 
     @device
     def row_of(r, n_half):
-        """The row of the r-th of the rows that a block has in turn."""
+        """The matrix row of a block's r-th row."""
         if not neox:
             return r
         i, part = r // (2 * rows), n_half // rows

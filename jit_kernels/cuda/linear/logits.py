@@ -1,4 +1,4 @@
-"""The largest logits, and the sum that makes probabilities of them."""
+"""The largest logits, and the softmax normaliser of all of them."""
 
 from numba import float32
 

@@ -1,4 +1,4 @@
-"""Products of few rows with quantised weights: bytes of weights times those of x.
+"""Products of few rows with quantised weights, in integers (dp4a).
 
 x's rows are numbers of 15 bits, two signed bytes each and one scale for 16 neighbours, as PACK_ROWS
 leaves them. Weights come to shared memory some items ahead, each is read once.
@@ -91,7 +91,7 @@ def multiplying(type: str) -> Any:
 
 @device
 def four_sums(sums):
-    """The sums over a warp of four numbers a lane: lane 8 i has the i-th, and lanes beside it."""
+    """Warp sums of four numbers a lane: lanes 8 i .. 8 i + 7 get the i-th."""
     late = lane() & 16 != 0
     a, b = (sums[2], sums[3]) if late else (sums[0], sums[1])
     c, d = (sums[0], sums[1]) if late else (sums[2], sums[3])
@@ -105,7 +105,7 @@ def four_sums(sums):
 
 @device
 def before_of(y, bias, add, r):
-    """What the product of row r is added to: its bias (bias 0: none), and what is at y."""
+    """What the product of row r is added to: its bias (0: none), and y where `add`."""
     value = load_f32(bias + 4 * r) if bias != 0 else float32(0)
     return value + load_f32(y) if add else value
 
@@ -164,7 +164,7 @@ class Fetcher(NamedTuple):
 
 @device
 def lies_at(rows, part, quad, r, chunk):
-    """Where the part of the r-th row of an item begins, and how many of its bytes are not in it."""
+    """Where the part of an item's r-th row begins, and by how many bytes it is shorter."""
     first, n_row, size = rows
     row = min(int32(AT_ONCE * quad + r), int32(n_row - 1))  # 32 bits do, and are faster
     at = uint32(uint32(first & 15) + uint32(size) * uint32(row) + uint32(part) * uint32(chunk))
@@ -257,7 +257,7 @@ def after(which, n_chunk):
 
 @device
 def joined(sums, r, n_row, n_chunk):
-    """The sum of a row, of the warps that had items of it."""
+    """A row's sum over the warps that had items of it."""
     value, first = float32(0), r // AT_ONCE * n_chunk
     for p in range(WARPS):
         begin_, end = items_of(p, n_row, n_chunk)

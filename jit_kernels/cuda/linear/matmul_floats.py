@@ -115,7 +115,7 @@ def share_of(w, n_item):
 
 @device
 def joined(sums, r, t, n_item, n_chunk):
-    """The sum of a row, of the warps that had items of it."""
+    """A row's sum over the warps that had items of it."""
     value, first = float32(0), r // AT_ONCE * n_chunk
     for p in range(WARPS):
         begin, end = share_of(p, n_item)
@@ -184,7 +184,7 @@ def few_floats(type: str) -> Launch:
 
     @device
     def one_product(row, x, n_in):
-        """Of a row that may begin anywhere."""
+        """The dot product of one row of any alignment with x."""
         a = float32(0)
         for i in range(lane(), n_in, WARP):
             a += load_f32(x + 4 * i) * element(row, i)

@@ -1,4 +1,4 @@
-"""Routing of a mixture of experts and the sum of what the chosen ones give."""
+"""Mixture of experts: routing, and the weighted sum of the chosen experts' outputs."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ INFINITY = float("inf")
 
 @device
 def next_best(row, n, last):
-    """The largest of n float32 and its number, of those after `last`: ties go to the lower one.
+    """The largest of n float32 after `last` in order, and its index; ties: the lower index.
 
     last: the same of the one before; all lanes of a warp call it. Where none is left (of what is
     not a number, none is) the number is n.
@@ -72,7 +72,7 @@ def root_softplus(x):
 
 @device
 def itself(x):
-    """The argument."""
+    """Identity: x."""
     return x
 
 
@@ -87,7 +87,7 @@ SCORES: dict[str, Any] = {
 
 @device
 def drop_groups(keys, n_expert, n_group, n_group_used):
-    """Make the keys of all but the n_group_used best groups the lowest there are: a lane each."""
+    """Set the keys of all but the n_group_used best groups to the lowest; a lane a group."""
     n, g = n_expert // n_group, lane()
     first, second = float32(-INFINITY), float32(-INFINITY)
     for e in range(n * g, n * min(g + 1, n_group)):

@@ -1,4 +1,4 @@
-"""Products of rows with the experts they were sent to; a slot is a token's row for one expert.
+"""Products of rows with their experts' matrices; a slot is a (token, expert) pair.
 
 Few rows: blocks share the slots, each of which is a product as in matmul_few.py. Many: slots are
 ordered by expert, and tiles of TILE slots of one expert are multiplied as in gemm.py; their weights
@@ -69,7 +69,7 @@ EXPERTS = 1024  # counted at a time
 
 @device
 def row_of(slot, n_used, x_per_slot):
-    """Which row of x a slot multiplies."""
+    """The row of x that a slot multiplies."""
     return slot if x_per_slot != 0 else quotient(slot, n_used)
 
 

@@ -1,4 +1,4 @@
-"""Rows made ready for products: normed or gated where asked, many of them as float16.
+"""PACK_ROWS: activations, normed or gated where asked, in the format that products read.
 
 Few are float32 or, for quantised weights, numbers of 15 bits: two signed bytes (see scratch.py).
 """
@@ -25,7 +25,7 @@ from tamis.jit_kernels.cuda.linear.gemm import padding
 
 @device
 def copied(x, other, scale):
-    """An element as it is."""
+    """An element, unchanged."""
     return x
 
 

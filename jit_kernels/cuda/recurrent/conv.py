@@ -15,7 +15,7 @@ def row_of(state, x, n, x_stride, n_before, i):
 
 
 def short_conv(activation: str) -> list[Launch]:
-    """Kernels of SHORT_CONV: threads share outputs; then channels, whose state goes on."""
+    """Kernels of SHORT_CONV: one of outputs, then one that updates the channels' states."""
     function = ACTIVATIONS[activation]
 
     def outputs(tid, n_thread, a):

@@ -11,7 +11,7 @@ MOST_ROWS = 320  # of a state: those of 32 columns are in 40 KB of shared memory
 
 @device
 def over_warps(parts):
-    """The sum over the block's warps of what each has left for this lane."""
+    """The sum over the block's warps of their partial sums for this lane."""
     total = float32(0)
     for w in range(WARPS):
         total += parts[WARP * w + lane()]
@@ -19,7 +19,7 @@ def over_warps(parts):
 
 
 def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> list[Launch]:
-    """Kernel of LINEAR_SCAN: blocks stride over heads' columns; a state's rows are its warps'."""
+    """Kernel of LINEAR_SCAN: blocks stride over heads' columns; warps share a state's rows."""
     if rule not in ("add", "delta") or decay not in ("head", "channel"):
         raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
     if head_k > MOST_ROWS:

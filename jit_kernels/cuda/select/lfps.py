@@ -361,7 +361,7 @@ def _choosing(group: int) -> Any:
 
 @device
 def put_bit(word, bit, value):
-    """Set or clear a bit of the int64 at `word`, whatever other threads do to its others."""
+    """Set or clear a bit of the int64 at `word`, atomically."""
     if value:
         or_i64(word, bit)
     else:

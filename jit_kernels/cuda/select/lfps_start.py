@@ -46,14 +46,14 @@ SLICE = 8  # elements of a mean that a block sums
 
 @device
 def lowest_of(bits):
-    """Number of the lowest bit of a word that is set."""
+    """The index of the lowest set bit of a word."""
     lowest = uint32(bits & (uint32(0) - bits))
     return int32(count_bits(uint32(lowest - uint32(1))))
 
 
 @device
 def next_due(meta, h, n_head_kv, rows_per_kv, middle):
-    """The first KV head from h on whose tables are to be made, n_head_kv where there is none.
+    """The first KV head from h on whose tables are not made yet; n_head_kv if none.
 
     middle: the position, the first of the middle and how many come after it.
     """
@@ -71,7 +71,7 @@ def next_due(meta, h, n_head_kv, rows_per_kv, middle):
 
 @device
 def n_kept(past_pos, n_past, low, pos, n_local):
-    """How many queries before `pos`, one after the other, are kept and see the middle."""
+    """How many consecutive stored queries, ending just before `pos`, see the middle."""
     for first in range(0, n_past, WARP):
         i, there = first + lane(), False
         p = pos - 1 - i
@@ -85,7 +85,7 @@ def n_kept(past_pos, n_past, low, pos, n_local):
 
 @device
 def query_at(q, past, n_past, size, i, n_query, pos):
-    """Address and position of the i-th query before pos; this one's where none is kept.
+    """Address and position of the i-th query before pos, or of the query at pos if not stored.
 
     size: bytes of the queries of a position.
     """
@@ -96,11 +96,11 @@ def query_at(q, past, n_past, size, i, n_query, pos):
 
 
 def _weighing(head_dim: int, stage: Any) -> Any:
-    """The function that finds what a query's weights are divided by."""
+    """The function that computes a query's log-sum-exp."""
 
     @device
     def weigh(shared, query, keys, scale, parts):
-        """Log of the sum of the exponentials of a query's logits, and their variance."""
+        """The log-sum-exp of a query's logits, and their variance."""
         (low, last), top, total = keys[4:], float32(LOWEST), float32(0)
         s1, s2 = 0.0, 0.0
         for start in range(low, last, SPAN):
@@ -149,7 +149,7 @@ def _averaging(head_dim: int) -> Any:
 
 
 def _key_reader(head_dim: int) -> Any:
-    """The function that gives the address of a key, 0 outside of low .. last - 1."""
+    """The function that returns a key's address, 0 outside low .. last - 1."""
 
     @device
     def key_at(keys, j):
@@ -162,7 +162,7 @@ def _key_reader(head_dim: int) -> Any:
 
 
 def _dividing(head_dim: int, heads: int, rows_per_kv: int) -> Any:
-    """The kernel that finds what weights are divided by; blocks stride over queries of heads."""
+    """The kernel that computes the queries' log-sum-exp; blocks stride over queries of heads."""
     weigh, size = _weighing(head_dim, staging(head_dim, 1, _key_reader(head_dim))), 4 * head_dim
 
     def divide(tid, n_thread, a):
@@ -194,7 +194,7 @@ def _filling(head_dim: int, heads: int, group: int) -> Any:
 
     @device
     def entry(shared, given, pages, row, sums, at):
-        """A thread's entry of a table: the sum of the weights that its positions have."""
+        """One table entry, by one thread: the sum of the weights of its positions."""
         (q, past, n_past, n_query, pos), (start, is_slash) = given, at
         log_sums, capacity, n_sink, n_local, scale = sums
         total, n_float = float32(0), size * heads * pages[2]
@@ -238,12 +238,12 @@ def _filling(head_dim: int, heads: int, group: int) -> Any:
 
 
 def _finishing(head_dim: int, rows_per_kv: int) -> Any:
-    """The kernel that makes sums, bits and means; blocks stride over tables, slices of means."""
+    """The kernel of power sums, bitmaps and means; blocks stride over tables and mean slices."""
     average, size = _averaging(head_dim), 4 * head_dim
 
     @device
     def finish_table(a, table, bits, state, pos, slash, parts):
-        """Sums and bits of a whole table."""
+        """Compute the power sums and bitmaps of a whole table."""
         low, high = a.n_sink, pos + 1 - a.n_local
         shift = slash_shift(a.capacity, pos) if slash else 0
         sums = state + (LFPS_STATS.sla if slash else LFPS_STATS.ver)

@@ -28,7 +28,7 @@ NEVER = 3e38  # a threshold that no entry exceeds
 
 @device
 def slash_shift(capacity, pos):
-    """What is added to a position for its entry of the slash table: distances run backwards."""
+    """The offset from a position to its entry of the slash table, which is indexed by distance."""
     return capacity - PAGE - 1 - pos
 
 
@@ -48,16 +48,16 @@ def mean_and_bar(sums, n, a):
 
 @device
 def either_half(x, y):
-    """An int64 of a warp's two conditions: x of lane i is bit i, y bit 32 + i."""
+    """The 64-bit ballot of a warp: bit i is lane i's x, bit 32 + i its y."""
     low, high = ballot(uint32(1 if x else 0)), ballot(uint32(1 if y else 0))
     return int64(low) | int64(high) << 32
 
 
 @device
 def compare(table, bits, n_word, levels, words, worker):
-    """Make words first .. last - 1 of both bitmaps: above the threshold, above the mean.
+    """Recompute words first .. last - 1 of both bitmaps: above the threshold, above the mean.
 
-    A warp's part of them: worker is its number, and how many there are.
+    One warp's share; worker: its index, and the number of warps.
     """
     (mean, bar), (first, last), (number, n_worker) = levels, words, worker
     for word in range(first + number, last, n_worker):
@@ -84,7 +84,7 @@ def add_up(parts, n_row):
 
 @device
 def rescale(table, sums, span, factor, parts):
-    """Multiply a span of entries by `factor` and make the power sums anew; a block's work.
+    """Multiply a span of entries by `factor` and recompute the power sums; by one block.
 
     parts: a shared array of float64, [4, THREADS] or more.
     """
@@ -124,7 +124,7 @@ def products_of(head_dim: int) -> tuple[Any, Any]:
 
 
 def global_logit_of(head_dim: int) -> Any:
-    """log(w_global) of Eq. 5: what all keys weigh if their logits are normally distributed."""
+    """log(w_global) of Eq. 5: the weight of all keys, if their logits are normally distributed."""
     with_floats, _ = products_of(head_dim)
 
     @device

@@ -54,7 +54,7 @@ CENTROIDS = 32  # that are compared with a span of keys at a time
 
 @device
 def segment_at(extent, s, segment, per_cluster, n_sink):
-    """First position, end, first cluster and number of clusters of segment s; 0 clusters: none."""
+    """Segment s: first position, end, first cluster, number of clusters (0: no such segment)."""
     first = n_sink + s * segment
     n = max(0, min(load_i64(extent + 8), first + segment) - first)
     return first, first + n, s * (segment // per_cluster), n // per_cluster
@@ -62,7 +62,7 @@ def segment_at(extent, s, segment, per_cluster, n_sink):
 
 @device
 def first_segment(extent, segment, n_sink):
-    """The first segment that is to be made."""
+    """The first segment whose clusters are not made yet."""
     return (load_i64(extent) - n_sink) // segment
 
 
@@ -71,7 +71,7 @@ def tactic_seed(head_dim: int) -> list[Launch]:
 
     @device
     def place(centroid, mean, norm, key):
-        """Make a key the centroid; a warp's work."""
+        """Initialise a centroid to a key, by one warp."""
         total = float32(0)
         for d in range(lane(), head_dim, WARP):
             x = const_f16(key + 2 * d)
@@ -177,7 +177,7 @@ def tactic_mean(head_dim: int) -> list[Launch]:
 
     @device
     def replace(centroid, mean, norm, members, pages):
-        """Make the mean of the members (list, how many) the centroid; whether it moved."""
+        """Set the centroid to the mean of its members (list, number); return whether it moved."""
         (listed, n), (k_pages, k_table, n_head_kv, h) = members, pages
         total, moved = float32(0), 0
         for d in range(lane(), head_dim, WARP):
@@ -198,7 +198,7 @@ def tactic_mean(head_dim: int) -> list[Launch]:
 
     @device
     def place_clusters(starts, cursor, span, parts):
-        """Turn the counts of clusters low .. high - 1 into where their positions start."""
+        """Prefix-sum the counts of clusters low .. high - 1: where their lists start."""
         low, high, before = span
         for first in range(low, high, THREADS):
             c = first + thread()

@@ -1,4 +1,4 @@
-"""Tactic's budget, by a block a query head: clusters by falling score, how many positions to keep.
+"""Tactic's budget, one block a query head: clusters by descending score, positions to select.
 
 Sums are float64, of float32 weights.
 """
@@ -49,7 +49,7 @@ half_window = device(tactic_half_window)
 # ---- over a block --------------------------------------------------------------------------------
 @device
 def largest_of(floats, n, sums):
-    """The largest of n float32s; LOWEST where there are none."""
+    """The maximum of n float32s; LOWEST if n is 0."""
     mine = LOWEST
     for i in range(thread(), n, THREADS):
         mine = max(mine, float64(load_f32(floats + 4 * i)))
@@ -58,7 +58,7 @@ def largest_of(floats, n, sums):
 
 @device
 def least_count(weights, n, need, sums, found):
-    """How many of the first weights sum to `need`, n where all do not, and their sum.
+    """The shortest prefix of weights whose sum reaches `need` (n if none does), and its sum.
 
     found: a shared array of two int32.
     """
@@ -84,7 +84,7 @@ def least_count(weights, n, need, sums, found):
 # ---- the order -----------------------------------------------------------------------------------
 @device
 def peers_of(digit, live):
-    """A bit a lane: set where it is live and has this lane's digit."""
+    """The mask of live lanes whose digit equals this lane's (match_any)."""
     peers = ballot(uint32(1 if live else 0))
     for b in range(DIGIT):
         mine = digit >> b & 1
@@ -95,7 +95,7 @@ def peers_of(digit, live):
 
 @device
 def sort_pass(keys, source, target, n, shift, counts, parts):
-    """Numbers 0 .. n - 1, or n listed ones, by a digit of their keys, which keeps their order.
+    """One stable radix-sort pass over indices by a digit of their keys.
 
     counts: a shared array of COUNTS int32, a row of DIGITS a warp.
     """
@@ -146,7 +146,7 @@ class Lists(NamedTuple):
 
 @device
 def sort_clusters(scores, lists, rank, n, counts, parts, sums):
-    """Cluster numbers by falling score in FINEST steps, ties by number, to rank."""
+    """Sort clusters by descending score, quantised to FINEST steps, ties by index, into rank."""
     keys, other = lists.guesses, lists.sizes  # which are not written yet
     high = float32(largest_of(scores, n, sums))
     for i in range(thread(), n, THREADS):
@@ -165,7 +165,7 @@ def sort_clusters(scores, lists, rank, n, counts, parts, sums):
 
 @device
 def follow(scores, starts, rank, tables, n_cluster, scale, parts):
-    """In the order of rank: positions up to a cluster's end, its scaled score and size."""
+    """For clusters in rank order: cumulative positions, scaled score, size."""
     (ends, guesses, sizes), total = tables, 0
     for first in range(0, n_cluster, THREADS):
         i, c, n = first + thread(), 0, 0
@@ -184,7 +184,7 @@ def follow(scores, starts, rank, tables, n_cluster, scale, parts):
 # ---- listed keys ---------------------------------------------------------------------------------
 @device
 def list_ranked(rows, pages, clusters, low, high):
-    """List the positions number low .. high - 1 in the order of clusters; where the list ends."""
+    """List members low .. high - 1, counted in rank order; return the list's end."""
     order, starts, rank, ends, n_cluster = clusters
     _, k_table, n_head_kv, h = pages
     for p in range(low + thread(), high, THREADS):
@@ -197,7 +197,7 @@ def list_ranked(rows, pages, clusters, low, high):
 
 @device
 def list_span(rows, pages, low, high):
-    """List positions low .. high - 1; where the list ends."""
+    """List positions low .. high - 1; return the list's end."""
     _, k_table, n_head_kv, h = pages
     for j in range(low + thread(), high, THREADS):
         store_i32(rows + 4 * (j - low), key_row(k_table, n_head_kv, h, j))
@@ -206,7 +206,7 @@ def list_span(rows, pages, low, high):
 
 @device
 def exponentiate(logits, n, top):
-    """Logits to weights relative to `top`, at most e^80."""
+    """Replace logits by exp(logit - top), at most e^80."""
     for i in range(thread(), n, THREADS):
         above = min(load_f32(logits + 4 * i) - top, float32(LARGEST_RATIO))
         store_f32(logits + 4 * i, exp2(above * float32(LOG2_E)))
@@ -214,7 +214,7 @@ def exponentiate(logits, n, top):
 
 
 def summing(weight: Any) -> Any:
-    """The function that sums weight(of, i), float32, of i = first .. n - 1 up in `weights`."""
+    """The function that writes the running sums of weight(of, i), i = first .. n - 1."""
 
     @device
     def running_sums(of, weights, first, n, sums):
@@ -309,13 +309,13 @@ def curve_sum(a, b, first, last):
 
 @device
 def windows_of(n):
-    """Middles and half of the width of the two windows that the curve goes through."""
+    """The centres and half width of the two windows that the fitted curve goes through."""
     return n // 10, n * 6 // 10, half_window(n)
 
 
 @device
 def curve_budget(logits, sizes, n, share, sums, found):
-    """Least k whose first k weights reach the share (Alg. 1, line 11), by a curve (4.4).
+    """The least k whose first k weights reach the share (Alg. 1, line 11), by a fitted curve (4.4).
 
     sizes: how many of the weights are the first ones, of each window, and outside of the clusters.
     """
@@ -344,7 +344,7 @@ def curve_budget(logits, sizes, n, share, sums, found):
 
 
 def _budgets(head_dim: int) -> tuple[Any, Any]:
-    """The functions that keep positions by a curve and by samples."""
+    """The functions that select positions by a fitted curve and by sampling."""
     weigh = weighing(head_dim, 1)
 
     @device
@@ -384,7 +384,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
 
     @device
     def guessed(of, i):
-        """The weight of a cluster whose members all weigh what its centroid does."""
+        """A cluster's estimated weight: its size times exp(centroid logit)."""
         guesses, sizes, top = of
         away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
         return exp2(away) * load_f32(sizes + 4 * i)
@@ -393,7 +393,7 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
 
     @device
     def mean_ratio(logits, guesses, n, sums):
-        """How much samples weigh beside their guesses."""
+        """The mean ratio of the samples' true weights to their estimates."""
         x = 0.0
         if thread() < n:
             ratio = load_f32(logits + 4 * thread()) - load_f32(guesses + 4 * thread())

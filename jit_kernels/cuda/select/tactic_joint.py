@@ -71,7 +71,7 @@ class Room(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What the weight of the clusters after the first ones is estimated by."""
+    """The sample that the weight of the remaining clusters is estimated from."""
 
     first: Any  # cluster in order
     n: Any  # samples
@@ -102,7 +102,7 @@ def make_density(a, h, facts, group, n_cluster, sums):
 
 @device
 def order_by(density, room, rank, n, counts, parts, sums):
-    """Cluster numbers by falling density to rank, ties by number."""
+    """Sort clusters by descending density, ties by index, into rank."""
     keys, other = room.guesses, room.sizes  # which are not written yet
     top = int32(f32_bits(float32(largest_of(density, n, sums)))) >> OCTAVE
     for i in range(thread(), n, THREADS):
@@ -148,7 +148,7 @@ def guess_tail(scores, rank, sizes, weights, first, n, sums):
 
 @device
 def nth_smallest(counts, n, k):
-    """The smallest count that k of n counts do not exceed."""
+    """The k-th smallest of n counts."""
     found = 0
     for i in range(n):
         this, below = load_i32(counts + 4 * i), 0
