@@ -112,7 +112,7 @@ def hshare_map() -> Any:
 
     @njit(error_model="numpy")
     def layers_alike(kept, layers, size, n, n_row, alike):
-        """Write the similarity of all pairs of layers to alike: positions in common, over all rows."""
+        """Write the similarity of all pairs of layers to alike: positions in common."""
         for i in range(n):
             for j in range(i + 1, n):
                 a, b, x = load_i32(layers + 4 * i), load_i32(layers + 4 * j), 0
