@@ -25,7 +25,6 @@ from tamis.bindings.drop_in.arguments import (
     file_of,
     kv_type,
     load_engine,
-    pooling_of,
     sampling_of,
     warn_without_effect,
 )
@@ -48,13 +47,13 @@ from tamis.bindings.drop_in.sampling import (
     StoppingCriteriaList,
 )
 from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
-from tamis.bindings.flat.context import pool
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
 from tamis.engine.engine import Engine
 from tamis.engine.errors import ContextError
 from tamis.engine.session_file import SessionFileError
 from tamis.fetch import registry as models
+from tamis.model.heads import POOLINGS
 from tamis.sampling.chain import Sampler
 from tamis.sampling.grammar import GrammarTokenizer
 from tamis.text.thinking import ThinkingBudget
@@ -161,7 +160,7 @@ class Llama:
         )
         if draft_model is not None and attn != prefill:
             raise ValueError("draft_model needs one method: drafts are checked as prompts are")
-        self._pooling = pooling_of(self._engine, pooling_type)
+        self._pooling = self._engine.model.heads.numbered(pooling_type)
         self._format: chat.ChatFormat | None = None
         if chat_format is not None:
             self._format = chat.ChatFormat(self._engine, chat_format)
@@ -204,7 +203,7 @@ class Llama:
 
     def pooling_type(self) -> int:
         """How rows of a text become one embedding: llama.h's number."""
-        return self._pooling
+        return POOLINGS.index(self._pooling)
 
     @property
     def engine(self) -> Engine:
@@ -758,7 +757,9 @@ class Llama:
     ) -> Any:
         """Embeddings of texts: lists of n_embd floats, or without pooling one for each token.
 
-        They are what the output head reads, after its norm. truncate: texts of more than n_batch
+        They are what the output head reads, after its norm. With pooling_type
+        LLAMA_POOLING_TYPE_RANK, a text is a query and a document, and found are a score of each of
+        the model's labels. truncate: texts of more than n_batch
         tokens are cut there, with a warning; otherwise they are a ValueError. normalize: to
         Euclidean length 1. The Llama's text is lost. Raises RuntimeError without embedding=True.
         """
@@ -781,8 +782,8 @@ class Llama:
 
     def _embedding_of(self, ids: list[int], normalize: bool) -> list[Any]:
         self.reset()
-        rows = np.concatenate(list(self._session.hidden(ids or [max(self.token_bos(), 0)])))
-        out = pool(rows, self._pooling) if self._pooling else rows
+        ids = ids or [max(self.token_bos(), 0)]
+        out = self._session.embed(ids, self._pooling)
         if normalize:
             out = out / np.linalg.norm(out, axis=-1, keepdims=True)
         return out.tolist()

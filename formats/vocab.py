@@ -156,8 +156,9 @@ class Vocab:
 
     Special ids are None where there is none; all others are in range. ``eot``, ``eom`` and
     ``fim`` (of pre, suf, mid, pad, rep and sep those there are) are found by their text if no key
-    names them. ``eog`` are all tokens that end the generation. ``add_bos`` and ``add_eos`` are
-    None where the file leaves them to the tokenizer.
+    names them. ``eog`` are all tokens that end the generation. ``add_bos``, ``add_eos`` and
+    ``add_sep`` are None where the file leaves them to the tokenizer. ``rank_template`` is of a
+    query and a document.
     """
 
     model: str
@@ -183,6 +184,8 @@ class Vocab:
     normalizer: Normalizer = field(default_factory=Normalizer)
     lstrip: frozenset[int] = frozenset()
     rstrip: frozenset[int] = frozenset()
+    add_sep: bool | None = None
+    rank_template: str | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -223,6 +226,8 @@ class Vocab:
             add_eos=f.get("tokenizer.ggml.add_eos_token", bool, None),
             add_space_prefix=f.get("tokenizer.ggml.add_space_prefix", bool, model == "llama"),
             chat_template=f.get("tokenizer.chat_template", str, None),
+            add_sep=f.get("tokenizer.ggml.add_sep_token", bool, None),
+            rank_template=f.get("tokenizer.chat_template.rerank", str, None),
             normalizer=_normalizer(f, model),
             lstrip=lstrip,
             rstrip=rstrip,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tamis.bindings.drop_in.sampling import Sampling
-from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS
+from tamis.bindings.flat.params import KV_TYPE_NAMES
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.jit_kernels.backends import device_for
@@ -74,15 +74,6 @@ def kv_type(value: int | None, name: str) -> str:
         known = ", ".join(f"{i} ({text})" for i, text in KV_TYPE_NAMES.items())
         raise ValueError(f"{name} is {value!r}, expected None or one of {known}")
     return "f16" if value is None else KV_TYPE_NAMES[value]
-
-
-def pooling_of(engine: Engine, value: int) -> int:
-    """A pooling type; -1 is the model's own, mostly none. Raises ValueError."""
-    if value == -1:
-        value = engine.metadata.get(f"{engine.hp.arch}.pooling_type", POOLINGS[0])
-    if value not in POOLINGS:
-        raise ValueError(f"pooling_type is {value!r}, expected -1 or one of {POOLINGS}")
-    return int(value)
 
 
 def sampling_of(given: Mapping[str, Any]) -> Sampling:

@@ -16,7 +16,7 @@ import numpy as np
 from tamis.bindings.flat.buffers import as_array, as_function, as_int
 from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.model import Model
-from tamis.bindings.flat.params import KV_TYPE_NAMES, POOLINGS, llama_batch, llama_context_params
+from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_batch, llama_context_params
 from tamis.bindings.flat.status import (
     LLAMA_ABORTED,
     LLAMA_INVALID,
@@ -254,7 +254,7 @@ class Context:
         if self.embeddings:
             rows = np.concatenate([_watched(part, watch) for part in session.hidden(job.ids)])
             self.hidden |= {i: rows[k] for k, i in enumerate(job.rows) if i not in self.hidden}
-            self.pooled[job.seq] = pool(rows, self.pooling)
+            self.pooled[job.seq] = self._engine.model.heads.pooled(rows, self.pooling)
         elif job.wanted[:-1].any():
             parts = [_watched(part, watch) for part in session.logits(job.ids)]
             self._keep(job, np.concatenate(parts)[job.wanted])
@@ -287,13 +287,6 @@ def _watched(part: np.ndarray, watch: Callable[[int, int], None]) -> np.ndarray:
     return part
 
 
-def pool(rows: np.ndarray, pooling: int) -> np.ndarray:
-    """One vector f32 [n_embd] of a sequence's rows [n, n_embd]: mean, first (CLS) or last."""
-    if pooling == POOLINGS[1]:
-        return rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return rows[0] if pooling == POOLINGS[2] else rows[-1]
-
-
 def _kv_type(value: Any, name: str) -> str:
     if value not in KV_TYPE_NAMES:
         known = ", ".join(f"{i} ({text})" for i, text in KV_TYPE_NAMES.items())
@@ -301,13 +294,11 @@ def _kv_type(value: Any, name: str) -> str:
     return KV_TYPE_NAMES[value]
 
 
-def _pooling(model: Model, value: Any) -> int:
-    if value == -1:
-        hp = model.engine.hp
-        value = model.engine.metadata.get(f"{hp.arch}.pooling_type", POOLINGS[0])
-    if value not in POOLINGS:
-        raise Refusal(LLAMA_UNSUPPORTED, f"pooling_type is {value!r}, expected one of {POOLINGS}")
-    return int(value)
+def _pooling(model: Model, value: Any) -> str:
+    try:
+        return model.engine.model.heads.numbered(value)
+    except ValueError as error:
+        raise Refusal(LLAMA_UNSUPPORTED, str(error)) from None
 
 
 @contextmanager

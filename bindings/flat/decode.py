@@ -18,6 +18,7 @@ from tamis.bindings.flat.status import (
     returns,
     say,
 )
+from tamis.model.heads import POOLINGS
 
 
 class llama_perf_context_data(NamedTuple):
@@ -105,7 +106,7 @@ def llama_n_seq_max(ctx: int) -> int:
 def llama_pooling_type(ctx: int) -> int:
     """How the rows of a sequence become one embedding."""
     with using(ctx) as context:
-        return context.pooling
+        return POOLINGS.index(context.pooling)
 
 
 @returns()
@@ -261,10 +262,10 @@ def llama_get_embeddings_ith(ctx: int, i: int) -> np.ndarray | None:
 
 @returns(None)
 def llama_get_embeddings_seq(ctx: int, seq_id: int) -> np.ndarray | None:
-    """The pooled embedding f32 [n_embd] of a sequence; None without pooling."""
+    """What stands for a sequence: f32 [n_embd], or of "rank" [n_label]; None without pooling."""
     with using(ctx) as context:
         seq = context.seq_id(seq_id)
-        return context.pooled.get(seq) if context.pooling else None
+        return context.pooled.get(seq) if context.pooling != "none" else None
 
 
 def _ith(outputs: dict[int, np.ndarray], i: Any, what: str) -> np.ndarray:

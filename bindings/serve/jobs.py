@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 class Embedding(NamedTuple):
     """A text's vector f32 [n_embd]: its rows of what the output head reads, pooled.
 
-    Or the rows f32 [n_tok, n_embd], where the job asks for them.
+    Or the rows f32 [n_tok, n_embd], or the scores of labels f32 [n_label], as the job asks.
     """
 
     vector: np.ndarray
@@ -85,7 +85,7 @@ class Job:
     scope: str = field(default=SHARED, kw_only=True)
     owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
     slot: int | None = field(default=None, kw_only=True)  # the only one that it may have
-    pooling: int | None = field(default=None, kw_only=True)  # of an embedding; None: the model's
+    pooling: str | None = field(default=None, kw_only=True)  # of an embedding; None: the model's
 
 
 @dataclass(eq=False)
@@ -156,7 +156,7 @@ class Wanted(NamedTuple):
     scope: str
     owner: Hashable
     slot: int | None
-    pooling: int | None
+    pooling: str | None
     request: Request | None = None
     sampling: Sampling = Sampling()
     seed: int = 0

@@ -108,7 +108,19 @@ def loaded(channel: socket.socket, engine: Engine, sessions: Sequence[Session]) 
     plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types)
     n_byte = plan.weights + n * (plan.kv + plan.workspace)
     where = ", ".join(devices(engine.loaded.places))
-    told = Loaded(one.n_ctx, hp.n_embd, hp.n_vocab, hp.n_ctx_train, n, n_byte, where)
+    model = engine.model
+    told = Loaded(
+        n_ctx=one.n_ctx,
+        n_embd=hp.n_embd,
+        n_vocab=hp.n_vocab,
+        n_ctx_train=hp.n_ctx_train,
+        n_slot=n,
+        n_byte=n_byte,
+        device=where,
+        predicts=not model.arch.is_encoder,
+        pooling=model.heads.pooling_or_mean,
+        ranks=model.heads.ranks,
+    )
     channel.sendall(frame(Kind.LOADED, json.dumps(told).encode()))
     return Runner(channel, engine, sessions)
 

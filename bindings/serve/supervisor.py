@@ -72,6 +72,9 @@ class Loaded(NamedTuple):
     n_slot: int
     n_byte: int  # of memory that weights and slots take
     device: str
+    predicts: bool = True  # it has logits
+    pooling: str = "mean"  # of embeddings
+    ranks: bool = False  # documents, for a query
 
 
 class LoadError(RuntimeError):

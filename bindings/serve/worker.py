@@ -19,7 +19,6 @@ import numpy as np
 from tamis.bindings.drop_in.caches import longest_token_prefix
 from tamis.bindings.drop_in.completion import Answer, Request
 from tamis.bindings.drop_in.completion import Counts as Taken
-from tamis.bindings.flat.context import pool
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.jobs import (
     SHARED,
@@ -45,7 +44,6 @@ from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.text.thinking import ThinkingBudget
 
-MEAN = 1  # llama.h's number of the pooling that a model without one of its own gets
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 
@@ -175,7 +173,7 @@ class Worker:
         self._batch = Batch(engine)
         self._slots = [_Slot(session, engine.tokenizer) for session in sessions]
         self._flushed, self._ended, self.counts = flushed, ended, Counts()
-        self._pooling = engine.metadata.get(f"{engine.hp.arch}.pooling_type") or MEAN
+        self._heads = engine.model.heads
         self._waiting: deque[Job] = deque()
         self._served: dict[Hashable, int] = {}  # by owner: the number of its last turn
         self._changed = threading.Condition()
@@ -350,8 +348,8 @@ class Worker:
                 self._send(job, slot.answer.finish("length")._replace(counts=job.taken()))
                 slot.release()
         else:
-            pooling = self._pooling if job.pooling is None else job.pooling
-            self._send(job, Embedding(pool(found, pooling) if pooling else found))
+            pooling = job.pooling or self._heads.pooling_or_mean
+            self._send(job, Embedding(self._heads.pooled(found, pooling)))
             slot.release()
 
     def _step(self) -> None:

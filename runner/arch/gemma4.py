@@ -19,8 +19,8 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     if il == 0 and g.hp.n_embd_layer:
         layer_embeddings(g, g.x)
-    attended = _attention(g, il, norm(g, g.x, w.attn_norm))
-    add(g, norm_of(g, attended, w.post_attention_norm))
+    attention_out = attended(g, il, norm(g, g.x, w.attn_norm))
+    add(g, norm_of(g, attention_out, w.post_attention_norm))
     out: Branch = mlp(g, norm(g, g.x, w.ffn_norm), w)
     if w.ffn_gate_inp:
         out = norm_of(g, out, w.post_ffw_norm_1), _experts(g, il)
@@ -31,8 +31,11 @@ def layer(g: Graph, il: int) -> None:
         mapped(g, g.x, g.x, outer=float(w.layer_output_scale.vector[0]))
 
 
-def _attention(g: Graph, il: int, h: Source) -> Product:
-    """Values are normed, and are the keys before their norm where the file has no others."""
+def attended(g: Graph, il: int, h: Source) -> Product:
+    """Attention of the rows h, as it is projected.
+
+    Values are normed, and are the keys before their norm where the file has no others.
+    """
     w, own = g.weights(il), g.hp.of(il)
     if g.model.kv_layer(il) != il:
         (q,) = linears(g, h, w.attn_q)

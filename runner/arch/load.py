@@ -12,6 +12,7 @@ import numpy as np
 import tamis.arch
 from tamis.formats.gguf import GGUFFile
 from tamis.model.arch import Arch
+from tamis.model.heads import load_heads
 from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.rope import rope_frequencies
@@ -56,7 +57,7 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     """
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
-    hp = HParams.from_gguf(file, keys, arch.refused)
+    hp = HParams.from_gguf(file, keys, arch.refused, full_first=arch.full_first)
     hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
     arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
     if scaling is not None:
@@ -77,7 +78,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         scaling = hp.rope_scaling if arch.window_scaled else RopeScaling()
         own = rope_frequencies(hp, base=base, scaling=scaling, n_rot=hp.n_rot_swa)
         ropes.append(own)
-    model = Model(hp, arch, weights, tuple(ropes))
+    heads = load_heads(file, hp.n_embd, is_encoder=arch.is_encoder)
+    model = Model(hp, arch, weights, tuple(ropes), heads)
     from tamis.graph.device_graph import measure  # a file's error does not wait for the graph
 
     try:

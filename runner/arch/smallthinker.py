@@ -1,14 +1,11 @@
 """SmallThinker: experts are chosen by what comes before attention; positions within windows."""
 
-from typing import Any
-
 from tamis.graph.context import Graph
 from tamis.graph.experts import chosen_experts, route
 from tamis.graph.layer import self_attention
 from tamis.graph.linear import linears
 from tamis.graph.norm import add, norm, record_norm
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams
 
 
 def layer(g: Graph, il: int) -> None:
@@ -21,21 +18,14 @@ def layer(g: Graph, il: int) -> None:
     add(g, chosen_experts(g, il, x, chosen))
 
 
-def _derived(hp: HParams) -> dict[str, Any]:
-    """Windows are of 4096 tokens; where the file has no list, every fourth layer has none."""
-    every = tuple(int(il % 4 > 0) for il in range(hp.n_layer))
-    return {
-        "sliding_window": 4096 if hp.sliding_window else 0,
-        "swa_layers": hp.swa_layers or every,
-    }
-
-
 ARCH = Arch(
     neox=True,
     activation="relu",
     layer=layer,
     window_scaled=True,
+    full_attention_every=4,
+    full_first=True,
     keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "expert_gating_func"),
-    derived=_derived,
+    derived=lambda hp: {"sliding_window": 4096 if hp.sliding_window else 0},
     facts=lambda hp: {"nope_full": hp.sliding_window > 0},
 )

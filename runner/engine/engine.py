@@ -184,6 +184,12 @@ class Engine:
 
         return encode_chat(self.tokenizer, self.chat_template, messages)
 
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Token ids of a query and a document, for `Session.embed` with the pooling "rank"."""
+        from tamis.text.pair import encode_pair
+
+        return encode_pair(self.vocab, self.tokenizer, query, document)
+
     def memory_plan(
         self,
         n_ctx: int | None = None,

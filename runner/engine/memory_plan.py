@@ -16,7 +16,7 @@ from tamis.model.placement import described, devices
 GIB = 1 << 30
 # Tokens of a prompt in a chunk, unless the caller names a number; and the same where a GPU has
 # all layers, the KV cache, and room: it reads prompts 1.4 times faster then (docs/cuda.md).
-N_UBATCH, N_UBATCH_GPU = 512, 2048
+N_UBATCH, N_UBATCH_GPU, MOST_UBATCH = 512, 2048, 4096
 
 
 class MemoryPlan(NamedTuple):
@@ -82,6 +82,8 @@ def total(found: Mapping[str, MemoryPlan]) -> MemoryPlan:
 def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
     """Tokens of a prompt in a chunk, unless the caller names a number."""
     places = loaded.places
+    if loaded.model.arch.is_encoder:  # a text is read at once
+        return min(max(N_UBATCH, n_ctx), MOST_UBATCH)
     if kv.vram is not None or any(p.kv_backend.on_host for p in places if p.layers):
         return N_UBATCH
     n_most = max(N_UBATCH, min(N_UBATCH_GPU, n_ctx))

@@ -293,6 +293,18 @@ class Session:
         for chunk, _ in self._append(ids, None):
             yield self._forward.hidden(len(chunk))
 
+    def embed(self, ids: Sequence[int], pooling: str | None = None) -> np.ndarray:
+        """Replace the sequence by a text; what stands for it, as `Heads.pooled` has it.
+
+        pooling: one of POOLINGS; None: the file's, or "mean" where that says nothing. With "rank"
+        the scores of the model's labels. Raises ValueError, ContextError.
+        """
+        heads = self._loaded.model.heads
+        pooling = pooling or heads.pooling_or_mean
+        heads.check(pooling)
+        self.truncate(0)
+        return heads.pooled(np.concatenate(list(self.hidden(ids))), pooling)
+
     def truncate(self, n_tokens: int) -> None:
         """Drop all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:

@@ -391,7 +391,7 @@ def record_embedding(g: Graph) -> None:
 def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
     """Record the output norm of the rows that `rows` names, and their logits f32 [n, n_vocab]."""
     weights, hp = g.model.weights, g.hp
-    if g.model.arch.is_encoder:
+    if not g.model.norms_output:
         normed = Source(g.x, step=rows)
     else:
         normed = norm(g, g.x, weights.output_norm, rows)

@@ -177,7 +177,7 @@ class Forward:
 def output_normed(model: Model, rows: np.ndarray) -> np.ndarray:
     """The output norm of rows of the residual stream, f32 [n, n_embd]."""
     x, arch, w = rows.astype(np.float64), model.arch, model.weights.output_norm
-    if arch.is_encoder:
+    if not model.norms_output:
         return rows.copy()
     if arch.norm == "layer":
         x -= x.mean(axis=1, keepdims=True)

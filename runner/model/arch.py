@@ -22,6 +22,7 @@ class Arch:
     norm_after_rope: bool = False  # heads of q and k are normed after they are rotated
     scale_embedding: bool = False  # token embeddings times sqrt(n_embd)
     full_attention_every: int = 1  # layer i is full where (i + 1) % this == 0, else sliding window
+    full_first: bool = False  # layer i is full where i % full_attention_every == 0
     rope_base_window: float = 0.0  # rotary base of sliding-window layers; 0 = the model's own
     normalize_experts: bool = True  # weights of the chosen experts divided by their sum
     score_experts: str = "softmax"  # as for MOE_ROUTE, where the file has no key for it

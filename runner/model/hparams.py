@@ -148,6 +148,7 @@ class HParams:
     gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
     yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
     parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
+    activation: str = field(default="", repr=False)  # of gates, as the file names it
 
     @property
     def group(self) -> int:
@@ -195,14 +196,19 @@ class HParams:
 
     @staticmethod
     def from_gguf(
-        file: GGUFFile, keys: Collection[str] = (), refused: Collection[str] = ()
+        file: GGUFFile,
+        keys: Collection[str] = (),
+        refused: Collection[str] = (),
+        *,
+        full_first: bool = False,
     ) -> "HParams":
         """Read and check the hyperparameters. Raises GGUFError naming the key.
 
         keys: those of OPTIONAL_KEYS that this architecture reads. refused: those that it has in
-        llama.cpp, but not here: an error where they have an effect.
+        llama.cpp, but not here: an error where they have an effect. full_first: of layers that a
+        period of windows is given for, the first has none, else the last.
         """
-        reader = _Reader(file, keys)
+        reader = _Reader(file, keys, full_first=full_first)
         reader.refuse(refused)
         return reader.hparams()
 
@@ -224,6 +230,7 @@ RMS_EPS = "attention.layer_norm_rms_epsilon"
 FULL_EVERY = "full_attention_interval"
 HEAT = "attention.temperature_scale"
 GATE_LEAST = "kda.gate_lower_bound"
+ACTIVATION = "hidden_activation"
 # And those that are one number each, with the field of HParams.
 NUMBERS = {
     BASE_SWA: "rope_base_swa",
@@ -247,7 +254,7 @@ CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
-    *(LATENT, FULL_EVERY, HEAT, TOP_K),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
@@ -268,9 +275,9 @@ def holding(layers: Sequence[LayerShape]) -> tuple[int, int, int]:
 class _Reader:
     """Typed access to the keys of the file's architecture, with ranges."""
 
-    def __init__(self, file: GGUFFile, keys: Collection[str]) -> None:
+    def __init__(self, file: GGUFFile, keys: Collection[str], *, full_first: bool = False) -> None:
         assert set(keys) <= OPTIONAL_KEYS, set(keys) - OPTIONAL_KEYS
-        self._file, self._keys = file, keys
+        self._file, self._keys, self._full_first = file, keys, full_first
         self._arch: str = file.get("general.architecture", str)
 
     def refuse(self, keys: Collection[str]) -> None:
@@ -331,6 +338,7 @@ class _Reader:
             temperature=self._temperature(),
             has_rms_eps=LAYER_NORM_EPS in self._keys and self._number(RMS_EPS, 0, 1, default=0) > 0,
             parallel=self._flag(PARALLEL),
+            activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
             **self._numbers(),
         )
 
@@ -532,7 +540,8 @@ class _Reader:
         value = self._file.metadata.get(f"{self._arch}.{PATTERN}") if PATTERN in self._keys else ()
         n_layer = self._n_layer()
         if isinstance(value, int) and not isinstance(value, bool):
-            return tuple(int(value == 0 or i % value < value - 1) for i in range(n_layer))
+            at = 0 if self._full_first else 1
+            return tuple(int(value == 0 or (i + at) % value > 0) for i in range(n_layer))
         if value is None or isinstance(value, bool | str | float) or len(value) == 0:
             return ()
         if len(value) < n_layer:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from tamis.model.arch import Arch
+from tamis.model.heads import Heads
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Weights
@@ -31,6 +32,7 @@ class Model:
     arch: Arch
     weights: Weights
     ropes: tuple[RopeFrequencies, ...]  # of full layers; of sliding-window layers where they differ
+    heads: Heads  # for what stands for a whole text
     needs: Needs = Needs()
 
     @property
@@ -41,7 +43,8 @@ class Model:
     def window(self, layer: int) -> int:
         """The layer's own sliding window in tokens, 0 = full attention."""
         hp, every = self.hp, self.arch.full_attention_every
-        has_window = hp.swa_layers[layer] if hp.swa_layers else (layer + 1) % every
+        at = layer if self.arch.full_first else layer + 1
+        has_window = hp.swa_layers[layer] if hp.swa_layers else at % every
         return hp.sliding_window if has_window else 0
 
     def rope_of(self, layer: int) -> int:
@@ -74,6 +77,11 @@ class Model:
     def has_score_mod(self) -> bool:
         """Whether attention is more than a softmax of products over what came before."""
         return self.slopes is not None or self.hp.attention_softcap > 0
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether the last layer's rows are normed: those of some encoders are already."""
+        return not self.arch.is_encoder or bool(self.weights.top.output_norm)
 
     def is_nope(self, layer: int) -> bool:
         """Whether a layer's queries and keys are left as they are."""

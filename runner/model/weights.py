@@ -31,6 +31,8 @@ TENSORS = {
     "per_layer_token_embd": "n_vocab n_layer*n_embd_layer",
     "per_layer_model_proj": "n_layer*n_embd_layer n_embd",
     "per_layer_proj_norm": "n_embd_layer",
+    "altup_proj": "3 n_embd n_embd",
+    "altup_unembd_proj": "3 n_embd n_embd",
 }
 LAYER_TENSORS = {
     "attn_norm": "n_embd",
@@ -66,9 +68,13 @@ FLOATS = {
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
+    *("altup_predict_coef", "altup_correct_coef"),
 }
-# Of other parts of a model than its logits: llama.cpp reads them to rank, or not at all.
-APART = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
+# Of other parts of a model than its logits: see heads.py.
+APART = {
+    *("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
+    *("dense_2.weight", "dense_2.bias", "dense_3.weight"),
+}
 OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
 
 

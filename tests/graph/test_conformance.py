@@ -22,9 +22,13 @@ REFUSED = {"refact-moe"}  # llama.cpp leaves its experts out: there are none suc
 NAMES = sorted(
     name
     for name, spec in specs().items()
-    if spec["arch"] in known() and name not in REFUSED and not spec.get("encoder")
+    if spec["arch"] in known()
+    and name not in REFUSED
+    and not spec.get("encoder")
+    and not spec.get("pooling")
 )
 ENCODERS = sorted(name for name, spec in specs().items() if spec.get("encoder"))
+POOLED = sorted(name for name, spec in specs().items() if spec.get("pooling"))
 HOW = ("whole", "chunks", "steps", "saved", "batch")
 Array = np.ndarray[Any, Any]
 
@@ -120,7 +124,7 @@ def test_rows_of_encoders_are_llama_cpps(name, tmp_path):
     engine = Engine.load(write_kit_model(name, tmp_path / "m.gguf"), n_threads=2)
     session, ids, expected = engine.session(n_ctx=128), token_ids(name), golden(name)
     for _ in range(2):
-        found = np.concatenate(list(session.hidden(ids)))
+        found = session.embed(ids, "none")
         assert not far_off(found, expected).any()
         session.truncate(0)
     with pytest.raises(ValueError, match="embeds"):
@@ -128,4 +132,18 @@ def test_rows_of_encoders_are_llama_cpps(name, tmp_path):
     short = engine.session(n_ctx=128, n_ubatch=64)
     with pytest.raises(ContextError, match="n_ubatch"):
         next(short.hidden(ids))
+    engine.close()
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_what_stands_for_a_text_is_llama_cpps(name, tmp_path):
+    engine = Engine.load(write_kit_model(name, tmp_path / "m.gguf"), n_threads=2)
+    session, ids, expected = engine.session(n_ctx=128), token_ids(name), golden(f"{name} pooled")
+    for _ in range(2):  # the text of before is replaced
+        found = session.embed(ids)
+        assert found.shape == expected.shape
+        assert not far_off(found[None], expected[None]).any()
+    if not engine.model.heads.ranks:
+        with pytest.raises(ValueError, match="no head that ranks"):
+            session.embed(ids, "rank")
     engine.close()

@@ -4,7 +4,9 @@ tests/data/archs/specs.json.gz has llama.cpp's metadata and shapes by name; llam
 what llama.cpp answers, float32 [N_TOK, n_vocab], for weights and ids drawn from SEED here. Those of
 more_specs.json.gz were written from what its loader asks for; "scaled": what is multiplied after it
 was drawn, by the end of its name, so that scores are not so large that a float16 key's bits matter.
-Those of variants.json.gz are specs of others with fewer keys chosen or more experts to choose from.
+Those of pooled_specs.json.gz have what embeds or ranks: golden(name + " pooled") is what stands for
+the whole text. Those of variants.json.gz are specs of others with fewer keys chosen or more experts
+to choose from.
 """
 
 import gzip
@@ -25,14 +27,16 @@ Array = np.ndarray[Any, Any]
 @cache
 def specs() -> dict[str, Any]:
     """arch, kv (types and value by key) and tensors (name, ggml shape, type) of each model."""
-    files = [FOLDER / f"{name}.json.gz" for name in ("specs", "more_specs", "variants")]
+    files = [
+        FOLDER / f"{name}.json.gz" for name in ("specs", "more_specs", "pooled_specs", "variants")
+    ]
     found = [json.loads(gzip.decompress(file.read_bytes())) for file in files]
     return {name: spec for each in found for name, spec in each.items()}
 
 
 def golden(name: str) -> Array:
-    """llama.cpp's logits, float32 [N_TOK, n_vocab]."""
-    for file in ("more_logits", "variants_logits", "llama_cpp_logits"):
+    """llama.cpp's logits, float32 [N_TOK, n_vocab], or of an encoder its rows."""
+    for file in ("more_logits", "pooled_logits", "variants_logits", "llama_cpp_logits"):
         with np.load(FOLDER / f"{file}.npz") as found:
             if name in found:
                 return found[name]

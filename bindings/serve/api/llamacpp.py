@@ -8,14 +8,17 @@ from typing import Any
 from tamis.bindings.drop_in.completion import Piece, TokenInfo
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body
-from tamis.bindings.serve.errors import invalid
+from tamis.bindings.serve.errors import invalid, too_long
 from tamis.bindings.serve.jobs import Progress
 from tamis.bindings.serve.replies import About, Reply, prompt_progress, timings
 from tamis.bindings.serve.requests import MAX_INPUTS, MAX_LOGPROBS, Reader
 from tamis.bindings.serve.sampling import sampling_of
-from tamis.bindings.serve.tasks import Task
+from tamis.bindings.serve.tasks import Inputs, Task
+from tamis.bindings.serve.text import TooManyTokens
+from tamis.text.pair import encode_pair
 
 MAX_N_PROBS = 100
+MAX_DOCUMENTS = 1024
 
 
 def read_completion(reader: Reader, body: Body) -> Task:
@@ -95,6 +98,37 @@ def apply_template(reader: Reader, body: Body) -> str:
 def count_chat(reader: Reader, body: Body) -> int:
     """/v1/chat/completions/input_tokens. Raises ApiError."""
     return len(reader.chat_prompt(body)[1].ids)
+
+
+def read_rerank(reader: Reader, body: Body) -> Inputs:
+    """/rerank: the tokens of the query with each document. Raises ApiError."""
+    query, most = body.text("query") or "", reader.limits.n_ctx
+    found = []
+    for document in documents(body):
+        try:
+            ids = encode_pair(reader.text.vocab, reader.text.tokenizer, query, document)
+        except TooManyTokens as error:
+            raise too_long(error.n, most, at_least=True) from None
+        if len(ids) > most:
+            raise too_long(len(ids), most)
+        found.append(ids)
+    return Inputs(found, packed=False, dimensions=None)
+
+
+def documents(body: Body) -> list[str]:
+    """The texts of a request to rank, and that it has a query. Raises ApiError."""
+    if not isinstance(body.get("query"), str):
+        raise invalid("query is no text", "query")
+    name = "texts" if body.get("texts") is not None else "documents"
+    given, found = body.get(name), []
+    if not isinstance(given, list) or not given or len(given) > MAX_DOCUMENTS:
+        raise invalid(f"{name} is no list of 1 to {MAX_DOCUMENTS} texts", name)
+    for each in given:
+        text = each.get("text") if isinstance(each, dict) else each
+        if not isinstance(text, str):
+            raise invalid(f"{name} has an entry that is no text", name)
+        found.append(text)
+    return found
 
 
 def usual_settings(reader: Reader) -> dict[str, Any]:

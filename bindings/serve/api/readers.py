@@ -14,6 +14,7 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
     "tokenize": llamacpp.tokenize,
     "detokenize": llamacpp.detokenize,
     "llama completion": llamacpp.read_completion,
+    "rerank": llamacpp.read_rerank,
     "infill": llamacpp.read_infill,
     "template": llamacpp.apply_template,
     "count chat": llamacpp.count_chat,

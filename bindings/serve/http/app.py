@@ -106,7 +106,7 @@ class Settings:
     page: bool = True  # whether / is one to chat with
     slots: bool = True  # shown at /slots
     slot_folder: Path | None = None  # of files that slots are saved to
-    pooling: int | None = None  # of embeddings, llama.h's number; None: the model's, or mean
+    pooling: str | None = None  # of embeddings, as Heads.pooled has it; None: the model's, or mean
 
 
 class Server:
@@ -175,6 +175,16 @@ class Server:
         return llamacpp.usual_settings(self.reader)
 
     @property
+    def pooling(self) -> str:
+        """How rows of a text become an embedding."""
+        return self.settings.pooling or self._model.loaded.pooling
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model ranks documents."""
+        return self._model.loaded.ranks
+
+    @property
     def text(self) -> TextModel:
         """Vocabulary and template of the model."""
         return self._model.text
@@ -190,6 +200,8 @@ class Server:
 
     def capabilities(self) -> list[str]:
         """What ollama calls the things that a model can do."""
+        if not self._model.loaded.predicts:
+            return ["embedding"]
         found = ["completion"]
         with contextlib.suppress(ApiError):
             form = self.reader.format.parsed(tools=True)
@@ -215,7 +227,7 @@ class Server:
 
     async def embeddings(self, request: Request) -> Response:
         """/v1/embeddings: of unit length; texts run one after another."""
-        if self.settings.pooling == 0:
+        if self.pooling == "none":
             raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
         inputs, rows = await self.embedded(request, None)
         found = [
@@ -239,19 +251,29 @@ class Server:
 
         pooled: of a text, one of length 1; otherwise one for each token, as the model gives them.
         """
+        if self.pooling == "rank":
+            raise ApiError(
+                501,
+                "this server ranks documents: ask /v1/rerank, or start it with --pooling mean",
+                code="unsupported",
+            )
         n_embd = self._model.loaded.n_embd
         body = None if fields is None else json.dumps(fields).encode()
         inputs = await self.read(request, name, self.load_inputs, body)
         if inputs.dimensions not in (None, n_embd):
             raise invalid(f"dimensions other than {n_embd} are not supported", "dimensions")
+        found = await self.vectors(request, inputs, self.pooling if pooled else "none")
+        return inputs, [_vector(each, pooled=pooled) for each in found]
+
+    async def vectors(self, request: Request, inputs: Inputs, pooling: str) -> list[np.ndarray]:
+        """What stands for each text, one after another. Raises ApiError."""
         rows = []
         for ids in inputs.texts:
             events = Events(self._mailbox)
-            job = Job(ids, events.emitter(0), owner=request.scope["tamis.owner"])
-            job.pooling = self.settings.pooling if pooled else 0
+            job = Job(ids, events.emitter(0), owner=request.scope["tamis.owner"], pooling=pooling)
             found = await self._while_connected(request, [job], _one(events, Embedding))
-            rows.append(_vector(found.vector, pooled=pooled))
-        return inputs, rows
+            rows.append(found.vector)
+        return rows
 
     async def count(self, name: str, request: Request) -> Response:
         """How many tokens the prompt of a request has."""
@@ -316,6 +338,13 @@ class Server:
         self, name: str, form: type[Reply], request: Request, body: bytes | None = None
     ) -> Response:
         """Answer a request that READERS[name] reads, in the form of an API."""
+        if not self._model.loaded.predicts:
+            raise ApiError(
+                501,
+                "this model embeds texts, it writes none: ask /v1/embeddings or /v1/rerank",
+                code="unsupported",
+                param="model",
+            )
         load = partial(tasks.from_json, n_vocab=self._model.loaded.n_vocab)
         task, masks = await self._prepared(request, name, load, body)
         events, owner = Events(self._mailbox), request.scope["tamis.owner"]

@@ -1,5 +1,6 @@
 """llama.cpp's paths but for completions: tokens, templates, slots, properties, embeddings."""
 
+import math
 import os
 import re
 from functools import partial
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tamis.bindings.serve.api import llamacpp
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Keeping, SlotState
@@ -16,7 +18,6 @@ from tamis.bindings.serve.jobs import Keeping, SlotState
 if TYPE_CHECKING:
     from tamis.bindings.serve.http.app import Server
 
-MAX_DOCUMENTS = 1024
 _FILE = re.compile(r"[\w][\w.\-]{0,199}")  # no folder, and nothing hidden
 
 
@@ -69,7 +70,7 @@ async def _embedding(server: "Server", request: Request) -> Response:
     body = parse(await server.body(request))
     name = "input" if body.get("input") is not None else "content"
     given = {"input": body.get(name)}
-    pooled = server.settings.pooling != 0
+    pooled = server.pooling != "none"
     _, rows = await server.embedded(request, given, pooled=pooled)
     return JSONResponse(
         [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
@@ -77,23 +78,41 @@ async def _embedding(server: "Server", request: Request) -> Response:
 
 
 async def _rerank(server: "Server", request: Request) -> Response:
-    body = parse(await server.body(request))
-    if not isinstance(body.get("query"), str):
-        raise invalid("query is no text", "query")
-    name = "texts" if body.get("texts") is not None else "documents"
-    documents = body.get(name)
-    if not isinstance(documents, list) or not documents or len(documents) > MAX_DOCUMENTS:
-        raise invalid(f"{name} is no list of 1 to {MAX_DOCUMENTS} texts", name)
-    for document in documents:
-        text = document.get("text") if isinstance(document, dict) else document
-        if not isinstance(text, str):
-            raise invalid(f"{name} has an entry that is no text", name)
-    raise ApiError(
-        501,
-        "this model ranks no documents: it has no head for that",
-        code="unsupported",
-        param="model",
-    )
+    """Documents by how well they answer a query: in Jina's form, or where texts are given TEI's."""
+    data = await server.body(request)
+    body = parse(data)
+    documents = llamacpp.documents(body)
+    most = body.integer("top_n", 1, 1 << 30)
+    if not server.ranks:
+        raise ApiError(
+            501,
+            "this model ranks no documents: it has no head for that",
+            code="unsupported",
+            param="model",
+        )
+    inputs = await server.read(request, "rerank", server.load_inputs, data)
+    found = await server.vectors(request, inputs, "rank")
+    scores = [float(each[0]) for each in found]
+    if not all(map(math.isfinite, scores)):
+        raise ApiError(500, "the model failed: a score is no number", code="failed")
+    best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:most]
+    if body.get("texts") is not None:
+        shown = body.flag("return_text")
+        more = [{"text": documents[i]} if shown else {} for i in best]
+        ranked = [
+            {"index": i, "score": scores[i]} | each for i, each in zip(best, more, strict=True)
+        ]
+        return JSONResponse(ranked)
+    shown = body.flag("return_documents")
+    results = [
+        {"index": i, "relevance_score": scores[i]}
+        | ({"document": {"text": documents[i]}} if shown else {})
+        for i in best
+    ]
+    n = sum(map(len, inputs.texts))
+    usage = {"prompt_tokens": n, "total_tokens": n}
+    head = {"model": server.about.model, "object": "list", "usage": usage}
+    return JSONResponse(head | {"results": results})
 
 
 async def _props(server: "Server", request: Request) -> Response:

@@ -17,7 +17,6 @@ from tamis.cli.terminal import note
 
 GIB = 1 << 30
 MOST_CHOICES = 8  # of one request
-POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}  # llama.h's numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,8 +119,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pooling",
-        choices=("none", "mean", "cls", "last"),
-        help="how rows of a text become an embedding (default: the model's way, or mean)",
+        choices=("none", "mean", "cls", "last", "rank"),
+        help="how rows of a text become an embedding; rank: there are none, /rerank is served "
+        "(default: the model's way, or mean)",
     )
     parser.add_argument(
         "--page", choices=["on", "off"], default="on", help="whether / is a page to chat with"
@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_prepare=arguments.timeout_prepare,
         helper_bytes=arguments.memory_prepare,
         usual=dict(arguments.set),
-        pooling=POOLINGS.get(arguments.pooling),
+        pooling=arguments.pooling,
         page=arguments.page == "on",
         slots=not arguments.no_slots,
         slot_folder=_folder(arguments.slot_save_path),
