@@ -250,6 +250,7 @@ class Engine:
         attn: "str | Selector" = "dense",
         prefill: "str | Selector" = "dense",
         audit: int = 0,
+        min_mass: float | None = None,
         type_k: str = "f16",
         type_v: str = "f16",
         kv_ram: int | None = None,
@@ -265,6 +266,9 @@ class Engine:
         attn, prefill: the methods of decode steps and of prompts, as select.notation writes them,
         or as a Selector.
         audit: every how manyth decode step is checked against dense attention, 0 = none.
+        min_mass: share of attention that each head of a decode step is to hold, 0 to 1, by an
+        estimate from sampled keys (see select/metered.py): where attn chose too little, more is
+        read. 0 only measures; `Session.mass` tells. None: neither.
         type_k, type_v: types of the KV cache, "f16", "q8_0" or "q4_0".
         kv_ram: bytes of memory for the KV cache; that of longer contexts is in a file of the
         folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
@@ -292,7 +296,7 @@ class Engine:
             self.loaded,
             n_ctx=n_ctx,
             n_ubatch=n_ubatch,
-            selector=parse_methods(attn, prefill),
+            selector=parse_methods(attn, prefill, min_mass),
             kv=kv,
             audit=audit,
             progress=progress,

@@ -37,6 +37,7 @@ from tamis.sampling.base import Step
 from tamis.sampling.chain import SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.select.dense import Dense
+from tamis.select.meter import Mass, mass_of
 from tamis.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
@@ -92,6 +93,11 @@ class Session:
             )
             for place, ws in zip(loaded.places, spaces, strict=True)
         ]
+        self._meters = [(s, s.state.meter) for s in self._stages if s.state.meter is not None]
+        if self._meters and model.is_bent:
+            raise ValueError(
+                "min_mass is not supported for models with capped scores or ALiBi: leave it out"
+            )
         self._kv: KVCache = self._stages[0].kv
         if len(self._stages) > 1:
             self._kv = PlacedKV([(stage.layers, stage.kv) for stage in self._stages])
@@ -162,6 +168,14 @@ class Session:
     def audit(self) -> Audit | None:
         """What audited steps have shown; None where none are."""
         return self._audit
+
+    @property
+    def mass(self) -> Mass | None:
+        """What decode steps since the last prompt hold of attention, estimated; see `min_mass`.
+
+        None where it is not measured, or no step has left anything out.
+        """
+        return mass_of([meter for _, meter in self._meters])
 
     @property
     def n_ubatch(self) -> int:
@@ -270,6 +284,10 @@ class Session:
 
     def end_step(self, token_id: int) -> None:
         """Add the token, whose K and V are in the cache."""
+        for stage, meter in self._meters:
+            stage.backend.fetch(meter.report)
+            meter.take()
+            stage.backend.send(meter.report)
         self._tokens.append(token_id)
         self._states.end(self.n_past)
         if self.n_past % self.n_ubatch == 0:
@@ -576,6 +594,8 @@ class Session:
         The tokens count as held when the generator ends; on any error their pages are given back.
         """
         tokens, n_past = self._checked(ids), self.n_past
+        for _, meter in self._meters:
+            meter.reset()
         try:
             self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))

@@ -256,8 +256,13 @@ def record_attention(
     choose = state.decode if rec.n_tok == 1 else state.prefill
     selection = state.everything(rec) if g.model.arch.is_encoder else choose(rec, layer, q, kv)
     program.selections[layer] = selection
+    if lse is None and rec.n_tok == 1:
+        lse = state.lse
     chosen = Rows(rec.step, 1, selection, out, lse=lse)
-    for rows in (chosen, *state.also_dense(rec, layer, selection)):
+    program.part = ATTEND
+    _record_attend(g, queries, kv, chosen)
+    program.part = SELECT
+    for rows in state.also_attend(rec, layer, chosen):
         program.part = ATTEND
         _record_attend(g, queries, kv, rows)
         program.part = SELECT

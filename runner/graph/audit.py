@@ -11,11 +11,15 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import AUDIT
+from tamis.jit_kernels.contract.ops.select.metered import METER
 from tamis.jit_kernels.contract.program import ATTEND, SELECT, KernelSpec, Program
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.select.base import Recording, SelectorState
+
+
+LOW_MASS = 0.9  # of a head: what estimates are to find
 
 
 class AuditError(RuntimeError):
@@ -45,6 +49,18 @@ class BoundFindings(NamedTuple):
     allowed: float  # mean
     tightest: float  # largest measured / (allowed + rounding); 1 would touch the bound
     holds_always: bool  # checked; otherwise shown only
+
+
+class EstimateFindings(NamedTuple):
+    """Estimates of retained mass beside the exact ones, over audited steps, layers and heads."""
+
+    n: int  # heads of a layer and step
+    mass: float  # estimated, mean
+    exact: float  # mean
+    error: float  # |estimated - exact|, mean
+    low: float  # share of the heads that hold less than LOW_MASS
+    caught: float  # share of those whose estimate is below it, too; 1 where there are none
+    false_alarms: float  # share of the others whose estimate is below it
 
 
 class Queries(NamedTuple):
@@ -83,6 +99,7 @@ class Audit:
         self._samples: list[np.ndarray] = []
         self._bytes: list[tuple[int, int, int]] = []
         self._bounds: dict[tuple[str, bool], list[np.ndarray]] = {}
+        self._estimates: list[np.ndarray] = []  # f64 [n, 2] a step: estimated and exact mass
 
     @property
     def n_step(self) -> int:
@@ -141,6 +158,10 @@ class Audit:
         for field in (AUDIT.max_k, AUDIT.max_v):
             report[:, :, field] = np.repeat(report[:, ::group, field], group, axis=1)
         self._samples.append(report)
+        if state.meter is not None:
+            estimated = state.meter.report[..., METER.mass]
+            both = np.stack([estimated, report[..., AUDIT.mass]], axis=-1)
+            self._estimates.append(both[estimated >= 0])
         moved = {SELECT: 0, ATTEND: 0}
         for call in program.calls:
             if call.part in moved:
@@ -197,6 +218,22 @@ class Audit:
                 BoundFindings(name, float(measured.mean()), float(allowed.mean()), tightest, always)
             )
         return found
+
+    def estimate(self) -> EstimateFindings | None:
+        """How the estimates of `min_mass` did; None where no audited step had any."""
+        if not sum(map(len, self._estimates)):
+            return None
+        mass, exact = np.concatenate(self._estimates).T
+        low, found = exact < LOW_MASS, mass < LOW_MASS
+        return EstimateFindings(
+            n=len(mass),
+            mass=float(mass.mean()),
+            exact=float(exact.mean()),
+            error=float(np.abs(mass - exact).mean()),
+            low=float(low.mean()),
+            caught=float(found[low].mean()) if low.any() else 1.0,
+            false_alarms=float(found[~low].mean()) if not low.all() else 0.0,
+        )
 
     def _found(self, layer: int | None, head_kv: int | None) -> Findings:
         at, group = self.samples, self._hp.group

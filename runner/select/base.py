@@ -7,6 +7,7 @@ never look at values. The defaults here are dense attention.
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
+from tamis.select.meter import Meter
 
 BLOCK = 64  # tokens a dense index stands for: one page
 SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS
@@ -140,6 +142,10 @@ class SelectorState:
     counters: tuple[np.ndarray, ...] = ()
     # Arrays that `phase` writes: a GPU is shown them before the step.
     planned: tuple[np.ndarray, ...] = ()
+    # f32 [1, n_head], where a decode step's attention is to leave the log of its sums of
+    # exponentials, for `also_attend`.
+    lse: np.ndarray | None = None
+    meter: Meter | None = None  # what decode steps hold of attention, where that is estimated
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
@@ -154,8 +160,11 @@ class SelectorState:
         """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
-    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
-        """Rows of a chunk that `correct` needs attended to everything, beside `sel`'s."""
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        """What `correct` needs attended beside the Selection's rows, which have been.
+
+        Each is attended before the next is asked for.
+        """
         return []
 
     def correct(
@@ -376,7 +385,7 @@ class _PerRoleState(SelectorState):
         self._for_prefill, self._for_decode = for_prefill, for_decode
         self.freezing = for_prefill.freezing
         self.counters = (*for_prefill.counters, *for_decode.counters)
-        self.planned = for_decode.planned
+        self.planned, self.lse, self.meter = for_decode.planned, for_decode.lse, for_decode.meter
         self.sharing = for_prefill.sharing or for_decode.sharing
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -385,8 +394,8 @@ class _PerRoleState(SelectorState):
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_decode.decode(rec, layer, q, kv)
 
-    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
-        return self._serving(rec).also_dense(rec, layer, sel)
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        return self._serving(rec).also_attend(rec, layer, rows)
 
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray

@@ -82,8 +82,8 @@ class _State(SelectorState):
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._inner.prefill(rec, layer, q, kv)
 
-    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
-        if self._inner.reads_all(rec, layer, sel):
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> list[Rows]:
+        if self._inner.reads_all(rec, layer, rows.sel):
             return []
         if self._program is not rec.program:
             self._program = rec.program

@@ -16,6 +16,7 @@ from typing import Any
 
 import tamis.select
 from tamis.select.base import DECODE, PREFILL, PerRole, Selector
+from tamis.select.dense import Dense
 
 DENSE = "dense"
 INNER = "inner"  # the field of a method that works over another one
@@ -23,7 +24,7 @@ PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
 LONG = 8192  # tokens of a prompt from which LONG_PREFILL is near to dense and much faster
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
-_NOT_METHODS = {"base", "in_numpy", "notation", "per_layer", "plugins"}
+_NOT_METHODS = {"base", "in_numpy", "meter", "notation", "per_layer", "plugins"}
 
 
 class MethodError(ValueError):
@@ -65,13 +66,30 @@ def method_of(name: str) -> type[Selector]:
     return method
 
 
-def parse_methods(attn: str | Selector, prefill: str | Selector) -> Selector:
+def parse_methods(
+    attn: str | Selector, prefill: str | Selector, min_mass: float | None = None
+) -> Selector:
     """The methods of decode steps and of prompts as one; they share a state where they are equal.
 
-    Each as text or as the object itself. Raises MethodError.
+    Each as text or as the object itself. min_mass: what `metered` makes of attn, unless None; dense
+    attention stays. Raises MethodError.
     """
     for_decode, for_prefill = _serving(attn, DECODE), _serving(prefill, PREFILL)
+    if min_mass is not None and for_decode != Dense():
+        for_decode = _floored(for_decode, min_mass)
     return for_decode if for_decode == for_prefill else PerRole(for_prefill, for_decode)
+
+
+def _floored(method: Selector, min_mass: float) -> Selector:
+    """The method with a floor, or with another floor. Raises MethodError."""
+    from tamis.select.metered import Metered
+
+    try:
+        if isinstance(method, Metered):
+            return dataclasses.replace(method, mass=min_mass)
+        return Metered(method, mass=min_mass)
+    except ValueError:
+        raise MethodError(f"min_mass is {min_mass}, expected 0 to 1") from None
 
 
 def _serving(given: str | Selector, role: str) -> Selector:

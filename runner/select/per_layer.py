@@ -8,6 +8,7 @@ each combination that occurs.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -76,8 +77,8 @@ class _State(SelectorState):
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._of[layer].decode(rec, layer, q, kv)
 
-    def also_dense(self, rec: Recording, layer: int, sel: Selection) -> list[Rows]:
-        return self._of[layer].also_dense(rec, layer, sel)
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        return self._of[layer].also_attend(rec, layer, rows)
 
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.select.indexer import *
     from tamis.jit_kernels.contract.ops.select.lfps import *
     from tamis.jit_kernels.contract.ops.select.magicpig import *
+    from tamis.jit_kernels.contract.ops.select.metered import *
     from tamis.jit_kernels.contract.ops.select.quest import *
     from tamis.jit_kernels.contract.ops.select.snapkv import *
     from tamis.jit_kernels.contract.ops.select.tactic import *

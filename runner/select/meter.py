@@ -1,0 +1,93 @@
+"""What decode steps hold of dense attention, as `metered` estimates it: counts of masses."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.jit_kernels.contract.ops.select.metered import ALL, METER, WIDER
+
+N_BIN = 1000  # of masses from 0 to 1: quantiles are known to a thousandth
+NOT_MEASURED = -1.0
+
+
+class Mass(NamedTuple):
+    """Estimates over the steps, layers and query heads in which a method chose."""
+
+    n_step: int
+    mass: float  # share of attention that is held, mean
+    mass_p5: float  # what all but 5 % of the cases exceed, to a thousandth
+    chosen: float  # mean share that the method's own choice holds, before anything is read again
+    wider: float  # share of heads that read more units
+    dense: float  # share of heads that read every position
+
+    @property
+    def escalated(self) -> float:
+        """Share of heads that read again."""
+        return self.wider + self.dense
+
+    def rounded(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "steps": self.n_step,
+            "mass": round(self.mass, 4),
+            "mass_p5": round(self.mass_p5, 4),
+            "chosen_mass": round(self.chosen, 4),
+            "escalated": round(self.escalated, 4),
+            "dense": round(self.dense, 4),
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"holds an estimated {self.mass:.3f} of attention, 95 % of the heads at least "
+            f"{self.mass_p5:.3f}; {self.escalated:.0%} of them read more, {self.dense:.0%} all"
+        )
+
+
+class Meter:
+    """The masses of a state's decode steps since `reset`.
+
+    report: f32 [n_layer, n_head, len(METER)], what kernels write of the step that runs.
+    """
+
+    def __init__(self, n_layer: int, n_head: int) -> None:
+        self.report = np.full((n_layer, n_head, len(METER)), NOT_MEASURED, np.float32)
+        self.last = self.report.copy()  # of the last step that was taken
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        self._bins = np.zeros(N_BIN + 1, np.int64)
+        self._sums = np.zeros(4)  # held, chosen, WIDER, ALL
+        self._n_step = 0
+
+    def take(self) -> None:
+        """Count the step whose report was written; nothing where none was."""
+        found = self.report[self.report[..., METER.mass] >= 0].astype(np.float64)
+        self.last[...] = self.report
+        self.report[...] = NOT_MEASURED
+        if not len(found):
+            return
+        held, needed = found[:, METER.held], found[:, METER.needed]
+        bins = np.clip((held * N_BIN).astype(np.int64), 0, N_BIN)
+        self._bins += np.bincount(bins, minlength=N_BIN + 1)
+        sums = held, found[:, METER.mass], needed == WIDER, needed == ALL
+        self._sums += [part.sum() for part in sums]
+        self._n_step += 1
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """What `mass_of` adds up."""
+        return self._bins, self._sums, self._n_step
+
+
+def mass_of(meters: list[Meter]) -> Mass | None:
+    """Of the meters of a session's devices together; None where nothing was measured."""
+    found = [meter.counts() for meter in meters]
+    bins = np.sum([bins for bins, _, _ in found], axis=0)
+    n = int(np.sum(bins))
+    if n == 0:
+        return None
+    held, chosen, wider, dense = np.sum([sums for _, sums, _ in found], axis=0) / n
+    below = int(np.searchsorted(np.cumsum(bins), 0.05 * n, side="right"))
+    n_step = max(n_step for _, _, n_step in found)
+    p5 = min(1.0, below / N_BIN)
+    return Mass(n_step, float(held), p5, float(chosen), float(wider), float(dense))

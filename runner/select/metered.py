@@ -1,0 +1,315 @@
+"""Metered attention: any method at decode, with an estimate of what it left out, and a floor.
+
+Decides: whether what `inner` chose is enough. Of each row of its Selection, `samples` positions are
+drawn from those that it left out; their exact logits give, without bias, the sum of exponentials
+that was dropped, and with the log-sum-exp of attention the share of attention that each head holds.
+Where the estimate of a head is below `mass`, its row reads again: what was chosen, and units of
+neighbouring positions from the best score on, as many as the samples ask for; every position where
+that would be more than half of them. `mass=0` measures only.
+
+The proposal is the same for every method: the scores of mean keys, of units of 16 positions or, in
+long contexts, of as many that there are at most N_UNIT units; three tenths of the chance are equal
+shares, so that no sample stands for more than 10 / 3 of what a uniform one would. Random numbers
+are a function of seed, position, layer and row: a run repeats to the bit.
+Layers in which `inner` reads everything are left alone. Where it weighs samples itself (log
+weights), its choice is attended once more without them.
+State: mean keys, (d + 8) / unit bytes a key; `inner`'s.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
+from tamis.select.base import (
+    BLOCK,
+    DECODE,
+    Bound,
+    Recording,
+    Rows,
+    Selector,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+)
+from tamis.select.meter import Meter
+
+UNIT, N_UNIT = 16, 1024
+EVEN = 0.3  # of the chances: equal shares
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """inner: the method that chooses. mass: what each head holds, as far as samples tell."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    inner: Selector
+    mass: float = 0.95
+    samples: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not 0 <= self.mass <= 1:
+            raise ValueError(f"mass is {self.mass}, expected 0 to 1")
+        if not 1 <= self.samples <= 4096:
+            raise ValueError(f"samples is {self.samples}, expected 1 to 4096")
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence."""
+        return MeteredState(self, shape, self.inner.open(shape))
+
+
+class MeteredState(SelectorState):
+    """The inner state, and the ops that weigh what it left out."""
+
+    def __init__(self, params: Metered, shape: SelectorShape, inner: SelectorState) -> None:
+        super().__init__(shape)
+        self._params, self.inner = params, inner
+        self.freezing, self.sharing, self.planned = inner.freezing, inner.sharing, inner.planned
+        self.meter = Meter(shape.n_layer, shape.n_head)
+        self.lse = np.zeros((1, shape.n_head), np.float32)
+        self._unit = UNIT
+        while shape.n_ctx > N_UNIT * self._unit:
+            self._unit *= 2
+        self._n_unit = -(-shape.n_ctx // self._unit)
+        self._room, _ = ops.hip_room(self._n_unit, self._n_unit)
+        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)
+        self.counters = (self._filled, *inner.counters)
+        self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
+        self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
+        # Used within a layer: one for all that have as many rows and blocks as large.
+        self._scratch: dict[int, dict[str, Any]] = {}
+        self._wider: dict[tuple[int, int], Selection] = {}
+        row = (1, shape.n_head, shape.head_dim)
+        self._again = {name: np.zeros(row, np.float32) for name in ("wider", "dense", "plain")}
+        self._again_lse = {name: np.zeros((1, shape.n_head), np.float32) for name in self._again}
+        n_all = -(-shape.n_ctx // BLOCK)
+        self._all = Selection(
+            indptr=np.zeros(shape.n_head_kv + 1, np.int32),
+            indices=np.tile(np.arange(n_all, dtype=np.int32), shape.n_head_kv),
+            block=BLOCK,
+            q_block=1,
+            n_row=shape.n_head_kv,
+        )
+        self._asked: tuple[np.ndarray, KVView] | None = None  # of the layer being recorded
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        self._asked = q, kv
+        return self.inner.decode(rec, layer, q, kv)
+
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        yield from self.inner.also_attend(rec, layer, rows)
+        if not self._measures(rec, layer, rows.sel):
+            return
+        assert self._asked is not None and rows.lse is not None
+        q, kv = self._asked
+        sel, lse = rows.sel, rows.lse
+        if sel.log_weight is not None:
+            sel, lse = sel._replace(log_weight=None), self._again_lse["plain"]
+            yield Rows(rec.step, 1, sel, self._again["plain"], lse=lse)
+        self._record_means(rec, layer, kv)
+        self._record_samples(rec, layer, q, kv, sel, lse)
+        if self._params.mass == 0:
+            return
+        wider = self._record_wider(rec, sel)
+        for name, again in (("wider", wider), ("dense", self._all)):
+            yield Rows(rec.step, 1, again, self._again[name], lse=self._again_lse[name])
+        self._lse = rows.lse
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        self.inner.correct(rec, layer, q, kv, sel, out)
+        if self._params.mass == 0 or not self._measures(rec, layer, sel):
+            return
+        assert self.meter is not None
+        rec.program.add(
+            ops.METER_TAKE,
+            (self.shape.head_dim,),
+            needs=self._scratch[sel.n_row]["needs"],
+            whole=self._all.indptr,
+            wider=self._again["wider"],
+            wider_lse=self._again_lse["wider"],
+            dense=self._again["dense"],
+            dense_lse=self._again_lse["dense"],
+            out=out,
+            lse=self._lse,
+            report=self.meter.report[layer],
+            n_row=sel.n_row,
+            n_head=self.shape.n_head,
+            n_head_kv=self.shape.n_head_kv,
+        )
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        self.inner.observe(rec, layer, q, kv, sel)
+        if rec.n_tok > 1 and not self.shape.window[layer]:
+            self._record_means(rec, layer, kv)
+
+    def truncate(self, n_tokens: int) -> None:
+        self.inner.truncate(n_tokens)
+        np.minimum(self._filled, n_tokens // self._unit, out=self._filled)
+
+    def phase(self, step: int) -> str:
+        return self.inner.phase(step)
+
+    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        return self.inner.reads_all(rec, layer, sel)
+
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
+        return self.inner.bounds(layer, report)
+
+    @property
+    def n_recall(self) -> int:
+        """The inner method's."""
+        return self.inner.n_recall
+
+    def _measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        """Whether anything is left out in a layer."""
+        own = self.shape.window[layer]
+        return rec.n_tok == 1 and not own and not self.inner.reads_all(rec, layer, sel)
+
+    def _record_means(self, rec: Recording, layer: int, kv: KVView) -> None:
+        shape = self.shape
+        if layer not in self._means:
+            size = (shape.n_head_kv, self._room, shape.head_dim)
+            self._means[layer] = {
+                "means": zeros(size, np.uint8),
+                "extents": zeros((shape.n_head_kv, self._room // 4, 2, 4), np.float32),
+            }
+        rec.program.add(
+            ops.HIP_MEANS,
+            (shape.head_dim, kv.types[0]),
+            step=rec.step,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            filled=self._filled[layer],
+            sums=self._sums,
+            n_head_kv=shape.n_head_kv,
+            room=self._room,
+            top=0,
+            block=self._unit,
+            **self._means[layer],
+        )
+
+    def _rows(self, n_row: int) -> dict[str, Any]:
+        """Buffers of n_row rows."""
+        if n_row not in self._scratch:
+            shape, n, n_unit = self.shape, self._params.samples, self._n_unit
+            group = shape.n_head // n_row
+            work = ops.meter_work(shape.head_dim, group, self._room)
+            self._scratch[n_row] = {
+                "left": np.zeros((n_row, n_unit), np.int32),
+                "scores": np.zeros((n_row, n_unit), np.float32),
+                "indptr": np.arange(n_row + 1, dtype=np.int32) * n,
+                "indices": np.zeros((n_row, n), np.int32),
+                "factors": np.zeros((n_row, n), np.float64),
+                "work": zeros((n_row, work), np.float32),
+                "weights": np.zeros((n_row, group, n + 1), np.float64),
+                "units": np.zeros((n_row, n), np.int32),
+                "order": np.zeros((n_row, n), np.int32),
+                "line": zeros((n_row, shape.head_dim), np.float32),
+                "needs": np.zeros(n_row, np.int32),
+                "bars": np.zeros(n_row, np.float32),
+            }
+        return self._scratch[n_row]
+
+    def _record_samples(
+        self,
+        rec: Recording,
+        layer: int,
+        q: np.ndarray,
+        kv: KVView,
+        sel: Selection,
+        lse: np.ndarray,
+    ) -> None:
+        assert self.meter is not None
+        p, shape, own = self._params, self.shape, self._rows(sel.n_row)
+        group, of_mean = shape.n_head // sel.n_row, shape.head_dim + 8
+        both = {
+            "step": rec.step,
+            "q": q,
+            "lse": lse,
+            "n_row": sel.n_row,
+            "heads_per_kv": shape.group,
+            "n_head_kv": shape.n_head_kv,
+            "unit": self._unit,
+            "n_unit": self._n_unit,
+            "n_sample": p.samples,
+            "scale": shape.scale,
+        }
+        names = ("left", "scores", "indices", "factors")
+        both |= {name: own[name] for name in names}
+        rec.program.add(
+            ops.METER_SAMPLE,
+            (shape.head_dim, group),
+            cost=lambda n_tok, pos: (sel.n_row * of_mean * (pos // self._unit), 0),
+            chosen=sel.indptr,
+            blocks=sel.indices,
+            block=sel.block,
+            work=own["work"],
+            room=self._room,
+            layer=layer,
+            seed=p.seed,
+            even=EVEN,
+            **self._means[layer],
+            **both,
+        )
+        key_bytes = kv.k[0, 0, 0].nbytes
+        names = ("indptr", "weights", "units", "order", "line", "needs", "bars")
+        rec.program.add(
+            ops.METER_WEIGH,
+            (shape.head_dim, group, 1, kv.types[0]),
+            cost=lambda n_tok, pos: (sel.n_row * p.samples * key_bytes, 0),
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            report=self.meter.report[layer],
+            block=1,
+            window=0,
+            stride=1,
+            least=p.mass,
+            **{name: own[name] for name in names},
+            **both,
+        )
+
+    def _record_wider(self, rec: Recording, sel: Selection) -> Selection:
+        """Record what is read again; the Selection of rows that need more than was chosen."""
+        shape, own = self.shape, self._rows(sel.n_row)
+        grain = math.gcd(sel.block, self._unit)
+        if (sel.n_row, grain) not in self._wider:
+            self._wider[sel.n_row, grain] = Selection(
+                indptr=np.zeros(sel.n_row + 1, np.int32),
+                indices=np.zeros(sel.n_row * -(-shape.n_ctx // grain), np.int32),
+                block=grain,
+                q_block=1,
+                n_row=sel.n_row,
+            )
+        wider = self._wider[sel.n_row, grain]
+        rec.program.add(
+            ops.METER_WIDEN,
+            step=rec.step,
+            chosen=sel.indptr,
+            blocks=sel.indices,
+            indptr=wider.indptr,
+            indices=wider.indices,
+            whole=self._all.indptr,
+            n_row=sel.n_row,
+            n_head_kv=shape.n_head_kv,
+            block=sel.block,
+            grain=grain,
+            unit=self._unit,
+            n_unit=self._n_unit,
+            n_all=len(self._all.indices) // shape.n_head_kv,
+            **{name: own[name] for name in ("left", "scores", "needs", "bars")},
+        )
+        return wider
+
+
+METHOD = Metered
