@@ -1,4 +1,6 @@
-"""Whether kernels compute on this machine what they should: products, attention, norms, gates.
+"""Whether the kernels that every model runs compute on this machine what they should.
+
+Products, attention, RoPE and the KV append, norms, gates, embedding and the choice of logits.
 
 A kernel is run once, on one thread, over numbers drawn from a fixed seed, and compared with NumPy
 in float64: when it is mapped for the first time here, whether it came along or was compiled. Other
@@ -167,23 +169,51 @@ def _matmul(spec: KernelSpec, address: Address) -> _Found | None:
     return y, np.concatenate([x[:1], x]) @ w.T
 
 
-def _page(type: str, head_dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A page of one head's keys or values, and what they are in float64 [PAGE, head_dim]."""
-    rng = np.random.default_rng(seed)
+def _pages(type: str, head_dim: int) -> np.ndarray:
+    """A page of one head's keys or values, all zeros."""
+    # An array of float16 rows is a two-dimensional one.
+    return (
+        zeros((PAGE, head_dim), np.float16)
+        if type == "f16"
+        else zeros(PAGE, kv_row(type, head_dim))
+    )
+
+
+def _values(rows: np.ndarray, type: str) -> np.ndarray:
+    """What the rows of a page are, float64 [PAGE, head_dim]."""
     if type == "f16":
-        halves = zeros((PAGE, head_dim), np.float16)
-        halves[...] = rng.standard_normal(halves.shape)
-        return halves, halves.astype(np.float64)
-    rows = zeros(PAGE, kv_row(type, head_dim))
-    rows["d"] = rng.uniform(0.005, 0.01, rows["d"].shape) * (1 if type == "q8_0" else 20)
+        return rows.astype(np.float64)
     if type == "q8_0":
-        rows["q"] = rng.integers(-127, 128, rows["q"].shape)
         q = rows["q"].astype(np.float64)
     else:
-        rows["q"] = rng.integers(0, 256, rows["q"].shape)
         pairs = rows["q"].reshape(PAGE, -1, KV_BLOCK // 2)
         q = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(PAGE, -1) - 8.0
-    return rows, q * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=1)
+    return q * np.repeat(rows["d"].astype(np.float64), KV_BLOCK, axis=1)
+
+
+def _kept(x: np.ndarray, type: str) -> np.ndarray:
+    """What is left of a row that is kept in a page, see ROPE_APPEND."""
+    if type == "f16":
+        return x.astype(np.float16)
+    blocks = x.reshape(-1, KV_BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
+    if type == "q8_0":
+        d = np.abs(largest) / 127
+        return (np.round(blocks / d) * d).reshape(-1)
+    d = largest / -8
+    return ((np.minimum(np.floor(blocks / d + 8.5), 15) - 8) * d).reshape(-1)
+
+
+def _drawn_page(type: str, head_dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A page of one head's keys or values, and what they are in float64 [PAGE, head_dim]."""
+    rng, rows = np.random.default_rng(seed), _pages(type, head_dim)
+    if type == "f16":
+        rows[...] = rng.standard_normal(rows.shape)
+        return rows, _values(rows, type)
+    rows["d"] = rng.uniform(0.005, 0.01, rows["d"].shape) * (1 if type == "q8_0" else 20)
+    low, high = (-127, 128) if type == "q8_0" else (0, 256)
+    rows["q"] = rng.integers(low, high, rows["q"].shape)
+    return rows, _values(rows, type)
 
 
 def _attend(spec: KernelSpec, address: Address) -> _Found:
@@ -191,7 +221,9 @@ def _attend(spec: KernelSpec, address: Address) -> _Found:
     assert isinstance(head_dim, int)
     assert isinstance(group, int)
     assert isinstance(n_tok, int)
-    (k, keys), (v, values) = _page(str(type_k), head_dim, 1), _page(str(type_v), head_dim, 2)
+    (k, keys), (v, values) = (
+        _drawn_page(str(type), head_dim, seed) for seed, type in enumerate((type_k, type_v), 1)
+    )
     q, pos, block, table = _normal(n_tok, group, head_dim), 40, 16, np.zeros(1, np.int32)
     out = np.zeros_like(q)
     _run(
@@ -208,10 +240,111 @@ def _attend(spec: KernelSpec, address: Address) -> _Found:
     return out, weights / weights.sum(axis=2, keepdims=True) @ values
 
 
+def _turned(x: np.ndarray, angle: np.ndarray, neox: bool) -> np.ndarray:
+    """Heads rotated by angles [n_half], in float64: pairs (i, i + n_half) where neox."""
+    first = np.arange(len(angle)) * (1 if neox else 2)
+    a, b = first, first + (len(angle) if neox else 1)
+    y, cos, sin = x.astype(np.float64), np.cos(angle), np.sin(angle)
+    y[..., a], y[..., b] = (
+        y[..., a] * cos - y[..., b] * sin,
+        y[..., a] * sin + y[..., b] * cos,
+    )
+    return y
+
+
+def _normed(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + eps) * w
+
+
+def _angles(head_dim: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """Angles of one position, and the fields of an op that have them."""
+    angle = np.linspace(0.1, 3, head_dim // 2)
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    return angle, {"cos": cos, "sin": sin, "n_half": len(angle)}
+
+
+def _rope_table(spec: KernelSpec, address: Address) -> _Found:
+    inv_freq = 10000.0 ** -np.linspace(0, 0.9, 20)
+    out = np.zeros((2, 3, 20), np.float32)
+    _run(
+        spec, address, step=_step(3, 1000), inv_freq=inv_freq, cos=out[0], sin=out[1], n_half=20,
+        scale=1.5,
+    )  # fmt: skip
+    angles = np.arange(1000, 1003)[:, None] * inv_freq
+    return out, 1.5 * np.stack([np.cos(angles), np.sin(angles)])
+
+
+def _rope_heads(spec: KernelSpec, address: Address) -> _Found:
+    head_dim, neox, order = spec.constants
+    assert isinstance(head_dim, int)
+    angle, fields = _angles(head_dim)
+    x, w = _normal(1, 2, head_dim), _normal(head_dim)
+    y = x.copy()
+    _run(spec, address, step=_step(1), x=y, norm=w, n_head=2, norm_step=0, eps=1e-6, **fields)
+    if order == "norm":
+        return y, _turned(_normed(x, w, 1e-6), angle, bool(neox))
+    return y, _normed(_turned(x, angle, bool(neox)), w, 1e-6)
+
+
+def _rope_append(spec: KernelSpec, address: Address) -> _Found:
+    """Two query heads and one KV head at position 5; what its page then has."""
+    head_dim, neox, *types = spec.constants
+    assert isinstance(head_dim, int)
+    angle, fields = _angles(head_dim)
+    x, w = _normal(4, head_dim), np.abs(_normal(head_dim))
+    heads, table = x.copy(), np.zeros(1, np.int32)
+    pages = [_pages(str(type), head_dim) for type in types]
+    _run(
+        spec, address, step=_step(1, 5), q=heads[:2], k=heads[2], v=heads[3], q_norm=w, k_norm=w,
+        k_pages=pages[0], v_pages=pages[1], k_table=table, v_table=table, n_head=2, n_head_kv=1,
+        eps=1e-6, **fields,
+    )  # fmt: skip
+    expected = [*_turned(_normed(x[:3], w, 1e-6), angle, bool(neox)), x[3].astype(np.float64)]
+    found = [_values(page, str(type))[5] for page, type in zip(pages, types, strict=True)]
+    kept = [_kept(row, str(type)) for row, type in zip(expected[2:], types, strict=True)]
+    return np.concatenate([*heads[:2], *found]), np.concatenate([*expected[:2], *kept])
+
+
+def _logit_parts(spec: KernelSpec, address: Address) -> _Found:
+    """The best of two parts in order, as the ids say and as the values do, and the sums."""
+    logits, n_best = _normal(2, 50), 4
+    ids, values = np.zeros((2, n_best), np.int32), np.zeros((2, n_best), np.float32)
+    sums = np.zeros((2, 2), np.float32)
+    _run(
+        spec, address, logits=logits, ids=ids, values=values, sums=sums, n_vocab=100,
+        n_best=n_best, n_part=2,
+    )  # fmt: skip
+    wide, named = logits.astype(np.float64), logits.reshape(-1)[np.clip(ids, 0, 99)]
+    best, top = np.sort(wide)[:, -n_best:], wide.max(axis=1, keepdims=True)
+    total = np.exp(wide - top).sum(axis=1, keepdims=True)
+    found = [np.sort(named), np.sort(values), sums[:, :1], np.log(sums[:, 1:])]
+    return np.hstack(found), np.hstack([best, best, top, np.log(total)])
+
+
+def _logit_best(spec: KernelSpec, address: Address) -> _Found:
+    values, ids = _normal(2, 4), np.arange(10, 18, dtype=np.int32)
+    sums = np.array([[3, 2], [4, 5]], np.float32)
+    best, order = np.zeros((2, 4), np.float32), np.argsort(-values, axis=None)[:4]
+    best_ids, total = np.zeros(4, np.int32), np.zeros(2, np.float32)
+    _run(
+        spec, address, ids=ids, values=values, sums=sums, best_ids=best_ids, best_values=best[0],
+        total=total, n_best=4, n_part=2,
+    )  # fmt: skip
+    best[1] = values.reshape(-1)[np.clip(best_ids - 10, 0, 7)]
+    expected = np.tile(values.reshape(-1)[order].astype(np.float64), 2)
+    return np.hstack([*best, total]), np.hstack([expected, 4, 5 + 2 * np.exp(-1)])
+
+
 _CHECKS: dict[ops.Op, Callable[[KernelSpec, Address], _Found | None]] = {
     ops.GATE: _gate,
     ops.RMS_NORM: _rms_norm,
     ops.EMBED: _embed,
     ops.MATMUL: _matmul,
     ops.ATTEND: _attend,
+    ops.ROPE_TABLE: _rope_table,
+    ops.ROPE_HEADS: _rope_heads,
+    ops.ROPE_APPEND: _rope_append,
+    ops.LOGIT_PARTS: _logit_parts,
+    ops.LOGIT_BEST: _logit_best,
 }

@@ -14,6 +14,7 @@ import pytest
 from serve_process import ServeProcess
 from serving import ThreadProcess, local_model, local_server
 from starlette.testclient import TestClient
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.drop_in.completion import Piece, Request
 from tamis.bindings.drop_in.sampling import Sampling
@@ -352,6 +353,27 @@ def test_a_model_file_that_is_cut_off_ends_no_server(path, tmp_path):
         os.kill(server.model_pid(), signal.SIGBUS)
         until(lambda: "SIGBUS" in server.log.read_text())
         assert stream(server, asked(0, max_tokens=2)) == (text, None)
+
+
+def test_a_model_file_cut_off_within_a_step_ends_that_request_cleanly(tmp_path):
+    """Pages of the mapping that are gone are SIGBUS: that request's error, and a new process."""
+    mine, whole = tmp_path / "mine.gguf", tmp_path / "whole.gguf"
+    write_tiny_model(whole, TinySpec("llama", "F16", embd=512, layers=12))
+    shutil.copy(whole, mine)
+    prompt = [5 + i % 90 for i in range(480)]  # one step of about a second
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    with ServeProcess(mine, tmp_path, "-c", "512", "--parallel", "1") as server:
+        assert server.post(asked(0, max_tokens=1), TEXT)[0] == 200
+        cut = threading.Timer(0.2, os.truncate, (mine, 1 << 16))
+        cut.start()
+        status, reply = server.post(body, TEXT)
+        cut.join()
+        assert (status, reply["error"]["code"]) in ((503, "not_loaded"), (503, "process_ended"))
+        assert "SIGBUS" in server.log.read_text()
+        assert "Traceback" not in server.log.read_text()
+        assert server.get("/health")[0] == 200
+        shutil.copy(whole, mine)
+        assert server.post(body, TEXT)[0] == 200
 
 
 def test_no_process_is_left_behind(path, tmp_path):

@@ -25,6 +25,13 @@ KERNELS = [
     KernelSpec(ops.ATTEND, (64, 2, 16, *F16)),
     KernelSpec(ops.ATTEND, (64, 7, 1, *Q8_0)),
     KernelSpec(ops.ATTEND, (256, 4, 1, *Q4_0)),
+    KernelSpec(ops.ROPE_TABLE, ()),
+    KernelSpec(ops.ROPE_HEADS, (64, 0, "norm")),
+    KernelSpec(ops.ROPE_HEADS, (64, 1, "rope")),
+    KernelSpec(ops.ROPE_APPEND, (64, 1, *F16)),
+    KernelSpec(ops.ROPE_APPEND, (64, 0, "q8_0", "q4_0")),
+    KernelSpec(ops.LOGIT_PARTS, ()),
+    KernelSpec(ops.LOGIT_BEST, ()),
 ]
 
 
@@ -51,7 +58,10 @@ def test_right_kernels_pass(loaded, spec):
     assert self_test.passes(spec, lambda s: loaded._addresses.get(s.symbol)) is True
 
 
-@pytest.mark.parametrize("spec", [GATE, KERNELS[7]], ids=lambda spec: spec.symbol)
+WRONG = [GATE, KERNELS[7], KernelSpec(ops.ROPE_APPEND, (64, 1, *F16))]
+
+
+@pytest.mark.parametrize("spec", WRONG, ids=lambda spec: spec.symbol)
 def test_wrong_constants_are_noticed(loaded, spec):
     code = damaged(loaded._code.take([spec])[spec.symbol])
     addresses = load_code({spec.symbol: code})

@@ -102,17 +102,9 @@ class Guard:
         Such a page can send some types without asking this server first, but not without an Origin
         or Sec-Fetch-Site; application/json is not among them, and no preflight is granted.
         """
-        try:
-            origin = urlsplit(headers.get("origin", ""))
-            foreign = (
-                origin.scheme in ("http", "https") and origin.hostname not in self._access.hosts
-            )
-        except ValueError:
-            foreign = True
-        if foreign:
-            return ApiError(
-                403, "this server does not answer to pages of that Origin", code="origin"
-            )
+        if not self._may_ask(headers.get("origin", "")):
+            message = "this server does not answer to pages of that Origin"
+            return ApiError(403, message, code="origin")
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -121,6 +113,14 @@ class Guard:
         if named and kind != "application/json":
             return ApiError(415, "the body must be application/json", code="content_type")
         return None
+
+    def _may_ask(self, origin: str) -> bool:
+        """Whether an Origin is none of a site, or one of a host that this server is called by."""
+        try:
+            url = urlsplit(origin)
+            return url.scheme not in ("http", "https") or url.hostname in self._access.hosts
+        except ValueError:
+            return False
 
 
 _SAFE = (
