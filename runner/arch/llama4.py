@@ -81,5 +81,6 @@ ARCH = Arch(
     score_experts="sigmoid",
     normalize_experts=False,
     keys=("attention.scale",),
+    nonzero=("attention.sliding_window",),  # there llama.cpp stops: its last layer has no scale
     derived=_derived,
 )

@@ -57,7 +57,7 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     """
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
-    hp = HParams.from_gguf(file, keys, arch.refused, full_first=arch.full_first)
+    hp = HParams.from_gguf(file, keys, arch.refused, arch.nonzero, full_first=arch.full_first)
     hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
     arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
     if scaling is not None:
@@ -68,7 +68,7 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
             raise file.error(f"{name} is {n}, only multiples of {unit} are supported")
     if arch.recurrent is not None and not hp.recurrent:
         hp = replace(hp, recurrent=arch.recurrent(hp))
-    weights = load_weights(file, hp, arch.tensors, arch.unread)
+    weights = load_weights(file, hp, arch.tensors, arch.unread, arch.block)
     factors = _factors(weights.top, hp, arch)
     ropes = [rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[0])]
     if factors[1] is not None:

@@ -25,7 +25,9 @@ class IndexerState(SelectorState):
         self.index: Index | None = None  # of the layer that is being recorded
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        """Record the choice for each token of a chunk."""
+        """Record the choice for each token of a chunk; layers with a window need none."""
+        if self.shape.window[layer]:
+            return super().prefill(rec, layer, q, kv)
         most = min(self._indexer.top_k, self.shape.n_ctx)
         if rec.n_tok not in self._selections:
             self._selections[rec.n_tok] = Selection(
@@ -62,4 +64,4 @@ class IndexerState(SelectorState):
         )
         return selection
 
-    decode = prefill
+    decode = prefill  # and in layers with a window all that a step sees

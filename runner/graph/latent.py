@@ -21,7 +21,7 @@ from tamis.graph.recurrent import Part, copied, gated, normed_part
 from tamis.model.hparams import HParams
 
 
-def latent_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+def latent_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     """Shapes of a layer's tensors."""
     n, n_embd, n_head = hp.latent, hp.n_embd, hp.n_head
     n_plain = n.n_key - hp.n_rot
@@ -36,6 +36,8 @@ def latent_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
         "attn_v_b": (n_head, n.n_value, n.n_latent),
         "attn_kv_b": (n_head * (n_plain + n.n_value), n.n_latent),  # both, of older files
         "attn_output": (n_embd, n_head * n.n_value),
+        "attn_gate": (f"{n_head}|{n_head * n.n_value}", n_embd),  # of each head, or element
+        "attn_k_norm": (hp.n_rot,),  # of the rotated key
         "indexer.attn_q_b": (hp.indexer.n_head * hp.indexer.n_key, n.n_query),
         "indexer.attn_k": (hp.indexer.n_key, n_embd),
         "indexer.k_norm": (hp.indexer.n_key,),
@@ -64,6 +66,15 @@ def yarn_scaled(hp: HParams) -> dict[str, Any]:
 def latent_attention(g: Graph, il: int, h: Source) -> Product:
     """Attention of the rows h by latents."""
     return linear(g, latent_attended(g, il, h), g.weights(il).attn_output)
+
+
+def gated_latent_attention(g: Graph, il: int, h: Source) -> Product:
+    """As latent_attention; its output is times the sigmoid of a gate of each element, or head."""
+    w, n_head, n = g.weights(il), g.hp.n_head, g.hp.latent.n_value
+    (gate,) = linears(g, h, w.attn_gate)
+    out, each = latent_attended(g, il, h), gate.shape[1] // n_head
+    gates, heads = Part(gate, 0, each, n_head, each), Part(out, 0, n, n_head, n)
+    return linear(g, gated(g, "gated_att", gates, "sigmoid", heads), w.attn_output)
 
 
 def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
@@ -98,7 +109,10 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
     )
 
     k = g.ws.rows("k_latent", width)
-    copied(g, Part(kv, n_latent, n_rot), Part(k, 0, n_rot))
+    if w.attn_k_norm:
+        normed_part(g, Part(kv, n_latent, n_rot), w.attn_k_norm, Part(k, 0, n_rot))
+    else:
+        copied(g, Part(kv, n_latent, n_rot), Part(k, 0, n_rot))
     normed_part(g, Part(kv, 0, n_latent), w.attn_kv_a_norm, Part(k, n_rot, n_latent))
 
     angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))

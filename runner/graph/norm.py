@@ -22,7 +22,8 @@ def norm(
     """The rows norm(x) * w: of root mean squares, computed by whatever reads them.
 
     step: which rows of x; all of the recording's where None. Of mean and variance, where the
-    architecture has those: computed now, into a buffer of the tensor's name. eps: 0: the model's.
+    architecture has those, and norms with a bias: computed now, into a buffer of the tensor's name.
+    eps: 0: the model's.
     """
     arch, n = g.model.arch, x.shape[1]
     if arch.norm == "layer":
@@ -30,7 +31,12 @@ def norm(
         record_layer_norm(g, x, y, w.vector if arch.weighted else None, w.bias, step=step)
         return Source(y)
     weights = w.vector if arch.weighted else ones(n)
-    return Source(x, "norm", weights, eps or g.hp.rms_eps, step)
+    rows = Source(x, "norm", weights, eps or g.hp.rms_eps, step)
+    if w.bias is None:
+        return rows
+    y = record_norm(g, rows, g.ws.rows(w.label, n))
+    record_row_added(g, y, w.bias, step)
+    return Source(y)
 
 
 @cache
@@ -79,6 +85,14 @@ def record_rows_added(g: Graph, table: np.ndarray) -> None:
     g.rec.program.add(
         ops.ADD_POSITIONS, step=g.rec.step, x=g.x, table=table, n=n, stride=n * (len(table) > 1)
     )
+
+
+def record_row_added(
+    g: Graph, x: np.ndarray, row: np.ndarray, step: np.ndarray | None = None
+) -> None:
+    """Record x += one row, for all rows of x; f32 [n_tok, n] and [n]."""
+    step = g.rec.step if step is None else step
+    g.rec.program.add(ops.ADD_POSITIONS, step=step, x=x, table=row, n=row.size, stride=0)
 
 
 def mapped(
@@ -166,7 +180,7 @@ def record_norm(g: Graph, rows: Source, y: np.ndarray, *, add: bool = False) -> 
     g.rec.program.add(
         ops.RMS_NORM,
         (int(add),),
-        step=g.rec.step,
+        step=g.rec.step if rows.step is None else rows.step,
         x=rows.x,
         w=rows.other,
         y=y,

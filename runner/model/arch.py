@@ -32,6 +32,7 @@ class Arch:
     long_factors: bool = False  # LongRoPE: others divide them beyond the first training context
     keys: tuple[str, ...] = ()  # keys of hparams.py that the architecture reads
     refused: tuple[str, ...] = ()  # keys that llama.cpp reads there and no graph here
+    nonzero: tuple[str, ...] = ()  # keys that may be absent, but not 0: that is another graph
     unread: tuple[str, ...] = ()  # tensors that llama.cpp has no use for: "attn_output.bias"
     derived: Callable[[HParams], dict[str, Any]] | None = None  # fields of HParams to be set
     # facts(hp): fields of this record that depend on the file.
@@ -48,5 +49,7 @@ class Arch:
     layer: Callable[[Any, int], None] | None = None
     # tensors(hp): those of a layer beside weights.LAYER_TENSORS, and their shapes.
     tensors: Callable[[Any], Mapping[str, tuple[int | str, ...]]] | None = None
+    # block(hp, il): whose tensors a layer has, where layers share them; None: each has its own.
+    block: Callable[[Any, int], int] | None = None
     # recurrent(hp): the layers with a state, where the file has no list of them.
     recurrent: Callable[[Any], tuple[int, ...]] | None = None

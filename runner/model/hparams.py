@@ -147,6 +147,7 @@ class HParams:
     has_rms_eps: bool = field(default=False, repr=False)  # beside that of mean and variance
     gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
     yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
+    stacks: tuple[int, int, int] = field(default=(0, 0, 0), repr=False)  # see STACKS
     parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
     activation: str = field(default="", repr=False)  # of gates, as the file names it
 
@@ -199,17 +200,20 @@ class HParams:
         file: GGUFFile,
         keys: Collection[str] = (),
         refused: Collection[str] = (),
+        nonzero: Collection[str] = (),
         *,
         full_first: bool = False,
     ) -> "HParams":
         """Read and check the hyperparameters. Raises GGUFError naming the key.
 
         keys: those of OPTIONAL_KEYS that this architecture reads. refused: those that it has in
-        llama.cpp, but not here: an error where they have an effect. full_first: of layers that a
-        period of windows is given for, the first has none, else the last.
+        llama.cpp, but not here: an error where they have an effect. nonzero: those that are an
+        error where the file says 0. full_first: of layers that a period of windows is given for,
+        the first has none, else the last.
         """
         reader = _Reader(file, keys, full_first=full_first)
         reader.refuse(refused)
+        reader.refuse_zero(nonzero)
         return reader.hparams()
 
 
@@ -249,12 +253,14 @@ NUMBERS = {
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 LATENT = "attention.kv_lora_rank"  # and the other widths of latent attention
 TOP_K = "attention.indexer.top_k"
+# Of hierarchical reasoning: layers of a stack, high cycles, low cycles of each.
+STACKS = "hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
-    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, *STACKS),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
@@ -286,6 +292,13 @@ class _Reader:
             value = self._file.metadata.get(f"{self._arch}.{key}")
             if value is not None and np.any(np.asarray(value) != 0):
                 self._fail(key, f"is {value!r}, which is not supported; only 0 is")
+
+    def refuse_zero(self, keys: Collection[str]) -> None:
+        """Raise GGUFError where the file has one of these keys, and it is 0."""
+        for key in keys:
+            value = self._file.metadata.get(f"{self._arch}.{key}")
+            if value is not None and not np.any(np.asarray(value) != 0):
+                self._fail(key, "is 0, which is not supported: leave it out, or give it a value")
 
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
@@ -339,6 +352,7 @@ class _Reader:
             has_rms_eps=LAYER_NORM_EPS in self._keys and self._number(RMS_EPS, 0, 1, default=0) > 0,
             parallel=self._flag(PARALLEL),
             activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
+            stacks=self._stacks(),
             **self._numbers(),
         )
 
@@ -460,13 +474,19 @@ class _Reader:
         n_key = self._count("attention.key_length", MAX_HEAD_DIM)
         n_value = self._count("attention.value_length", MAX_HEAD_DIM)
         return Latent(
-            n_latent=self._count(LATENT, MAX_HEAD_DIM),
+            n_latent=self._width(LATENT) or self._count(LATENT, MAX_HEAD_DIM),
             n_query=self._count("attention.q_lora_rank", MAX_EMBD, default=0, least=0),
-            n_key=self._count("attention.key_length_mla", MAX_HEAD_DIM, default=0, least=0)
-            or n_key,
-            n_value=self._count("attention.value_length_mla", MAX_HEAD_DIM, default=0, least=0)
-            or n_value,
+            n_key=self._width("attention.key_length_mla") or n_key,
+            n_value=self._width("attention.value_length_mla") or n_value,
         )
+
+    def _width(self, key: str) -> int:
+        """A width of latent attention, 0: unsaid. Raises GGUFError where windows have another."""
+        n = self._count(key, MAX_HEAD_DIM, default=0, least=0)
+        swa = self._count(f"{key}_swa", MAX_HEAD_DIM, default=0, least=0)
+        if swa not in (0, n):
+            self._fail(f"{key}_swa", f"is {swa}, but {key} is {n}: only equal ones are supported")
+        return n
 
     def _layers(self, n_embd: int) -> tuple[LayerShape, ...]:
         """The shape of each layer, where a file may give one value a layer."""
@@ -489,6 +509,15 @@ class _Reader:
             LayerShape(h, kv, swa if window else full, ff)
             for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
         )
+
+    def _stacks(self) -> tuple[int, int, int]:
+        """Raises GGUFError where the file has not as many layers as all passes have together."""
+        if not set(STACKS) <= set(self._keys):
+            return 0, 0, 0
+        n, n_high, n_low = (self._count(key, MAX_LAYER) for key in STACKS)
+        if (n_layer := self._n_layer()) != n * n_high * (n_low + 1):
+            self._fail("block_count", f"is {n_layer}, expected {n} * {n_high} * ({n_low} + 1)")
+        return n, n_high, n_low
 
     def _nope_layers(self) -> tuple[int, ...]:
         n_layer = self._n_layer()

@@ -33,6 +33,7 @@ TENSORS = {
     "per_layer_proj_norm": "n_embd_layer",
     "altup_proj": "3 n_embd n_embd",
     "altup_unembd_proj": "3 n_embd n_embd",
+    "hrm.z_l_init": "n_embd",
 }
 LAYER_TENSORS = {
     "attn_norm": "n_embd",
@@ -205,11 +206,12 @@ def load_weights(
     hp: HParams,
     more: Callable[[HParams], Mapping[str, tuple[int | str, ...]]] | None = None,
     unread: tuple[str, ...] = (),
+    block: Callable[[HParams, int], int] | None = None,
 ) -> Weights:
     """Views of the file's tensors. Raises GGUFError for a misshapen tensor.
 
     more: shapes of a layer's tensors by its own, beside or instead of those of LAYER_TENSORS.
-    unread: biases that are left out, without their layers.
+    unread: biases that are left out, without their layers. block: whose tensors a layer has.
     """
     loader = _Loader(file, hp, unread)
     top = loader.tensors("", TENSORS)
@@ -219,7 +221,7 @@ def load_weights(
         output_norm=top.output_norm or top.token_embd_norm,
         output=top.output or tied,
         top=top,
-        blk=tuple(_layer(loader, i, more) for i in range(hp.n_layer)),
+        blk=tuple(_layer(loader, block(hp, i) if block else i, more) for i in range(hp.n_layer)),
         n_bytes=sum(t.n_bytes for t in file.tensors.values()),
         read=loader.read,
     )
