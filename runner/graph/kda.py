@@ -36,6 +36,7 @@ def kda_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
         **{f"ssm_conv1d_{name}": taps for name in "qkv"},
         "ssm_f_a": (f"{n}|{n_inner}", n_embd),
         "ssm_f_b": (n_inner, n),
+        "ssm_g": (n_inner, n_embd),
         "ssm_g_a": (f"{n}|{n_inner}", n_embd),
         "ssm_g_b": (n_inner, n),
         "ssm_beta": (n_head, n_embd),
@@ -45,21 +46,26 @@ def kda_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     }
 
 
-def kda(g: Graph, il: int, h: Source) -> Product:
-    """Kimi Delta Attention of the rows h. Decays and gates are of one matrix, or of two."""
+def kda(g: Graph, il: int, h: Source, *, negated: bool = False, eps: float = 0.0) -> Product:
+    """Kimi Delta Attention of the rows h. Decays and gates are of one matrix, or of two.
+
+    negated: the file has the rates of bounded decays below 0. eps: of the lengths of queries and
+    keys; 0: the model's.
+    """
     w, n_head, n, least = g.weights(il), g.hp.n_head, g.hp.ssm.n_key, g.hp.gate_least
     q, k, v, beta, raw, z = linears(
-        g, h, w.attn_q, w.attn_k, w.attn_v, w.ssm_beta, w.ssm_f_a, w.ssm_g_a
+        g, h, w.attn_q, w.attn_k, w.attn_v, w.ssm_beta, w.ssm_f_a, w.ssm_g or w.ssm_g_a
     )
     if w.ssm_f_b:
         (raw,) = linears(g, raw, w.ssm_f_b)
     if w.ssm_g_b:
         (z,) = linears(g, z, w.ssm_g_b)
     rate = gated(g, "beta", whole(beta), "sigmoid")
+    rates = w.ssm_a.vector
     if least:
-        decay = bounded_decay(g, raw, w.ssm_dt, w.ssm_a, least)
+        decay = bounded_decay(g, raw, w.ssm_dt, -rates if negated else rates, least)
     else:
-        found = steps(g, whole(raw), w.ssm_dt, w.ssm_a.vector).decay
+        found = steps(g, whole(raw), w.ssm_dt, rates).decay
         assert found is not None
         decay = found
 
@@ -70,8 +76,8 @@ def kda(g: Graph, il: int, h: Source) -> Product:
             for name, x, each in zip("qkv", (q, k, v), taps, strict=True)
         ]
         queries, keys, values = (Part(x, 0, n, n_head, n) for x in convolved)
-        l2_normed(g, queries)
-        l2_normed(g, keys)
+        l2_normed(g, queries, eps=eps)
+        l2_normed(g, keys, eps=eps)
         scan = Scan("delta", queries, keys, values, decay=decay, beta=rate, scale=n**-0.5)
         linear_scan(g, state, scan, out)
 

@@ -82,7 +82,7 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
     w, n_head, n_rot, width = g.weights(il), g.hp.n_head, g.hp.n_rot, g.hp.head_dim
     n_latent, n_key = g.hp.latent.n_latent, g.hp.latent.n_key
     index = None
-    if w["indexer.proj"]:
+    if w["indexer.proj"] and g.hp.indexer.top_k:
         low, kv, k, weights = linears(
             g, h, w.attn_q_a, w.attn_kv_a_mqa, w["indexer.attn_k"], w["indexer.proj"]
         )
@@ -129,9 +129,20 @@ def _index(g: Graph, il: int, q: np.ndarray, k: np.ndarray, weights: np.ndarray)
     """An indexer's queries, keys with their norm, and weights, as they are to be rotated."""
     n_key, w = g.hp.indexer.n_key, g.weights(il)["indexer.k_norm"]
     record_layer_norm(g, k, k, w.vector, w.bias, eps=g.hp.index_eps)
+    if g.hp.index_last:
+        q, k = _turned_ends(g, "index_q", q), _turned_ends(g, "index_k", k)
     angles = g.angles(g.model.rope_of(il))
     queries, keys = (Heads(x.reshape(len(x), -1, n_key), angles=angles) for x in (q, k))
     return Index(queries, keys, weights, g.ws.scratch, g.model.arch.index_neox)
+
+
+def _turned_ends(g: Graph, name: str, x: np.ndarray) -> np.ndarray:
+    """Each head's last n_rot elements, which are to be rotated, then the others."""
+    n, n_rot = g.hp.indexer.n_key, g.hp.n_rot
+    n_head, y = x.shape[1] // n, g.ws.rows(name, x.shape[1])
+    copied(g, Part(x, n - n_rot, n_rot, n_head, n), Part(y, 0, n_rot, n_head, n))
+    copied(g, Part(x, 0, n - n_rot, n_head, n), Part(y, n_rot, n - n_rot, n_head, n))
+    return y
 
 
 @cache

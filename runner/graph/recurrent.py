@@ -163,8 +163,11 @@ def _steps(g: Graph, x: Part, bias: np.ndarray, rates: np.ndarray | None) -> Ste
     return found
 
 
-def l2_normed(g: Graph, x: Part) -> None:
-    """Record that each of x's runs, which lie one after another, gets length 1, in place."""
+def l2_normed(g: Graph, x: Part, *, eps: float = 0.0) -> None:
+    """Record that each of x's runs, which lie one after another, gets length 1, in place.
+
+    eps: of the length; 0: the model's.
+    """
     g.rec.program.add(
         ops.L2_NORM,
         step=g.rec.step,
@@ -172,7 +175,7 @@ def l2_normed(g: Graph, x: Part) -> None:
         n=x.n,
         rows_per_tok=x.rows_per_tok,
         stride=x.stride,
-        eps=g.hp.rms_eps,
+        eps=eps or g.hp.rms_eps,
     )
 
 
@@ -198,7 +201,9 @@ def gated_norm(
     return x
 
 
-def bounded_decay(g: Graph, x: np.ndarray, bias: Tensor, rates: Tensor, least: float) -> np.ndarray:
+def bounded_decay(
+    g: Graph, x: np.ndarray, bias: Tensor, rates: np.ndarray, least: float
+) -> np.ndarray:
     """Exp of `least` times a sigmoid: see BOUNDED_DECAY; f32 [n_tok, n]."""
     n = x.shape[1]
     if bias.bias is None:
@@ -209,10 +214,10 @@ def bounded_decay(g: Graph, x: np.ndarray, bias: Tensor, rates: Tensor, least: f
         step=g.rec.step,
         x=x,
         bias=bias.bias,
-        a=rates.vector,
+        a=rates,
         decay=decay,
         n=n,
-        run=n // rates.vector.size,
+        run=n // rates.size,
         least=least,
     )
     return decay

@@ -88,6 +88,16 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class Hyper:
+    """Hyper-connections (Zhu et al. 2024, arXiv 2409.19606): residual streams of a token."""
+
+    n_stream: int = 0  # 0: one, as usual
+    n_turn: int = 0  # normalisations of what streams are mixed by
+    eps: float = 0.0
+    magnitude: float = 2.0  # of what a layer's parts are added by
+
+
+@dataclass(frozen=True, slots=True)
 class HParams:
     """Shapes and constants of a model. Counts in elements; n_ctx_train in tokens."""
 
@@ -116,6 +126,8 @@ class HParams:
     latent: Latent = field(default=Latent(), repr=False)
     index_eps: float = field(default=0.0, repr=False)  # of the norm of an indexer's keys
     indexer: Indexer = field(default=Indexer(), repr=False)
+    index_last: bool = field(default=False, repr=False)  # its heads' rotated elements are the last
+    hyper: Hyper = field(default=Hyper(), repr=False)
     # What only some architectures have, read where their record names the key; 0: none of it.
     clamp_experts: tuple[float, ...] = field(default=(), repr=False)  # of gates, a layer's; 0: none
     clamp_shared: tuple[float, ...] = field(default=(), repr=False)
@@ -147,6 +159,9 @@ class HParams:
     has_rms_eps: bool = field(default=False, repr=False)  # beside that of mean and variance
     gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
     yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
+    n_res_block: int = field(default=0, repr=False)  # layers between kept residuals
+    n_expert_latent: int = field(default=0, repr=False)  # width that experts read; 0: n_embd
+    situ: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # limits of gates, of ups
     stacks: tuple[int, int, int] = field(default=(0, 0, 0), repr=False)  # see STACKS
     parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
     activation: str = field(default="", repr=False)  # of gates, as the file names it
@@ -178,6 +193,11 @@ class HParams:
     def n_embd_kv(self) -> int:
         """Width of all keys of one token."""
         return self.n_head_kv * self.head_dim
+
+    @property
+    def n_stream(self) -> int:
+        """Residual streams of a token, 0 where there is no more than one."""
+        return self.hyper.n_stream
 
     @property
     def n_embd_qkv(self) -> int:
@@ -254,17 +274,32 @@ SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weight
 LATENT = "attention.kv_lora_rank"  # and the other widths of latent attention
 TOP_K = "attention.indexer.top_k"
 # Of hierarchical reasoning: layers of a stack, high cycles, low cycles of each.
+RES_BLOCK, EXPERT_LATENT = "attn_res.block_size", "expert_latent_length"
+SITU = "activation.situ_beta", "activation.situ_linear_beta"
+STREAMS = "hyper_connection.count"  # and what else is of them
 STACKS = "hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
-    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, *STACKS),
+    *(
+        LATENT,
+        FULL_EVERY,
+        HEAT,
+        TOP_K,
+        ACTIVATION,
+        STREAMS,
+        *STACKS,
+        RES_BLOCK,
+        EXPERT_LATENT,
+        *SITU,
+    ),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
 MAX_EXPERT_GROUP = 32  # that a kernel chooses from
+MAX_STREAM = 16
 
 
 def holding(layers: Sequence[LayerShape]) -> tuple[int, int, int]:
@@ -334,6 +369,7 @@ class _Reader:
             routing=self._routing(n_expert),
             latent=self._latent(),
             indexer=self._indexer(),
+            hyper=self._hyper(),
             clamp_experts=self._clamps(CLAMPS),
             clamp_shared=self._clamps(CLAMPS_SHARED),
             recurrent=self._recurrent(),
@@ -353,6 +389,9 @@ class _Reader:
             parallel=self._flag(PARALLEL),
             activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
             stacks=self._stacks(),
+            n_res_block=self._option(RES_BLOCK, MAX_LAYER),
+            n_expert_latent=self._option(EXPERT_LATENT, MAX_EMBD),
+            situ=self._situ(),
             **self._numbers(),
         )
 
@@ -460,12 +499,24 @@ class _Reader:
         return length or n_ctx, scale, 0.0
 
     def _indexer(self) -> Indexer:
-        if TOP_K not in self._keys:
+        top_k = self._option(TOP_K, MAX_CTX)
+        if not top_k:
             return Indexer()
         return Indexer(
             n_head=self._count("attention.indexer.head_count", MAX_EMBD),
             n_key=self._count("attention.indexer.key_length", MAX_HEAD_DIM),
-            top_k=self._count(TOP_K, MAX_CTX),
+            top_k=top_k,
+        )
+
+    def _hyper(self) -> Hyper:
+        if STREAMS not in self._keys:
+            return Hyper()
+        key = "hyper_connection.sinkhorn_iterations"
+        return Hyper(
+            n_stream=self._count(STREAMS, MAX_STREAM),
+            n_turn=self._count(key, MAX_LAYER, default=0, least=0),
+            eps=self._number("hyper_connection.epsilon", 0.0, 1.0, default=0.0),
+            magnitude=self._number("hyper_connection.magnitude", 0.0, 1e6, default=0.0) or 2.0,
         )
 
     def _latent(self) -> Latent:
@@ -509,6 +560,12 @@ class _Reader:
             LayerShape(h, kv, swa if window else full, ff)
             for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
         )
+
+    def _situ(self) -> tuple[float, float]:
+        if not set(SITU) <= set(self._keys):
+            return 0.0, 0.0
+        gate, up = SITU
+        return self._number(gate, 1e-6, 1e6), self._number(up, -1e6, 1e6)
 
     def _stacks(self) -> tuple[int, int, int]:
         """Raises GGUFError where the file has not as many layers as all passes have together."""

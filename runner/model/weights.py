@@ -34,6 +34,10 @@ TENSORS = {
     "altup_proj": "3 n_embd n_embd",
     "altup_unembd_proj": "3 n_embd n_embd",
     "hrm.z_l_init": "n_embd",
+    "output_res_score": "n_embd",
+    "output_hc_fn": "n_stream n_stream*n_embd",
+    "output_hc_base": "n_stream",
+    "output_hc_scale": "1",
 }
 LAYER_TENSORS = {
     "attn_norm": "n_embd",

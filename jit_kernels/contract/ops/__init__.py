@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.select.snapkv import *
     from tamis.jit_kernels.contract.ops.select.tactic import *
     from tamis.jit_kernels.contract.ops.select.vertical_slash import *
+    from tamis.jit_kernels.contract.ops.streams import *
 
     KV_READERS: dict[str, Reads]
 
 _SELECT = importlib.import_module("tamis.jit_kernels.contract.ops.select")
 # Files that are imported when one of their names is asked for, in this order.
-_LATER = ["audit", "fused", "moe", "recurrent"]
+_LATER = ["audit", "fused", "moe", "recurrent", "streams"]
 _LATER += [f"select.{found.name}" for found in pkgutil.iter_modules(_SELECT.__path__)]
 
 

@@ -1,0 +1,150 @@
+"""Kimi K3: as kimi-linear; layers read a mix of earlier residuals, experts read a latent."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tamis.graph.context import Graph
+from tamis.graph.experts import Mixture, products, route
+from tamis.graph.kda import UNREAD, kda, kda_tensors
+from tamis.graph.latent import gated_latent_attention
+from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.norm import Branch, mapped, norm, record_norm, summed, written
+from tamis.graph.recurrent import Part, copied, gated, whole
+from tamis.graph.streams import record_residual_mix
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+from tamis.model.weights import Tensor
+
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il; g.x is what is mixed for its parts, and after the last one for the head.
+
+    The residuals are rows of one buffer: those that were kept, then the one that parts add to.
+    """
+    w, top, size = g.weights(il), g.model.weights.top, g.hp.n_res_block
+    if not size:
+        _plain_layer(g, il)
+        return
+    n_kept = -(-il // size)  # before this layer, which keeps one more where it begins a block
+    if il == 0:
+        _set(g, 0, g.x)
+    else:
+        record_residual_mix(g, _residuals(g), n_kept + 1, w.attn_res_score)
+    begins = il % size == 0
+    n_kept += begins
+    _add(g, n_kept, _attention(g, il, norm(g, g.x, w.attn_norm)), begins=begins)
+    record_residual_mix(g, _residuals(g), n_kept + 1, w.ffn_res_score)
+    _add(g, n_kept, _feed_forward(g, il, norm(g, g.x, w.ffn_norm)), begins=False)
+    if il == g.hp.n_layer - 1:
+        record_residual_mix(g, _residuals(g), n_kept + 1, top.output_res_score)
+
+
+def _plain_layer(g: Graph, il: int) -> None:
+    w = g.weights(il)
+    for out in (_attention, _feed_forward):
+        weights = w.attn_norm if out is _attention else w.ffn_norm
+        mapped(g, written(g, out(g, il, norm(g, g.x, weights))), g.x, add=True)
+
+
+def _attention(g: Graph, il: int, h: Source) -> Product:
+    return kda(g, il, h, negated=True) if il in g.hp.recurrent else gated_latent_attention(g, il, h)
+
+
+def _residuals(g: Graph) -> np.ndarray:
+    """f32 [n_tok, n, n_embd]."""
+    return g.ws.rows("residuals", -(-g.hp.n_layer // g.hp.n_res_block) + 1, g.hp.n_embd)
+
+
+def _set(g: Graph, row: int, x: np.ndarray) -> None:
+    n = g.hp.n_embd
+    copied(g, whole(x), Part(_residuals(g), n * row, n))
+
+
+def _add(g: Graph, row: int, branch: Branch, *, begins: bool) -> None:
+    """Record that a row is what a layer's part gives, or that this is added to it."""
+    found, n = written(g, branch), g.hp.n_embd
+    if not begins:
+        before = gated(g, "residual", Part(_residuals(g), n * row, n), "none")
+        found = mapped(g, before, found, add=True)
+    _set(g, row, found)
+
+
+def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
+    """Dense, or the chosen experts of a latent of the rows, and the one that all rows read."""
+    w, n, wide = g.weights(il), g.hp.n_embd, g.hp.n_expert_latent or g.hp.n_embd
+    if not w.ffn_gate_inp:
+        gate, up = linears(g, h, w.ffn_gate, w.ffn_up)
+        return linear(g, _situ(g, gate, up), w.ffn_down)
+    x = record_norm(g, h, g.ws.rows("ffn_norm", n))
+    (logits,) = linears(g, x, w.ffn_gate_inp)
+    latent = linears(g, x, w.ffn_routed_down)[0] if w.ffn_routed_down else x
+    chosen = route(g, logits, w.exp_probs_b)
+
+    def of_experts(rows: np.ndarray, tensor: Tensor) -> np.ndarray:
+        return products(g, rows, tensor, chosen.ids, g.hp.n_expert)
+
+    hidden = _situ(g, of_experts(latent, w.ffn_gate_exps), of_experts(latent, w.ffn_up_exps))
+    out: Branch = Mixture(of_experts(hidden, w.ffn_down_exps), chosen.weights)
+    if w.ffn_routed_up:
+        rows = summed(g, out, g.ws.rows("routed", wide))
+        out = linear(
+            g, norm(g, rows, w.ffn_routed_norm) if w.ffn_routed_norm else rows, w.ffn_routed_up
+        )
+    if not w.ffn_gate_shexp:
+        return out
+    gate, up = linears(g, x, w.ffn_gate_shexp, w.ffn_up_shexp)
+    return out, linear(g, _situ(g, gate, up), w.ffn_down_shexp)
+
+
+def _situ(g: Graph, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
+    limit, limit_up = g.hp.situ
+    soft = mapped(g, gate, g.ws.rows("situ", gate[0].size), "tanh", inner=1 / limit, outer=limit)
+    act = gated(g, "situ", whole(gate), "sigmoid", whole(soft)).reshape(up.shape)
+    if limit_up > 0:
+        mapped(g, up, up, "tanh", inner=1 / limit_up, outer=limit_up)
+    return gated(g, "situ", whole(act), "none", whole(up)).reshape(up.shape)
+
+
+def _tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
+    n, n_ff, wide = hp.n_embd, hp.n_ff_expert, hp.n_expert_latent or hp.n_embd
+    return {
+        **kda_tensors(hp),
+        "attn_res_score": (n,),
+        "ffn_res_score": (n,),
+        "ffn_gate_exps": (hp.n_expert, n_ff, wide),
+        "ffn_up_exps": (hp.n_expert, n_ff, wide),
+        "ffn_down_exps": (hp.n_expert, wide, n_ff),
+        "ffn_routed_down": (wide, n),
+        "ffn_routed_up": (n, wide),
+        "ffn_routed_norm": (wide,),
+    }
+
+
+def _derived(hp: HParams) -> dict[str, Any]:
+    return {"attention_scale": hp.latent.n_key**-0.5}
+
+
+ARCH = Arch(
+    neox=False,
+    nope_every=1,
+    layer=layer,
+    tensors=_tensors,
+    unread=(*UNREAD, "attn_res_score.weight"),  # the first layer has nothing to mix
+    derived=_derived,
+    one_device=True,
+    keys=(
+        "attention.kv_lora_rank",
+        "kda.gate_lower_bound",
+        "attn_res.block_size",
+        "expert_latent_length",
+        "activation.situ_beta",
+        "activation.situ_linear_beta",
+        "expert_shared_count",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+    ),
+)
