@@ -11,9 +11,10 @@ OPS = frozenset(
         "lfps_sets", "lfps_start", "linear_scan", "logit_best", "logit_parts", "map_rows", "matmul",
         "moe_bias", "moe_matmul", "moe_route", "moe_sum", "pack_rows", "place_heads",
         "product_gate", "product_norm", "product_rope_append", "products", "quest_bounds",
-        "quest_score", "rms_norm", "rope_append", "rope_heads", "rope_table", "scale_by_position",
-        "score_keys", "select_best", "select_pack", "select_psaw", "select_top_k", "select_union",
-        "select_window", "selective_scan", "short_conv", "tactic_assign", "tactic_budget",
+        "quest_score", "residual_mix", "rms_norm", "rope_append", "rope_heads",
+        "rope_table", "scale_by_position", "score_keys", "select_best", "select_pack",
+        "select_psaw", "select_top_k", "select_union", "select_window", "selective_scan", "short_conv", "stream_mix", "stream_weights",
+        "tactic_assign", "tactic_budget",
         "tactic_joint", "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed",
         "tactic_select",
     ]

@@ -99,7 +99,7 @@ def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
 
 
 def _situ(g: Graph, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
+    """The gate, b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
     limit, limit_up = g.hp.situ
     soft = mapped(g, gate, g.ws.rows("situ", gate[0].size), "tanh", inner=1 / limit, outer=limit)
     act = gated(g, "situ", whole(gate), "sigmoid", whole(soft)).reshape(up.shape)

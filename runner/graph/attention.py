@@ -222,9 +222,10 @@ def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
     """
     n_tok, _, n_key = index.k.x.shape
     for heads in (index.q, index.k):
-        record_norm_rope(g, heads, neox=index.neox)
-    rows, width = k.reshape(n_tok, -1), k.shape[2]
-    copied(g, Part(index.k.x, 0, n_key), Part(rows, width - n_key, n_key))
+        if heads.angles is not None or heads.norm is not None:
+            record_norm_rope(g, heads, neox=index.neox)
+    rows = k.reshape(n_tok, -1)
+    copied(g, Part(index.k.x, 0, n_key), Part(rows, rows.shape[1] - n_key, n_key))
 
 
 def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Its keys are the end of each row of the KV cache, where queries of attention have zeros: what tiers,
 saved sessions and forks do with keys holds for them too. What it chooses is a Selection like any
-method's, of each token's own positions.
+method's, of each token's own positions, or of blocks of them, whose keys are their last positions'.
 """
 
 import numpy as np
@@ -28,14 +28,15 @@ class IndexerState(SelectorState):
         """Record the choice for each token of a chunk; layers with a window need none."""
         if self.shape.window[layer]:
             return super().prefill(rec, layer, q, kv)
-        most = min(self._indexer.top_k, self.shape.n_ctx)
+        block, n_row = self._indexer.block, self.shape.n_head_kv
+        most = min(self._indexer.top_k, self.shape.n_ctx) // block
         if rec.n_tok not in self._selections:
             self._selections[rec.n_tok] = Selection(
-                indptr=np.zeros(rec.n_tok + 1, np.int32),
-                indices=zeros(rec.n_tok * most, np.int32),
-                block=1,
+                indptr=np.zeros(rec.n_tok * n_row + 1, np.int32),
+                indices=zeros(rec.n_tok * n_row * (most + 1), np.int32),
+                block=block,
                 q_block=1,
-                n_row=self.shape.n_head_kv,
+                n_row=n_row,
             )
         selection, index = self._selections[rec.n_tok], self.index
         if index is None:
@@ -50,6 +51,8 @@ class IndexerState(SelectorState):
             k_table=kv.k_table,
             scores=self._scores,
             n_head=self._indexer.n_head,
+            n_head_kv=n_row,
+            block=block,
             capacity=self.shape.n_ctx,
             scratch=index.scratch,
         )
@@ -59,6 +62,8 @@ class IndexerState(SelectorState):
             scores=self._scores,
             indptr=selection.indptr,
             indices=selection.indices,
+            block=block,
+            n_row=n_row,
             capacity=self.shape.n_ctx,
             top_k=most,
         )

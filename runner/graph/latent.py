@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from tamis.graph.attention import append, attention
-from tamis.graph.context import Graph, Heads, Index
+from tamis.graph.context import Graph, Heads, Index, State
 from tamis.graph.experts import products
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.norm import norm, record_layer_norm
-from tamis.graph.recurrent import Part, copied, gated, normed_part
+from tamis.graph.recurrent import Part, copied, gated, normed_part, recurrence, whole
+from tamis.jit_kernels.contract import ops
 from tamis.model.hparams import HParams
 
 
@@ -42,6 +43,8 @@ def latent_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
         "indexer.attn_k": (hp.indexer.n_key, n_embd),
         "indexer.k_norm": (hp.indexer.n_key,),
         "indexer.proj": (hp.indexer.n_head, n_embd),
+        "indexer_compressor_gate": (hp.indexer.n_key, n_embd),
+        "indexer_compressor_ape": (hp.indexer.block, hp.indexer.n_key),
     }
 
 
@@ -88,7 +91,8 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
         )
         rows = norm(g, low, w.attn_q_a_norm)
         own, q = linears(g, rows, w.attn_q_b, w["indexer.attn_q_b"])
-        index = _index(g, il, q, k, weights)
+        gates = linears(g, h, w.indexer_compressor_gate) if g.hp.indexer.block > 1 else [None]
+        index = _index(g, il, q, k, weights, gates[0])
     elif w.attn_q_a:
         low, kv = linears(g, h, w.attn_q_a, w.attn_kv_a_mqa)
         (own,) = linears(g, norm(g, low, w.attn_q_a_norm), w.attn_q_b)
@@ -103,7 +107,8 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
     else:
         absorbed = np.zeros((len(own), n_head, n_latent), np.float32)
     q = g.ws.rows("q_latent", n_head * width)
-    copied(g, Part(own, n_key - n_rot, n_rot, n_head, n_key), Part(q, 0, n_rot, n_head, width))
+    if n_rot:
+        copied(g, Part(own, n_key - n_rot, n_rot, n_head, n_key), Part(q, 0, n_rot, n_head, width))
     copied(
         g, Part(absorbed, 0, n_latent, n_head, n_latent), Part(q, n_rot, n_latent, n_head, width)
     )
@@ -111,7 +116,7 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
     k = g.ws.rows("k_latent", width)
     if w.attn_k_norm:
         normed_part(g, Part(kv, n_latent, n_rot), w.attn_k_norm, Part(k, 0, n_rot))
-    else:
+    elif n_rot:
         copied(g, Part(kv, n_latent, n_rot), Part(k, 0, n_rot))
     normed_part(g, Part(kv, 0, n_latent), w.attn_kv_a_norm, Part(k, n_rot, n_latent))
 
@@ -125,15 +130,44 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
     return values.reshape(len(values), -1)
 
 
-def _index(g: Graph, il: int, q: np.ndarray, k: np.ndarray, weights: np.ndarray) -> Index:
-    """An indexer's queries, keys with their norm, and weights, as they are to be rotated."""
+def _index(
+    g: Graph, il: int, q: np.ndarray, k: np.ndarray, weights: np.ndarray, gate: np.ndarray | None
+) -> Index:
+    """An indexer's queries, keys with their norm, and weights, as they are to be rotated.
+
+    gate: of keys that are pooled, f32 like k.
+    """
     n_key, w = g.hp.indexer.n_key, g.weights(il)["indexer.k_norm"]
     record_layer_norm(g, k, k, w.vector, w.bias, eps=g.hp.index_eps)
+    if gate is not None:
+        k = _pooled(g, il, k, gate)
     if g.hp.index_last:
         q, k = _turned_ends(g, "index_q", q), _turned_ends(g, "index_k", k)
-    angles = g.angles(g.model.rope_of(il))
+    angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))
     queries, keys = (Heads(x.reshape(len(x), -1, n_key), angles=angles) for x in (q, k))
     return Index(queries, keys, weights, g.ws.scratch, g.model.arch.index_neox)
+
+
+def _pooled(g: Graph, il: int, k: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    """The mean of each block's keys, at its last position; elsewhere of as many before."""
+    w, n = g.weights(il).indexer_compressor_ape.vector, k.shape[1]
+    both, pooled = g.ws.rows("index_rows", 2 * n), g.ws.rows("index_pooled", n)
+    copied(g, whole(k), Part(both, 0, n))
+    copied(g, whole(gate), Part(both, n, n))
+
+    def record(state: State) -> None:
+        g.rec.program.add(
+            ops.POOL_KEYS,
+            step=g.rec.step,
+            x=both,
+            w=w,
+            state=state("pool", len(w) - 1, 2 * n),
+            y=pooled,
+            n=n,
+            n_row=len(w),
+        )
+
+    return recurrence(g, il, [both], pooled, record)
 
 
 def _turned_ends(g: Graph, name: str, x: np.ndarray) -> np.ndarray:

@@ -84,6 +84,13 @@ def read_streams(g: Graph, fn: Tensor, scale: Tensor, base: Tensor) -> Streams:
     return Streams(x, post, comb)
 
 
+def read_mean(g: Graph) -> None:
+    """Record that g.x is the mean of the streams."""
+    x = streams(g)
+    even = np.full(x.shape[:2], 1 / x.shape[1], np.float32)
+    record_sum(g, Mixture(x, even), g.x, add=False)
+
+
 def write_streams(g: Graph, own: Streams, branch: Branch) -> None:
     """Record that what a part of a layer gives is added to its streams."""
     _, n_stream, n = own.x.shape

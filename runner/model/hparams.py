@@ -85,6 +85,7 @@ class Indexer:
     n_head: int = 0
     n_key: int = 0  # elements of a query or a key
     top_k: int = 0  # positions that a token attends to, at most; 0: no indexer
+    block: int = 1  # positions that are chosen together
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,23 +279,14 @@ RES_BLOCK, EXPERT_LATENT = "attn_res.block_size", "expert_latent_length"
 SITU = "activation.situ_beta", "activation.situ_linear_beta"
 STREAMS = "hyper_connection.count"  # and what else is of them
 STACKS = "hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"
+KPOOL = "attention.indexer.kpool"  # neighbours whose keys of an indexer are pooled
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
-    *(
-        LATENT,
-        FULL_EVERY,
-        HEAT,
-        TOP_K,
-        ACTIVATION,
-        STREAMS,
-        *STACKS,
-        RES_BLOCK,
-        EXPERT_LATENT,
-        *SITU,
-    ),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
+    *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
@@ -370,8 +362,9 @@ class _Reader:
             latent=self._latent(),
             indexer=self._indexer(),
             hyper=self._hyper(),
+            index_eps=self._number(LAYER_NORM_EPS, 0, 1, default=0) if KPOOL in self._keys else 0.0,
             clamp_experts=self._clamps(CLAMPS),
-            clamp_shared=self._clamps(CLAMPS_SHARED),
+            clamp_shared=self._clamps(self._key_of_shared_clamps()),
             recurrent=self._recurrent(),
             ssm=self._ssm(),
             swa_layers=self._swa_layers(),
@@ -489,6 +482,11 @@ class _Reader:
             self._fail(key, f"is {value!r}, expected {n_layer} finite numbers from 0 up")
         return tuple(map(float, value[:n_layer]))
 
+    def _key_of_shared_clamps(self) -> str:
+        """Of models with pooled keys, that of experts where the file has no other."""
+        said = f"{self._arch}.{CLAMPS_SHARED}" in self._file.metadata
+        return CLAMPS if KPOOL in self._keys and not said else CLAMPS_SHARED
+
     def _temperature(self) -> tuple[int, float, float]:
         """From how many tokens on queries grow, by what, and what is added to positions."""
         scale = self._number(HEAT, 0.0, 1e6, default=0.0) if HEAT in self._keys else 0.0
@@ -506,6 +504,7 @@ class _Reader:
             n_head=self._count("attention.indexer.head_count", MAX_EMBD),
             n_key=self._count("attention.indexer.key_length", MAX_HEAD_DIM),
             top_k=top_k,
+            block=self._option(KPOOL, MAX_CTX) or 1,
         )
 
     def _hyper(self) -> Hyper:

@@ -72,6 +72,7 @@ LAYER_TENSORS = {
 FLOATS = {
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
+    "indexer_compressor_ape",
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
     *("altup_predict_coef", "altup_correct_coef"),
 }

@@ -25,6 +25,7 @@ FILES = (
     "linear.moe",
     "linear.norm",
     "linear.pack",
+    "linear.streams",
     "attention.rope",
     "recurrent.conv",
     "recurrent.gates",

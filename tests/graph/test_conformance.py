@@ -118,6 +118,21 @@ def test_what_has_no_meaning_is_refused_by_name(name, tmp_path):
         Engine.load(write_kit_model(name, tmp_path / "m.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("llama4-moe", "attention.sliding_window", 0),  # llama.cpp stops there
+        ("dots3note-moe", "attention.kv_lora_rank_swa", 256),
+        ("hrm_text-dense", "hrm.h_cycles", 1),
+    ],
+)
+def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, tmp_path):
+    path = write_kit_model(name, tmp_path / "m.gguf", {key: value})
+    named = "block_count" if key.startswith("hrm") else key
+    with pytest.raises(GGUFError, match=named):
+        Engine.load(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_rows_of_encoders_are_llama_cpps(name, tmp_path):

@@ -16,13 +16,15 @@ def normal(rng, *shape):
 
 
 @pytest.mark.parametrize(("n_tok", "pos", "n_head"), [(1, 0, 1), (1, 130, 3), (5, 62, 4)])
+@pytest.mark.parametrize(("block", "n_head_kv"), [(1, 1), (4, 3)])
 @in_child
-def test_scores_are_weighed_products_above_0(n_tok, pos, n_head):
+def test_scores_are_weighed_products_above_0(n_tok, pos, n_head, block, n_head_kv):
     rng = np.random.default_rng((n_tok, pos))
     n_page = -(-(pos + n_tok) // PAGE)
     table = rng.permutation(n_page + 2)[:n_page].astype(np.int32)
-    pages = normal(rng, n_page + 2, 1, PAGE, HEAD_DIM).astype(np.float16)
-    keys = pages[table, 0].reshape(-1, HEAD_DIM)[:, -N_KEY:].astype(np.float64)
+    pages = normal(rng, n_page + 2, n_head_kv, PAGE, HEAD_DIM).astype(np.float16)
+    rows = pages[table, -1].reshape(-1, HEAD_DIM)[block - 1 :: block]
+    keys = rows[:, -N_KEY:].astype(np.float64)
     q, weights = normal(rng, n_tok, n_head, N_KEY), normal(rng, n_tok, n_head)
     products = np.maximum(np.einsum("thd,jd->thj", q.astype(np.float64), keys), 0)
     expected = np.einsum("th,thj->tj", weights.astype(np.float64), products)
@@ -31,32 +33,34 @@ def test_scores_are_weighed_products_above_0(n_tok, pos, n_head):
     for found in runs(
         ops.INDEX_SCORE, (HEAD_DIM, N_KEY, "f16"), out={"scores": before}, scratch=4 * N_KEY,
         step=step_of(n_tok, pos), q=q, weights=weights, k_pages=pages, k_table=table,
-        n_head=n_head, capacity=capacity,
+        n_head=n_head, n_head_kv=n_head_kv, block=block, capacity=capacity,
     ):  # fmt: skip
         for t in range(n_tok):
-            seen = found["scores"][t, : pos + t + 1]
+            n = (pos + t + 1) // block
             # Sums of 32 products of numbers below about 4, times four weights.
-            np.testing.assert_allclose(seen, expected[t, : pos + t + 1], rtol=0, atol=1e-4)
-            assert np.isnan(found["scores"][t, pos + t + 1 :]).all()
+            np.testing.assert_allclose(found["scores"][t, :n], expected[t, :n], rtol=0, atol=1e-4)
+            assert np.isnan(found["scores"][t, n:]).all()
 
 
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5), (9, 30)])
 @pytest.mark.parametrize("top_k", [1, 8, 33])
+@pytest.mark.parametrize(("block", "n_row"), [(1, 1), (4, 2)])
 @in_child
-def test_each_token_gets_its_best_positions(n_tok, pos, top_k):
+def test_each_token_gets_its_best_blocks_and_its_own(n_tok, pos, top_k, block, n_row):
     rng = np.random.default_rng((n_tok, pos, top_k))
     scores = rng.integers(-9, 9, (n_tok, 64)).astype(np.float32)
     rows = []
     for t in range(n_tok):
-        best = np.argsort(-scores[t, : pos + t + 1], kind="stable")[:top_k]
-        rows.append(np.sort(best))
+        n, tail = divmod(pos + t + 1, block)
+        best = np.sort(np.argsort(-scores[t, :n], kind="stable")[:top_k])
+        rows += [np.append(best, n) if tail else best] * n_row
     out = {
-        "indptr": np.full(n_tok + 1, -7, np.int32),
+        "indptr": np.full(n_tok * n_row + 1, -7, np.int32),
         "indices": np.full(sum(map(len, rows)), -7, np.int32),
     }
     for found in runs(
         ops.INDEX_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, capacity=64,
-        top_k=top_k,
+        top_k=top_k, block=block, n_row=n_row,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
         np.testing.assert_array_equal(found["indices"], np.concatenate(rows))

@@ -19,7 +19,7 @@ SCANS = [
 ]
 N_STATE = [1, 16, 40]
 KERNELS = [
-    (ops.BOUNDED_DECAY, ()),
+    (ops.BOUNDED_DECAY, ()), (ops.POOL_KEYS, ()),
     *((ops.SHORT_CONV, (activation,)) for activation in ("none", "silu")),
     *((ops.GATE_ROWS, (activation,)) for activation in ("none", "silu", "sigmoid")),
     (ops.DECAY, ()), (ops.L2_NORM, ()),
@@ -64,6 +64,24 @@ def test_a_convolution_resumes_from_its_state(n_tok, n, n_tap, activation, with_
         np.testing.assert_allclose(found["y"][:, :n], expected, rtol=3e-6, atol=3e-6)
         assert np.isnan(found["y"][:, n:]).all()
         np.testing.assert_array_equal(found["state"], after.astype(np.float32))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("n_tok", "n", "n_row"), [(1, 3, 4), (2, 33, 4), (7, 8, 3)])
+@in_child
+def test_keys_of_the_last_rows_are_pooled_by_their_gates(n_tok, n, n_row):
+    rng = np.random.default_rng((n_tok, n, n_row))
+    x, w, state = normal(rng, n_tok, 2 * n), normal(rng, n_row, n), normal(rng, n_row - 1, 2 * n)
+    rows = np.concatenate([state, x]).astype(np.float64)
+    windows = np.stack([rows[t : t + n_row] for t in range(n_tok)])
+    gates = np.exp(windows[:, :, n:] + w)
+    expected = (gates * windows[:, :, :n]).sum(axis=1) / gates.sum(axis=1)
+    for found in runs(
+        ops.POOL_KEYS, out={"y": unwritten(n_tok, n), "state": state}, step=step_of(n_tok), x=x,
+        w=w, n=n, n_row=n_row,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found["state"], rows[n_tok:].astype(np.float32))
 
 
 # --- gates and norms ------------------------------------------------------------------------------

@@ -49,11 +49,12 @@ def token_ids(name: str) -> list[int]:
     return (3 + _uniform("ids", N_TOK, np.float64) * (n_vocab - 3)).astype(int).tolist()
 
 
-def write_kit_model(name: str, path: Path) -> Path:
-    """Write the model of this name; the same bytes everywhere."""
+def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None) -> Path:
+    """Write the model of this name, the same bytes everywhere; changed: values of some keys."""
     spec = specs()[name]
     writer = gguf.GGUFWriter(path, spec["arch"])
-    for key, (types, value) in spec["kv"].items():
+    for key, (types, old) in spec["kv"].items():
+        value = (changed or {}).get(key.removeprefix(f"{spec['arch']}."), old)
         element = gguf.GGUFValueType(types[1]) if len(types) == 2 else None
         writer.add_key_value(key, value, gguf.GGUFValueType(types[0]), element)
     _write_vocab(writer, _n_vocab(spec))

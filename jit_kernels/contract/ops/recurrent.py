@@ -29,6 +29,24 @@ class ShortConv:
 SHORT_CONV = op("recurrent.conv", ShortConv, "activation")
 
 
+class PoolKeys:
+    """y[t] = the mean of the keys of rows t - n_row + 1 .. t, weighed by the softmax of their gates.
+
+    A row of x is a key, then a gate of each of its elements; row i of the n_row has gate + w[i].
+    """
+
+    step: Address
+    x: Address  # f32 [n_tok, 2 * n]
+    w: Address  # f32 [n_row, n]
+    state: Address  # f32 [n_row - 1, 2 * n]: rows before the first one, oldest first
+    y: Address  # f32 [n_tok, n]
+    n: int
+    n_row: int
+
+
+POOL_KEYS = op("recurrent.pool", PoolKeys)
+
+
 class GateRows:
     """y = x * activation(z); activation: one of linear.ACTIVATIONS."""
 

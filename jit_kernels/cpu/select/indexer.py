@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
-
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.contract.types import kv_row
 from tamis.jit_kernels.cpu.kv.kv_rows import loading_one, row_at
@@ -14,15 +12,16 @@ from tamis.jit_kernels.cpu.select.common import write_best, write_ends
 
 
 def index_score(head_dim: int, n_key: int, type_k: str) -> Any:
-    """Kernel of INDEX_SCORE: threads stride over positions, each key unpacked once."""
+    """Kernel of INDEX_SCORE: threads take blocks in turn, each key unpacked once."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
     first = head_dim - n_key
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         key = a.scratch + 4 * n_key * tid
-        for j in range(tid, pos + n_tok, n_thread):
-            row = a.k_pages + size * row_at(a.k_table, 1, 0, j)
+        for b in range(tid, (pos + n_tok) // a.block, n_thread):
+            j = a.block * (b + 1) - 1
+            row = a.k_pages + size * row_at(a.k_table, a.n_head_kv, a.n_head_kv - 1, j)
             for d in range(0, n_key, LANES):
                 store_f(key + 4 * d, load(row, first + d))
             for t in range(max(0, j - pos), n_tok):
@@ -33,16 +32,9 @@ def index_score(head_dim: int, n_key: int, type_k: str) -> Any:
                         sums = fma(load_f(q + 4 * d), load_f(key + 4 * d), sums)
                     weight = load_f32(a.weights + 4 * (a.n_head * t + h))
                     total += weight * max(hsum(sums), np.float32(0))
-                store_f32(a.scores + 4 * (a.capacity * t + j), total)
+                store_f32(a.scores + 4 * (a.capacity * t + b), total)
 
     return kernel
-
-
-@njit(error_model="numpy")
-def n_before(t, pos, top_k):
-    """The total number of selected positions of the tokens before t (CSR offset)."""
-    n_short = min(max(top_k - 1 - pos, 0), t)
-    return n_short * pos + n_short * (n_short + 1) // 2 + (t - n_short) * top_k
 
 
 def index_choose() -> Any:
@@ -52,13 +44,22 @@ def index_choose() -> Any:
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         if tid == 0:
             store_i32(a.indptr, 0)
-        for t in range(tid, n_tok, n_thread):
-            n_seen = pos + t + 1
-            store_i32(a.indptr + 4 * (t + 1), n_before(t + 1, pos, a.top_k))
-            to = a.indices + 4 * n_before(t, pos, a.top_k)
-            if n_seen <= a.top_k:
-                write_ends(to, 0, n_seen, 0, 0)
-            else:
-                write_best(a.scores + 4 * a.capacity * t, 0, n_seen, a.top_k, to)
+        begin = 0
+        for t in range(n_tok):
+            n_seen, tail = (pos + t + 1) // a.block, (pos + t + 1) % a.block
+            n_best = min(n_seen, a.top_k)
+            n = n_best + (1 if tail > 0 else 0)
+            for r in range(a.n_row):
+                row = a.n_row * t + r
+                if row % n_thread == tid:
+                    to = a.indices + 4 * begin
+                    store_i32(a.indptr + 4 * (row + 1), begin + n)
+                    if n_seen <= a.top_k:
+                        write_ends(to, 0, n_seen, 0, 0)
+                    else:
+                        write_best(a.scores + 4 * a.capacity * t, 0, n_seen, a.top_k, to)
+                    if tail > 0:
+                        store_i32(to + 4 * n_best, n_seen)
+                begin += n
 
     return kernel

@@ -4,10 +4,10 @@ from tamis.jit_kernels.contract.op import READS_ALL, READS_NOTHING, Address, op
 
 
 class IndexScore:
-    """scores[t, j] = the sum over index heads h of weights[t, h] * max(0, q[t, h] . key of j).
+    """scores[t, b] = the sum over index heads h of weights[t, h] * max(0, q[t, h] . key of b).
 
-    For positions j up to token t's own. The key of a position is the last n_key elements of its
-    row; one KV head.
+    For blocks of positions that end before or at token t's own. The key of a block is of its last
+    position: the last n_key elements of the last KV head's row.
     """
 
     step: Address
@@ -17,6 +17,8 @@ class IndexScore:
     k_table: Address
     scores: Address  # f32 [n_tok, capacity]
     n_head: int
+    n_head_kv: int
+    block: int
     capacity: int
     scratch: Address  # n_thread * 4 * n_key bytes
 
@@ -25,15 +27,19 @@ INDEX_SCORE = op("select.indexer", IndexScore, "head_dim n_key type_k", reads=RE
 
 
 class IndexChoose:
-    """A Selection of single positions, a row a token: the top_k best scores up to its own position.
+    """A Selection of blocks, n_row equal rows a token: the top_k best, and the one it is in.
 
-    All of them where they are not more. Ties go to the lower position.
+    The best by their scores of those that end before or at the token's own position, all of them
+    where they are not more; ties go to the lower one. That of the token itself where it is not one
+    of them, as it goes on.
     """
 
     step: Address
     scores: Address  # f32 [n_tok, capacity]
-    indptr: Address  # int32 [n_tok + 1]
-    indices: Address
+    indptr: Address  # int32 [n_tok * n_row + 1]
+    indices: Address  # int32 [n_tok * n_row * (top_k + 1)] at most
+    block: int
+    n_row: int
     capacity: int
     top_k: int
 
