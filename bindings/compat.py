@@ -37,9 +37,13 @@ from tamis.bindings.drop_in.caches import (
     longest_token_prefix,
 )
 from tamis.bindings.drop_in.completion import Answer, Chunk, Request
+from tamis.bindings.drop_in.drafting import (
+    LlamaDraftModel,
+    LlamaModelDrafting,
+    LlamaPromptLookupDecoding,
+)
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
-from tamis.bindings.drop_in.prompt_lookup import LlamaDraftModel, LlamaPromptLookupDecoding
 from tamis.bindings.drop_in.sampling import (
     LogitsProcessorList,
     MinTokensLogitsProcessor,
@@ -65,6 +69,7 @@ __all__ = [
     "LlamaDiskCache",
     "LlamaDraftModel",
     "LlamaGrammar",
+    "LlamaModelDrafting",
     "LlamaPromptLookupDecoding",
     "LlamaRAMCache",
     "LlamaState",
@@ -160,6 +165,8 @@ class Llama:
         )
         if draft_model is not None and attn != prefill:
             raise ValueError("draft_model needs one method: drafts are checked as prompts are")
+        if isinstance(draft_model, LlamaModelDrafting):
+            draft_model.open_for(self._engine, self._n_ctx)
         self._pooling = self._engine.model.heads.numbered(pooling_type)
         self._format: chat.ChatFormat | None = None
         if chat_format is not None:

@@ -73,7 +73,7 @@ class Session:
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
-        self._loaded, self.n_ctx = loaded, n_ctx
+        self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
         shape = _selector_shape(hp, window, n_kv, n_tok)
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None

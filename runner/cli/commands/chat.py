@@ -4,7 +4,7 @@ import argparse
 
 from tamis.cli.commands import completion
 from tamis.cli.conversation import lines, repl
-from tamis.cli.options import common, context, group, samplers
+from tamis.cli.options import common, context, draft, group, samplers
 from tamis.cli.terminal import note
 
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
     samplers.add_grammar_arguments(parser)
+    draft.add_arguments(parser)
     answer = group(parser, "conversation")
     answer.add_argument(
         "-sys",
@@ -49,13 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     progress = common.Progress()
     params = samplers.params(arguments)
     samplers.check(arguments)
+    draft.check(arguments)
     arguments.prefill = context.prefill(arguments.prefill, 0)
     engine = common.load_engine(arguments, progress)
     chosen = context.choose(engine, arguments, None)
     arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
     session = common.open_session(engine, arguments, progress)
     common.note_untrained(engine, session, arguments)
-    chat = repl.Chat(engine, session, params, arguments)
+    drafts = draft.open_draft(engine, session, arguments)
+    chat = repl.Chat(engine, session, params, arguments, drafts)
     note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
     if chat.completes:
         note("It has no chat template (a base model): it continues what is written.")

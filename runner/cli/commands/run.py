@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tamis.cli.options import common, context, group, prompt, samplers
+from tamis.cli.options import common, context, draft, group, prompt, samplers
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 from tamis.cli.terminal.answer import open_answer
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
     samplers.add_grammar_arguments(parser)
+    draft.add_arguments(parser)
     answer = group(parser, "answer")
     answer.add_argument(
         "-n",
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--stop is empty: every answer would end at once")
     params = samplers.params(arguments)
     samplers.check(arguments)
+    draft.check(arguments)
     text = prompt.read(arguments)
     progress = common.Progress()
     how = common.auto_method(arguments.attn)
@@ -107,11 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
     session = common.open_session(engine, arguments, progress)
     common.note_untrained(engine, session, arguments)
+    drafts = draft.open_draft(engine, session, arguments)
     answer = _Answer(len(ids))
     if how is not None and len(ids) > 1:
         session, ids = _chosen(engine, session, arguments, how, ids), ids[-1:]
+    writer = draft.drafting(session, drafts, arguments)
     with open_answer(plain=True) as shown:
-        for piece in _pieces(engine, session, ids, params, arguments):
+        for piece in _pieces(engine, writer, ids, params, arguments):
             answer.first = answer.first or time.perf_counter()
             answer.pieces.append(piece)
             shown.write("" if arguments.json else piece.text)
@@ -119,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     _report(arguments, answer, session.audit)
     if arguments.stats:
         _stats(engine, session, answer, answer.start - began)
+        draft.report(writer)
     engine.close()
     if not answer.text.strip():
         note("[the model ended its answer at once: there is no text]")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.cli.conversation import lines
-from tamis.cli.options import common, context, did_you_mean, samplers
+from tamis.cli.options import common, context, did_you_mean, draft, samplers
 from tamis.cli.options.errors import one_line
 from tamis.cli.terminal import audit, note, table
 from tamis.cli.terminal.answer import open_answer, visible
@@ -77,10 +77,16 @@ class Chat:
     """
 
     def __init__(
-        self, engine: Any, session: Any, params: Any, arguments: argparse.Namespace
+        self,
+        engine: Any,
+        session: Any,
+        params: Any,
+        arguments: argparse.Namespace,
+        drafts: Any = None,
     ) -> None:
+        """drafts: an engine.drafting.Draft, for the model that the chat begins with."""
         self._engine, self._session, self._params = engine, session, params
-        self._arguments = arguments
+        self._arguments, self._drafts = arguments, drafts
         n = arguments.max_tokens
         self._max_tokens, self._plain = None if n == -1 else n, arguments.plain
         self._shifts = arguments.context_shift
@@ -181,7 +187,8 @@ class Chat:
         same = _common_prefix(self._session.tokens, ids[:-1])
         self._session.truncate(same)
         progress = common.Progress()
-        pieces = self._session.generate(
+        writer = draft.drafting(self._session, self._drafts, self._arguments)
+        pieces = writer.generate(
             ids[same:],
             self._params,
             max_tokens=self._max_tokens,
@@ -360,6 +367,9 @@ class Chat:
             engine.close()
             raise
         old, self._session, self._arguments = self._engine, session, arguments
+        if self._drafts is not None:
+            note("what drafted was for the other model: nothing does now")
+            self._drafts = None
         self._follow(engine)
         old.close()
         note(f"{engine.path.name}, context {chosen}; the conversation goes on")

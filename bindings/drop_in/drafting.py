@@ -1,4 +1,4 @@
-"""Prompt-lookup drafts for speculative decoding: what followed the last n-gram earlier in the text.
+"""Draft tokens for speculative decoding: what followed the last words before, or a smaller model's.
 
 Prompt lookup decoding (Saxena 2023): no second model, and much gain where an answer repeats parts
 of its prompt. Drafts are only a proposal: a token is taken where it is what the model chooses.
@@ -8,6 +8,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+
+from tamis.engine.drafting import ModelDraft
+from tamis.engine.engine import Engine
 
 
 class LlamaDraftModel(ABC):
@@ -38,3 +41,33 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
                 first = int(places[0]) + n
                 return ids[first : first + self.num_pred_tokens]
         return np.empty(0, np.int32)
+
+
+class LlamaModelDrafting(LlamaDraftModel):
+    """The likeliest tokens of a smaller model with the same vocabulary.
+
+    model_path: a GGUF file. num_pred_tokens: tokens to propose, at most. The Llama that it is given
+    to opens it. Raises ValueError there where the vocabularies differ.
+    """
+
+    def __init__(
+        self, model_path: str, num_pred_tokens: int = 8, n_threads: int | None = None
+    ) -> None:
+        self.model_path, self.num_pred_tokens, self.n_threads = (
+            model_path,
+            num_pred_tokens,
+            n_threads,
+        )
+        self._draft: ModelDraft | None = None
+
+    def open_for(self, engine: Engine, n_ctx: int) -> None:
+        """Load the model, to draft for another of so many tokens of context."""
+        small = Engine.load(self.model_path, n_threads=self.n_threads)
+        self._draft = ModelDraft(small, engine, n_ctx)
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        """Token ids int32 that may follow input_ids; empty for no idea."""
+        if self._draft is None:
+            raise RuntimeError("nothing is open: give this to Llama(draft_model=...)")
+        found = self._draft.propose(np.asarray(input_ids).tolist(), self.num_pred_tokens)
+        return np.array(found, np.int32)

@@ -1,0 +1,74 @@
+"""The flags of speculative decoding: a smaller model that drafts what the model checks."""
+
+import argparse
+from typing import Any
+
+from tamis.cli.options import common, group
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model-draft and --draft-max."""
+    draft = group(parser, "drafts")
+    draft.add_argument(
+        "-md",
+        "--model-draft",
+        metavar="MODEL",
+        help="a smaller model of the same family: it drafts tokens, which the model checks at "
+        "once; the answer stays the model's own (default: none)",
+    )
+    draft.add_argument(
+        "--draft-max",
+        "--draft",
+        "--draft-n",
+        type=common.count,
+        default=8,
+        metavar="N",
+        help="longest draft in tokens (default: %(default)s)",
+    )
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
+    if arguments.model_draft is None:
+        return
+    if arguments.prefill == "auto":
+        arguments.prefill = "dense"
+    if arguments.attn != "dense" or arguments.prefill != "dense":
+        raise UsageError("--model-draft checks drafts as prompts: leave out --attn and --prefill")
+    for name, given in (("--audit", arguments.audit), ("--context-shift", arguments.context_shift)):
+        if given:
+            raise UsageError(f"--model-draft and {name} do not go together: leave out one")
+    if not 1 <= arguments.draft_max <= 64:
+        raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
+
+
+def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
+    """What drafts for the session, None without --model-draft. Raises ValueError, OSError."""
+    if arguments.model_draft is None:
+        return None
+    from tamis.engine.drafting import ModelDraft
+    from tamis.engine.engine import Engine
+
+    progress = common.Progress()
+    path = common.model_file(arguments.model_draft, progress)
+    where = common.devices(arguments)
+    small = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
+    progress.clear()
+    return ModelDraft(small, engine, session.n_ctx)
+
+
+def drafting(session: Any, draft: Any, arguments: argparse.Namespace) -> Any:
+    """The session, whose decode steps check drafts where there is a draft."""
+    if draft is None:
+        return session
+    from tamis.engine.drafting import Drafting
+
+    return Drafting(session, draft, arguments.draft_max)
+
+
+def report(found: Any) -> None:
+    """Write on standard error how many drafted tokens were taken."""
+    if getattr(found, "n_drafted", 0):
+        note(f"drafts       {found.n_taken} of {found.n_drafted} drafted tokens taken")

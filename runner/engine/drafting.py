@@ -1,0 +1,160 @@
+"""Speculative decoding: a smaller model drafts tokens, which the session checks all at once.
+
+Leviathan et al. 2023 (arXiv 2211.17192). The draft is the smaller model's likeliest token at each
+place, so rejection sampling (its Alg. 1) is: choose a token from the session's own logits as if
+there were no draft, and go on while it is the drafted one. The answer is the one without drafts,
+token by token, for the same seed; where two choices are equal but for rounding it may be the other,
+since a chunk's attention adds in another order than a decode step's.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tamis.engine.engine import Engine
+from tamis.engine.generate import Piece, generate, sampler_of
+from tamis.engine.session import Session, TokenProgress
+from tamis.formats.vocab import Vocab
+from tamis.graph.topk_logits import Best
+from tamis.sampling.base import Step
+from tamis.sampling.chain import SamplerParams
+from tamis.select.dense import Dense
+
+DRAFT_MAX = 8  # tokens
+LEAST = 0.5  # probability of a drafted token, by the drafting model
+MOST_MORE = 128  # tokens that one of two vocabularies may have more: unused ones, at their ends
+
+
+class Draft(Protocol):
+    """What proposes tokens."""
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens that may follow these."""
+        ...
+
+
+class ModelDraft:
+    """The likeliest tokens of a smaller model of the same vocabulary.
+
+    Raises ValueError where the vocabularies differ, MemoryError.
+    """
+
+    def __init__(self, engine: Engine, main: Engine, n_ctx: int) -> None:
+        check_vocabulary(main.vocab, engine.vocab)
+        self._session = engine.session(n_ctx=n_ctx)
+        self._eog, self._n_vocab = engine.tokenizer.eog, main.hp.n_vocab
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens; fewer where the model is not sure of one, or the text ends."""
+        session, found = self._session, list[int]()
+        held = min(_same(session.tokens, tokens), len(tokens) - 1)
+        session.truncate(held)
+        if n < 1 or len(tokens) > session.n_ctx:
+            return found
+        left = list(tokens[held:])
+        best = session.decode_best(left[0], 1) if len(left) == 1 else session.prefill(left)
+        while True:
+            token, probability = _likeliest(best)
+            if probability < LEAST or token >= self._n_vocab:
+                return found
+            found.append(token)
+            if len(found) == n or token in self._eog or session.n_past == session.n_ctx:
+                return found
+            best = session.decode_best(token, 1)
+
+
+def check_vocabulary(main: Vocab, draft: Vocab) -> None:
+    """Raise ValueError where a model of the one could not draft for one of the other."""
+    n, other = len(main), len(draft)
+    least = min(n, other)
+    same = main.model == draft.model and abs(n - other) <= MOST_MORE
+    if not same or main.tokens[:least] != draft.tokens[:least]:
+        raise ValueError(
+            f"the draft model has other tokens ({other}, {draft.model}) than the model ({n}, "
+            f"{main.model}): take one of the same family"
+        )
+
+
+class Drafting:
+    """A session whose decode steps check drafts; its calls are the session's.
+
+    It holds drafted tokens that were not chosen yet until `generate` ends, or `settle`.
+    """
+
+    def __init__(self, session: Session, draft: Draft, n_max: int = DRAFT_MAX) -> None:
+        """n_max: tokens of a draft. Raises ValueError."""
+        if not 1 <= n_max <= 64:
+            raise ValueError(f"draft_max is {n_max}, expected 1 to 64")
+        if session.selector != Dense() or session.audit is not None:
+            raise ValueError(
+                "drafts are checked as prompts are read: leave out attn, prefill and audit"
+            )
+        self._session, self._draft, self._n_max = session, draft, n_max
+        self._ahead: deque[tuple[int, np.ndarray]] = deque()  # drafted tokens, and what follows
+        self.n_drafted = self.n_taken = 0
+
+    def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
+        """As Session's, of a token that may have been drafted and checked already."""
+        if self._ahead and self._ahead[0][0] == token_id:
+            self.n_taken += 1
+            return self._ahead.popleft()[1]
+        self.settle()
+        session = self._session
+        room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
+        drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
+        if not drafted:
+            return session.decode_best(token_id, n)
+        rows = np.concatenate(list(session.logits([token_id, *drafted])))
+        self.n_drafted += len(drafted)
+        self._ahead.extend(zip(drafted, rows[1:], strict=True))
+        return rows[0]
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens are held but for drafts."""
+        return self._session.n_past - len(self._ahead)
+
+    def settle(self) -> None:
+        """Drop drafted tokens that were not chosen."""
+        if self._ahead:
+            self._session.truncate(self._session.n_past - len(self._ahead))
+            self._ahead.clear()
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        params: SamplerParams,
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        grammar: Step | None = None,
+        progress: TokenProgress | None = None,
+    ) -> Iterator[Piece]:
+        """As Session's."""
+        session, tokenizer = self._session, self._session.tokenizer
+        sampler = sampler_of(params, tokenizer, [*session.tokens, *ids], grammar)
+        found = session.prefill(ids, progress)
+        n_max = session.n_ctx - session.n_past
+        n_max = n_max if max_tokens is None else min(n_max, max_tokens)
+        pieces = generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)
+        try:
+            yield from pieces
+        finally:
+            self.settle()
+
+
+def _same(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens of two texts are the same from the start on."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
+    return int(differ[0]) if len(differ) else n
+
+
+def _likeliest(found: Best | np.ndarray) -> tuple[int, float]:
+    """A token, and its probability."""
+    if isinstance(found, Best):
+        return int(found.ids[0]), float(np.exp(found.logits[0] - found.log_sum))
+    token = int(np.argmax(found))
+    return token, float(1 / np.exp(found.astype(np.float64) - found[token]).sum())
