@@ -5,6 +5,7 @@ before anything is allocated for it. What the tensors mean is not known here.
 """
 
 import contextlib
+import hashlib
 import mmap
 import os
 import re
@@ -36,6 +37,8 @@ MIN_ALIGNMENT = 8  # bytes, from the specification; kernels read 8-byte words
 DEFAULT_ALIGNMENT = 32  # bytes
 MAX_KEYS = 1 << 16  # real files have fewer than 100
 MAX_TENSORS = 1 << 20  # real files have a few thousand
+
+_N_SAMPLE, _SAMPLE = 16, 4096  # bytes of the weights that `identity` reads
 
 # The smallest possible record of each kind: an empty key with a one-byte value; an empty name
 # with one dimension.
@@ -213,6 +216,13 @@ class GGUFFile:
         for part in self._parts:
             part.check_unchanged()
 
+    def identity(self) -> bytes:
+        """Bytes that tell this file from any other, and from itself once it was written to.
+
+        Of each part: size, time of the last change, inode, all before the tensors, and samples.
+        """
+        return b"".join(part.identity() for part in self._parts)
+
     def release_pages(self) -> None:
         """Release the memory of all pages read so far; reading them again loads them again."""
         for part in self._parts:
@@ -270,6 +280,17 @@ class _Part:
             expected = " or ".join(t.__name__ for t in types)
             raise self.error(f"expected {expected}, got {type(value).__name__}", key=key)
         return value
+
+    def identity(self) -> bytes:
+        assert self._map is not None
+        status, size = os.fstat(self._file), self._written[0]
+        digest = hashlib.sha256(b"%d %d %d " % (*self._written, status.st_ino))
+        digest.update(self._map[: self._tensors_at])
+        for i in range(_N_SAMPLE):
+            digest.update(
+                os.pread(self._file, _SAMPLE, i * max(size - _SAMPLE, 0) // (_N_SAMPLE - 1))
+            )
+        return digest.digest()
 
     def release_pages(self) -> None:
         if self._map is not None:

@@ -104,8 +104,9 @@ def tamis_product(
     """The linked Program of y = w @ x, and y."""
     n_in = len(x)
     n_out = w.nbytes * type_.block_size // type_.type_size // n_in
-    (matrix,), filling = in_strips([QTensor(w, type_.name, n_out, n_in)], backend)
-    backend.run(backend.link(filling))
+    copies = in_strips([QTensor(w, type_.name, n_out, n_in)], backend)
+    (matrix,) = copies.matrices
+    backend.run(backend.link(copies.program))
     y, program, step = zeros(n_out, np.float32), Program(), np.array([1, 0, 0, 0, 0], np.int64)
     packed = zeros(ops.packed_bytes(1, n_in), np.uint8)
     scratch = zeros(backend.n_thread * ops.matmul_scratch(n_in), np.uint8)

@@ -28,7 +28,7 @@ from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
 from tamis.model.placement import on_one_device
-from tamis.model.repack import Filling
+from tamis.model.repack import Copies, Filling
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import INNER, MethodError, methods
 from tamis.tools.random_model import Shape, write_random_model
@@ -121,7 +121,7 @@ def recorded(path: Path, sessions: Iterable[dict[str, Any]]) -> set[KernelSpec]:
     file = GGUFFile(path)
     model, backend = load_model(file), Recorder(n_thread=2, n_part=16)
     places = on_one_device(backend, model.hp.n_layer)
-    filled = Filling(backend, Program(), lambda: None)
+    filled = Filling(backend, Copies([], Program()), lambda: None)
     engine = Engine(file, model, Vocab.from_gguf(file), places, filled)
     found = set[KernelSpec]()
     for options in sessions:
@@ -135,7 +135,7 @@ def recorded_by(
 ) -> set[KernelSpec]:
     """What sessions of an engine ask its backend for, for a prompt and decode steps."""
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
-    filled = Filling(recorder, Program(), lambda: None)
+    filled = Filling(recorder, Copies([], Program()), lambda: None)
     places = on_one_device(recorder, engine.hp.n_layer)
     stand_in = Engine(engine.file, engine.model, engine.vocab, places, filled)
     for options in sessions:

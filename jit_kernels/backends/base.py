@@ -48,6 +48,7 @@ class Backend(Protocol):
     strips: bool  # whether products are faster with weights that REPACK has copied
     timed: bool  # whether replays measure what `costs` tells; a CPU's always do
     clock: float | None  # cycles a second of an OpCost; None: `roofline.measure` tells
+    layout: str = ""  # of strips: copies of another one are not read
     joins: bool = False  # whether it can `join`
 
     @property

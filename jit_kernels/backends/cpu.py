@@ -107,6 +107,7 @@ class CpuBackend(Backend):
         self.n_thread = n_thread
         self.n_part = PARTS * n_thread if n_thread > 1 else 1
         self.library = library or shared()
+        self.layout = f"{ops.STRIP_LAYOUT} {self.library.level.name}"
         self.drop_team()
         _backends.add(self)
 

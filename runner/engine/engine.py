@@ -18,7 +18,8 @@ from tamis.kv.types import UNIT, KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.placement import Place, on_one_device, on_two_devices
-from tamis.model.repack import Filling, repack
+from tamis.model.prepared import MOST, default_folder
+from tamis.model.repack import Filling, Preparing, repack
 from tamis.platform.processes import usable_cpus
 from tamis.text.tokenizer import Tokenizer
 
@@ -57,6 +58,8 @@ class Engine:
         n_gpu_layers: int = -1,
         offload_kqv: bool = True,
         rope: RopeScaling | None = None,
+        prepare: bool | str | Path = True,
+        prepare_max: int = MOST,
         progress: "Progress | None" = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
@@ -66,7 +69,9 @@ class Engine:
         how many of the last layers are on the latter, the others and the output on the CPU; more
         than there are, or -1: all, and the output. offload_kqv: False leaves keys, values and
         attention to the CPU wherever the layers are. rope: how positions are stretched, instead of
-        what the file says; n_ctx_orig 0: its training context. progress(stage, done, total).
+        what the file says; n_ctx_orig 0: its training context. prepare: False keeps no copy of
+        the weights on disk; a folder keeps it there, in place of the user's cache. prepare_max:
+        bytes of all such copies, those not used for longest go. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -89,7 +94,11 @@ class Engine:
                 f"layers of {model.hp.arch} read more than what the one before them adds: "
                 "they cannot be on two devices, leave out n_gpu_layers"
             )
-        model, copies = repack(model, places[0])
+        preparing = None
+        if prepare is not False:
+            folder = default_folder() if prepare is True else Path(prepare)
+            preparing = Preparing(folder, prepare_max)
+        model, copies = repack(model, places[0], file, preparing)
         filling = Filling(places[0].backend, copies, file.release_pages)
         try:
             vocab = Vocab.from_gguf(file)
@@ -232,6 +241,13 @@ class Engine:
         if n_ubatch is None:
             n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
         return memory_plan.plans(self.loaded, n_ctx, n_ubatch, kv)
+
+    def prepared(self) -> bool:
+        """Whether a copy of the weights is on disk for later loads, when all of it is written.
+
+        False of a model that loads as fast without one, and where there is no room for it.
+        """
+        return self._filling.written()
 
     def with_kv_on_host(self) -> "Engine":
         """The same weights, for sessions whose keys, values and attention are on the CPU."""

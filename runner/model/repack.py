@@ -3,16 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
-from tamis.jit_kernels.contract.types import LINE, QTensor, zeros
+from tamis.jit_kernels.contract.types import LINE, QTensor
 from tamis.model.model import Model
 from tamis.model.placement import Place
+from tamis.model.prepared import LEAST, MOST, Prepared, Writing
 from tamis.model.weights import Weights
+from tamis.platform.memory import huge_zeros
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
 APART = "exps", "attn_k_b", "attn_v_b"  # one matrix of many is multiplied at a time
@@ -20,32 +25,64 @@ PART = 1 << 24  # bytes of a matrix that are copied at a time
 STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
 
 
-def in_strips(matrices: Sequence[QTensor], backend: Backend) -> tuple[list[QTensor], Program]:
-    """The matrices as products are to read them, and the Program that fills the copies.
+class Strips(NamedTuple):
+    """Where copies of matrices lie in one stretch of memory, one after another."""
 
-    As they are: matrices of a type or a shape that has no strips, and all of them where the backend
-    wants none or memory is short. Copies lie one after another.
+    spans: tuple[tuple[int, int], ...]  # of each matrix: first byte, number of bytes, 0: no copy
+    n_bytes: int
+
+    @staticmethod
+    def of(matrices: Sequence[QTensor], backend: Backend) -> "Strips":
+        """None of those of a type or a shape that has no strips, or where the backend wants none."""
+        fit = [
+            backend.strips and w.type in STRIPS_OF and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
+            for w in matrices
+        ]
+        sizes = [
+            ops.strip_bytes(w.type, w.n_out, w.n_in) if yes else 0
+            for w, yes in zip(matrices, fit, strict=True)
+        ]
+        starts = np.cumsum([0, *(-(-size // LINE) * LINE for size in sizes)]).tolist()
+        return Strips(tuple(zip(starts, sizes, strict=False)), starts[-1])
+
+    def of_memory(self, matrices: Sequence[QTensor], memory: np.ndarray) -> list[QTensor]:
+        """The matrices, with their copies in this memory, uint8 [n_bytes], where they have one."""
+        return [
+            w._replace(data=memory[start : start + size], type=STRIPS_OF[w.type]) if size else w
+            for w, (start, size) in zip(matrices, self.spans, strict=True)
+        ]
+
+
+class Copies(NamedTuple):
+    """Matrices as products are to read them, and what is still to be done for that."""
+
+    matrices: list[QTensor]
+    program: Program  # fills them
+    memory: np.ndarray | None = None  # uint8: all of them, where they are filled by the Program
+    file: Prepared | None = None  # what that is to be written to
+
+
+def in_strips(
+    matrices: Sequence[QTensor],
+    backend: Backend,
+    file_of: Callable[[Strips], Prepared | None] = lambda strips: None,
+) -> Copies:
+    """The matrices as products are to read them: mapped from a file, or to be filled.
+
+    As they are: matrices that have no strips, and all of them where memory is short.
     """
-    fit = [
-        backend.strips and w.type in STRIPS_OF and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
-        for w in matrices
-    ]
-    sizes = [
-        ops.strip_bytes(w.type, w.n_out, w.n_in) if yes else 0
-        for w, yes in zip(matrices, fit, strict=True)
-    ]
-    starts = np.cumsum([0, *(-(-size // LINE) * LINE for size in sizes)]).tolist()
-    program = Program()
-    if starts[-1] > SHARE * backend.free_bytes():
-        return list(matrices), program
-    memory, found = zeros(starts[-1], np.uint8), []
-    for w, size, start in zip(matrices, sizes, starts, strict=False):
-        if size:
-            strips = memory[start : start + size]
-            _record(program, w, strips)
-            w = w._replace(data=strips, type=STRIPS_OF[w.type])
-        found.append(w)
-    return found, program
+    strips, program = Strips.of(matrices, backend), Program()
+    file = file_of(strips)
+    if file is not None and (mapped := file.map()) is not None:
+        return Copies(strips.of_memory(matrices, mapped), program)
+    if not strips.n_bytes or strips.n_bytes > SHARE * backend.free_bytes():
+        return Copies(list(matrices), program)
+    _, memory = huge_zeros((strips.n_bytes,), np.dtype(np.uint8))
+    found = strips.of_memory(matrices, memory)
+    for w, copy in zip(matrices, found, strict=True):
+        if copy is not w:
+            _record(program, w, copy.data)
+    return Copies(found, program, memory, file)
 
 
 def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
@@ -64,11 +101,31 @@ def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
         )
 
 
-def repack(model: Model, place: Place) -> tuple[Model, Program]:
+class Preparing(NamedTuple):
+    """Whether and where copies are kept on disk."""
+
+    folder: Path
+    most: int = MOST  # bytes of all files there; the ones not used for longest go
+    least: int = LEAST  # bytes of strips: fewer are copied at each load
+
+
+def repack(
+    model: Model, place: Place, file: GGUFFile, preparing: Preparing | None = None
+) -> tuple[Model, Copies]:
     """The model over matrices as a place's products are to read them, and what fills them."""
     matrices = list(_matrices(model.weights, place))
-    copies, program = in_strips(matrices, place.backend)
-    by_address = {w.data.ctypes.data: to for w, to in zip(matrices, copies, strict=True)}
+
+    def file_of(strips: Strips) -> Prepared | None:
+        if preparing is None or strips.n_bytes < max(1, preparing.least):
+            return None
+        told = [(w.type, w.n_out, w.n_in) for w in matrices]
+        key = file.identity() + repr((place.backend.layout, place.layers, told)).encode()
+        spans = [span for span in strips.spans if span[1]]
+        return Prepared.of(preparing.folder, key, spans, preparing.most, str(file.path.absolute()))
+
+    copies = in_strips(matrices, place.backend, file_of)
+    pairs = zip(matrices, copies.matrices, strict=True)
+    by_address = {w.data.ctypes.data: to for w, to in pairs}
 
     def copy(w: QTensor) -> QTensor:
         return by_address.get(w.data.ctypes.data, w)
@@ -76,7 +133,7 @@ def repack(model: Model, place: Place) -> tuple[Model, Program]:
     weights = model.weights
     output = replace(weights.output, data=copy(weights.output.matrix))
     blk = tuple(layer.with_matrices(copy) for layer in weights.blk)
-    return replace(model, weights=replace(weights, output=output, blk=blk)), program
+    return replace(model, weights=replace(weights, output=output, blk=blk)), copies
 
 
 def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
@@ -92,16 +149,19 @@ def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
 class Filling:
     """A Program that runs on a thread of its own, while others read a vocabulary and record.
 
-    then() is called on that thread after each op.
+    then() is called on that thread after each op. Copies that have a file are written to it
+    afterwards, which nobody waits for.
     """
 
-    def __init__(self, backend: Backend, program: Program, then: Callable[[], None]) -> None:
-        self._backend, self._program, self._then = backend, program, then
+    def __init__(self, backend: Backend, copies: Copies, then: Callable[[], None]) -> None:
+        self._backend, self._copies, self._then = backend, copies, then
+        self._program = copies.program
+        self._writing: Writing | None = None
         self._done, self._stopped = 0, False
         self._error: BaseException | None = None
         # Not a daemon: the interpreter waits for it before it ends the threads that it runs on.
         self._thread = threading.Thread(target=self._run)
-        if len(program):
+        if len(self._program):
             self._thread.start()
 
     def finish(self, each: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -123,6 +183,15 @@ class Filling:
         self._stopped = True
         if self._thread.is_alive():
             self._thread.join()
+        if self._writing is not None:
+            self._writing.stop()
+
+    def written(self) -> bool:
+        """Whether there is a file of the copies, when all is filled and written."""
+        self.finish()
+        if self._writing is not None:
+            self._writing.finish()
+        return self._copies.file is not None and self._copies.file.path.exists()
 
     def _run(self) -> None:
         try:
@@ -131,6 +200,9 @@ class Filling:
                 self._backend.run(linked, self._done, self._done + 1)
                 self._then()
                 self._done += 1
+            memory, file = self._copies.memory, self._copies.file
+            if memory is not None and file is not None and not self._stopped and not self._writing:
+                self._writing = Writing(file, memory)
         except BaseException as error:
             self._error = error
 

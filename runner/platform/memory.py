@@ -1,5 +1,6 @@
 """Memory of the process: large arrays in pages of their own, and how much the machine has."""
 
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -41,3 +42,36 @@ def drop(memory: mmap.mmap, first: int, last: int) -> None:
     first, last = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last:
         memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def map_file(handle: int, first: int, n_bytes: int) -> np.ndarray:
+    """Bytes of an open file as a read-only array, uint8 [n_bytes]; all processes share its pages.
+
+    first: a multiple of the page size. The array keeps them mapped. Raises OSError.
+    """
+    memory = mmap.mmap(handle, n_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=first)
+    return np.frombuffer(memory, np.uint8)
+
+
+def map_over(memory: np.ndarray, handle: int, first: int) -> None:
+    """Put bytes of an open file, from `first` on, in place of an array of the same contents.
+
+    memory: uint8, whole pages of `huge_zeros`, which nobody writes to any more; who reads it sees
+    no change. Raises OSError.
+    """
+    _libc_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+    _libc_mmap.restype = ctypes.c_void_p
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    at = memory.ctypes.data
+    if _libc_mmap(at, memory.nbytes, mmap.PROT_READ, flags, handle, first) != at:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def read_ahead(handle: int, first: int, n_bytes: int) -> None:
+    """Have the system read a part of an open file from the disk."""
+    os.posix_fadvise(handle, first, n_bytes, os.POSIX_FADV_WILLNEED)
+
+
+_MAP_FIXED = 0x10
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap

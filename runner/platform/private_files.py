@@ -101,6 +101,12 @@ def remove_unfinished(folder: Path) -> None:
                 _remove_if_dead(entry.path)
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether a process is writing this file; what ended processes left is removed."""
+    remove_unfinished(path.parent)
+    return any(path.parent.glob(f".{path.name[:128]}.????????{_PART}"))
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.program import Program
 from tamis.model.placement import on_one_device
-from tamis.model.repack import Filling
+from tamis.model.repack import Copies, Filling
 from tamis.select.base import DECODE, MAX_NUMBER
 from tamis.select.notation import INNER, methods, parse_method
 from tamis.select.window import Window
@@ -32,7 +32,7 @@ def engine(tmp_path_factory):
     loaded = Engine.load(write_tiny_model(path, TinySpec("qwen2", "F32", n_ctx=512)), n_threads=1)
     recorder = Recorder()
     places = on_one_device(recorder, loaded.hp.n_layer)
-    filled = Filling(recorder, Program(), lambda: None)
+    filled = Filling(recorder, Copies([], Program()), lambda: None)
     yield Engine(loaded.file, loaded.model, loaded.vocab, places, filled), recorder
     loaded.close()
 

@@ -7,6 +7,7 @@ FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the wei
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
 STRIP = 16  # rows of weights that REPACK interleaves
+STRIP_LAYOUT = 1  # of what REPACK writes: raised when that changes, for copies on disk
 
 
 class Embed:

@@ -35,10 +35,12 @@ def kept() -> dict[str, Kept]:
     """What can be cleared, by name."""
     from tamis.fetch.registry import models_folder
     from tamis.jit_kernels.compile import store
+    from tamis.model import prepared
     from tamis.summary.cache import default_folder
 
     return {
         "kernels": Kept("compiled kernels: made again at the next start", store.user_folder),
+        "weights": Kept("weights as kernels read them: made again", prepared.default_folder),
         "documents": Kept("what summarize has read, and its answers", default_folder),
         "downloads": Kept("unfinished downloads", lambda: models_folder() / ".partial"),
     }
@@ -50,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action", nargs="?", choices=["show", "clear"], default="show", help="show (the default)"
     )
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="of clear: kernels, documents, downloads or all"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help="of clear: kernels, weights, documents, downloads or all",
     )
     parser.add_argument(
         "--older",

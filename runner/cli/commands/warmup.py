@@ -1,4 +1,4 @@
-"""`tamis warmup`: compile the kernels of a model ahead of its first use."""
+"""`tamis warmup`: compile the kernels of a model and prepare its weights ahead of its first use."""
 
 import argparse
 import json
@@ -21,13 +21,16 @@ def run(arguments: argparse.Namespace) -> int:
     engine = common.load_engine(arguments, progress)
     common.open_session(engine, arguments, progress)
     spent = time.monotonic() - start
+    prepared = engine.prepared()
     engine.close()
     report = {
         "model": engine.path.name,
         "attn": arguments.attn,
         "prefill": arguments.prefill,
         "seconds": round(spent, 2),
+        "prepared": prepared,
     }
-    text = json.dumps(report) if arguments.json else f"kernels ready in {spent:.1f} s"
+    weights = ", weights prepared" if prepared else ""
+    text = json.dumps(report) if arguments.json else f"kernels ready in {spent:.1f} s{weights}"
     sys.stdout.write(text + "\n")
     return 0

@@ -145,6 +145,7 @@ def add_model_arguments(
         help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
         "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
     )
+    _add_prepare_arguments(model)
     if auto or not lengths:
         _add_ctx_argument(parser, auto=auto)
     kv = group(parser, KV_GROUP)
@@ -157,6 +158,25 @@ def add_model_arguments(
             help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
         )
     _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
+
+
+def _add_prepare_arguments(model: Any) -> None:
+    model.add_argument(
+        "--no-prepare",
+        action="store_true",
+        help="keep no copy of a large model's weights on disk, from which it loads at once",
+    )
+    model.add_argument(
+        "--prepare-dir",
+        metavar="DIR",
+        help="where that copy is kept (default: the user's cache, see `tamis cache`)",
+    )
+    model.add_argument(
+        "--prepare-max",
+        type=size,
+        metavar="SIZE",
+        help="room for such copies; those not used for longest go (default: 64GiB)",
+    )
 
 
 def _add_method_arguments(
@@ -345,11 +365,16 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
 
 
 def devices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Engine.load's arguments of --device, -ngl and -nkvo. Raises UsageError."""
+    """Engine.load's arguments of --device, -ngl, -nkvo and the prepare flags. Raises UsageError."""
     device, n = arguments.device, arguments.n_gpu_layers
     if device is not None and on_host(device) and n:
         raise UsageError(f"-ngl {n} puts layers on the GPU, --device {device} none: leave out one")
-    return {
+    if arguments.no_prepare and arguments.prepare_dir:
+        raise UsageError("--no-prepare keeps nothing in --prepare-dir: leave out one of them")
+    prepare = {"prepare": arguments.prepare_dir or not arguments.no_prepare}
+    if arguments.prepare_max is not None:
+        prepare["prepare_max"] = arguments.prepare_max
+    return prepare | {
         "device": device or device_for(n),
         "n_gpu_layers": -1 if n is None else n,
         "offload_kqv": not arguments.no_kv_offload,
