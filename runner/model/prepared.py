@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
         return Prepared(folder / f"{name}{SUFFIX}", spans, n_bytes, most, model)
 
     def map(self) -> np.ndarray | None:
-        """The strips, uint8 [n_bytes], read-only; None where no sound file of this user has them."""
+        """The strips, uint8 [n_bytes], read-only; None where no sound file of the user has them."""
         try:
             private_folder(self.path.parent)
             with open_private(self.path) as file:
@@ -93,7 +93,7 @@ class Prepared(NamedTuple):
         return first if sums == told["sums"] else None
 
     def write(self, memory: np.ndarray, stopped: threading.Event) -> bool:
-        """Write filled strips; `memory`, whole pages of huge_zeros, becomes the file's, part by part.
+        """Write filled strips; `memory`, pages of huge_zeros, becomes the file's, part by part.
 
         False where it was stopped, another process writes it, or the disk or the limit has no room.
         Raises OSError.
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
                 if stopped.is_set():
                     raise _Stopped
                 part = memory[at : min(at + PART, self.n_bytes)]
-                file.write(part)
+                file.write(part.data)
                 file.flush()
                 os.fdatasync(handle)  # as it goes: it then neither fills memory nor ends in a wait
                 map_over(part, handle, first + at)

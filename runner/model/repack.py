@@ -33,7 +33,7 @@ class Strips(NamedTuple):
 
     @staticmethod
     def of(matrices: Sequence[QTensor], backend: Backend) -> "Strips":
-        """None of those of a type or a shape that has no strips, or where the backend wants none."""
+        """None of a type or a shape that has no strips, or where the backend wants none."""
         fit = [
             backend.strips and w.type in STRIPS_OF and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
             for w in matrices
