@@ -5,6 +5,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt",
     "serve": "answer programs over HTTP, as OpenAI's API does",
+    "batch": "answer a file of requests in OpenAI's batch format",
     "ps": "list the models that a running server has loaded",
     "summarize": "summarize documents of any length, or answer questions about them",
     "pull": "fetch a model",

@@ -109,7 +109,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "--set",
         action="append",
         default=[],
-        type=_field,
+        type=field,
         metavar="NAME=VALUE",
         help="a field for requests that lack it, such as temperature=0, n_predict=256 or "
         "enable_thinking=false; may be given again",
@@ -135,7 +135,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _field(text: str) -> tuple[str, Any]:
+def field(text: str) -> tuple[str, Any]:
     """A field of requests and its value: JSON, or else a text."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
@@ -208,7 +208,7 @@ def run(arguments: argparse.Namespace) -> int:
         slots=not arguments.no_slots,
         slot_folder=_folder(arguments.slot_save_path),
     )
-    source = _Source(arguments, settings)
+    source = Source(arguments, settings)
     keep = math.inf if source.only is not None else arguments.keep_alive
     served = models.Models(
         source, keep=keep, n_byte=arguments.memory, n_queue=arguments.queue, log=_log
@@ -236,7 +236,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Source:
+class Source:
     """The model of -m, or all that are installed; each in a process of its own."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Any) -> None:

@@ -371,7 +371,9 @@ def devices(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"-ngl {n} puts layers on the GPU, --device {device} none: leave out one")
     if arguments.no_prepare and arguments.prepare_dir:
         raise UsageError("--no-prepare keeps nothing in --prepare-dir: leave out one of them")
-    prepare = {"prepare": arguments.prepare_dir or not arguments.no_prepare}
+    prepare: dict[str, Any] = {"prepare": not arguments.no_prepare}
+    if arguments.prepare_dir is not None:  # a server's process has another working directory
+        prepare["prepare"] = str(Path(arguments.prepare_dir).absolute())
     if arguments.prepare_max is not None:
         prepare["prepare_max"] = arguments.prepare_max
     return prepare | {

@@ -1,0 +1,159 @@
+"""`tamis batch`: answers to a file of requests, in OpenAI's batch format.
+
+Requests are read and answered as `tamis serve` does, without a server. With --ray, by the engines
+of a Ray cluster.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tamis.cli.commands import serve
+from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    parser.epilog = (
+        "a line of IN: custom_id, method, url (/v1/chat/completions, /v1/completions or "
+        "/v1/embeddings), body. Run it again after an interruption: what OUT has is not asked again"
+    )
+    parser.add_argument("requests", metavar="IN.jsonl", help="requests, a line each")
+    parser.add_argument("answers", metavar="OUT.jsonl", help="their answers; it may have some")
+    common.add_model_arguments(parser)
+    parser.add_argument(
+        "--parallel",
+        type=common.count,
+        default=8,
+        metavar="N",
+        help="answers at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ubatch",
+        type=common.count,
+        default=512,
+        metavar="N",
+        help="tokens of a prompt that are read at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=serve.field,
+        metavar="NAME=VALUE",
+        help="a field for requests that lack it, such as temperature=0; may be given again",
+    )
+    parser.add_argument(
+        "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+    )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="ask again what has failed according to OUT; those lines of it are replaced",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="let the engines of a Ray cluster answer, auto: of the one that this machine is in; "
+        "each needs tamis and the model's file at the same path",
+    )
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    # What `serve` has flags for, and a batch does not.
+    parser.set_defaults(queue=0, alias=None, timeout_step=900, pooling=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer what has no answer yet. 1 where a request has failed. Raises UsageError, BatchError."""
+    try:
+        from tamis.bindings.serve import offline
+        from tamis.bindings.serve.http.direct import ask  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"batch needs {error.name}: pip install 'tamis[server]'") from error
+    into = Path(arguments.answers)
+    with open(arguments.requests, "rb") as file:
+        if not file.seekable():
+            raise UsageError(
+                f"{arguments.requests} is a pipe: name a file, which can be read again"
+            )
+        if into.exists() and into.samefile(arguments.requests):
+            raise UsageError("the answers would be written into the requests: name another file")
+        with closing(offline.Answers(into, retry_failed=arguments.retry_failed)) as answers:
+            todo = [item for item in offline.items(file) if item.key not in answers.finished]
+            n_before, begin = len(answers.finished), time.monotonic()
+            if todo:
+                _answer(arguments, file, todo, answers)
+            seconds = time.monotonic() - begin
+            result = {
+                "requests": n_before + len(todo),
+                "answered": len(todo),
+                "failed": answers.n_failed,
+                "seconds": round(seconds, 2),
+            }
+    if arguments.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        there = f", {n_before} were there" if n_before else ""
+        note(f"{len(todo)} answers in {seconds:.1f} s{there}, {result['failed']} failed")
+    return 1 if result["failed"] else 0
+
+
+def _answer(arguments: argparse.Namespace, file: Any, todo: list[Any], answers: Any) -> None:
+    from tamis.bindings.serve import offline
+
+    progress = common.Progress()
+
+    def told(done: int, total: int) -> None:
+        progress("answers", done, total)
+
+    async def all_of(ask: offline.Ask, n_at_once: int) -> None:
+        await offline.run(file, todo, answers, ask, n_at_once, told)
+
+    n_at_once = 2 * arguments.parallel  # as some are prepared while others run
+    arguments.queue = n_at_once * 8
+    if arguments.ray is None:
+        with closing(Answering(arguments)) as local:
+            asyncio.run(all_of(local.ask, n_at_once))
+    else:
+        from tamis.bindings.serve.cluster import Pool
+
+        arguments.model = str(common.model_file(arguments.model, progress).absolute())
+        with closing(Pool(arguments.ray, arguments.threads, Answering, arguments)) as pool:
+            asyncio.run(all_of(pool.ask, n_at_once * pool.n_engine))
+
+
+class Answering:
+    """A model in a process of its own, and what answers requests with it."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Raises UsageError, ModelError, LoadError."""
+        from tamis.bindings.serve.http.app import Settings
+
+        settings = Settings(
+            n_queue=arguments.queue,
+            max_body=1 << 30,
+            usual=dict(arguments.set),
+            page=False,
+            slots=False,
+        )
+        if arguments.model is None:
+            arguments.model = str(common.model_file(None, common.Progress()))
+        source = serve.Source(arguments, settings)
+        _, self._served = source.load(source.only)
+
+    async def ask(self, url: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        from tamis.bindings.serve.http.direct import ask
+
+        return await ask(self._served.app, url, body)
+
+    def close(self) -> None:
+        """End the process."""
+        self._served.stop()
+        self._served.close()
