@@ -18,7 +18,6 @@ from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.select.base import Recording, SelectorState
 
-
 LOW_MASS = 0.9  # of a head: what estimates are to find
 
 

@@ -30,7 +30,7 @@ SHORT_CONV = op("recurrent.conv", ShortConv, "activation")
 
 
 class PoolKeys:
-    """y[t] = the mean of the keys of rows t - n_row + 1 .. t, weighed by the softmax of their gates.
+    """y[t] = the mean of keys of rows t - n_row + 1 .. t, weighed by the softmax of their gates.
 
     A row of x is a key, then a gate of each of its elements; row i of the n_row has gate + w[i].
     """

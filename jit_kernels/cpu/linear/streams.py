@@ -106,7 +106,7 @@ def stream_mix() -> Any:
 
 @njit(error_model="numpy")
 def score_of(row, w, n, eps):
-    """w . rms_norm(row)."""
+    """The dot product of w and rms_norm(row)."""
     whole, squares, products = n // LANES * LANES, zero_f(), zero_f()
     for i in range(0, 4 * whole, 4 * LANES):
         squares = fma(load_f(row + i), load_f(row + i), squares)

@@ -255,7 +255,7 @@ def survivors(scores, maxima, low, high, k, order):
     """Compact the scores that may be among the best k to the front of the row; return how many.
 
     scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; positions, ascending,
-    go to `order`. At least k scores reach the k-th best maximum: lower scores are not in the best k.
+    go to `order`. At least k scores reach the k-th best maximum: lower ones are not in the best k.
     """
     first, last = low // PAGE * PAGE, (high + PAGE - 1) // PAGE * PAGE
     least, most = first // SPAN * 16, (last + SPAN - 1) // SPAN * 16

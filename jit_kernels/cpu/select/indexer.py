@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.contract.types import kv_row
 from tamis.jit_kernels.cpu.kv.kv_rows import loading_one, row_at

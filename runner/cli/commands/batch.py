@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer what has no answer yet. 1 where a request has failed. Raises UsageError, BatchError."""
+    """Answer what has no answer yet. 1 where a request failed. Raises UsageError, BatchError."""
     try:
         from tamis.bindings.serve import offline
         from tamis.bindings.serve.http.direct import ask  # noqa: F401
