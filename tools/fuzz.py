@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, help="of the random numbers; another each time")
     parser.add_argument("--corpus", type=Path, help="a folder of inputs to start from")
-    parser.add_argument("--findings", type=Path, default=Path())
+    parser.add_argument(
+        "--findings", type=Path, default=Path(), help="a folder for what was found; made if missing"
+    )
     arguments = parser.parse_args()
     try:
         import atheris
@@ -35,6 +37,7 @@ def main() -> None:
     # Only what reads is watched: NumPy's and Numba's branches say nothing.
     with atheris.instrument_imports(include=["tamis", "html", "_markupbase", "pypdf", "jinja2"]):
         from tamis.tools import fuzz_targets
+    arguments.findings.mkdir(parents=True, exist_ok=True)  # libFuzzer ends with status 0 without it
     target, seed = fuzz_targets.TARGETS[arguments.name], arguments.seed or secrets.randbits(31)
     with tempfile.TemporaryDirectory(prefix="tamis-corpus-") as folder:
         for i, data in enumerate(fuzz_targets.seeds(arguments.name)):
