@@ -86,6 +86,7 @@ class Job:
     owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
     slot: int | None = field(default=None, kw_only=True)  # the only one that it may have
     pooling: str | None = field(default=None, kw_only=True)  # of an embedding; None: the model's
+    lora: tuple[float, ...] | None = field(default=None, kw_only=True)  # scales; None: as started
 
 
 @dataclass(eq=False)
@@ -138,6 +139,7 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
             prompts.append(job.prompt)
         one: dict[str, Any] = {"id": number, "prompt": places[id(job.prompt)]}
         one |= {"scope": job.scope, "owner": job.owner, "slot": job.slot, "pooling": job.pooling}
+        one["lora"] = job.lora
         if isinstance(job, Keeping):
             one["keeping"] = [job.action, job.path]
         if isinstance(job, Choice):
@@ -157,6 +159,7 @@ class Wanted(NamedTuple):
     owner: Hashable
     slot: int | None
     pooling: str | None
+    lora: Sequence[float] | None
     request: Request | None = None
     sampling: Sampling = Sampling()
     seed: int = 0

@@ -29,7 +29,8 @@ from tamis.bindings.serve.jobs import (
 from tamis.bindings.serve.masks import Masks
 from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
-from tamis.bindings.serve.worker import Completion, Worker
+from tamis.bindings.serve.worker import Completion, Reopen, Worker
+from tamis.engine.adapters import AdapterFiles
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
@@ -51,19 +52,22 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     start = Start(**json.loads(sys.argv[2]))
     try:
-        engine, sessions = _load(channel, start)
+        engine, sessions, reopen = _load(channel, start)
     except Exception as error:
         memory = isinstance(error, MemoryError)
         line = _line(error).replace(start.path, os.path.basename(start.path))  # clients read it
         told = json.dumps([line, traceback.format_exc(), memory]).encode()
         channel.sendall(frame(Kind.FAILED, told))
         os._exit(1)
-    loaded(channel, engine, sessions).run()
+    loaded(channel, engine, sessions, reopen).run()
     os._exit(0)  # the model may be in a long step, which nothing interrupts
 
 
-def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session]]:
-    """The model and a session a slot. Raises MemoryError where all of them do not fit."""
+def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], Reopen]:
+    """The model, a session a slot, and what opens one with other scales of LoRA adapters.
+
+    Raises MemoryError where all of them do not fit, AdapterError.
+    """
 
     def progress(stage: str, done: int, total: int | None) -> None:
         channel.sendall(frame(Kind.PROGRESS, json.dumps([stage, done, total]).encode()))
@@ -86,7 +90,14 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session]]:
             f"{n} contexts of {engine.context(n_ctx)} tokens take {needed / GIB:.1f} GiB, "
             f"free: {plan.available / GIB:.1f} GiB; lower --ctx or --parallel"
         )
-    return engine, [engine.session(**start.session, progress=progress) for _ in range(n)]
+    adapters = AdapterFiles(*start.adapters).load()
+
+    def reopen(scales: Sequence[float] | None) -> Session:
+        found = adapters if scales is None else adapters.scaled(scales)
+        return engine.session(**start.session, adapters=found)
+
+    how = start.session | {"adapters": adapters, "progress": progress}
+    return engine, [engine.session(**how) for _ in range(n)], reopen
 
 
 def _line(error: Exception) -> str:
@@ -101,7 +112,12 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} (a bug of tamis)"
 
 
-def loaded(channel: socket.socket, engine: Engine, sessions: Sequence[Session]) -> "Runner":
+def loaded(
+    channel: socket.socket,
+    engine: Engine,
+    sessions: Sequence[Session],
+    reopen: Reopen | None = None,
+) -> "Runner":
     """Runs jobs after the server got the model's description."""
     hp, n = engine.hp, len(sessions)
     one = sessions[0]
@@ -122,19 +138,25 @@ def loaded(channel: socket.socket, engine: Engine, sessions: Sequence[Session]) 
         ranks=model.heads.ranks,
     )
     channel.sendall(frame(Kind.LOADED, json.dumps(told).encode()))
-    return Runner(channel, engine, sessions)
+    return Runner(channel, engine, sessions, reopen)
 
 
 class Runner:
     """Jobs by their numbers, and what they have sent since the last frame."""
 
-    def __init__(self, channel: socket.socket, engine: Engine, sessions: Sequence[Session]) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        engine: Engine,
+        sessions: Sequence[Session],
+        reopen: Reopen | None,
+    ) -> None:
         self._channel, self._n_vocab = channel, engine.hp.n_vocab
         self._tokenizer = engine.tokenizer
         self._jobs: dict[int, tuple[Job, Masks | None]] = {}
         self._events: list[list[Any]] = []
         self._sent, self._busy = 0.0, [False] * len(sessions)
-        self._worker = Worker(engine, sessions, self._flush, self._hang_up)
+        self._worker = Worker(engine, sessions, self._flush, self._hang_up, reopen=reopen)
 
     def run(self) -> None:
         """Run jobs until the socket is closed."""
@@ -170,6 +192,7 @@ class Runner:
             self._events.append([wanted.id, n, *event_to_record(event)])
 
         how: dict[str, Any] = {"scope": wanted.scope, "owner": wanted.owner, "slot": wanted.slot}
+        how["lora"] = None if wanted.lora is None else tuple(wanted.lora)
         if wanted.keeping:
             action, path = wanted.keeping
             job: Job = Keeping([], emit, action=action, path=path, **how)

@@ -32,6 +32,7 @@ class Limits:
     n_choices: int  # n times the number of prompts
 
 
+MAX_ADAPTERS = 64  # that a request names
 # Fields that never change an answer here; other unread fields are reported to the client.
 HARMLESS = {
     "background", "cache_control", "client_metadata", "include", "keep_alive", "metadata", "model",
@@ -253,8 +254,6 @@ class Reader:
         if n_choices * len(prompts) > self.limits.n_choices:
             most = self.limits.n_choices
             raise invalid(f"n times the number of prompts is above {most}", "n")
-        if body.get("lora"):
-            raise invalid("lora is not supported: leave it out", "lora")
         stop = (*stop, *body.texts("stop", MAX_STOP, MAX_STOP_LENGTH))
         first: Request | None = None
         requests = []
@@ -281,6 +280,7 @@ class Reader:
             salt=_salt(body),
             timings=body.flag("timings_per_token"),
             slot=_slot(body),
+            lora=None if body.get("lora") is None else body.records("lora", MAX_ADAPTERS),
             cached=body.switch("cache_prompt") is not False,
         )
 

@@ -60,6 +60,7 @@ class Start(NamedTuple):
     where: dict[str, Any]
     session: dict[str, Any]
     n_slot: int
+    adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
 
 
 class Loaded(NamedTuple):

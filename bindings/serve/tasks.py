@@ -35,6 +35,7 @@ class Task(NamedTuple):
     timings: bool = False  # with every part of a stream
     slot: int | None = None  # the one to run in
     cached: bool = True  # whether what a slot holds may be used
+    lora: list[dict[str, Any]] | None = None  # scales of LoRA adapters by {id, scale}
     ignored: tuple[str, ...] = ()  # fields that could have changed the answer
     about: Mapping[str, Any] = MappingProxyType({})  # what the reply repeats; JSON
 

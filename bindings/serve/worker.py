@@ -44,6 +44,7 @@ from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.text.thinking import ThinkingBudget
 
+Reopen = Callable[[Sequence[float] | None], Session]
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 
@@ -77,6 +78,7 @@ class _Slot:
     def __init__(self, session: Session, tokenizer: Any) -> None:
         self.session, self._tokenizer = session, tokenizer
         self.used, self.scope = 0.0, SHARED
+        self.lora: tuple[float, ...] | None = None  # scales of its adapters; None: as started
         self.clear()
 
     def clear(self) -> None:
@@ -168,8 +170,13 @@ class Worker:
         sessions: Sequence[Session],
         flushed: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,
+        reopen: Reopen | None = None,
     ) -> None:
-        """Both are called in the thread: `flushed` at least once a round, `ended` at its end."""
+        """`flushed` is called in the thread at least once a round, `ended` at its end.
+
+        reopen: what gives a session with other scales of LoRA adapters; None: as it was started.
+        """
+        self._reopen = reopen
         self._batch = Batch(engine)
         self._slots = [_Slot(session, engine.tokenizer) for session in sessions]
         self._flushed, self._ended, self.counts = flushed, ended, Counts()
@@ -288,14 +295,17 @@ class Worker:
         if job.slot is not None:
             free = [self._slots[job.slot]]
         if isinstance(job, Keeping):
+            if job.action == "restore":
+                self._adapt(free[0], job)
             return free[0]
         if not isinstance(job, Completion) or job.reads_all or not job.cached:
             slot = min(free, key=lambda slot: slot.used)
+            self._adapt(slot, job)
             slot.session.truncate(0)
             return slot
 
         def held(slot: _Slot) -> int:  # the last token runs again: its logits are needed
-            if slot.scope != job.scope:
+            if (slot.scope, slot.lora) != (job.scope, job.lora):
                 return 0
             return min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
 
@@ -305,10 +315,19 @@ class Worker:
         if held(other) >= n + WORTH_SHARING:
             n = held(other)
             slot = min(free, key=lambda slot: slot.used)
+            self._adapt(slot, job)
             if slot is not other:
                 slot.session.copy(other.session)
+        self._adapt(slot, job)
         slot.session.truncate(n)
         return slot
+
+    def _adapt(self, slot: _Slot, job: Job) -> None:
+        """Give a slot the adapters of a job; its sequence is forgotten where they were others."""
+        if slot.lora != job.lora and self._reopen is not None:
+            session = self._reopen(job.lora)
+            slot.session.close()
+            slot.session, slot.lora = session, job.lora
 
     def _reader(self) -> _Slot | None:
         """The slot whose prompt is being read: one at a time, see `_admit`."""

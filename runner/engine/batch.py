@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.engine.engine import Engine
+from tamis.engine.engine import MOST_ADAPTED, Engine
 from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
 from tamis.graph.device_graph import record_rows
 from tamis.graph.workspace import HEAD_ROWS, Chunk, Workspace
-from tamis.jit_kernels.backends.base import LinkedProgram
+from tamis.jit_kernels.backends.base import Backend, LinkedProgram
 from tamis.jit_kernels.contract.program import Call, Program
+from tamis.model.model import Model
 from tamis.select.base import Recording
 
 MAX_ROWS = HEAD_ROWS  # sequences of one Program; more run in groups
@@ -30,16 +31,11 @@ class _Segments(NamedTuple):
     parts: list[range]
 
 
-class Batch:
-    """Steps the sessions of an engine together; those that cannot be are stepped one by one.
+class _Rows:
+    """Steps of sessions of one model: its products are of all of their rows."""
 
-    These are sessions with an audit or with a KV cache on disk, those on a CUDA device, and
-    one alone. Logits differ from `Session.decode`'s by rounding: products of several rows are
-    summed in another order.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._backend = engine, engine.backend
+    def __init__(self, model: Model, backend: Backend) -> None:
+        self.model, self._backend = model, backend
         self._shared: _Segments | None = None
         # Of each session's decode Program, by row: its own ops, pointed at that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
@@ -49,33 +45,10 @@ class Batch:
 
     @cached_property
     def _ws(self) -> Workspace:
-        model = self._engine.model
-        return Workspace(model, self._backend, Chunk(model.hp, MAX_ROWS))
+        return Workspace(self.model, self._backend, Chunk(self.model.hp, MAX_ROWS))
 
-    def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
-        """Append a token to each session; the logits of each, f32 [n_vocab].
-
-        Raises what `Session.decode` does; no session then holds its token.
-        """
-        held = {session: session.n_past for session in tokens}
-        together = [s for s in tokens if s.batchable and self._backend.joins]
-        groups = [together[i : i + MAX_ROWS] for i in range(0, len(together), MAX_ROWS)]
-        groups = [group for group in groups if len(group) > 1]
-        found: dict[Session, np.ndarray] = {}
-        try:
-            for session, token in tokens.items():
-                session.begin_step(token)
-            for group in groups:
-                found |= self._step({session: tokens[session] for session in group})
-            for session in tokens.keys() - found.keys():
-                found[session] = session.decode(tokens[session])
-        except BaseException:
-            for session, n in held.items():
-                session.truncate(n)
-            raise
-        return found
-
-    def _step(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
+    def step(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
+        """Append a token to each session, of at most MAX_ROWS; their logits."""
         sessions = self._in_rows(list(tokens))
         if self._shared is None:
             self._shared = self._recorded()
@@ -115,7 +88,7 @@ class Batch:
         """What all rows share: the ops of a decode step over rows."""
         ws = self._ws
         rec = Recording(Program(), ws.step, MAX_ROWS, 1)
-        record_rows(Graph(self._engine.model, ws, rec, Hooks()), ws.logits)
+        record_rows(Graph(self.model, ws, rec, Hooks()), ws.logits)
         return _Segments(self._backend.link(rec.program), rec.program.segments[::2])
 
     def _at_row(self, own: Program, shared: _Segments, row: int) -> _Segments:
@@ -137,6 +110,57 @@ class Batch:
                 parts.append(range(first, len(program)))
             by_row[row] = _Segments(self._backend.link(program), parts)
         return by_row[row]
+
+
+class Batch:
+    """Steps the sessions of an engine together; those that cannot be are stepped one by one.
+
+    These are sessions with an audit or with a KV cache on disk, those on a CUDA device, and
+    one alone of its adapters. Logits differ from `Session.decode`'s by rounding: products of
+    several rows are summed in another order.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._backend = engine.backend
+        self._of: dict[int, _Rows] = {}  # by their models' ids, which they keep
+
+    def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
+        """Append a token to each session; the logits of each, f32 [n_vocab].
+
+        Raises what `Session.decode` does; no session then holds its token.
+        """
+        held = {session: session.n_past for session in tokens}
+        together = [s for s in tokens if s.batchable and self._backend.joins]
+        alike: dict[int, list[Session]] = {}  # by their model: products are of one
+        for session in together:
+            alike.setdefault(id(session.model), []).append(session)
+        groups = [
+            sessions[i : i + MAX_ROWS]
+            for sessions in alike.values()
+            for i in range(0, len(sessions), MAX_ROWS)
+        ]
+        groups = [group for group in groups if len(group) > 1]
+        found: dict[Session, np.ndarray] = {}
+        try:
+            for session, token in tokens.items():
+                session.begin_step(token)
+            for group in groups:
+                rows = self._rows_of(group[0].model)
+                found |= rows.step({session: tokens[session] for session in group})
+            for session in tokens.keys() - found.keys():
+                found[session] = session.decode(tokens[session])
+        except BaseException:
+            for session, n in held.items():
+                session.truncate(n)
+            raise
+        return found
+
+    def _rows_of(self, model: Model) -> _Rows:
+        if id(model) not in self._of:
+            while len(self._of) > MOST_ADAPTED:
+                del self._of[next(iter(self._of))]
+            self._of[id(model)] = _Rows(model, self._backend)
+        return self._of[id(model)]
 
 
 def _moved(call: Call, moves: set[tuple[int, int, int]]) -> Call:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,11 +26,13 @@ from tamis.text.tokenizer import Tokenizer
 
 # A session's modules are imported when one is opened: a file's error does not wait for them.
 if TYPE_CHECKING:
+    from tamis.engine.adapters import Adapters
     from tamis.engine.memory_plan import MemoryPlan
     from tamis.engine.session import Progress, Session
     from tamis.select.base import Selector
     from tamis.text.chat_template import ChatTemplate
 
+MOST_ADAPTED = 8  # sets of adapters that are kept
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 
 
@@ -273,6 +276,7 @@ class Engine:
         kv_dir: str | Path | None = None,
         kv_unit: int = UNIT,
         kv_vram: int | None = None,
+        adapters: "Adapters | None" = None,
         progress: "Progress | None" = None,
     ) -> "Session":
         """A new, empty sequence. Kernels that are missing are compiled now.
@@ -291,9 +295,10 @@ class Engine:
         then raises KVFileError where the disk fails.
         kv_vram: bytes of a GPU's memory for the KV cache; that of longer contexts is in RAM,
         from where the GPU fetches the pages that it reads.
-        Raises ValueError for sizes out of range and types that do not fit, MethodError for a method
-        (or for one that does not read such keys), MemoryError where the plan does not fit,
-        CompileError.
+        adapters: LoRA adapters and control vectors that this sequence's model has.
+        Raises ValueError for sizes out of range, types that do not fit and adapters of another
+        model, MethodError for a method (or for one that does not read such keys), MemoryError
+        where the plan does not fit, CompileError.
         """
         from tamis.engine import memory_plan
         from tamis.engine.session import Session
@@ -309,7 +314,7 @@ class Engine:
         if n_ubatch is None:
             n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
         return Session(
-            self.loaded,
+            self._adapted(adapters),
             n_ctx=n_ctx,
             n_ubatch=n_ubatch,
             selector=parse_methods(attn, prefill, min_mass),
@@ -317,6 +322,20 @@ class Engine:
             audit=audit,
             progress=progress,
         )
+
+    def _adapted(self, adapters: "Adapters | None") -> LoadedModel:
+        """The loaded model with adapters, one for each set of them. Raises AdapterError."""
+        if adapters is None or not adapters.key:
+            return self.loaded
+        from tamis.engine.adapters import adapted
+
+        known = self.loaded.adapted
+        if adapters.key not in known:
+            while len(known) >= MOST_ADAPTED:
+                del known[next(iter(known))]
+            model = adapted(self.model, adapters)
+            known[adapters.key] = adapters, replace(self.loaded, model=model)
+        return known[adapters.key][1]
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from tamis.model.placement import Place
 from tamis.text.tokenizer import Tokenizer, tokenizer_for
 
 if TYPE_CHECKING:
+    from tamis.engine.adapters import Adapters
     from tamis.kv.cache import KVCache
     from tamis.kv.page_store import PageStore
 
@@ -31,6 +32,8 @@ class LoadedModel:
     places: tuple[Place, ...]
     # The pages that sessions share, by number of layers and types: see `page_store`.
     _stores: dict[tuple[int, KVTypes], "PageStore"] = field(default_factory=dict)
+    # By their keys: sets of adapters, and the same with them.
+    adapted: dict[str, "tuple[Adapters, LoadedModel]"] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
 
     @staticmethod

@@ -247,6 +247,11 @@ class Session:
         self.end_step(int(ids[0]))
 
     @property
+    def model(self) -> Model:
+        """Its model: with its adapters, another one than the engine's."""
+        return self._loaded.model
+
+    @property
     def batchable(self) -> bool:
         """Whether a Batch may run its steps with others: no audit, the KV cache in memory."""
         pauses = any(stage.pauses for stage in self._stages)
@@ -659,7 +664,8 @@ class Session:
         """What a session file must agree with: the model's shapes and tensor table."""
         tensors = [(t.name, t.shape, t.type.name) for t in self._loaded.file.tensors.values()]
         hp = self._loaded.hp
-        extras = [hp.extras] if hp.extras else []
+        extras: list[object] = [hp.extras] if hp.extras else []
+        extras += [self._loaded.model.adapters] if self._loaded.model.adapters else []
         text = json.dumps([repr(hp), tensors, *extras])
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -7,7 +7,16 @@ from tamis.graph.context import Graph
 from tamis.graph.experts import experts, shared_expert
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.mlp import mlp
-from tamis.graph.norm import Branch, add, mapped, norm, norm_of, normed, record_norm
+from tamis.graph.norm import (
+    Branch,
+    add,
+    mapped,
+    norm,
+    norm_of,
+    normed,
+    record_norm,
+    record_rows_added,
+)
 from tamis.graph.recurrent import Part, gated, softplus
 from tamis.model.weights import Tensor
 
@@ -89,4 +98,6 @@ def feed_forward(g: Graph, il: int, h: Source) -> Branch:
 def record_layer(g: Graph, il: int) -> None:
     """Record layer il as the model's architecture has it."""
     (g.model.arch.layer or layer)(g, il)
+    if il in g.model.control:
+        record_rows_added(g, g.model.control[il])
     g.hooks.end(g, il)

@@ -69,6 +69,23 @@ def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
     forms = itertools.groupby(outputs, lambda p: ops.packed_form(p.w.matrix.type))
     for form, group in forms:
         _record_form(g, rows, form, list(group))
+    _record_deltas(g, rows, outputs)
+
+
+def _record_deltas(g: Graph, rows: Source, outputs: list[_Output]) -> None:
+    """Record what adapters add to the products: y += rows @ a.T @ b.T."""
+    deltas = [(output, delta) for output in outputs if (delta := output.w.delta) is not None]
+    if not deltas:
+        return
+    inner = []
+    for output, delta in deltas:
+        name = f"{output.w.label}.lora"
+        t = g.ws.rows(name, delta.a.n_out)
+        inner.append(_Output(Tensor(name, delta.a), t))
+    _record_form(g, rows, ops.packed_form("F32"), inner)
+    for (output, delta), (_, t, _) in zip(deltas, inner, strict=True):
+        to = _Output(Tensor(f"{output.w.label}.lora", delta.b), output.y, add=True)
+        _record_form(g, Source(t), ops.packed_form("F32"), [to])
 
 
 def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> None:

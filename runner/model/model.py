@@ -34,6 +34,8 @@ class Model:
     ropes: tuple[RopeFrequencies, ...]  # of full layers; of sliding-window layers where they differ
     heads: Heads  # for what stands for a whole text
     needs: Needs = Needs()
+    control: Mapping[int, np.ndarray] = field(default_factory=dict)  # by layer, f32 [1, n_embd]
+    adapters: str = ""  # what tells this model from the file's own, "" for that
 
     @property
     def rope(self) -> RopeFrequencies:

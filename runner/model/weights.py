@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,6 +99,13 @@ class MissingTensor(ValueError):
     """The graph reads a tensor that the file has not; the message is its name."""
 
 
+class Delta(NamedTuple):
+    """What adapters add to a matrix: w + b @ a (LoRA, Hu et al. 2021, arXiv 2106.09685, Eq. 3)."""
+
+    a: QTensor  # F32, [rank, n_in]
+    b: QTensor  # F32, [n_out, rank], times all scales
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor and its bias; false where the file has none."""
@@ -109,6 +116,7 @@ class Tensor:
     # Names of the file's tensors that a graph has read: those that this one is of are added.
     read: set[str] = field(default_factory=set, repr=False, compare=False)
     whole: str = ""  # the file's name of it, or of the tensor that this is some rows of
+    adapted: Delta | None = None
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -145,6 +153,13 @@ class Tensor:
         if self.added is not None:
             self.read.update({f"{self.whole.removesuffix('.weight')}.bias", f"{self.name}.bias"})
         return self.added
+
+    @property
+    def delta(self) -> Delta | None:
+        """What adapters add to the matrix; None where there are none."""
+        if self.adapted is not None:
+            self.read.add(f"{self.name}.lora")
+        return self.adapted
 
     def rows(self, name: str, first: int, last: int) -> "Tensor":
         """Rows first .. last - 1 of a matrix, as a tensor of another name."""

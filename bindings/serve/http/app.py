@@ -53,6 +53,7 @@ from tamis.bindings.serve.supervisor import sampler_of
 from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import Config, identity
+from tamis.engine.adapters import scales
 from tamis.formats.gguf import GGUFError, GGUFFile
 
 T = TypeVar("T")
@@ -107,6 +108,7 @@ class Settings:
     slots: bool = True  # shown at /slots
     slot_folder: Path | None = None  # of files that slots are saved to
     pooling: str | None = None  # of embeddings, as Heads.pooled has it; None: the model's, or mean
+    loras: tuple[tuple[str, float], ...] = ()  # files of LoRA adapters, and their scales at first
 
 
 class Server:
@@ -132,6 +134,8 @@ class Server:
             model.text.given_template,
         )
         self.n_slots, self.model_file = model.loaded.n_slot, model.path
+        # Of LoRA adapters, for requests that name none.
+        self.lora_scales = tuple(scale for _, scale in settings.loras)
         self._facts: ModelFile | None = None
         seen = json.dumps([config.identity, __version__, model.name])
         fingerprint = "b" + hashlib.sha256(seen.encode()).hexdigest()[:12]
@@ -271,6 +275,7 @@ class Server:
         for ids in inputs.texts:
             events = Events(self._mailbox)
             job = Job(ids, events.emitter(0), owner=request.scope["tamis.owner"], pooling=pooling)
+            job.lora = self._other(self.lora_scales)
             found = await self._while_connected(request, [job], _one(events, Embedding))
             rows.append(found.vector)
         return rows
@@ -286,7 +291,8 @@ class Server:
         events = Events(self._mailbox)
         made = job(events.emitter(0))
         made.owner = request.scope["tamis.owner"]
-        made.scope = self._scope(made.owner, "")
+        made.scope = self._scope(made.owner, "", self.lora_scales)
+        made.lora = self._other(self.lora_scales)
         return await self._while_connected(request, [made], _one(events, Kept))
 
     async def models(self, _request: Request) -> Response:
@@ -352,9 +358,10 @@ class Server:
         try:
             reply = await self.aside(lambda: form(task, self.about))
             jobs = choices(task, events.emitter, self._model.loaded.n_vocab, masks)
-            scope = self._scope(owner, task.salt)
+            lora = self.lora_scales if task.lora is None else self.scales_of(task.lora)
+            scope = self._scope(owner, task.salt, lora)
             for job in jobs:
-                job.owner, job.scope = owner, scope
+                job.owner, job.scope, job.lora = owner, scope, self._other(lora)
                 if job.slot is not None and job.slot >= self.n_slots:
                     raise invalid(f"id_slot is {job.slot}, expected 0 to {self.n_slots - 1}")
             ignored = ", ".join(task.ignored).encode("ascii", "backslashreplace").decode()
@@ -377,11 +384,22 @@ class Server:
         if masks is not None:
             masks.close()
 
-    def _scope(self, owner: Hashable, salt: str) -> str:
+    def scales_of(self, given: Sequence[Any]) -> tuple[float, ...]:
+        """The scale of each LoRA adapter by a list of {id, scale}. Raises ApiError."""
+        try:
+            return tuple(scales(given, len(self.lora_scales)))
+        except ValueError as error:
+            raise invalid(str(error), "lora") from None
+
+    def _other(self, lora: tuple[float, ...]) -> tuple[float, ...] | None:
+        """Scales for a job; None where they are those that the model's process was started with."""
+        return None if lora == tuple(scale for _, scale in self.settings.loras) else lora
+
+    def _scope(self, owner: Hashable, salt: str, lora: Sequence[float]) -> str:
         """Which other prompts a prompt may share pages with."""
         if self.settings.isolate:  # with the choices of its request
             return f"request {next(self._requests)}"
-        return json.dumps([SHARED if self._shared else owner, salt])
+        return json.dumps([SHARED if self._shared else owner, salt, *lora])
 
     async def read(
         self,

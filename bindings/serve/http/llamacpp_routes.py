@@ -14,6 +14,7 @@ from tamis.bindings.serve.api import llamacpp
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Keeping, SlotState
+from tamis.bindings.serve.requests import MAX_ADAPTERS
 
 if TYPE_CHECKING:
     from tamis.bindings.serve.http.app import Server
@@ -199,9 +200,19 @@ async def _slot(server: "Server", request: Request) -> Response:
 
 
 async def _adapters(server: "Server", request: Request) -> Response:
-    """None: adapters are not read."""
-    return JSONResponse([])
+    """The LoRA adapters, and the scales that requests have which name none."""
+    found = [
+        {"id": i, "path": path, "scale": scale, "task_name": "", "prompt_prefix": ""}
+        for i, ((path, _), scale) in enumerate(
+            zip(server.settings.loras, server.lora_scales, strict=True)
+        )
+    ]
+    return JSONResponse(found)
 
 
 async def _set_adapters(server: "Server", request: Request) -> Response:
-    raise ApiError(501, "this server has no LoRA adapters", code="unsupported")
+    """Set those scales by a list of {id, scale}; adapters that it has not are switched off."""
+    data = await server.body(request)
+    body = parse(b'{"lora":' + data + b"}")
+    server.lora_scales = server.scales_of(body.records("lora", MAX_ADAPTERS))
+    return JSONResponse({"success": True})

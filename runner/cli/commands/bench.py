@@ -43,6 +43,7 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, threads=False, several=True)
+    common.add_adapter_arguments(parser)
     states.add_arguments(parser)
     parser.add_argument("--text", metavar="FILE", help="fill the context with this text")
     lists = (

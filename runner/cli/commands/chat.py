@@ -11,6 +11,7 @@ from tamis.cli.terminal import note
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, auto=True)
+    common.add_adapter_arguments(parser)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)

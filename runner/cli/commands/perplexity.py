@@ -20,6 +20,7 @@ MIN_CTX, DEFAULT_CTX = 8, 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, several=True)
+    common.add_adapter_arguments(parser)
     states.add_arguments(parser)
     parser.add_argument(
         "-d",

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = common.AUTO_HELP
     prompt.add_arguments(parser)
     common.add_model_arguments(parser, auto=True)
+    common.add_adapter_arguments(parser)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.epilog = "--ctx is the context of one request: each of --parallel slots has as much"
     common.add_model_arguments(parser)
+    common.add_adapter_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
     parser.add_argument("--port", type=common.count_or_zero, default=8080, help="0: any free one")
     parser.add_argument(
@@ -207,6 +208,7 @@ def run(arguments: argparse.Namespace) -> int:
         page=arguments.page == "on",
         slots=not arguments.no_slots,
         slot_folder=_folder(arguments.slot_save_path),
+        loras=common.adapter_files(arguments).loras,
     )
     source = Source(arguments, settings)
     keep = math.inf if source.only is not None else arguments.keep_alive
@@ -247,6 +249,9 @@ class Source:
         common.check_methods(arguments.attn, arguments.prefill)
         self._arguments, self._settings = arguments, settings
         self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
+        self._adapters = common.adapter_files(arguments)
+        if any(self._adapters) and arguments.model is None:
+            raise UsageError("--lora and --control-vector are of one model: name that with -m")
         self._template = _template(arguments.chat_template_file)
         self._progress: common.Progress | None = common.Progress()
         self.only: Any = None
@@ -290,7 +295,7 @@ class Source:
             "type_v": given.cache_type_v,
         }
         rope = None if self._rope is None else asdict(self._rope)
-        how = given.threads, rope, self._where, session, given.parallel
+        how = given.threads, rope, self._where, session, given.parallel, self._adapters
         start = Start(offer.path, identity(offer.path), *how)
         return Supervisor(
             lambda: ModelProcess(start),

@@ -279,6 +279,54 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
+    """LoRA adapters and control vectors."""
+    for flag, kind, text in (
+        ("--lora", _scaled, "a LoRA adapter, times SCALE (default 1); may be given again"),
+        ("--control-vector", _scaled, "a control vector, in the same way"),
+        ("--control-vector-scaled", _scaled, "the same, as llama.cpp has it"),
+        ("--lora-scaled", _scaled, "the same as --lora, as llama.cpp has it"),
+    ):
+        parser.add_argument(
+            flag, action="append", default=[], type=kind, metavar="FILE[:SCALE]", help=text
+        )
+    parser.add_argument(
+        "--control-vector-layer-range",
+        nargs=2,
+        type=count,
+        metavar=("FIRST", "LAST"),
+        help="the layers that control vectors change, both ends included (default: all)",
+    )
+
+
+def _scaled(text: str) -> tuple[str, float]:
+    """A file and its scale."""
+    path, colon, scale = text.rpartition(":")
+    try:
+        found = float(scale) if colon else 1.0
+    except ValueError:
+        path, colon, found = text, "", 1.0  # a colon of the name
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has a scale that is no finite number")
+    return (path if colon else text), found
+
+
+def adapter_files(arguments: argparse.Namespace) -> Any:
+    """AdapterFiles of the flags."""
+    from tamis.engine.adapters import AdapterFiles
+
+    def named(*flags: str) -> tuple[tuple[str, float], ...]:
+        found = [one for flag in flags for one in getattr(arguments, flag, ())]
+        return tuple((str(Path(path).absolute()), scale) for path, scale in found)
+
+    layers = getattr(arguments, "control_vector_layer_range", None)
+    return AdapterFiles(
+        named("lora", "lora_scaled"),
+        named("control_vector", "control_vector_scaled"),
+        None if layers is None else tuple(layers),
+    )
+
+
 def check_methods(attn: str, prefill: str) -> None:
     """Raise UsageError for an unknown method, before a model is loaded for it."""
     from tamis.select.notation import MethodError, parse_methods
@@ -412,6 +460,7 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         attn=arguments.attn,
         prefill=arguments.prefill,
         audit=getattr(arguments, "audit", 0),
+        adapters=adapter_files(arguments).load(),
         progress=progress,
         **kv_options(arguments),
     )

@@ -1,0 +1,186 @@
+"""LoRA adapters and control vectors: as if merged into the weights, for each sequence its own."""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from lora_files import write_control, write_lora
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.engine.adapters import AdapterError, Adapters, ControlVector, Lora, scales
+from tamis.engine.batch import Batch
+from tamis.engine.engine import Engine
+from tamis.engine.session_file import SessionFileError
+
+IDS = [5 + 7 * i % 90 for i in range(40)]
+NEAR = 3e-4  # of the largest: keys and values are kept as float16, and round the other way
+CASES = [("llama", {}), ("qwen3", {}), ("gemma3", {})]
+
+
+def shapes(path):
+    """All matrices of layers, (n_out, n_in) by name; and the output where the file has one."""
+    reader = gguf.GGUFReader(path)
+    return {
+        t.name.removesuffix(".weight"): tuple(int(n) for n in t.shape[::-1])
+        for t in reader.tensors
+        if len(t.shape) == 2 and not t.name.startswith("token_embd")
+    }
+
+
+def merged(path, to, added):
+    """A copy of an F32 model whose matrices have something added."""
+    shutil.copy(path, to)
+    reader = gguf.GGUFReader(to, "r+")
+    for tensor in reader.tensors:
+        name = tensor.name.removesuffix(".weight")
+        if name in added:
+            tensor.data[...] = (tensor.data.astype(np.float64) + added[name]).reshape(
+                tensor.data.shape
+            )
+    reader.data.flush()
+    return to
+
+
+def rows(engine, ids=IDS, n_ubatch=16, **how):
+    """Logits of a prompt in chunks, and of three steps more."""
+    with engine.session(n_ctx=64, n_ubatch=n_ubatch, **how) as session:
+        found = np.concatenate(list(session.logits(ids[:-3])))
+        return np.concatenate([found, [session.decode(i) for i in ids[-3:]]])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Tiny models, each with an adapter of all of its matrices, and the merged model."""
+    folder, found = tmp_path_factory.mktemp("lora"), {}
+    for arch, how in CASES:
+        path = write_tiny_model(folder / f"{arch}.gguf", TinySpec(arch, **how))
+        added = write_lora(folder / f"{arch}.lora", arch, shapes(path))
+        other = merged(path, folder / f"{arch}.merged", added)
+        found[arch] = Engine.load(path), Lora.load(folder / f"{arch}.lora"), Engine.load(other)
+    yield found
+    for engine, _, other in found.values():
+        engine.close()
+        other.close()
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in CASES])
+def test_an_adapter_is_as_if_merged_into_the_weights(made, arch):
+    engine, lora, other = made[arch]
+    plain, expected = rows(engine), rows(other)
+    found = rows(engine, adapters=Adapters(((lora, 1.0),)))
+    largest = np.abs(expected).max()
+    assert np.abs(plain - expected).max() > 0.05 * largest, "the adapter changes much"
+    assert np.abs(found - expected).max() < NEAR * largest
+    assert np.array_equal(rows(engine, adapters=Adapters(((lora, 0.0),))), plain)
+    assert np.array_equal(rows(engine), plain), "other sessions are as ever"
+
+
+def test_several_adapters_add_up_with_their_scales(made, tmp_path):
+    engine, lora, _ = made["llama"]
+    some = {k: v for k, v in shapes(engine.path).items() if "attn_q" in k or "ffn_down" in k}
+    write_lora(tmp_path / "b", "llama", some, rank=40, alpha=0.0, seed=3, dtype=np.float16)
+    both = Lora.load(tmp_path / "b")
+    added = {
+        name: 0.5 * lora.scale(4, 1) * pair.b.astype(np.float64) @ pair.a
+        for name, pair in lora.pairs.items()
+    }
+    for name, pair in both.pairs.items():
+        added[name] = added[name] - 0.3 * pair.b.astype(np.float64) @ pair.a
+    other = Engine.load(merged(engine.path, tmp_path / "m", added))
+    found = rows(engine, adapters=Adapters(((lora, 0.5), (both, -0.3))))
+    expected = rows(other)
+    assert np.abs(found - expected).max() < NEAR * np.abs(expected).max()
+    other.close()
+
+
+def test_sequences_of_one_batch_have_each_their_own_adapters(made):
+    engine, lora, _ = made["llama"]
+    kinds = [None, Adapters(((lora, 1.0),)), Adapters(((lora, -0.5),)), None]
+    open_ = [engine.session(n_ctx=64, adapters=kind) for kind in [*kinds, *kinds]]
+    alone = [rows(engine, adapters=kind)[-3:] for kind in kinds]
+    for session in open_:
+        session.prefill(IDS[:-3])
+    batch, order = Batch(engine), open_[::-1]
+    for i in range(3):
+        found = batch.step(dict.fromkeys(order, IDS[i - 3]))
+        for j, session in enumerate(open_):
+            expected = alone[j % 4][i]
+            assert np.abs(found[session] - expected).max() < 1e-3 * np.abs(expected).max()
+    for session in open_:
+        session.close()
+
+
+def test_a_control_vector_is_added_after_its_layers(made, tmp_path):
+    """Of the last layer: the output norm of what the model has, and the vector."""
+    engine, _, _ = made["llama"]
+    write_control(tmp_path / "c", engine.hp.n_embd, [1])
+    vector = ControlVector.load(tmp_path / "c")
+    control = Adapters(control=((vector, 0.7),))
+    with engine.session(n_ctx=64) as plain, engine.session(n_ctx=64, adapters=control) as other:
+        list(plain.hidden(IDS))
+        list(other.hidden(IDS))
+        x = [session.forward._ws.x[: len(IDS)].copy() for session in (plain, other)]
+    assert np.abs(x[1] - x[0] - 0.7 * vector.rows[1]).max() < 1e-5
+    layers = Adapters(control=((vector, 0.7),), layers=(2, 9))
+    assert np.array_equal(rows(engine, adapters=layers), rows(engine))
+    write_control(tmp_path / "d", 8, [1])
+    other_model = Adapters(control=((ControlVector.load(tmp_path / "d"), 1.0),))
+    with pytest.raises(AdapterError, match="directions have 8 elements"):
+        engine.session(adapters=other_model)
+
+
+def test_a_session_file_is_of_its_adapters(made, tmp_path):
+    engine, lora, _ = made["llama"]
+    kinds = [None, Adapters(((lora, 1.0),)), Adapters(((lora, 0.5),))]
+    with engine.session(n_ctx=64, adapters=kinds[1]) as session:
+        session.prefill(IDS)
+        session.save(tmp_path / "s")
+    for kind in kinds:
+        with engine.session(n_ctx=64, adapters=kind) as session:
+            if kind is kinds[1]:
+                session.load(tmp_path / "s")
+                assert session.n_past == len(IDS)
+            else:
+                with pytest.raises(SessionFileError):
+                    session.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "qwen2"}, "for 'qwen2', the model is 'llama'"),
+        ({"shapes": {"blk.0.attn_q": (64, 32)}}, r"\[64, 32\], the model has \[64, 64\]"),
+        ({"shapes": {"blk.9.attn_q": (64, 64)}}, "no matrix of this model"),
+        ({"shapes": {"blk.0.attn_norm": (64, 64)}}, "no matrix of this model"),
+        ({"shapes": {"token_embd": (64, 64)}}, "no matrix of this model"),
+        ({"rank": 5000}, "lora_a"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused_and_named(made, tmp_path, change, message):
+    how = {"arch": "llama", "shapes": {"blk.0.attn_q": (64, 64)}, "rank": 4} | change
+    write_lora(tmp_path / "bad.gguf", how["arch"], how["shapes"], rank=how["rank"])
+
+    def use():
+        made["llama"][0].session(adapters=Adapters(((Lora.load(tmp_path / "bad.gguf"), 1.0),)))
+
+    with pytest.raises(AdapterError, match=message) as error:
+        use()
+    assert "bad.gguf" in str(error.value)
+
+
+def test_files_that_are_no_adapters_are_refused(made, tmp_path):
+    path = Path(made["llama"][0].path)
+    for kind in (Lora, ControlVector):
+        with pytest.raises(AdapterError):
+            kind.load(path)
+        with pytest.raises(FileNotFoundError):
+            kind.load(tmp_path / "none")
+
+
+def test_scales_by_id():
+    assert scales([{"id": 1, "scale": 0.5}], 3) == [0, 0.5, 0]
+    for wrong in ([{"id": 3, "scale": 1}], [{"id": 0, "scale": "1"}], [{"scale": 1}], [1]):
+        with pytest.raises(ValueError, match="lora"):
+            scales(wrong, 3)
