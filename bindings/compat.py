@@ -15,16 +15,19 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
-from tamis.bindings.drop_in import chat, completion
+from tamis.bindings.drop_in import chat, completion, formatters
 from tamis.bindings.drop_in.arguments import (
+    NoSession,
     as_text,
     file_of,
     kv_type,
     load_engine,
+    lora_of,
     sampling_of,
     warn_without_effect,
 )
@@ -50,7 +53,11 @@ from tamis.bindings.drop_in.sampling import (
     Sampling,
     StoppingCriteriaList,
 )
-from tamis.bindings.drop_in.tokenizer import LlamaTokenizer
+from tamis.bindings.drop_in.tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from tamis.bindings.flat.context import Context, flat_handles
+from tamis.bindings.flat.facts import llama_model_is_hybrid, llama_model_is_recurrent
+from tamis.bindings.flat.handles import TABLE
+from tamis.bindings.flat.model import VocabOnly, llama_model_get_vocab
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
 from tamis.engine.engine import Engine
@@ -153,29 +160,39 @@ class Llama:
         self._seed, self._logits_all, self._embedding = seed, logits_all, embedding
         self._lock = threading.RLock()
         _living.add(self)
-        self._engine = load_engine(model_path, n_threads, n_gpu_layers, offload_kqv=offload_kqv)
+        self._engine: Any = None
+        self._session: Any = None
+        if vocab_only:
+            self._engine, self._session = VocabOnly(model_path), NoSession()
+        else:
+            self._engine = load_engine(model_path, n_threads, n_gpu_layers, offload_kqv=offload_kqv)
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
-        self._session = self._engine.session(
-            n_ctx=self._n_ctx,
-            n_ubatch=min(n_ubatch, n_batch, self._n_ctx),
-            attn=attn,
-            prefill=prefill,
-            type_k=kv_type(type_k, "type_k"),
-            type_v=kv_type(type_v, "type_v"),
-        )
+        if not vocab_only:
+            self._session = self._engine.session(
+                n_ctx=self._n_ctx,
+                n_ubatch=min(n_ubatch, n_batch, self._n_ctx),
+                attn=attn,
+                prefill=prefill,
+                type_k=kv_type(type_k, "type_k"),
+                type_v=kv_type(type_v, "type_v"),
+                adapters=lora_of(lora_path, lora_scale),
+            )
         if draft_model is not None and attn != prefill:
             raise ValueError("draft_model needs one method: drafts are checked as prompts are")
         if isinstance(draft_model, LlamaModelDrafting):
             draft_model.open_for(self._engine, self._n_ctx)
-        self._pooling = self._engine.model.heads.numbered(pooling_type)
+        heads = None if vocab_only else self._engine.model.heads
+        self._pooling = "none" if heads is None else heads.numbered(pooling_type)
         self._format: chat.ChatFormat | None = None
-        if chat_format is not None:
+        if chat_format is not None and formatters.registered(chat_format) is None:
             self._format = chat.ChatFormat(self._engine, chat_format)
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._scores = np.zeros((self._n_ctx if logits_all else 0, self.n_vocab()), np.float32)
         self._row: np.ndarray | None = None  # logits of the last token
         self._ahead: deque[tuple[int, np.ndarray]] = deque()  # held, but not yet in the text
         self._turn = 0
+        self.tokenizer_ = tokenizer or LlamaTokenizer(self)
+        self._handles: tuple[int, int] | None = None  # of the flat API: model, context
         self.metadata = {key: as_text(value) for key, value in self._engine.metadata.items()}
 
     # --- what it is ------------------------------------------------------------------------------
@@ -204,9 +221,33 @@ class Llama:
         """The token of a line feed."""
         return _id(next(iter(self._engine.tokenizer.encode("\n", add_special=False)), None))
 
-    def tokenizer(self) -> "LlamaTokenizer":
+    def tokenizer(self) -> BaseLlamaTokenizer:
         """Its tokenizer as an object."""
-        return LlamaTokenizer(self)
+        return self.tokenizer_
+
+    def token_cls(self) -> int:
+        """The token that begins a text for a classifier, -1 for none."""
+        return self.token_bos()
+
+    def token_sep(self) -> int:
+        """The token that separates texts, -1 for none."""
+        return _id(self._engine.vocab.sep)
+
+    def token_eot(self) -> int:
+        """The token that ends a turn, -1 for none."""
+        return _id(self._engine.vocab.eot)
+
+    def token_prefix(self) -> int:
+        """The token before what comes before a gap, -1 for none."""
+        return _id(self._engine.vocab.fim.get("pre"))
+
+    def token_middle(self) -> int:
+        """The token before what fills a gap, -1 for none."""
+        return _id(self._engine.vocab.fim.get("mid"))
+
+    def token_suffix(self) -> int:
+        """The token before what comes after a gap, -1 for none."""
+        return _id(self._engine.vocab.fim.get("suf"))
 
     def pooling_type(self) -> int:
         """How rows of a text become one embedding: llama.h's number."""
@@ -218,10 +259,50 @@ class Llama:
         return self._engine
 
     @property
+    def model(self) -> int:
+        """A handle of its model, for functions of llama.h."""
+        return self._flat()[0]
+
+    @property
+    def ctx(self) -> int:
+        """A handle of its context and its text, for functions of llama.h; sequence 0 is its own."""
+        return self._flat()[1]
+
+    def _flat(self) -> tuple[int, int]:
+        with self._lock:
+            if self._handles is None:
+                self._handles = flat_handles(self._engine, self._session, self.context_params)
+            self._show_logits()
+            return self._handles
+
+    def _show_logits(self) -> None:
+        """Let llama_get_logits give those of the last token."""
+        if self._handles is not None and self._row is not None:
+            TABLE.get(self._handles[1], Context).logits = {self.n_tokens - 1: self._row}
+
+    @property
     def context_params(self) -> llama_context_params:
         """The size of its context, as the flat API says it."""
-        n_ubatch = self._session.n_ubatch
+        n_ubatch = min(self._given["n_ubatch"], self.n_batch, self._n_ctx)
         return llama_context_params(n_ctx=self._n_ctx, n_batch=self.n_batch, n_ubatch=n_ubatch)
+
+    # Names of llama_cpp's own that programs read nevertheless.
+
+    @property
+    def _ctx(self) -> SimpleNamespace:
+        return SimpleNamespace(ctx=self.ctx)
+
+    @property
+    def _model(self) -> SimpleNamespace:
+        return SimpleNamespace(model=self.model, vocab=llama_model_get_vocab(self.model))
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return llama_model_is_recurrent(self.model)
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return llama_model_is_hybrid(self.model)
 
     @property
     def n_tokens(self) -> int:
@@ -312,6 +393,7 @@ class Llama:
         if self._logits_all:
             self._scores[first : first + len(tokens)] = rows
         self._row = rows[-1]
+        self._show_logits()
         return rows
 
     def _begin_anew(self) -> None:
@@ -348,7 +430,12 @@ class Llama:
     ) -> int:
         """A token by the logits of the last one, or of position idx with logits_all."""
         given = locals()
-        row = self._last_row() if idx is None else self._scores[idx]
+        if idx is None or idx in (-1, self.n_tokens - 1):
+            row = self._last_row()
+        elif self._logits_all:
+            row = self._scores[idx]
+        else:
+            raise ValueError(f"idx is {idx}: logits of earlier tokens need logits_all=True")
         return self._sampler(sampling_of(given)).sample(row)
 
     def _last_row(self) -> np.ndarray:
@@ -691,27 +778,33 @@ class Llama:
         given = {k: v for k, v in locals().items() if k != "self"}
         if self.chat_handler is not None:
             return self.chat_handler(llama=self, **given)
-        return self._chat(given)
+        handler = formatters.registered(self.chat_format)
+        return self._chat(given) if handler is None else handler(llama=self, **given)
 
-    def _chat(self, given: dict[str, Any]) -> Chunk | Iterator[Chunk]:
+    def _chat(
+        self, given: dict[str, Any], format: chat.ChatFormat | None = None
+    ) -> Chunk | Iterator[Chunk]:
+        """As create_chat_completion, in a format; this Llama's own where it is None."""
         wanted = chat.wanted(given)
-        if self._format is None:
-            self._format = chat.ChatFormat(self._engine, self.chat_format)
+        if format is None:
+            if self._format is None:
+                self._format = chat.ChatFormat(self._engine, self.chat_format)
+            format = self._format
         budget, variables = given["thinking_budget"], given["chat_template_kwargs"] or {}
         on = variables.get("enable_thinking", False if wanted.formed else None)
         thinking = chat.Thinking(on, budget)
-        prompt = self._format.prompt(
+        prompt = format.prompt(
             given["messages"], wanted.tools, thinking=thinking, variables=variables
         )
         wanted = wanted._replace(tail=prompt.tail)
-        request = self._chat_request(given, prompt, self._format.stop)
+        request = self._chat_request(given, prompt, (*format.stop, *prompt.stop))
         seed = given["seed"] if given["seed"] is not None else self._drawn_seed()
         sampler = self._sampler(sampling_of({**given, "grammar": wanted.grammar}), seed)
-        pieces = self._pieces(request, sampler, None)
+        pieces = self._pieces(request, sampler, prompt.criteria)
         if given["stream"]:
-            return chat.chunks(chat.Chunks(request, wanted, self._format), pieces)
+            return chat.chunks(chat.Chunks(request, wanted, format), pieces)
         with self._lock:
-            return chat.whole(request, list(pieces), wanted, self._format)
+            return chat.whole(request, list(pieces), wanted, format)
 
     def _chat_request(
         self, given: Mapping[str, Any], prompt: chat.Prompt, stops: Sequence[str]

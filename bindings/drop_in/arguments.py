@@ -7,6 +7,7 @@ from typing import Any
 
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.flat.params import KV_TYPE_NAMES
+from tamis.engine.adapters import Adapters, Lora
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.jit_kernels.backends import device_for
@@ -17,11 +18,9 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "split_mode": (1,),
     "main_gpu": (0,),
     "tensor_split": (None,),
-    "vocab_only": (False,),
     "use_mmap": (True,),
     "use_mlock": (False,),
     "kv_overrides": (None,),
-    "n_threads_batch": (None,),
     "rope_scaling_type": (-1, None),
     "attention_type": (-1,),
     "rope_freq_base": (0.0,),
@@ -36,16 +35,15 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "swa_full": (None,),
     "no_perf": (False, True),
     "lora_base": (None,),
-    "lora_scale": (1.0,),
-    "lora_path": (None,),
     "numa": (False, 0),
-    "tokenizer": (None,),
 }
 
 
 def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> None:
     """Warn about arguments of the constructor that would be expected to do something."""
     names = [name for name, usual in _WITHOUT_EFFECT.items() if given[name] not in usual]
+    if given["n_threads_batch"] not in (None, given["n_threads"]):
+        names.append("n_threads_batch")
     for name in [*names, *unknown]:
         warnings.warn(f"{name} has no effect in tamis.Llama", stacklevel=3)
 
@@ -66,6 +64,18 @@ def load_engine(
         except (CudaError, ImportError) as e:
             warnings.warn(f"n_gpu_layers has no effect, the CPU is used: {e}", stacklevel=3)
     return Engine.load(path, n_threads=n_threads or None)
+
+
+def lora_of(path: str | None, scale: float) -> Adapters | None:
+    """The adapter of a file. Raises OSError, GGUFError, AdapterError."""
+    return None if path is None else Adapters(((Lora.load(path), float(scale)),))
+
+
+class NoSession:
+    """Where a session would be of a Llama that has its vocabulary only."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("this Llama has its vocabulary only: leave out vocab_only")
 
 
 def kv_type(value: int | None, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tamis.bindings.drop_in.completion import Budget, Chunk, Piece, Request, TokenInfo
 from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.bindings.drop_in.sampling import StoppingCriteriaList
 from tamis.bindings.drop_in.tools import (
     BARE,
     HERMES,
@@ -25,31 +26,9 @@ from tamis.text.chat_template import (
     ChatTokenizer,
     chat_ids,
     chat_parts,
-    default_template,
 )
+from tamis.text.named_formats import NAMED, OF_THE_FILE
 from tamis.text.tool_calls import Delta, OutputParser
-
-_LLAMA2 = """\
-{%- set ns = namespace(system='') %}
-{%- for m in messages %}
-{%- if m['role'] == 'system' %}
-{%- set ns.system = '<<SYS>>\\n' + m['content'] + '\\n<</SYS>>\\n\\n' %}
-{%- elif m['role'] == 'assistant' %}
-{{- ' ' + m['content'] + ' ' + eos_token }}
-{%- else %}
-{{- bos_token + '[INST] ' + ns.system + m['content'] + ' [/INST]' }}
-{%- set ns.system = '' %}
-{%- endif %}
-{%- endfor %}"""
-# Of chat formats by name: the template, and the text that ends a message.
-_NAMED = {
-    "chatml": (default_template(["<|im_start|>"]), "<|im_end|>"),
-    "chatml-function-calling": (default_template(["<|im_start|>"]), "<|im_end|>"),
-    "gemma": (default_template(["<start_of_turn>"]), "<end_of_turn>"),
-    "llama-3": (default_template(["<|start_header_id|>"]), "<|eot_id|>"),
-    "llama-2": (_LLAMA2, "</s>"),
-}
-
 
 _TAIL = 256  # characters of a prompt in which marks of thoughts are looked for
 # Formats in which an answer is one message after another: without their marks it has no text.
@@ -100,6 +79,8 @@ class Prompt(NamedTuple):
     tail: str  # what the template has written after the last message that is no assistant's
     shown: frozenset[int]  # control tokens that the parser needs to see
     budget: Budget | None
+    stop: tuple[str, ...] = ()  # texts that end this answer
+    criteria: StoppingCriteriaList | None = None
 
 
 class ChatFormat:
@@ -108,13 +89,13 @@ class ChatFormat:
     def __init__(self, engine: TextModel, name: str | None) -> None:
         self._engine = engine
         self.stop: tuple[str, ...] = ()
-        if name in (None, "chat_template.default"):
+        if name is None or name in OF_THE_FILE:
             self._template = engine.chat_template
             return
-        if name not in _NAMED:
-            known = ", ".join(_NAMED)
+        if name not in NAMED:
+            known = ", ".join((*NAMED, *OF_THE_FILE))
             raise ValueError(f"chat_format is {name!r}, expected None (the file's own) or {known}")
-        source, end = _NAMED[name]
+        source, end = NAMED[name]
         self.stop = (end,)
         vocab = engine.vocab
         bos, eos = ("" if i is None else vocab.tokens[i] for i in (vocab.bos, vocab.eos))

@@ -30,17 +30,24 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
         self.max_ngram_size, self.num_pred_tokens = max_ngram_size, num_pred_tokens
 
-    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: np.ndarray, max_ngram_size: int, num_pred_tokens: int
+    ) -> np.ndarray:
         """Token ids int32 that may follow input_ids; empty for no idea."""
         ids = np.asarray(input_ids, np.int32)
-        for n in range(min(self.max_ngram_size, len(ids) - 1), 0, -1):
+        for n in range(min(max_ngram_size, len(ids) - 1), 0, -1):
             places = np.flatnonzero(ids[: len(ids) - n] == ids[-n])
             for back in range(1, n):
                 places = places[ids[places + back] == ids[back - n]]
             if len(places):
                 first = int(places[0]) + n
-                return ids[first : first + self.num_pred_tokens]
+                return ids[first : first + num_pred_tokens]
         return np.empty(0, np.int32)
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        """Token ids int32 that may follow input_ids; empty for no idea."""
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
 
 
 class LlamaModelDrafting(LlamaDraftModel):

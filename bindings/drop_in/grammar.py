@@ -13,6 +13,27 @@ from tamis.sampling.grammar import (
     json_grammar,
 )
 
+JSON_GBNF = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (pair ("," ws pair)*)? "}" ws
+pair ::= string ":" ws value
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt/] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws ::= [ \t\n]{0,20}
+"""  # any JSON object (RFC 8259)
+
+
+class SchemaText(str):
+    """A JSON schema where a program expects a grammar's text."""
+
+
+def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> SchemaText:
+    """The schema, for LlamaGrammar.from_string: it is compiled as it is. Raises ValueError."""
+    json.loads(schema)
+    return SchemaText(schema)
+
 
 class LlamaGrammar:
     """What an answer must look like. Build it with from_string, from_file or from_json_schema."""
@@ -22,8 +43,11 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
-        """A grammar in GBNF, llama.cpp's notation, whose rule `root` is the answer."""
-        return cls(_grammar=grammar)
+        """A grammar in GBNF, llama.cpp's notation, whose rule `root` is the answer.
+
+        What json_schema_to_gbnf gives is a schema still.
+        """
+        return cls(_grammar=grammar, _is_schema=isinstance(grammar, SchemaText))
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> "LlamaGrammar":

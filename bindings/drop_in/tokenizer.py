@@ -1,5 +1,6 @@
 """LlamaTokenizer: a Llama's tokenizer as an object of its own."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,7 +20,24 @@ class TextModel(Protocol):
         """The bytes of tokens."""
 
 
-class LlamaTokenizer:
+class BaseLlamaTokenizer(ABC):
+    """What a Llama can be given as its tokenizer."""
+
+    @abstractmethod
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text in UTF-8."""
+
+    @abstractmethod
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of tokens."""
+
+
+class LlamaTokenizer(BaseLlamaTokenizer):
     """Tokens of bytes and of str."""
 
     def __init__(self, llama: TextModel) -> None:

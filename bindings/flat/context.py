@@ -15,7 +15,7 @@ import numpy as np
 
 from tamis.bindings.flat.buffers import as_array, as_function, as_int
 from tamis.bindings.flat.handles import TABLE
-from tamis.bindings.flat.model import Model
+from tamis.bindings.flat.model import Model, VocabOnly
 from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_batch, llama_context_params
 from tamis.bindings.flat.status import (
     LLAMA_ABORTED,
@@ -70,7 +70,10 @@ class Timings:
 class Context:
     """The sequences of one llama_init_from_model."""
 
-    def __init__(self, model: Model, params: llama_context_params) -> None:
+    def __init__(
+        self, model: Model, params: llama_context_params, session: Session | None = None
+    ) -> None:
+        """session: sequence 0, of the same parameters; None: a new one."""
         p, engine = params, model.engine if params.offload_kqv else model.engine.with_kv_on_host()
         self.model, self._engine, self.lock = model, engine, threading.RLock()
         self.busy = False  # within decode: seen by callbacks only, others wait for the lock
@@ -89,7 +92,7 @@ class Context:
         self.embeddings, self.pooling = bool(p.embeddings), _pooling(model, p.pooling_type)
         self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
         self.progress: tuple[Any, Any] = None, None
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Session] = {} if session is None else {0: session}
         # Positions that llama_memory_seq_rm has taken out of the middle; sessions still hold them.
         self.gaps: dict[int, range] = {}
         self._batch = Batch(engine)
@@ -299,6 +302,18 @@ def _pooling(model: Model, value: Any) -> str:
         return model.engine.model.heads.numbered(value)
     except ValueError as error:
         raise Refusal(LLAMA_UNSUPPORTED, str(error)) from None
+
+
+def flat_handles(engine: Any, session: Any, params: llama_context_params) -> tuple[int, int]:
+    """Handles of a model and a context of an engine and a session that another owner has.
+
+    A model without its weights has context 0.
+    """
+    model = Model(engine)
+    if isinstance(engine, VocabOnly):
+        return model.handle, 0
+    context = Context(model, params, session)
+    return model.handle, TABLE.add(context)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import numpy as np
 from tamis.bindings.flat.buffers import as_function, as_int
 from tamis.bindings.flat.context import MAX_SEQ, Context, Memory, using
 from tamis.bindings.flat.handles import TABLE
-from tamis.bindings.flat.model import Model
+from tamis.bindings.flat.model import Model, whole_engine
 from tamis.bindings.flat.params import llama_batch, llama_context_params
 from tamis.bindings.flat.status import (
-    GGML_LOG_LEVEL_WARN,
+    GGML_LOG_LEVEL_INFO,
     LLAMA_OK,
     LLAMA_UNSUPPORTED,
     Refusal,
@@ -38,6 +38,7 @@ def llama_init_from_model(model: int, params: llama_context_params) -> int:
     """A handle of a new context, with kernels compiled and sequence 0 allocated. 0: it failed."""
     if not isinstance(params, llama_context_params):
         invalid(f"params is {params!r}, expected llama_context_default_params()")
+    whole_engine(model)
     return TABLE.add(Context(TABLE.get(model, Model), params))
 
 
@@ -172,6 +173,20 @@ def llama_set_warmup(ctx: int, warmup: bool) -> int:
 
 
 @returns()
+def llama_attach_threadpool(ctx: int, threadpool: Any, threadpool_batch: Any) -> int:
+    """LLAMA_UNSUPPORTED: a model has threads of its own, see llama_model_params.n_threads."""
+    with using(ctx):
+        raise Refusal(LLAMA_UNSUPPORTED, "a model has threads of its own")
+
+
+@returns()
+def llama_detach_threadpool(ctx: int) -> int:
+    """Nothing to do: there is no pool of another's."""
+    with using(ctx):
+        return LLAMA_OK
+
+
+@returns()
 def llama_synchronize(ctx: int) -> int:
     """Wait for the call that another thread is in."""
     with using(ctx):
@@ -294,7 +309,7 @@ def llama_perf_context_print(ctx: int) -> int:
     with using(ctx) as context:
         t = context.timings
         say(
-            GGML_LOG_LEVEL_WARN,
+            GGML_LOG_LEVEL_INFO,
             f"prompt {t.n_p_eval} tokens in {t.t_p_eval_ms:.1f} ms, "
             f"steps {t.n_eval} tokens in {t.t_eval_ms:.1f} ms",
         )

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tamis.bindings.flat.buffers import as_function, as_int, as_text, write_string
@@ -9,15 +10,63 @@ from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.params import llama_model_params
 from tamis.bindings.flat.status import LLAMA_ABORTED, LLAMA_OK, Refusal, invalid, returns
 from tamis.engine.engine import Engine
+from tamis.formats.gguf import GGUFFile
+from tamis.formats.vocab import Vocab as Vocabulary
 from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cpu.lang import features
 from tamis.platform.processes import usable_cpus
+from tamis.text.chat_template import ChatTemplate, default_template
+from tamis.text.tokenizer import tokenizer_for
+
+
+class VocabOnly:
+    """What of an engine there is without its weights: vocabulary, tokenizer, metadata.
+
+    Raises OSError, GGUFError, TokenizerError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.file = GGUFFile(path)
+        self.metadata = self.file.metadata
+        self.vocab = Vocabulary.from_gguf(self.file)
+        self.tokenizer = tokenizer_for(self.vocab)
+        self.hp = SimpleNamespace(
+            arch=str(self.metadata.get("general.architecture", "")),
+            n_vocab=len(self.vocab.tokens),
+            **{name: self._shape(key) for name, key in _SHAPES.items()},
+        )
+
+    def _shape(self, key: str) -> int:
+        found = self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}", 0)
+        return found if isinstance(found, int) else 0
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or the usual one for its tokens. Raises PromptError."""
+        source = self.vocab.chat_template or default_template(self.vocab.tokens)
+        bos, eos = (
+            "" if i is None else self.vocab.tokens[i] for i in (self.vocab.bos, self.vocab.eos)
+        )
+        return ChatTemplate(source, bos=bos, eos=eos)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+_SHAPES = {
+    "n_ctx_train": "context_length",
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
+    "n_head": "attention.head_count",
+    "n_head_kv": "attention.head_count_kv",
+    "sliding_window": "attention.sliding_window",
+}
 
 
 class Model:
     """An engine, and who uses it: its threads end when the model and its contexts are freed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
         self._lock, self._n_user = threading.Lock(), 1
         self.handle, self.vocab_handle = TABLE.add(self), TABLE.add(Vocab(self))
@@ -42,9 +91,17 @@ class Vocab(NamedTuple):
     model: Model
 
 
-def engine_of(model: Any) -> Engine:
-    """The engine of a model's handle. Raises Refusal."""
+def engine_of(model: Any) -> Any:
+    """The engine, or VocabOnly, of a model's handle. Raises Refusal."""
     return TABLE.get(model, Model).engine
+
+
+def whole_engine(model: Any) -> Engine:
+    """The engine of a model with weights. Raises Refusal."""
+    engine = engine_of(model)
+    if isinstance(engine, VocabOnly):
+        invalid("the model has its vocabulary only: load it without vocab_only")
+    return engine
 
 
 def llama_backend_init() -> None:
@@ -63,6 +120,8 @@ def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> i
     path, n_threads = as_text(path_model, "path_model"), as_int(params.n_threads, "n_threads", 0)
     n_gpu_layers = as_int(params.n_gpu_layers, "n_gpu_layers")
     callback = as_function(params.progress_callback, "progress_callback")
+    if params.vocab_only:
+        return Model(VocabOnly(path)).handle
 
     def report(stage: str, done: int, total: int | None) -> None:
         share = done / total if total else 0.0
@@ -157,27 +216,6 @@ def llama_model_desc(model: int, buf: Any, buf_size: int) -> int:
     return write_string(text, buf, buf_size)
 
 
-@returns(False)
-def llama_model_has_encoder(model: int) -> bool:
-    """False: no architecture here has one."""
-    engine_of(model)
-    return False
-
-
-@returns(False)
-def llama_model_has_decoder(model: int) -> bool:
-    """True: every architecture here is one."""
-    engine_of(model)
-    return True
-
-
-@returns(False)
-def llama_model_is_recurrent(model: int) -> bool:
-    """False: no architecture here is."""
-    engine_of(model)
-    return False
-
-
 @returns(None)
 def llama_model_chat_template(model: int, name: Any) -> bytes | None:
     """The file's chat template, or the usual one for its tokens; None where there is none.
@@ -234,26 +272,6 @@ def _as_string(value: Any) -> str:
 def llama_time_us() -> int:
     """Microseconds of a clock that never goes back."""
     return time.perf_counter_ns() // 1000
-
-
-def llama_max_devices() -> int:
-    """How many devices one model can be spread over."""
-    return 1
-
-
-def llama_supports_mmap() -> bool:
-    """True: weights are always mapped."""
-    return True
-
-
-def llama_supports_mlock() -> bool:
-    """False: weights are never locked in memory."""
-    return False
-
-
-def llama_supports_gpu_offload() -> bool:
-    """True: whether there is a device is known once a model is loaded on it."""
-    return True
 
 
 @returns(b"")

@@ -1,15 +1,17 @@
 """llama.h's records and constants: the fields that mean something here, under its names.
 
-Setting a field that is not here is an AttributeError, so nothing is ignored in silence. Fields of
-tamis alone come last.
+llama.h's other fields can be set: to anything but what they are usually, that is in the log. A
+field that llama.h has not is an AttributeError. Fields of tamis alone come last.
 """
 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from tamis.bindings.flat.status import GGML_LOG_LEVEL_WARN, say
 
 llama_token = ctypes.c_int32
 llama_pos = ctypes.c_int32
@@ -41,20 +43,105 @@ GGML_TYPE_Q8_0 = 8
 KV_TYPE_NAMES = {GGML_TYPE_F16: "f16", GGML_TYPE_Q8_0: "q8_0"}
 
 
+# Other values that ask for what is done here anyway.
+_SAME: dict[str, tuple[Any, ...]] = {
+    "load_mode": (0, 1),
+    "flash_attn_type": (0, 1),
+    "split_mode": (0,),
+    "lazy_mode": (0,),
+    "rope_freq_scale": (1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_beta_fast": (32.0,),
+    "yarn_beta_slow": (1.0,),
+    "attention_type": (0,),
+    "no_perf": (False,),
+    "op_offload": (False,),
+    "swa_full": (False,),
+    "kv_unified": (True,),
+    "use_extra_bufts": (False,),
+    "no_host": (True,),
+}
+
+
+class _Params:
+    """A record whose fields without effect have the values that they have in llama.h."""
+
+    __slots__ = ()
+    without_effect: ClassVar[dict[str, Any]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.without_effect:
+            object.__setattr__(self, name, value)
+        elif value != self.without_effect[name] and value not in _SAME.get(name, ()):
+            kind = type(self).__name__
+            say(GGML_LOG_LEVEL_WARN, f"{kind}.{name} = {value!r} has no effect in tamis")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.without_effect:
+            return self.without_effect[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name}")
+
+
 @dataclass(slots=True)
-class llama_model_params:
+class llama_model_params(_Params):
     """How a model is loaded; see `llama_model_load_from_file`."""
 
+    without_effect: ClassVar[dict[str, Any]] = {
+        "devices": None,
+        "tensor_buft_overrides": None,
+        "split_mode": 1,
+        "load_mode": -1,
+        "lazy_mode": 1,
+        "main_gpu": 0,
+        "tensor_split": None,
+        "kv_overrides": None,
+        "use_mmap": True,
+        "use_direct_io": False,
+        "use_mlock": False,
+        "check_tensors": False,
+        "use_extra_bufts": True,
+        "no_host": False,
+        "no_alloc": False,
+        "load_mtp": False,
+    }
     n_gpu_layers: int = 0  # the last ones, on the GPU; more than all, -1: all, and the output
     progress_callback: Callable[[float, Any], bool] | None = None  # False ends the loading
     progress_callback_user_data: Any = None
+    vocab_only: bool = False  # tokens and metadata alone: no context can be made
     n_threads: int = 0  # 0: one a core this process may use
 
 
 @dataclass(slots=True)
-class llama_context_params:
+class llama_context_params(_Params):
     """How a context is made; see `llama_init_from_model`."""
 
+    without_effect: ClassVar[dict[str, Any]] = {
+        "n_rs_seq": 0,
+        "n_outputs_max": 0,
+        "n_outputs_max_per_seq": 0,
+        "ctx_type": 0,
+        "rope_scaling_type": -1,
+        "attention_type": -1,
+        "flash_attn_type": -1,
+        "rope_freq_base": 0.0,
+        "rope_freq_scale": 0.0,
+        "yarn_ext_factor": -1.0,
+        "yarn_attn_factor": -1.0,
+        "yarn_beta_fast": -1.0,
+        "yarn_beta_slow": -1.0,
+        "yarn_orig_ctx": 0,
+        "defrag_thold": -1.0,
+        "cb_eval": None,
+        "cb_eval_user_data": None,
+        "logits_all": False,
+        "no_perf": True,
+        "op_offload": True,
+        "swa_full": True,
+        "kv_unified": False,
+        "samplers": None,
+        "n_samplers": 0,
+        "ctx_other": None,
+    }
     n_ctx: int = 512  # tokens of all sequences together; 0: the model's, of each sequence
     n_batch: int = 2048  # most tokens of a llama_decode
     n_ubatch: int = 512  # tokens computed at once

@@ -24,7 +24,7 @@ from tamis.bindings.flat.params import (
     llama_sampler_chain_params,
     llama_token_data_array,
 )
-from tamis.bindings.flat.status import LLAMA_OK, invalid, returns
+from tamis.bindings.flat.status import GGML_LOG_LEVEL_INFO, LLAMA_OK, invalid, returns, say
 from tamis.sampling.base import Candidates, Step
 from tamis.sampling.choose import Dist, Greedy, Mirostat, MirostatV2
 from tamis.sampling.dry import Dry, breaker_sequences
@@ -114,6 +114,17 @@ def llama_sampler_chain_remove(chain: int, i: int) -> int:
 def llama_sampler_chain_n(chain: int) -> int:
     """How many samplers a chain has."""
     return len(_chain(chain).parts)
+
+
+@returns(0)
+def llama_sampler_chain_get(chain: int, i: int) -> int:
+    """A handle of a sampler of a chain, which owns it; of i -1 the chain's own. 0: no such place.
+
+    A new handle each time, to be freed when it is no longer used: that leaves the chain as it is.
+    """
+    whole = _chain(chain)
+    at = as_int(i, "i", -1, len(whole.parts) - 1)
+    return chain if at < 0 else TABLE.add(whole.parts[at])
 
 
 @returns(b"")
@@ -333,6 +344,19 @@ def llama_sampler_clone(smpl: int) -> int:
 
 
 @returns()
+def llama_sampler_copy(src: int, dst: int) -> int:
+    """Put a sampler's state into another one of the same steps."""
+    source, target = TABLE.get(src, Sampler), TABLE.get(dst, Sampler)
+    if [type(step) for step in source.steps()] != [type(step) for step in target.steps()]:
+        invalid("the samplers do not have the same steps")
+    with source.lock:
+        found = source.clone()
+    with target.lock:
+        target.step, target.parts = found.step, found.parts
+    return LLAMA_OK
+
+
+@returns()
 def llama_sampler_free(smpl: int) -> int:
     """Free a sampler, with all that a chain owns."""
     TABLE.remove(smpl, Sampler)
@@ -371,4 +395,12 @@ def llama_perf_sampler_reset(chain: int) -> int:
     """Count from zero."""
     sampler = TABLE.get(chain, Sampler)
     sampler.t_sample_ms, sampler.n_sample = 0.0, 0
+    return LLAMA_OK
+
+
+@returns()
+def llama_perf_sampler_print(chain: int) -> int:
+    """Send time and number of samples to the log."""
+    sampler = TABLE.get(chain, Sampler)
+    say(GGML_LOG_LEVEL_INFO, f"sampled {sampler.n_sample} tokens in {sampler.t_sample_ms:.1f} ms")
     return LLAMA_OK

@@ -237,3 +237,31 @@ def llama_state_seq_load_file(
         restore(context, state, context.seq_id(dest_seq_id))
         put()
         return len(data)
+
+
+def _check_flags(flags: Any) -> None:
+    if as_int(flags, "flags", 0, (1 << 31) - 1):
+        invalid(f"flags is {flags}, expected 0: states are whole")
+
+
+@returns(0)
+def llama_state_seq_get_size_ext(ctx: int, seq_id: int, flags: int) -> int:
+    """As llama_state_seq_get_size; flags must be 0."""
+    _check_flags(flags)
+    return llama_state_seq_get_size(ctx, seq_id)
+
+
+@returns(0)
+def llama_state_seq_get_data_ext(ctx: int, dst: Any, size: int, seq_id: int, flags: int) -> int:
+    """As llama_state_seq_get_data; flags must be 0."""
+    _check_flags(flags)
+    return llama_state_seq_get_data(ctx, dst, size, seq_id)
+
+
+@returns(0)
+def llama_state_seq_set_data_ext(
+    ctx: int, src: Any, size: int, dest_seq_id: int, flags: int
+) -> int:
+    """As llama_state_seq_set_data; flags must be 0."""
+    _check_flags(flags)
+    return llama_state_seq_set_data(ctx, src, size, dest_seq_id)

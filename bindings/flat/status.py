@@ -22,7 +22,7 @@ LLAMA_UNSUPPORTED = -3  # llama.h has it, this library does not
 LLAMA_INTERNAL = -4  # a bug of this library
 INT32_MIN = -(1 << 31)  # of functions whose negative values are sizes
 
-GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR = 3, 4
+GGML_LOG_LEVEL_INFO, GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR = 2, 3, 4
 
 LogCallback = Callable[[int, bytes, Any], None]
 P = ParamSpec("P")
@@ -96,6 +96,11 @@ def llama_log_set(log_callback: LogCallback | None, user_data: Any) -> int:
         invalid(f"log_callback is {log_callback!r}, expected a function or None")
     _log[:] = log_callback, user_data
     return LLAMA_OK
+
+
+def llama_log_get() -> tuple[LogCallback | None, Any]:
+    """The function that messages are sent to, None for the logger "tamis", and its user_data."""
+    return _log[0], _log[1]
 
 
 def tamis_last_error() -> tuple[int, bytes]:

@@ -117,6 +117,25 @@ def llama_vocab_eot(vocab: int) -> int:
 
 
 @returns(LLAMA_TOKEN_NULL)
+def llama_vocab_mask(vocab: int) -> int:
+    """The token that stands for a hidden one."""
+    return _or_null(_engine(vocab).vocab.mask)
+
+
+@returns(False)
+def llama_vocab_get_add_sep(vocab: int) -> bool:
+    """Whether texts are separated by a token, as the file says."""
+    return bool(_engine(vocab).metadata.get("tokenizer.ggml.add_sep_token", False))
+
+
+@returns(())
+def llama_vocab_get_suppress_tokens(vocab: int) -> tuple[int, ...]:
+    """Tokens that the model should not give, as the file says."""
+    found = _engine(vocab).metadata.get("tokenizer.ggml.suppress_tokens", ())
+    return tuple(int(token) for token in found)
+
+
+@returns(LLAMA_TOKEN_NULL)
 def llama_vocab_sep(vocab: int) -> int:
     """The token between sentences."""
     return _or_null(_engine(vocab).vocab.sep)

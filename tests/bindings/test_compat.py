@@ -678,7 +678,7 @@ def test_the_examples_of_llama_cpps_readme_run_through_a_shim(model_path, root):
     tests = root / "tests" / "support"
     done = subprocess.run(
         [sys.executable, str(tests / "readme_of_llama_cpp.py"), str(model_path("smollm2"))],
-        env=os.environ | {"PYTHONPATH": str(tests / "shims")},
+        env=os.environ | {"PYTHONPATH": str(root / "bindings" / "tamis_llama_cpp")},
         capture_output=True,
         text=True,
         check=False,

@@ -68,7 +68,7 @@ def test_the_example_of_a_pipe_runs(model_path, root, tmp_path):
 def test_the_example_of_a_langchain_chain_runs(model_path, root):
     pytest.importorskip("langchain_community")
     program = root / "examples" / "langchain_chain.py"
-    text = output(program, model_path("smollm2"), root / "tests" / "support" / "shims")
+    text = output(program, model_path("smollm2"), root / "bindings" / "tamis_llama_cpp")
     assert "Paris" in text
 
 
@@ -87,7 +87,7 @@ def llama_index_llm(tmp_path):
 def test_the_example_of_a_llama_index_query_runs(model_path, root, llama_index_llm):
     program = root / "examples" / "llamaindex_query.py"
     text = output(
-        program, model_path("smollm2"), root / "tests" / "support" / "shims", llama_index_llm
+        program, model_path("smollm2"), root / "bindings" / "tamis_llama_cpp", llama_index_llm
     )
     note, answer = text.split("\n", 1)
     assert note == "The spare key of the garden shed is under the blue flower pot."

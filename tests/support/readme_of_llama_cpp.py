@@ -1,4 +1,6 @@
-"""The examples of llama-cpp-python's README, with a small model's path. Run with shims/ first.
+"""The examples of llama-cpp-python's README, with a small model's path.
+
+bindings/tamis_llama_cpp comes first on the path.
 
 usage: python readme_of_llama_cpp.py MODEL. Prints one JSON object of results.
 """

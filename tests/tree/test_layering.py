@@ -86,7 +86,10 @@ def module_name(path: Path, root: Path = ROOT) -> str:
 
 
 MODULES = {
-    module_name(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+    module_name(path): path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "tamis_llama_cpp" not in path.parts  # a distribution of its own, above all of these
 }
 
 

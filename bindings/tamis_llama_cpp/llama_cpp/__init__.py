@@ -1,0 +1,7 @@
+"""llama_cpp's names over tamis."""
+
+from llama_cpp.llama import *  # noqa: F403
+from llama_cpp.llama_cpp import *  # noqa: F403
+from llama_cpp.llama_types import *  # noqa: F403
+
+__version__ = "0.3.36"  # of llama-cpp-python: what programs look for

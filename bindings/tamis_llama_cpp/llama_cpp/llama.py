@@ -1,0 +1,34 @@
+"""class Llama, and what its arguments are made of."""
+
+from tamis.bindings.compat import (
+    BaseLlamaCache,
+    Llama,
+    LlamaCache,
+    LlamaDiskCache,
+    LlamaDraftModel,
+    LlamaGrammar,
+    LlamaRAMCache,
+    LlamaState,
+    LlamaTokenizer,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteriaList,
+)
+from tamis.bindings.drop_in.sampling import LogitsProcessor, StoppingCriteria
+
+__all__ = [
+    "BaseLlamaCache",
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaDraftModel",
+    "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+]

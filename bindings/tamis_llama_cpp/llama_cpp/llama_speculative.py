@@ -1,0 +1,5 @@
+"""Draft models."""
+
+from tamis.bindings.drop_in.drafting import LlamaDraftModel, LlamaPromptLookupDecoding
+
+__all__ = ["LlamaDraftModel", "LlamaPromptLookupDecoding"]

@@ -1,1 +1,0 @@
-from tamis.bindings.compat import LlamaDraftModel, LlamaPromptLookupDecoding  # noqa: F401
