@@ -19,6 +19,7 @@ from tamis.bindings.drop_in.tools import (
     forced,
     plain_messages,
 )
+from tamis.bindings.flat.named_formats import NAMED, OF_THE_FILE
 from tamis.formats.vocab import Vocab
 from tamis.text import chat_format
 from tamis.text.chat_template import (
@@ -27,7 +28,6 @@ from tamis.text.chat_template import (
     chat_ids,
     chat_parts,
 )
-from tamis.text.named_formats import NAMED, OF_THE_FILE
 from tamis.text.tool_calls import Delta, OutputParser
 
 _TAIL = 256  # characters of a prompt in which marks of thoughts are looked for

@@ -11,8 +11,8 @@ import numpy as np
 from tamis.bindings.drop_in.chat import AS_EVER, ChatFormat, Prompt, TextModel, Thinking
 from tamis.bindings.drop_in.completion import Chunk
 from tamis.bindings.drop_in.sampling import StoppingCriteriaList
+from tamis.bindings.flat.named_formats import NAMED
 from tamis.text.chat_template import ChatTemplate, PromptError, default_template
-from tamis.text.named_formats import NAMED
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -7,9 +7,9 @@ from tamis.bindings.flat import constants
 from tamis.bindings.flat.buffers import as_int, as_text, write_string
 from tamis.bindings.flat.context import MAX_SEQ, using
 from tamis.bindings.flat.model import engine_of, llama_model_load_from_file, whole_engine
+from tamis.bindings.flat.named_formats import NAMED
 from tamis.bindings.flat.params import llama_model_params
 from tamis.bindings.flat.status import invalid, returns
-from tamis.text.named_formats import NAMED
 
 
 @returns(False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.text.named_formats import NAMED, OF_THE_FILE
+from tamis.bindings.flat.named_formats import NAMED, OF_THE_FILE
 
 MESSAGES = [
     {"role": "system", "content": "SYS"},

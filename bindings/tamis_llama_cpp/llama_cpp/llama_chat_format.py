@@ -18,7 +18,7 @@ from tamis.bindings.drop_in.formatters import (
     register_chat_completion_handler,
     register_chat_format,
 )
-from tamis.text.named_formats import NAMED
+from tamis.bindings.flat.named_formats import NAMED
 
 CHATML_CHAT_TEMPLATE = NAMED["chatml"][0]
 CHATML_BOS_TOKEN, CHATML_EOS_TOKEN = "<s>", "<|im_end|>"
