@@ -1,16 +1,58 @@
 """Processes: usable processors, and the environment and the end of child processes."""
 
 import ctypes
+import math
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
 def usable_cpus() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Processors that this process may run on at once: its affinity, and what cgroups grant it.
+
+    Of a quota such as 2.5 processors 2 can be kept busy without being stopped.
+    """
+    return max(1, int(min(len(os.sched_getaffinity(0)), granted_cpus(Path("/")))))
+
+
+def granted_cpus(root: Path) -> float:
+    """Processors' time that the cgroups of this process grant it, infinite where none limits it.
+
+    root: where /proc and /sys are. Of cgroups within each other the least counts; Linux has them in
+    two versions (cgroups(7)): one tree, or one for each kind of limit.
+    """
+    found = [math.inf]
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return math.inf
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if kinds else "")
+        # In a container the path may be the host's: the tree that is seen begins further down.
+        own = Path(path.lstrip("/"))
+        for folder in (top, *(top / p for p in (own, *own.parents))):
+            found.append(_quota(folder))
+    return min(found)
+
+
+def _quota(folder: Path) -> float:
+    """Processors that one cgroup grants."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
+            )
+    except (OSError, ValueError):
+        return math.inf
+    return int(quota) / int(period) if quota not in ("max", "-1") else math.inf
 
 
 def child_environment(own: Mapping[str, str]) -> dict[str, str]:

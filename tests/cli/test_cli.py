@@ -371,6 +371,19 @@ def test_bench_table_and_csv_have_a_line_a_row(engine, capsys):
     assert len(lines) == 3
 
 
+def test_bench_of_several_sequences_is_llama_batched_benchs_table(tmp_path, capsys):
+    words = ["bench", "-m", str(tiny_file(tmp_path)), "-p", "8,0", "-n", "2", "-t", "1", "-r", "1"]
+    assert main([*words, "-np", "1,3", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(row["pp"], row["tg"], row["b"], row["n_kv"]) for row in rows]
+    assert found == [(8, 2, 1, 10), (8, 2, 3, 30), (0, 2, 1, 2), (0, 2, 3, 6)]
+    for row in rows:
+        assert row["t"] == pytest.approx(row["t_pp"] + row["t_tg"], abs=2e-3)
+    assert [row["s_pp"] > 0 for row in rows] == [True, True, False, False]
+    assert main([*words, "-np", "2", "-d", "5", "--profile"]) == 2
+    assert "leave out --profile, -d" in capsys.readouterr().err
+
+
 def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_are(capsys):
     ceiling = Ceiling(read_bytes=10e9, flop=100e9, cycles=2e9)
     costs = [

@@ -1,7 +1,8 @@
 """`tamis bench`: speed of prefill and decode, with the bytes that bound it.
 
 Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
-several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
+several methods, or --text, --session or --audit: what attention takes a step, see compare.py; with -np:
+sequences at once, see batched.py.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.cli.measure import compare, profile, states
+from tamis.cli.measure import batched, compare, profile, states
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import table
@@ -66,6 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs that a median is of",
     )
     parser.add_argument(
+        "-np",
+        "--parallel",
+        type=common.counts,
+        metavar="N",
+        help="decode so many sequences at once, several as 1,4,16: another table, PP and TG are "
+        "tokens of a sequence, B sequences, T seconds, S tokens a second of all",
+    )
+    parser.add_argument(
         "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
     )
     form = parser.add_mutually_exclusive_group()
@@ -86,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
             "timed on a GPU, too"
         )
     methods = arguments.attn or ["dense"]
+    if arguments.parallel:
+        return _batched(arguments, methods)
     comparing = len(methods) > 1 or arguments.text or arguments.session or arguments.audit
     if comparing and (arguments.profile or not max(arguments.n_gen)):
         raise UsageError("comparing methods decodes: it takes no --profile, and -n is at least 1")
@@ -94,24 +105,48 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--ctx is {arguments.ctx}, these tests need {need}: leave it away")
     if not arguments.session or max(arguments.depth):
         arguments.ctx = arguments.ctx or need
+    arguments.attn = methods if comparing else methods[0]
+    if comparing:
+        _write(arguments, compare.COLUMNS, compare.compare)
+        return 0
+    for row in _write(arguments, COLUMNS, lambda given: measure(given, tests)):
+        if "profile" in row and not arguments.json:
+            profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
+    return 0
+
+
+def _batched(arguments: argparse.Namespace, methods: list[str]) -> int:
+    """The table of -np. Raises UsageError."""
+    others = ("profile", "text", "session", "audit", "ctx")
+    given = [f"--{name}" for name in others if getattr(arguments, name)]
+    given += ["-d"] if any(arguments.depth) else []
+    given += ["several --attn"] if len(methods) > 1 else []
+    if given:
+        raise UsageError(f"-np measures sequences at once: leave out {', '.join(given)}")
+    arguments.attn = methods[0]
+    _write(arguments, batched.COLUMNS, batched.measure)
+    return 0
+
+
+def _write(
+    arguments: argparse.Namespace,
+    columns: dict[str, str],
+    found: Callable[[argparse.Namespace], Iterator[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """The rows of each number of threads, written as the flags ask for."""
     rows: list[dict[str, Any]] = []
     for n_threads in arguments.threads or [None]:
         arguments.threads = n_threads
-        arguments.attn = methods if comparing else methods[0]
-        for row in compare.compare(arguments) if comparing else measure(arguments, tests):
+        for row in found(arguments):
             rows.append(row)
             if arguments.json:
                 sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
-    columns = compare.COLUMNS if comparing else COLUMNS
     if arguments.csv:
         _write_csv(rows, columns)
     elif not arguments.json:
         sys.stdout.write("\n".join(table.lines(rows, columns)) + "\n")
-        for row in rows:
-            if "profile" in row:
-                profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
-    return 0
+    return rows
 
 
 def measure(

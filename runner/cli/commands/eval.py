@@ -179,6 +179,7 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     progress = common.Progress()
     text = predict.own_text() if arguments.text is None else common.read_text(arguments.text)
     where = common.devices(arguments)
+    common.warn_of_threads(arguments.threads)
     path = common.model_file(arguments.model, progress)
     store = Store(arguments.out)
     engine = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)

@@ -247,6 +247,7 @@ class Source:
         from tamis.fetch.registry import installed
 
         common.check_methods(arguments.attn, arguments.prefill)
+        common.warn_of_threads(arguments.threads)
         self._arguments, self._settings = arguments, settings
         self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
         self._adapters = common.adapter_files(arguments)

@@ -349,6 +349,7 @@ class _Work:
         from tamis.engine.engine import Engine
 
         where, n_threads = common.devices(self._arguments), self._arguments.threads
+        common.warn_of_threads(n_threads)
         if not on_host(where["device"]) and self._engines:
             return self._engines[0]
         if self._settings.n_session > 1:

@@ -400,6 +400,7 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
     for method in [attn] if isinstance(attn, str) else attn:
         check_methods(method, arguments.prefill)
     where = devices(arguments)
+    warn_of_threads(arguments.threads)
     path = path or model_file(arguments.model, progress)
     engine = Engine.load(
         path,
@@ -410,6 +411,18 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
     )
     progress.clear()
     return engine
+
+
+def warn_of_threads(n_thread: int | None) -> None:
+    """Say that there are more threads than processors for them: each op waits for the slowest."""
+    from tamis.platform.processes import usable_cpus
+
+    if n_thread is not None and n_thread > usable_cpus():
+        n = usable_cpus()
+        note(
+            f"-t {n_thread}: this process may use {n} processor{'s' if n > 1 else ''}, and is "
+            f"slower with more threads than that; leave out -t, or say -t {n}"
+        )
 
 
 def devices(arguments: argparse.Namespace) -> dict[str, Any]:
