@@ -86,7 +86,7 @@ def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
         return products(g, rows, tensor, chosen.ids, g.hp.n_expert)
 
     hidden = _situ(g, of_experts(latent, w.ffn_gate_exps), of_experts(latent, w.ffn_up_exps))
-    out: Branch = Mixture(of_experts(hidden, w.ffn_down_exps), chosen.weights)
+    out: Mixture | Product = Mixture(of_experts(hidden, w.ffn_down_exps), chosen.weights)
     if w.ffn_routed_up:
         rows = summed(g, out, g.ws.rows("routed", wide))
         out = linear(

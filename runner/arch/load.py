@@ -13,7 +13,7 @@ import tamis.arch
 from tamis.formats.gguf import GGUFFile
 from tamis.model.arch import Arch
 from tamis.model.heads import load_heads
-from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling
+from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling, UnsupportedKey
 from tamis.model.model import Model
 from tamis.model.rope import rope_frequencies
 from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
@@ -58,7 +58,10 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
     hp = HParams.from_gguf(file, keys, arch.refused, arch.nonzero, full_first=arch.full_first)
-    hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
+    try:
+        hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
+    except UnsupportedKey as error:
+        raise file.error(error.what, key=f"{hp.arch}.{error.key}") from None
     arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
     if scaling is not None:
         n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train

@@ -79,7 +79,8 @@ def append(
         k = k and _placed(g, "k_placed", k, places.keys)
         values = values and _placed(g, "v_placed", values, places.keys)
     rows = [heads.x for heads in (q, k, values) if heads]
-    rows += [] if index is None else [index.q.x, index.k.x, index.weights]
+    rows += [] if index is None else [index.q.x, index.k.x]
+    rows += [] if index is None or index.weights is None else [index.weights]
     g.rec.program.transfer(g.rec.step, *rows)
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)

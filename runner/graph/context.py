@@ -38,7 +38,7 @@ class Index:
 
     q: Heads  # [n_tok, n_head, n_key]
     k: Heads  # [n_tok, 1, n_key], kept behind the layer's key
-    weights: np.ndarray  # f32 [n_tok, n_head]
+    weights: np.ndarray | None  # f32 [n_tok, n_head]; None: each head chooses for one KV head
     scratch: np.ndarray  # uint8: the workspace's
     neox: bool  # rotary pairs are half of what is rotated apart
 

@@ -56,11 +56,11 @@ def shared_expert(g: Graph, il: int, x: np.ndarray) -> Product:
         return linear(g, gated(g, "shexp", whole(up), arch.activation), w.ffn_down_shexp)
     if not w.ffn_gate_inp_shexp:
         gate, up = linears(g, x, w.ffn_gate_shexp, w.ffn_up_shexp)
-        return linear(g, _activated(g, gate, up, _limit(g.hp.clamp_shared, il)), w.ffn_down_shexp)
+        return linear(g, activated(g, gate, up, _limit(g.hp.clamp_shared, il)), w.ffn_down_shexp)
     gate, up, share = linears(
         g, x, w.ffn_gate_shexp, w.ffn_up_shexp, _as_matrix(w.ffn_gate_inp_shexp)
     )
-    hidden = _activated(g, gate, up, _limit(g.hp.clamp_shared, il))
+    hidden = activated(g, gate, up, _limit(g.hp.clamp_shared, il))
     shared = gated(g, "shexp_gated", whole(share), "sigmoid", whole(hidden))
     return linear(g, shared, w.ffn_down_shexp)
 
@@ -83,20 +83,20 @@ def _hidden(g: Graph, il: int, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
             hidden = gated(g, name, gates, g.model.arch.activation, ups)
             return hidden.reshape(-1, n_used, n)
         gate, up = gated(g, name, gates, "none"), gated(g, w.ffn_up_exps.label, ups, "none")
-        return _activated(g, gate, up, limit).reshape(-1, n_used, n)
+        return activated(g, gate, up, limit).reshape(-1, n_used, n)
     if not g.model.arch.gated:
         up = _products(g, x, w.ffn_up_exps, ids)
         hidden = gated(g, w.ffn_gate_exps.label, whole(up), g.model.arch.activation)
         return hidden.reshape(up.shape)
     gate, up = (_products(g, x, tensor, ids) for tensor in (w.ffn_gate_exps, w.ffn_up_exps))
-    return _activated(g, gate, up, limit)
+    return activated(g, gate, up, limit)
 
 
 def _limit(clamps: tuple[float, ...], il: int) -> float:
     return clamps[il] if clamps else 0.0
 
 
-def _activated(g: Graph, gate: np.ndarray, up: np.ndarray, limit: float) -> np.ndarray:
+def activated(g: Graph, gate: np.ndarray, up: np.ndarray, limit: float) -> np.ndarray:
     """The gate's activation times up, of f32 [n_tok, ...] both; in place of the gate."""
     arch = g.model.arch
     limit = limit or arch.clamp_always

@@ -20,40 +20,61 @@ class IndexerState(SelectorState):
     def __init__(self, shape: SelectorShape, indexer: Indexer) -> None:
         super().__init__(shape)
         self._indexer = indexer
-        self._scores = zeros((shape.n_ubatch, shape.n_ctx), np.float32)  # resident as it is used
+        # Of blocks; resident as it is used.
+        n_score = -(-shape.n_ctx // indexer.block) * (indexer.n_head if indexer.n_local else 1)
+        self._scores = zeros((shape.n_ubatch, n_score), np.float32)
         self._selections: dict[int, Selection] = {}  # of Programs of up to so many tokens
         self.index: Index | None = None  # of the layer that is being recorded
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Record the choice for each token of a chunk; layers with a window need none."""
-        if self.shape.window[layer]:
+        if self.shape.window[layer] or layer < self._indexer.first:
             return super().prefill(rec, layer, q, kv)
-        block, n_row = self._indexer.block, self.shape.n_head_kv
-        most = min(self._indexer.top_k, self.shape.n_ctx) // block
+        selection = self._selection(rec)
+        if self.index is not None:
+            of_heads = self.index.weights is None
+            record = self._record_heads if of_heads else self._record
+            record(rec, self.index, selection, kv)
+        return selection
+
+    decode = prefill  # and in layers with a window all that a step sees
+
+    @property
+    def _most(self) -> int:
+        """Blocks that a row chooses, at most."""
+        indexer = self._indexer
+        top_k = indexer.top_k if indexer.n_local else indexer.top_k // indexer.block
+        return min(top_k, -(-self.shape.n_ctx // indexer.block))
+
+    def _selection(self, rec: Recording) -> Selection:
+        """That of all layers of Programs of so many tokens."""
         if rec.n_tok not in self._selections:
+            n = rec.n_tok * self.shape.n_head_kv
             self._selections[rec.n_tok] = Selection(
-                indptr=np.zeros(rec.n_tok * n_row + 1, np.int32),
-                indices=zeros(rec.n_tok * n_row * (most + 1), np.int32),
-                block=block,
+                indptr=np.zeros(n + 1, np.int32),
+                indices=zeros(n * (self._most + 1), np.int32),
+                block=self._indexer.block,
                 q_block=1,
-                n_row=n_row,
+                n_row=self.shape.n_head_kv,
             )
-        selection, index = self._selections[rec.n_tok], self.index
-        if index is None:
-            return selection
+        return self._selections[rec.n_tok]
+
+    def _record(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
+        """Record one choice of a token for all KV heads."""
+        indexer, capacity = self._indexer, self._scores.shape[1]
         rec.program.add(
             ops.INDEX_SCORE,
-            (self.shape.head_dim, self._indexer.n_key, kv.types[0]),
+            (self.shape.head_dim, indexer.n_key, kv.types[0]),
             step=rec.step,
             q=index.q.x,
             weights=index.weights,
             k_pages=kv.k,
             k_table=kv.k_table,
             scores=self._scores,
-            n_head=self._indexer.n_head,
-            n_head_kv=n_row,
-            block=block,
-            capacity=self.shape.n_ctx,
+            n_head=indexer.n_head,
+            n_head_kv=selection.n_row,
+            block=indexer.block,
+            capacity=capacity,
             scratch=index.scratch,
         )
         rec.program.add(
@@ -62,11 +83,39 @@ class IndexerState(SelectorState):
             scores=self._scores,
             indptr=selection.indptr,
             indices=selection.indices,
-            block=block,
-            n_row=n_row,
-            capacity=self.shape.n_ctx,
-            top_k=most,
+            block=indexer.block,
+            n_row=selection.n_row,
+            capacity=capacity,
+            top_k=self._most,
         )
-        return selection
 
-    decode = prefill  # and in layers with a window all that a step sees
+    def _record_heads(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
+        """Record a choice of a token for each KV head but the last, which has the index's keys."""
+        indexer, capacity = self._indexer, self._scores.shape[1] // self._indexer.n_head
+        rec.program.add(
+            ops.HEAD_SCORE,
+            (self.shape.head_dim, indexer.n_key, kv.types[0]),
+            step=rec.step,
+            q=index.q.x,
+            k_pages=kv.k,
+            k_table=kv.k_table,
+            scores=self._scores,
+            n_head=indexer.n_head,
+            n_head_kv=selection.n_row,
+            block=indexer.block,
+            n_local=indexer.n_local,
+            capacity=capacity,
+            scratch=index.scratch,
+        )
+        rec.program.add(
+            ops.HEAD_CHOOSE,
+            step=rec.step,
+            scores=self._scores,
+            indptr=selection.indptr,
+            indices=selection.indices,
+            block=indexer.block,
+            n_head=indexer.n_head,
+            n_row=selection.n_row,
+            capacity=capacity,
+            top_k=self._most,
+        )

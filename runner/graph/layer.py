@@ -1,5 +1,7 @@
 """A layer as most models have it: arch/ has the files of those that differ."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from tamis.graph.attention import append, attention, rope
@@ -81,7 +83,8 @@ def attended(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> np.n
         for x in (q, k, v):
             mapped(g, x, x, "clamp", inner=1 / limit, outer=limit)
     q_norm, k_norm = (w.attn_q_norm, w.attn_k_norm) if normed_heads else (NO_NORM, NO_NORM)
-    append(g, il, rope(g, il, q, q_norm), rope(g, il, k, k_norm), v)
+    queries = replace(rope(g, il, q, q_norm), warm=g.hp.temperature[0] > 0)
+    append(g, il, queries, rope(g, il, k, k_norm), v)
     return attention(g, il, q, w.attn_sinks)
 
 

@@ -86,6 +86,8 @@ class Indexer:
     n_key: int = 0  # elements of a query or a key
     top_k: int = 0  # positions that a token attends to, at most; 0: no indexer
     block: int = 1  # positions that are chosen together
+    n_local: int = 0  # last blocks that are always chosen, where each head chooses for a KV head
+    first: int = 0  # layers before this one attend to all
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,9 @@ class HParams:
     has_rms_eps: bool = field(default=False, repr=False)  # beside that of mean and variance
     gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
     yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
+    n_ff_chunk: int = field(default=0, repr=False)  # of experts that groups of experts share
+    group_each: int = field(default=0, repr=False)  # experts of such a group
+    group_scale: float = field(default=0.0, repr=False)  # of what they add
     n_res_block: int = field(default=0, repr=False)  # layers between kept residuals
     n_expert_latent: int = field(default=0, repr=False)  # width that experts read; 0: n_embd
     situ: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # limits of gates, of ups
@@ -262,6 +267,7 @@ NUMBERS = {
     "attention.scale": "attention_scale",
     "attention.output_scale": "attention_scale",
     "residual_scale": "residual_scale",
+    "expert_group_scale": "group_scale",
     "embedding_scale": "embedding_scale",
     "logit_scale": "logit_scale",
     "final_logit_softcapping": "logit_softcap",
@@ -279,6 +285,9 @@ RES_BLOCK, EXPERT_LATENT = "attn_res.block_size", "expert_latent_length"
 SITU = "activation.situ_beta", "activation.situ_linear_beta"
 STREAMS = "hyper_connection.count"  # and what else is of them
 STACKS = "hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"
+CHUNK_FF, GROUP_EACH = "expert_chunk_feed_forward_length", "experts_per_group"
+INDEX_BLOCK, INDEX_LOCAL = "attention.indexer.block_size", "attention.indexer.local_blocks"
+DENSE_LEAD = "leading_dense_block_count"  # layers without an indexer, before those that have one
 KPOOL = "attention.indexer.kpool"  # neighbours whose keys of an indexer are pooled
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
@@ -287,6 +296,7 @@ OPTIONAL_KEYS = {
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
     *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
+    *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
@@ -303,6 +313,14 @@ def holding(layers: Sequence[LayerShape]) -> tuple[int, int, int]:
     group = min(own.n_head // own.n_head_kv for own in layers)
     n_head_kv = max(-(-own.n_head // group) for own in layers)
     return group * n_head_kv, n_head_kv, max(own.head_dim for own in layers)
+
+
+class UnsupportedKey(ValueError):
+    """A key's value that an architecture has no graph for."""
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(f"{key} {what}")
+        self.key, self.what = key, what
 
 
 class _Reader:
@@ -382,6 +400,8 @@ class _Reader:
             parallel=self._flag(PARALLEL),
             activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
             stacks=self._stacks(),
+            n_ff_chunk=self._option(CHUNK_FF, 1 << 22),
+            group_each=self._option(GROUP_EACH, MAX_EXPERT),
             n_res_block=self._option(RES_BLOCK, MAX_LAYER),
             n_expert_latent=self._option(EXPERT_LATENT, MAX_EMBD),
             situ=self._situ(),
@@ -504,7 +524,9 @@ class _Reader:
             n_head=self._count("attention.indexer.head_count", MAX_EMBD),
             n_key=self._count("attention.indexer.key_length", MAX_HEAD_DIM),
             top_k=top_k,
-            block=self._option(KPOOL, MAX_CTX) or 1,
+            block=self._option(KPOOL, MAX_CTX) or self._option(INDEX_BLOCK, MAX_CTX) or 1,
+            n_local=self._option(INDEX_LOCAL, MAX_CTX),
+            first=self._option(DENSE_LEAD, MAX_LAYER),
         )
 
     def _hyper(self) -> Hyper:

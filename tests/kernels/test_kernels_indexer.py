@@ -9,6 +9,7 @@ from tamis.jit_kernels.contract.types import PAGE
 
 HEAD_DIM, N_KEY = 96, 32
 KERNELS = [(ops.INDEX_SCORE, (HEAD_DIM, N_KEY, "f16")), (ops.INDEX_CHOOSE, ())]
+KERNELS += [(ops.HEAD_SCORE, (HEAD_DIM, N_KEY, "f16")), (ops.HEAD_CHOOSE, ())]
 
 
 def normal(rng, *shape):
@@ -61,6 +62,56 @@ def test_each_token_gets_its_best_blocks_and_its_own(n_tok, pos, top_k, block, n
     for found in runs(
         ops.INDEX_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, capacity=64,
         top_k=top_k, block=block, n_row=n_row,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
+        np.testing.assert_array_equal(found["indices"], np.concatenate(rows))
+
+
+@pytest.mark.parametrize(("n_tok", "pos", "block"), [(1, 0, 4), (1, 130, 3), (5, 62, 4)])
+@in_child
+def test_each_head_scores_blocks_by_their_best_position(n_tok, pos, block):
+    rng = np.random.default_rng((n_tok, pos))
+    n_head, n_page, n_local = 2, -(-(pos + n_tok) // PAGE), 2
+    table = rng.permutation(n_page + 2)[:n_page].astype(np.int32)
+    pages = normal(rng, n_page + 2, 3, PAGE, HEAD_DIM).astype(np.float16)
+    keys = pages[table, -1].reshape(-1, HEAD_DIM)[:, -N_KEY:].astype(np.float64)
+    q = normal(rng, n_tok, n_head, N_KEY)
+    products = np.einsum("thd,jd->thj", q.astype(np.float64), keys)
+    capacity = n_page * PAGE // block
+    before = np.full((n_tok, n_head, capacity), np.nan, np.float32)
+    for found in runs(
+        ops.HEAD_SCORE, (HEAD_DIM, N_KEY, "f16"), out={"scores": before}, scratch=4 * N_KEY,
+        step=step_of(n_tok, pos), q=q, k_pages=pages, k_table=table, n_head=n_head, n_head_kv=3,
+        block=block, n_local=n_local, capacity=capacity,
+    ):  # fmt: skip
+        for t in range(n_tok):
+            p = pos + t
+            n = p // block + 1
+            expected = [products[t, :, b * block : min(b * block + block, p + 1)] for b in range(n)]
+            expected = np.stack([each.max(axis=1) for each in expected], axis=1)
+            expected[:, max(0, n - n_local) :] = ops.FORCED
+            np.testing.assert_allclose(found["scores"][t, :, :n], expected, rtol=1e-6, atol=1e-4)
+            assert np.isnan(found["scores"][t, :, n:]).all()
+
+
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5)])
+@pytest.mark.parametrize("top_k", [1, 8])
+@in_child
+def test_each_head_gets_its_best_blocks_and_other_rows_none(n_tok, pos, top_k):
+    rng = np.random.default_rng((n_tok, pos, top_k))
+    scores, block, n_head, n_row = rng.integers(-9, 9, (n_tok, 2, 64)), 3, 2, 3
+    scores, rows = scores.astype(np.float32), []
+    for t in range(n_tok):
+        n = (pos + t) // block + 1
+        rows += [np.sort(np.argsort(-s[:n], kind="stable")[:top_k]) for s in scores[t]]
+        rows.append(np.zeros(0, np.int64))
+    out = {
+        "indptr": np.full(n_tok * n_row + 1, -7, np.int32),
+        "indices": np.full(sum(map(len, rows)), -7, np.int32),
+    }
+    for found in runs(
+        ops.HEAD_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, block=block,
+        n_head=n_head, n_row=n_row, capacity=64, top_k=top_k,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
         np.testing.assert_array_equal(found["indices"], np.concatenate(rows))

@@ -14,6 +14,7 @@ SCORES = ["softmax", "sigmoid", "softplus", "chosen"]
 KERNELS = [
     *((ops.MOE_ROUTE, (score,)) for score in SCORES),
     (ops.MOE_BIAS, ()),
+    (ops.MOE_GROUPS, ()),
     (ops.MOE_SUM, ()),
     *((ops.MOE_MATMUL, (t,)) for t in (*TYPES, "F16", "Q4_0")),
 ]
@@ -221,3 +222,24 @@ def test_moe_sum(n_tok, n_used, n, add):
     ):  # fmt: skip
         # At most nine float32 additions of values below about 10.
         np.testing.assert_allclose(found["y"], expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "n_expert", "n_used", "n_each"), [(1, 4, 2, 2), (3, 12, 3, 4)])
+@in_child
+def test_groups_of_the_chosen_experts_have_the_weights_at_their_numbers(
+    n_tok, n_expert, n_used, n_each
+):
+    rng = np.random.default_rng((n_tok, n_expert))
+    logits = normal(rng, n_tok, n_expert)
+    ids = np.argsort(-logits, axis=1)[:, : n_used + 1].astype(np.int32)
+    groups = ids[:, :n_used] // n_each
+    weights = np.take_along_axis(softmax(logits.astype(np.float64)), groups, axis=1)
+    weights /= weights.sum(axis=1, keepdims=True)
+    out = {"groups": unwritten(n_tok, n_used, dtype=np.int32), "weights": unwritten(n_tok, n_used)}
+    for found in runs(
+        ops.MOE_GROUPS, out=out, step=step_of(n_tok), logits=logits, ids=ids, n_expert=n_expert,
+        n_chosen=n_used + 1, n_used=n_used, n_each=n_each,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["groups"], groups)
+        np.testing.assert_allclose(found["weights"], weights, rtol=3e-6)

@@ -32,6 +32,27 @@ class MoeRoute:
 MOE_ROUTE = op("linear.moe", MoeRoute, "score")
 
 
+class MoeGroups:
+    """The groups of n_each neighbours that the first n_used chosen experts are of, and weights.
+
+    A group's weight is the softmax of all logits at the group's own number, divided by the sum of
+    the chosen ones, or by LEAST_SUM if that is more.
+    """
+
+    step: Address
+    logits: Address  # f32 [n_tok, n_expert]
+    ids: Address  # int32 [n_tok, n_chosen]
+    groups: Address  # int32 [n_tok, n_used]
+    weights: Address  # f32 [n_tok, n_used]
+    n_expert: int
+    n_chosen: int
+    n_used: int
+    n_each: int
+
+
+MOE_GROUPS = op("linear.moe", MoeGroups)
+
+
 class MoeBias:
     """y += bias[ids]."""
 

@@ -10,7 +10,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, s
 from tamis.jit_kernels.cpu.linear.activation import softplus
 from tamis.jit_kernels.cpu.linear.matmul import moe_matmul
 
-__all__ = ["moe_bias", "moe_matmul", "moe_route", "moe_sum"]
+__all__ = ["moe_bias", "moe_groups", "moe_matmul", "moe_route", "moe_sum"]
 
 
 @njit(error_model="numpy")
@@ -126,6 +126,30 @@ def moe_bias() -> Any:
             for i in range(a.n):
                 at = a.y + 4 * (a.n * slot + i)
                 store_f32(at, load_f32(at) + load_f32(bias + 4 * i))
+
+    return kernel
+
+
+def moe_groups() -> Any:
+    """Kernel of MOE_GROUPS: each thread takes whole tokens."""
+
+    def kernel(tid, n_thread, a):
+        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+            logits = a.logits + 4 * a.n_expert * t
+            top, all_of_them, total = load_f32(logits), np.float32(0), np.float32(0)
+            for i in range(1, a.n_expert):
+                top = max(top, load_f32(logits + 4 * i))
+            for i in range(a.n_expert):
+                all_of_them += np.exp(load_f32(logits + 4 * i) - top)
+            for s in range(a.n_used):
+                group = load_i32(a.ids + 4 * (a.n_chosen * t + s)) // a.n_each
+                weight = np.exp(load_f32(logits + 4 * group) - top) / all_of_them
+                store_i32(a.groups + 4 * (a.n_used * t + s), group)
+                store_f32(a.weights + 4 * (a.n_used * t + s), weight)
+                total += weight
+            for s in range(a.n_used):
+                at = a.weights + 4 * (a.n_used * t + s)
+                store_f32(at, load_f32(at) / max(total, np.float32(LEAST_SUM)))
 
     return kernel
 

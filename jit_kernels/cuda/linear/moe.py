@@ -30,7 +30,7 @@ from tamis.jit_kernels.cuda.lang.ptx import exp2, lowest_of_warp, shuffle
 from tamis.jit_kernels.cuda.linear.activation import LOG2_E, over_one_plus_exp, softplus
 from tamis.jit_kernels.cuda.linear.moe_matmul import moe_matmul
 
-__all__ = ["moe_bias", "moe_matmul", "moe_route", "moe_sum"]
+__all__ = ["moe_bias", "moe_groups", "moe_matmul", "moe_route", "moe_sum"]
 
 INFINITY = float("inf")
 
@@ -162,6 +162,30 @@ def moe_bias() -> list[Launch]:
             store_f32(a.y + 4 * i, value)
 
     return [Launch(kernel, blocks=4)]
+
+
+def moe_groups() -> list[Launch]:
+    """Kernel of MOE_GROUPS: each thread takes whole tokens."""
+
+    def kernel(tid, n_thread, a):
+        for t in range(tid * THREADS + thread(), load_i64(a.step + STEP.n_tok), n_thread * THREADS):
+            logits, all_of_them, total = a.logits + 4 * a.n_expert * t, float32(0), float32(0)
+            top = load_f32(logits)
+            for i in range(1, a.n_expert):
+                top = max(top, load_f32(logits + 4 * i))
+            for i in range(a.n_expert):
+                all_of_them += exponential(load_f32(logits + 4 * i) - top)
+            for s in range(a.n_used):
+                group = load_i32(a.ids + 4 * (a.n_chosen * t + s)) // a.n_each
+                weight = exponential(load_f32(logits + 4 * group) - top) / all_of_them
+                store_i32(a.groups + 4 * (a.n_used * t + s), group)
+                store_f32(a.weights + 4 * (a.n_used * t + s), weight)
+                total += weight
+            for s in range(a.n_used):
+                at = a.weights + 4 * (a.n_used * t + s)
+                store_f32(at, load_f32(at) / max(total, float32(LEAST_SUM)))
+
+    return [Launch(kernel)]
 
 
 def moe_sum() -> list[Launch]:

@@ -45,3 +45,49 @@ class IndexChoose:
 
 
 INDEX_CHOOSE = op("select.indexer", IndexChoose, reads=READS_NOTHING)
+
+
+FORCED = 1e30  # the score of blocks that are chosen whatever they have
+
+
+class HeadScore:
+    """scores[t, h, b] = the largest q[t, h] . key of b's positions, up to token t's own.
+
+    For blocks that begin before or at token t's position; FORCED for the last n_local of them. The
+    key of a position is as of INDEX_SCORE.
+    """
+
+    step: Address
+    q: Address  # f32 [n_tok, n_head, n_key]
+    k_pages: Address  # see KVView
+    k_table: Address
+    scores: Address  # f32 [n_tok, n_head, capacity]
+    n_head: int
+    n_head_kv: int
+    block: int
+    n_local: int
+    capacity: int
+    scratch: Address  # n_thread * 4 * n_key bytes
+
+
+HEAD_SCORE = op("select.indexer", HeadScore, "head_dim n_key type_k", reads=READS_ALL)
+
+
+class HeadChoose:
+    """A Selection of blocks, a row a KV head: the top_k best of each index head; others are empty.
+
+    Of the blocks that begin before or at a token's position; ties go to the lower one.
+    """
+
+    step: Address
+    scores: Address  # f32 [n_tok, n_head, capacity]
+    indptr: Address  # int32 [n_tok * n_row + 1]
+    indices: Address
+    block: int
+    n_head: int  # rows of a token that have blocks, the first ones
+    n_row: int
+    capacity: int
+    top_k: int
+
+
+HEAD_CHOOSE = op("select.indexer", HeadChoose, reads=READS_NOTHING)

@@ -1,0 +1,83 @@
+"""GroveMoE: as qwen3moe; groups of experts have one more each, which reads what the others gave."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tamis.graph.context import Graph
+from tamis.graph.experts import Chosen, Mixture, activated, chosen_experts, products, route
+from tamis.graph.layer import self_attention
+from tamis.graph.linear import linears
+from tamis.graph.norm import add, mapped, norm, record_norm, summed
+from tamis.jit_kernels.contract import ops
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams, UnsupportedKey
+from tamis.model.weights import Tensor
+
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il, which adds to g.x."""
+    w, n = g.weights(il), g.hp.n_embd
+    add(g, self_attention(g, il, norm(g, g.x, w.attn_norm)))
+    x = record_norm(g, norm(g, g.x, w.ffn_norm), g.ws.rows("ffn_norm", n))
+    (logits,) = linears(g, x, w.ffn_gate_inp)
+    chosen = route(g, logits, w.exp_probs_b)
+    y = summed(g, chosen_experts(g, il, x, chosen), g.ws.rows("experts", n))
+    groups = _groups(g, logits, chosen)
+    mapped(g, y, g.x, add=True)
+
+    def of_groups(rows: np.ndarray, tensor: Tensor) -> np.ndarray:
+        return products(g, rows, tensor, groups.ids, g.hp.n_expert // g.hp.group_each)
+
+    hidden = activated(g, of_groups(y, w.ffn_gate_chexps), of_groups(y, w.ffn_up_chexps), 0.0)
+    add(g, Mixture(of_groups(hidden, w.ffn_down_chexps), groups.weights))
+
+
+def _groups(g: Graph, logits: np.ndarray, chosen: Chosen) -> Chosen:
+    """Those of the chosen experts, one may be there twice; weights are times the groups' scale."""
+    n_chosen = chosen.ids.shape[1]
+    n_used = min(n_chosen, g.hp.n_expert // g.hp.group_each)
+    groups = Chosen(
+        g.ws.rows("group_ids", n_used, dtype=np.int32), g.ws.rows("group_weights", n_used)
+    )
+    g.rec.program.add(
+        ops.MOE_GROUPS,
+        step=g.rec.step,
+        logits=logits,
+        ids=chosen.ids,
+        groups=groups.ids,
+        weights=groups.weights,
+        n_expert=g.hp.n_expert,
+        n_chosen=n_chosen,
+        n_used=n_used,
+        n_each=g.hp.group_each,
+    )
+    mapped(g, groups.weights, groups.weights, outer=g.hp.group_scale)
+    return groups
+
+
+def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    n, n_ff = hp.n_expert // hp.group_each, hp.n_ff_chunk or hp.head_dim
+    return {
+        "ffn_gate_chexps": (n, n_ff, hp.n_embd),
+        "ffn_up_chexps": (n, n_ff, hp.n_embd),
+        "ffn_down_chexps": (n, hp.n_embd, n_ff),
+    }
+
+
+def _derived(hp: HParams) -> dict[str, Any]:
+    if not hp.group_each or hp.n_expert % hp.group_each:
+        what = f"is {hp.group_each}, expected a divisor of {hp.n_expert}, the number of experts"
+        raise UnsupportedKey("experts_per_group", what)
+    return {}
+
+
+ARCH = Arch(
+    neox=True,
+    layer=layer,
+    tensors=_tensors,
+    derived=_derived,
+    rope_factors=False,
+    keys=("expert_chunk_feed_forward_length", "experts_per_group", "expert_group_scale"),
+)

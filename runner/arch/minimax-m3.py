@@ -1,0 +1,81 @@
+"""MiniMax-M3: each KV head has an index head, which chooses its blocks; clamped gates, experts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tamis.graph.attention import append, attention, rope
+from tamis.graph.context import Graph, Heads, Index
+from tamis.graph.layer import feed_forward, self_attention
+from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.norm import add, norm
+from tamis.model.arch import Arch
+from tamis.model.hparams import HParams, LayerShape, UnsupportedKey
+
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il, which adds to g.x."""
+    w = g.weights(il)
+    h = norm(g, g.x, w.attn_norm)
+    add(g, _attention(g, il, h) if il >= g.hp.indexer.first else self_attention(g, il, h))
+    add(g, feed_forward(g, il, norm(g, g.x, w.ffn_norm)))
+
+
+def _attention(g: Graph, il: int, h: Source) -> Product:
+    """The index's queries and keys are normed and rotated as those of attention are.
+
+    Its keys are rotated with those: they are one head more of the KV cache.
+    """
+    w, n = g.weights(il), g.hp.indexer.n_key
+    names = "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj"
+    q, k, v, index_q, index_k = linears(g, h, *(w[name] for name in names))
+    angles = g.angles(g.model.rope_of(il))
+    queries = Heads(index_q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
+    keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector)
+    index = Index(queries, keys, None, g.ws.scratch, g.model.arch.index_neox)
+    append(g, il, rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm), v, index)
+    return linear(g, attention(g, il, q), w.attn_output)
+
+
+def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+    n, n_key = hp.indexer.n_head, hp.indexer.n_key
+    return {
+        "indexer.q_proj": (n * n_key, hp.n_embd),
+        "indexer.k_proj": (n_key, hp.n_embd),
+        "indexer.q_norm": (n_key,),
+        "indexer.k_norm": (n_key,),
+    }
+
+
+def _derived(hp: HParams) -> dict[str, Any]:
+    """The KV cache has a head more than layers have: its keys are the index's."""
+    index, n_head_kv = hp.indexer, hp.n_head_kv
+    if index.n_head != n_head_kv:
+        what = f"is {index.n_head}, expected {n_head_kv}, as many as KV heads"
+        raise UnsupportedKey("attention.indexer.head_count", what)
+    if index.n_key != hp.head_dim:
+        what = f"is {index.n_key}, expected {hp.head_dim}, an attention head's"
+        raise UnsupportedKey("attention.indexer.key_length", what)
+    own = LayerShape(hp.n_head, n_head_kv, hp.head_dim, hp.n_ff)
+    n_head = hp.group * (n_head_kv + 1)
+    return {"layers": (own,) * hp.n_layer, "n_head": n_head, "n_head_kv": n_head_kv + 1}
+
+
+ARCH = Arch(
+    neox=True,
+    layer=layer,
+    tensors=_tensors,
+    derived=_derived,
+    clamp="gpt_oss",
+    clamp_always=7.0,
+    nonzero=("attention.indexer.local_blocks",),
+    keys=(
+        "attention.indexer.top_k",
+        "attention.indexer.block_size",
+        "attention.indexer.local_blocks",
+        "leading_dense_block_count",
+        "expert_shared_count",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+    ),
+)
