@@ -60,10 +60,25 @@ SLOW_FILES = {
     "bindings/test_capi.py", "bindings/test_examples.py", "bindings/test_serve_connections.py",
     "bindings/test_serve_isolation.py", "bindings/test_serve_openai.py",
     "bindings/test_serve_page.py", "bindings/test_serve_supervisor.py", "cuda/test_cuda.py",
-    "cuda/test_cuda_on_threads.py", "cuda/test_kernels_cuda.py", "engine/test_faults.py",
-    "formats/test_gguf_fuzz.py", "fuzz/test_targets.py", "kernels/test_compile_limits.py",
-    "kernels/test_levels.py", "tree/test_docs.py", "tree/test_packaging.py",
+    "cuda/test_cuda_on_threads.py", "cuda/test_gemv_epilogue.py", "cuda/test_kernels_cuda.py",
+    "engine/test_faults.py", "formats/test_gguf_fuzz.py", "fuzz/test_targets.py",
+    "kernels/test_compile_limits.py", "kernels/test_levels.py", "kv/test_gpu_page_cache.py",
+    "tree/test_docs.py", "tree/test_packaging.py", "tree/test_release.py",
 }  # fmt: skip
+# Single tests that take long in files that do not.
+SLOW_TESTS = {
+    "bindings/test_front_door.py::test_a_users_program_passes_mypy_strict",
+    "bindings/test_flat_api.py::test_any_arguments_give_codes_and_later_calls_are_right",
+    "evals/test_eval_store.py::test_a_run_that_is_killed_ten_times_loses_nothing_and_doubles_nothing",
+    "fetch/test_registry.py::test_a_zip_bomb_is_given_up_at_the_size_of_the_model",
+    "kernels/test_shipped.py::test_every_op_of_a_cpu_is_in_the_set_with_every_type",
+    "kernels/test_team.py::test_a_dropped_backend_ends_its_threads",
+    "methods/test_lfps.py::test_a_head_that_looks_at_its_sinks_is_bypassed_and_keeps_its_output",
+    "methods/test_lfps.py::test_fixed_positions_and_fixed_distances_are_found_without_reading_the_keys",
+    "methods/test_lfps.py::test_recorded_attention_is_predicted_from_the_past",
+    "summary/test_summarize.py::test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice",
+    "text/test_pretokenize.py::test_words_are_those_of_the_published_patterns",
+}
 # Tests of the tree are cheap, and a rule holds for every file.
 ALL_CASES = {"tree"}
 CASES = 4  # of a test with more of them, these are quick: evenly spaced
@@ -87,7 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.path.relative_to(ROOT / "tests").as_posix()
         marked = any(item.get_closest_marker(name) for name in ("model", "gpu"))
-        if marked or file in SLOW_FILES:
+        test = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if marked or file in SLOW_FILES or test in SLOW_TESTS:
             item.add_marker(pytest.mark.slow)
             first.add(item.path)
         elif file.partition("/")[0] not in ALL_CASES:
