@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding: what followed the last words before, or a smaller model's.
+"""Draft tokens for speculative decoding: prompt lookup (n-grams), or a smaller model.
 
 Prompt lookup decoding (Saxena 2023): no second model, and much gain where an answer repeats parts
 of its prompt. Drafts are only a proposal: a token is taken where it is what the model chooses.

@@ -192,7 +192,7 @@ def _values(rows: np.ndarray, type: str) -> np.ndarray:
 
 
 def _kept(x: np.ndarray, type: str) -> np.ndarray:
-    """What is left of a row that is kept in a page, see ROPE_APPEND."""
+    """A row as read back from a page after ROPE_APPEND: rounded to the KV type."""
     if type == "f16":
         return x.astype(np.float16)
     blocks = x.reshape(-1, KV_BLOCK)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from tamis.graph.context import Graph
-from tamis.graph.kda import UNREAD, kda, kda_tensors
-from tamis.graph.latent import gated_latent_attention, yarn_scaled
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
+from tamis.graph.mixers.latent import gated_latent_attention, yarn_scaled
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams

@@ -3,8 +3,8 @@
 from typing import Any
 
 from tamis.graph.context import Graph
-from tamis.graph.latent import latent_attention, latent_tensors, yarn_scaled
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.latent import latent_attention, latent_tensors, yarn_scaled
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tamis.arch.deepseek2 import ARCH as DEEPSEEK2
-from tamis.graph.latent import yarn_scaled
+from tamis.graph.mixers.latent import yarn_scaled
 
 ARCH = replace(
     DEEPSEEK2,

@@ -1,8 +1,8 @@
 """dots3-note: latent attention by an indexer's choice, or in a window; each head has a gate."""
 
 from tamis.graph.context import Graph
-from tamis.graph.latent import gated_latent_attention, latent_tensors
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.latent import gated_latent_attention, latent_tensors
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 

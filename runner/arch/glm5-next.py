@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tamis.graph.context import Graph
-from tamis.graph.kda import UNREAD, kda, kda_tensors
-from tamis.graph.latent import latent_attention
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
+from tamis.graph.mixers.latent import latent_attention
 from tamis.graph.norm import norm
 from tamis.graph.streams import (
     begin_streams,

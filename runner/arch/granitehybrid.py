@@ -5,7 +5,7 @@ from typing import Any
 from tamis.arch.granite import ARCH as GRANITE
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention
-from tamis.graph.mamba import mamba2, mamba2_tensors
+from tamis.graph.mixers.mamba import mamba2, mamba2_tensors
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams

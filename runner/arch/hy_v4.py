@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tamis.graph.context import Graph
-from tamis.graph.latent import gated_latent_attention, latent_tensors
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.latent import gated_latent_attention, latent_tensors
 from tamis.graph.norm import norm
 from tamis.graph.streams import begin_streams, read_streams, stream_tensors, write_streams
 from tamis.model.arch import Arch

@@ -2,7 +2,7 @@
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention
-from tamis.graph.mamba import mamba, mamba_tensors
+from tamis.graph.mixers.mamba import mamba, mamba_tensors
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.graph.experts import Mixture, products, route
-from tamis.graph.kda import UNREAD, kda, kda_tensors
-from tamis.graph.latent import gated_latent_attention
 from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
+from tamis.graph.mixers.latent import gated_latent_attention
 from tamis.graph.norm import Branch, mapped, norm, record_norm, summed, written
 from tamis.graph.recurrent import Part, copied, gated, whole
 from tamis.graph.streams import record_residual_mix

@@ -1,9 +1,9 @@
 """Kimi Linear: Kimi Delta Attention, latent attention without positions in some layers, experts."""
 
 from tamis.graph.context import Graph
-from tamis.graph.kda import UNREAD, kda, kda_tensors
-from tamis.graph.latent import latent_attention, yarn_scaled
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
+from tamis.graph.mixers.latent import latent_attention, yarn_scaled
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 

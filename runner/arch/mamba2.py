@@ -1,7 +1,7 @@
 """Mamba-2: a norm, a linear scan and a residual; no attention and no feed-forward part."""
 
 from tamis.graph.context import Graph
-from tamis.graph.mamba import mamba2, mamba2_tensors
+from tamis.graph.mixers.mamba import mamba2, mamba2_tensors
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 

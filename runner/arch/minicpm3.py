@@ -3,7 +3,7 @@
 from typing import Any
 
 from tamis.arch.deepseek2 import layer
-from tamis.graph.latent import latent_tensors, yarn_scaled
+from tamis.graph.mixers.latent import latent_tensors, yarn_scaled
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 

@@ -1,7 +1,12 @@
 """Qwen3.5: Gated DeltaNet, and attention with an output gate in every fourth layer."""
 
 from tamis.graph.context import Graph
-from tamis.graph.delta_net import delta_net, delta_net_layers, delta_net_tensors, gated_attention
+from tamis.graph.mixers.delta_net import (
+    delta_net,
+    delta_net_layers,
+    delta_net_tensors,
+    gated_attention,
+)
 from tamis.graph.mlp import mlp
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch

@@ -1,8 +1,13 @@
 """Qwen3.5 mixture of experts: Gated DeltaNet, gated attention, experts and a shared one."""
 
 from tamis.graph.context import Graph
-from tamis.graph.delta_net import delta_net, delta_net_layers, delta_net_tensors, gated_attention
 from tamis.graph.layer import feed_forward
+from tamis.graph.mixers.delta_net import (
+    delta_net,
+    delta_net_layers,
+    delta_net_tensors,
+    gated_attention,
+)
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 

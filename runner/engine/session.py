@@ -94,7 +94,7 @@ class Session:
             for place, ws in zip(loaded.places, spaces, strict=True)
         ]
         self._meters = [(s, s.state.meter) for s in self._stages if s.state.meter is not None]
-        if self._meters and model.is_bent:
+        if self._meters and model.has_score_mod:
             raise ValueError(
                 "min_mass is not supported for models with capped scores or ALiBi: leave it out"
             )

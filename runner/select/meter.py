@@ -55,7 +55,7 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all steps."""
+        """Drop all steps."""
         self._bins = np.zeros(N_BIN + 1, np.int64)
         self._sums = np.zeros(4)  # held, chosen, WIDER, ALL
         self._n_step = 0

@@ -37,6 +37,7 @@ tamis.jit_kernels.backends
 tamis.model
 tamis.kv  tamis.select
 tamis.graph
+tamis.graph.mixers
 tamis.arch
 tamis.text  tamis.sampling  tamis.fetch
 tamis.engine

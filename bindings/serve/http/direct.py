@@ -27,7 +27,7 @@ async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 
     async def receive() -> Message:
         nonlocal sent
-        if sent:  # the client stays; whoever waits for its end is cancelled
+        if sent:  # the client stays; what waits for its end is cancelled
             await asyncio.Event().wait()
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}

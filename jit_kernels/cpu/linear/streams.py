@@ -44,7 +44,7 @@ def softmax_rows(comb, n, eps):
 
 
 def stream_weights() -> Any:
-    """Kernel of STREAM_WEIGHTS: threads take tokens in turn."""
+    """Kernel of STREAM_WEIGHTS: threads stride over tokens."""
 
     def kernel(tid, n_thread, a):
         n = a.n
@@ -74,7 +74,7 @@ def stream_weights() -> Any:
 
 
 def stream_mix() -> Any:
-    """Kernel of STREAM_MIX: threads take streams of tokens in turn."""
+    """Kernel of STREAM_MIX: threads stride over streams of tokens."""
 
     def kernel(tid, n_thread, a):
         whole = a.n // LANES * LANES
@@ -119,7 +119,7 @@ def score_of(row, w, n, eps):
 
 
 def residual_mix() -> Any:
-    """Kernel of RESIDUAL_MIX: threads take tokens in turn; softmax with a running maximum."""
+    """Kernel of RESIDUAL_MIX: threads stride over tokens; softmax with a running maximum."""
 
     def kernel(tid, n_thread, a):
         whole = a.n // LANES * LANES

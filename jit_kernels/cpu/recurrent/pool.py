@@ -18,7 +18,7 @@ def element(state, x, row, n_before, width, at):
 
 
 def pool_keys() -> Any:
-    """Kernel of POOL_KEYS: threads take elements in turn; softmax with a running maximum."""
+    """Kernel of POOL_KEYS: threads stride over elements; softmax with a running maximum."""
 
     def kernel(tid, n_thread, a):
         n_tok, width, n_before = load_i64(a.step + STEP.n_tok), 2 * a.n, a.n_row - 1

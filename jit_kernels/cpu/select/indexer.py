@@ -13,7 +13,7 @@ from tamis.jit_kernels.cpu.select.common import write_best, write_ends
 
 
 def index_score(head_dim: int, n_key: int, type_k: str) -> Any:
-    """Kernel of INDEX_SCORE: threads take blocks in turn, each key unpacked once."""
+    """Kernel of INDEX_SCORE: threads stride over blocks, each key unpacked once."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
     first = head_dim - n_key
 

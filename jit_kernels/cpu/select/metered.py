@@ -136,7 +136,7 @@ def draw(row, units, sizes, key, out):
 
 
 def meter_sample(head_dim: int, group: int) -> Any:
-    """Kernel of METER_SAMPLE: threads take rows in turn."""
+    """Kernel of METER_SAMPLE: threads stride over rows."""
     shorten, rate = rating(head_dim, group)
 
     @njit(error_model="numpy")
@@ -208,7 +208,7 @@ def widened(left, scores, n_unit, bar):
 
 
 def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
-    """Kernel of METER_WEIGH: threads take rows in turn."""
+    """Kernel of METER_WEIGH: threads stride over rows."""
     assert q_block == 1
     read, fields = rows_of_type(type_k, head_dim).read, 4 * len(METER)
 
@@ -344,7 +344,7 @@ def meter_widen() -> Any:
 
 
 def meter_take(head_dim: int) -> Any:
-    """Kernel of METER_TAKE: threads take heads in turn."""
+    """Kernel of METER_TAKE: threads stride over heads."""
     size, fields = 4 * head_dim, 4 * len(METER)
 
     def kernel(tid, n_thread, a):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from tamis.graph.context import Graph, State
-from tamis.graph.latent import latent_tensors
 from tamis.graph.linear import Product, Source, linear, linears
+from tamis.graph.mixers.latent import latent_tensors
 from tamis.graph.recurrent import (
     Part,
     Scan,

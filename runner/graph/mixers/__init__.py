@@ -1,0 +1,1 @@
+"""Token mixers beyond attention of plain heads: latent attention, delta rules, Mamba."""
