@@ -114,5 +114,8 @@ class FakeEngine:
         self.sessions.append(FakeSession(n_ctx or 100, self.script))
         return self.sessions[-1]
 
+    def prepared(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
