@@ -31,6 +31,7 @@ from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
 from tamis.engine.adapters import AdapterFiles
+from tamis.engine.drafting import Drafting, ModelDraft
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
@@ -53,13 +54,14 @@ def main() -> None:
     start = Start(**json.loads(sys.argv[2]))
     try:
         engine, sessions, reopen = _load(channel, start)
+        drafting = _drafting(start, engine, sessions)
     except Exception as error:
         memory = isinstance(error, MemoryError)
         line = _line(error).replace(start.path, os.path.basename(start.path))  # clients read it
         told = json.dumps([line, traceback.format_exc(), memory]).encode()
         channel.sendall(frame(Kind.FAILED, told))
         os._exit(1)
-    loaded(channel, engine, sessions, reopen).run()
+    loaded(channel, engine, sessions, reopen, drafting).run()
     os._exit(0)  # the model may be in a long step, which nothing interrupts
 
 
@@ -81,8 +83,11 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
         progress=progress,
         **start.where,
     )
-    n_ctx, n_ubatch, n = start.session["n_ctx"], start.session["n_ubatch"], start.n_slot
-    types = start.session["type_k"], start.session["type_v"]
+    given = start.session
+    if engine.model.arch.is_encoder:  # a text is read at once
+        given = given | {"n_ubatch": None}
+    n_ctx, n_ubatch, n = given["n_ctx"], given["n_ubatch"], start.n_slot
+    types = given["type_k"], given["type_v"]
     plan = engine.memory_plan(n_ctx, n_ubatch, *types)
     needed = n * (plan.kv + plan.workspace)
     if needed > plan.available:
@@ -96,8 +101,18 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
         found = adapters if scales is None else adapters.scaled(scales)
         return engine.session(**start.session, adapters=found)
 
-    how = start.session | {"adapters": adapters, "progress": progress}
+    how = given | {"adapters": adapters, "progress": progress}
     return engine, [engine.session(**how) for _ in range(n)], reopen
+
+
+def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list[Drafting]:
+    """What drafts for each session; the model that does is loaded once. Raises ValueError."""
+    if start.draft is None:
+        return []
+    path, n_max = start.draft
+    small = Engine.load(path, n_threads=start.n_threads, **start.where)
+    n_ctx = sessions[0].n_ctx
+    return [Drafting(each, ModelDraft(small, engine, n_ctx), n_max) for each in sessions]
 
 
 def _line(error: Exception) -> str:
@@ -117,8 +132,9 @@ def loaded(
     engine: Engine,
     sessions: Sequence[Session],
     reopen: Reopen | None = None,
+    drafting: Sequence[Drafting] = (),
 ) -> "Runner":
-    """Runs jobs after the server got the model's description."""
+    """Runs jobs after the server got the model's description. drafting: of each session."""
     hp, n = engine.hp, len(sessions)
     one = sessions[0]
     plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types)
@@ -138,7 +154,7 @@ def loaded(
         ranks=model.heads.ranks,
     )
     channel.sendall(frame(Kind.LOADED, json.dumps(told).encode()))
-    return Runner(channel, engine, sessions, reopen)
+    return Runner(channel, engine, sessions, reopen, drafting)
 
 
 class Runner:
@@ -150,13 +166,14 @@ class Runner:
         engine: Engine,
         sessions: Sequence[Session],
         reopen: Reopen | None,
+        drafting: Sequence[Drafting] = (),
     ) -> None:
         self._channel, self._n_vocab = channel, engine.hp.n_vocab
         self._tokenizer = engine.tokenizer
         self._jobs: dict[int, tuple[Job, Masks | None]] = {}
         self._events: list[list[Any]] = []
         self._sent, self._busy = 0.0, [False] * len(sessions)
-        self._worker = Worker(engine, sessions, self._flush, self._hang_up, reopen=reopen)
+        self._worker = Worker(engine, sessions, self._flush, self._hang_up, reopen, drafting)
 
     def run(self) -> None:
         """Run jobs until the socket is closed."""

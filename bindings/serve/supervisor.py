@@ -61,6 +61,7 @@ class Start(NamedTuple):
     session: dict[str, Any]
     n_slot: int
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
+    draft: list[Any] | None = None  # the file of a model that drafts, tokens of a draft
 
 
 class Loaded(NamedTuple):

@@ -36,6 +36,7 @@ from tamis.bindings.serve.jobs import (
 )
 from tamis.bindings.serve.masks import MaskStep
 from tamis.engine.batch import Batch
+from tamis.engine.drafting import Drafting
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
@@ -75,8 +76,8 @@ class Completion(Job):
 class _Slot:
     """A session and the job that it runs."""
 
-    def __init__(self, session: Session, tokenizer: Any) -> None:
-        self.session, self._tokenizer = session, tokenizer
+    def __init__(self, session: Session, tokenizer: Any, drafting: Drafting | None) -> None:
+        self.session, self._tokenizer, self.drafting = session, tokenizer, drafting
         self.used, self.scope = 0.0, SHARED
         self.lora: tuple[float, ...] | None = None  # scales of its adapters; None: as started
         self.clear()
@@ -117,6 +118,8 @@ class _Slot:
         """Be free; a prompt that was being read is dropped."""
         if self.reading is not None:
             self.reading.close()
+        if self.drafting is not None:
+            self.drafting.settle()
         self.used = time.monotonic()
         self.clear()
 
@@ -171,14 +174,18 @@ class Worker:
         flushed: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,
         reopen: Reopen | None = None,
+        drafting: Sequence[Drafting] = (),
     ) -> None:
         """`flushed` is called in the thread at least once a round, `ended` at its end.
 
         reopen: what gives a session with other scales of LoRA adapters; None: as it was started.
+        drafting: of each session; an answer is drafted for while it is the only one.
         """
         self._reopen = reopen
         self._batch = Batch(engine)
-        self._slots = [_Slot(session, engine.tokenizer) for session in sessions]
+        own: Sequence[Drafting | None] = drafting or [None] * len(sessions)
+        pairs = zip(sessions, own, strict=True)
+        self._slots = [_Slot(session, engine.tokenizer, draft) for session, draft in pairs]
         self._flushed, self._ended, self.counts = flushed, ended, Counts()
         self._heads = engine.model.heads
         self._waiting: deque[Job] = deque()
@@ -328,6 +335,8 @@ class Worker:
             session = self._reopen(job.lora)
             slot.session.close()
             slot.session, slot.lora = session, job.lora
+            if slot.drafting is not None:
+                slot.drafting = slot.drafting.moved_to(session)
 
     def _reader(self) -> _Slot | None:
         """The slot whose prompt is being read: one at a time, see `_admit`."""
@@ -381,20 +390,39 @@ class Worker:
             except Exception as error:
                 self._fail(slot, _as_api_error(error))
                 continue
-            if token is not None and self._has_room(slot):
+            if token is not None and not self._drafted(slot, token) and self._has_room(slot):
                 tokens[slot.session] = token
         if not tokens:
             return
         self._flush()
         try:
-            rows = self._batch.step(tokens)
+            rows = self._rows(tokens)
         except Exception as error:
             for slot in slots:
                 self._fail(slot, _as_api_error(error))
             return
         self.counts.steps += 1
         for slot in slots:
-            slot.row = rows.get(slot.session)
+            if slot.session in rows:
+                slot.row = rows[slot.session]
+
+    def _drafted(self, slot: _Slot, token: int) -> bool:
+        """Whether a token was drafted and checked already; its row is then the slot's."""
+        row = None if slot.drafting is None else slot.drafting.take(token)
+        if row is not None:
+            slot.row = row
+        return row is not None
+
+    def _rows(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
+        """The logits after a token of each session; one alone may be drafted for."""
+        busy = [slot for slot in self._slots if slot.job is not None]
+        alone = busy[0] if len(busy) == 1 else None
+        if alone is None or alone.drafting is None:
+            return self._batch.step(tokens)
+        ((session, token),) = tokens.items()
+        found = alone.drafting.decode_best(token, None)
+        assert isinstance(found, np.ndarray)
+        return {session: found}
 
     def _has_room(self, slot: _Slot) -> bool:
         """Whether a token can be appended; older ones are dropped where the request says so."""

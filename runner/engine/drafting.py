@@ -97,10 +97,9 @@ class Drafting:
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
         """As Session's, of a token that may have been drafted and checked already."""
-        if self._ahead and self._ahead[0][0] == token_id:
-            self.n_taken += 1
-            return self._ahead.popleft()[1]
-        self.settle()
+        row = self.take(token_id)
+        if row is not None:
+            return row
         session = self._session
         room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
         drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
@@ -110,6 +109,18 @@ class Drafting:
         self.n_drafted += len(drafted)
         self._ahead.extend(zip(drafted, rows[1:], strict=True))
         return rows[0]
+
+    def take(self, token_id: int) -> np.ndarray | None:
+        """The logits after a token that is the next drafted one; else drafts are dropped."""
+        if self._ahead and self._ahead[0][0] == token_id:
+            self.n_taken += 1
+            return self._ahead.popleft()[1]
+        self.settle()
+        return None
+
+    def moved_to(self, session: Session) -> "Drafting":
+        """The same drafts, checked by another session. Raises ValueError."""
+        return Drafting(session, self._draft, self._n_max)
 
     @property
     def n_past(self) -> int:

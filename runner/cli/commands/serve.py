@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tamis.cli.options import common
+from tamis.cli.options import common, draft
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_answers(parser)
     _add_limits(parser)
     _add_models(parser)
+    draft.add_arguments(parser)
     parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
     parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
 
@@ -246,6 +247,7 @@ class Source:
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
+        draft.check(arguments)
         common.check_methods(arguments.attn, arguments.prefill)
         common.warn_of_threads(arguments.threads)
         self._arguments, self._settings = arguments, settings
@@ -255,6 +257,11 @@ class Source:
             raise UsageError("--lora and --control-vector are of one model: name that with -m")
         self._template = _template(arguments.chat_template_file)
         self._progress: common.Progress | None = common.Progress()
+        self._draft: list[Any] | None = None
+        if arguments.model_draft is not None:
+            if arguments.model is None:
+                raise UsageError("--model-draft drafts for one model: name that with -m")
+            self._draft = [str(draft.draft_file(arguments)), arguments.draft_max]
         self.only: Any = None
         if arguments.model is not None or not installed():
             path = common.model_file(arguments.model, self._progress).absolute()
@@ -296,7 +303,10 @@ class Source:
             "type_v": given.cache_type_v,
         }
         rope = None if self._rope is None else asdict(self._rope)
-        how = given.threads, rope, self._where, session, given.parallel, self._adapters
+        how = (
+            *(given.threads, rope, self._where, session, given.parallel),
+            *(self._adapters, self._draft),
+        )
         start = Start(offer.path, identity(offer.path), *how)
         return Supervisor(
             lambda: ModelProcess(start),

@@ -1,6 +1,7 @@
 """The flags of speculative decoding: a smaller model that drafts what the model checks."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from tamis.cli.options import common, group
@@ -37,8 +38,9 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.prefill = "dense"
     if arguments.attn != "dense" or arguments.prefill != "dense":
         raise UsageError("--model-draft checks drafts as prompts: leave out --attn and --prefill")
-    for name, given in (("--audit", arguments.audit), ("--context-shift", arguments.context_shift)):
-        if given:
+    for name in ("audit", "context_shift"):
+        if getattr(arguments, name, False):
+            name = "--" + name.replace("_", "-")
             raise UsageError(f"--model-draft and {name} do not go together: leave out one")
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
@@ -52,11 +54,16 @@ def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
     from tamis.engine.engine import Engine
 
     progress = common.Progress()
-    path = common.model_file(arguments.model_draft, progress)
+    path = draft_file(arguments)
     where = common.devices(arguments)
     small = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
     progress.clear()
     return ModelDraft(small, engine, session.n_ctx)
+
+
+def draft_file(arguments: argparse.Namespace) -> Path:
+    """The file of --model-draft. Raises ModelError."""
+    return common.model_file(arguments.model_draft, common.Progress()).absolute()
 
 
 def drafting(session: Any, draft: Any, arguments: argparse.Namespace) -> Any:

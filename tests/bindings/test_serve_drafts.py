@@ -1,0 +1,51 @@
+"""A server whose slots are drafted for answers as one without drafts, alone and beside others."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving import local_server
+from starlette.testclient import TestClient
+
+from tamis.engine.drafting import Drafting
+
+ASKED = {"prompt": [5, 9, 30, 12, 8], "n_predict": 24, "ignore_eos": True, "return_tokens": True}
+
+
+class Told:
+    """Drafts a text that is known, wrong at every third place."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def propose(self, tokens, n):
+        known = self.text[: len(tokens)] == list(tokens)
+        found = self.text[len(tokens) : len(tokens) + n] if known else []
+        return [i if k % 3 < 2 else i ^ 1 for k, i in enumerate(found)]
+
+
+@pytest.mark.parametrize("sampled", [{"temperature": 0}, {"temperature": 1.1, "seed": 7}])
+def test_answers_are_those_without_drafts(engine, client, sampled):
+    body = ASKED | sampled
+    plain = client.post("/completion", json=body).json()["tokens"]
+    other = body | {"prompt": [7, 7, 40]}
+    beside = client.post("/completion", json=other).json()["tokens"]
+    draft = Told(ASKED["prompt"] + plain)
+    sessions = [engine.session(n_ctx=512, n_ubatch=32) for _ in range(2)]
+    drafting = [Drafting(session, draft, 4) for session in sessions]
+
+    def prepare(worker):
+        for slot, own in zip(worker._slots, drafting, strict=True):
+            slot.drafting = own
+
+    server = local_server(engine, sessions, prepare=prepare)
+    with TestClient(server.app, base_url="http://localhost") as drafted:
+        for _ in range(2):  # the second time much of the prompt is held
+            assert drafted.post("/completion", json=body).json()["tokens"] == plain
+        assert sum(own.n_taken for own in drafting) > 10
+        for own, session in zip(drafting, sessions, strict=True):
+            assert own.n_past == session.n_past
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda b: drafted.post("/completion", json=b).json(), (body, other))
+        assert [each["tokens"] for each in found] == [plain, beside]
+    server.stop()
+    server.close()
