@@ -31,7 +31,7 @@ from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
 from tamis.engine.adapters import AdapterFiles
-from tamis.engine.drafting import Drafting, ModelDraft
+from tamis.engine.drafting import Drafting, ModelDraft, NextDraft
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
@@ -109,9 +109,10 @@ def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list
     """What drafts for each session; the model that does is loaded once. Raises ValueError."""
     if start.draft is None:
         return []
-    path, n_max = start.draft
+    (path, n_max), n_ctx = start.draft, sessions[0].n_ctx
+    if path is None:
+        return [Drafting(each, NextDraft(engine, n_ctx), n_max) for each in sessions]
     small = Engine.load(path, n_threads=start.n_threads, **start.where)
-    n_ctx = sessions[0].n_ctx
     return [Drafting(each, ModelDraft(small, engine, n_ctx), n_max) for each in sessions]
 
 

@@ -61,7 +61,8 @@ class Start(NamedTuple):
     session: dict[str, Any]
     n_slot: int
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
-    draft: list[Any] | None = None  # the file of a model that drafts, tokens of a draft
+    # The file of a model that drafts (None: the model's own next layer), and tokens of a draft.
+    draft: list[Any] | None = None
 
 
 class Loaded(NamedTuple):

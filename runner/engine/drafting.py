@@ -9,15 +9,18 @@ since a chunk's attention adds in another order than a decode step's.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from tamis.engine.engine import Engine
 from tamis.engine.generate import Piece, generate, sampler_of
+from tamis.engine.loaded import LoadedModel
 from tamis.engine.session import Session, TokenProgress
 from tamis.formats.vocab import Vocab
+from tamis.graph.next_layer import HIDDEN, next_model
 from tamis.graph.topk_logits import Best
+from tamis.kv.types import KVOptions, KVTypes
+from tamis.model.placement import on_one_device
 from tamis.sampling.base import Step
 from tamis.sampling.chain import SamplerParams
 from tamis.select.dense import Dense
@@ -27,15 +30,20 @@ LEAST = 0.5  # probability of a drafted token, by the drafting model
 MOST_MORE = 128  # tokens that one of two vocabularies may have more: unused ones, at their ends
 
 
-class Draft(Protocol):
+class Draft:
     """What proposes tokens."""
+
+    watches = False  # whether it is shown what the session makes of its tokens
+
+    def saw(self, pos: int, rows: np.ndarray) -> None:
+        """Take what the output head reads of the session's tokens from pos on, f32 [n, n_embd]."""
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens that may follow these."""
-        ...
+        raise NotImplementedError
 
 
-class ModelDraft:
+class ModelDraft(Draft):
     """The likeliest tokens of a smaller model of the same vocabulary.
 
     Raises ValueError where the vocabularies differ, MemoryError.
@@ -77,6 +85,62 @@ def check_vocabulary(main: Vocab, draft: Vocab) -> None:
         )
 
 
+class NextDraft(Draft):
+    """The likeliest tokens by the file's own layer that predicts the token after next.
+
+    It reads what the session has made of each token, and of tokens that it drafts itself what it
+    made of them. Raises ValueError where the file has no such layer, MemoryError.
+    """
+
+    watches = True
+
+    def __init__(self, engine: Engine, n_ctx: int) -> None:
+        loaded = engine.loaded
+        if len(loaded.places) > 1 or not loaded.backend.on_host:
+            raise ValueError("the layer that predicts further tokens runs on the CPU only")
+        model = next_model(loaded.file, loaded.model)
+        places = on_one_device(loaded.backend, 1)
+        own = LoadedModel(loaded.file, model, loaded.vocab, loaded.tokenizer, places)
+        self._session = Session(
+            own,
+            n_ctx=n_ctx,
+            n_ubatch=min(n_ctx, 128),
+            selector=Dense(),
+            kv=KVOptions(KVTypes(), None),
+        )
+        self._eog = engine.tokenizer.eog
+        self._rows = self._session.forward.rows(HIDDEN, model.hp.n_embd)
+        self._hidden = np.zeros((n_ctx, model.hp.n_embd), np.float32)  # of the session's tokens
+        self._n_sure = 0  # positions that were read with what the session had made
+
+    def saw(self, pos: int, rows: np.ndarray) -> None:
+        """Take what the session has made of its tokens from pos on, f32 [n, n_embd]."""
+        self._hidden[pos : pos + len(rows)] = rows
+        self._n_sure = min(self._n_sure, pos)
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens; fewer where the layer is not sure of one, or the text ends."""
+        session, found, after = self._session, list[int](), list(tokens[1:])
+        if n < 1 or not after:
+            return found
+        held = min(_same(session.tokens, after), self._n_sure, len(after) - 1)
+        session.truncate(held)
+        for first in range(held, len(after), session.n_ubatch):
+            part = after[first : first + session.n_ubatch]
+            self._rows[: len(part)] = self._hidden[first : first + len(part)]
+            best: Best | np.ndarray = session.prefill(part)
+        self._n_sure, row = len(after), len(part) - 1
+        while True:
+            token, probability = _likeliest(best)
+            if probability < LEAST:
+                return found
+            found.append(token)
+            if len(found) == n or token in self._eog or session.n_past == session.n_ctx:
+                return found
+            self._rows[0] = session.forward.hidden(row + 1)[row]
+            best, row = session.decode_best(token, 1), 0
+
+
 class Drafting:
     """A session whose decode steps check drafts; its calls are the session's.
 
@@ -104,11 +168,35 @@ class Drafting:
         room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
         drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
         if not drafted:
-            return session.decode_best(token_id, n)
+            found = session.decode_best(token_id, n)
+            self._show(1)
+            return found
         rows = np.concatenate(list(session.logits([token_id, *drafted])))
+        self._show(len(rows))
         self.n_drafted += len(drafted)
         self._ahead.extend(zip(drafted, rows[1:], strict=True))
         return rows[0]
+
+    def _prefill(self, ids: Sequence[int], progress: TokenProgress | None) -> np.ndarray:
+        """As Session's, each chunk shown to what drafts."""
+        session = self._session
+        if not self._draft.watches:
+            return session.prefill(ids, progress)
+        done, pos, steps = 0, session.n_past, session.prefill_steps(ids)
+        while True:
+            try:
+                upto = next(steps)
+            except StopIteration as end:
+                return end.value
+            self._draft.saw(pos + done, session.forward.hidden(upto - done))
+            done = upto
+            if progress is not None:
+                progress(done, len(ids))
+
+    def _show(self, n: int) -> None:
+        """Show what drafts the last n tokens' rows."""
+        if self._draft.watches:
+            self._draft.saw(self._session.n_past - n, self._session.forward.hidden(n))
 
     def take(self, token_id: int) -> np.ndarray | None:
         """The logits after a token that is the next drafted one; else drafts are dropped."""
@@ -146,7 +234,7 @@ class Drafting:
         """As Session's."""
         session, tokenizer = self._session, self._session.tokenizer
         sampler = sampler_of(params, tokenizer, [*session.tokens, *ids], grammar)
-        found = session.prefill(ids, progress)
+        found = self._prefill(ids, progress)
         n_max = session.n_ctx - session.n_past
         n_max = n_max if max_tokens is None else min(n_max, max_tokens)
         pieces = generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)

@@ -118,6 +118,10 @@ class Forward:
         self._run_head(row, n_row)
         return self._fetched(self._ws.logits[:n_row])
 
+    def rows(self, name: str, *shape: int) -> np.ndarray:
+        """A buffer of the first device's graph, [n_ubatch, *shape]."""
+        return self._ws.rows(name, *shape)
+
     def hidden(self, n_row: int) -> np.ndarray:
         """The first n_row rows of the last chunk after the output norm, f32 [n_row, n_embd]."""
         self._last.backend.fetch(self._ws.x)

@@ -247,6 +247,20 @@ def load_weights(
     )
 
 
+def load_layer(
+    file: GGUFFile,
+    hp: HParams,
+    layer: int,
+    more: Mapping[str, tuple[int | str, ...] | str],
+    unread: tuple[str, ...] = (),
+) -> Tensors:
+    """The tensors of one layer, also of one behind those that logits come from.
+
+    more: shapes beside or instead of those of LAYER_TENSORS. Raises as load_weights.
+    """
+    return _Loader(file, hp, unread).layer(f"blk.{layer}.", LAYER_TENSORS | dict(more))
+
+
 def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
     """attn_k_b and attn_v_b of latent attention, from the one tensor that older files have.
 

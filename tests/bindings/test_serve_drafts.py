@@ -6,12 +6,12 @@ import pytest
 from serving import local_server
 from starlette.testclient import TestClient
 
-from tamis.engine.drafting import Drafting
+from tamis.engine.drafting import Draft, Drafting
 
 ASKED = {"prompt": [5, 9, 30, 12, 8], "n_predict": 24, "ignore_eos": True, "return_tokens": True}
 
 
-class Told:
+class Told(Draft):
     """Drafts a text that is known, wrong at every third place."""
 
     def __init__(self, text):

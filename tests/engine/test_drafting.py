@@ -7,7 +7,7 @@ from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.compat import Llama, LlamaModelDrafting
 from tamis.cli import main
-from tamis.engine.drafting import Drafting, ModelDraft
+from tamis.engine.drafting import Draft, Drafting, ModelDraft
 from tamis.engine.engine import Engine
 from tamis.sampling.chain import SamplerParams
 
@@ -31,7 +31,7 @@ def engines(paths):
         engine.close()
 
 
-class Told:
+class Told(Draft):
     """Drafts a text that is known, wrong at every third place."""
 
     def __init__(self, text):
@@ -113,4 +113,4 @@ def test_llama_and_the_command_write_the_same_with_a_draft_model(paths, capsys):
         texts.append(json.loads(capsys.readouterr().out)["text"])
     assert texts[0] == texts[1]
     assert main([*flags, "-m", main_path, "-md", small, "--attn", "tactic", "x"]) == 2
-    assert "--model-draft" in capsys.readouterr().err
+    assert "leave out --attn" in capsys.readouterr().err

@@ -262,6 +262,8 @@ class Source:
             if arguments.model is None:
                 raise UsageError("--model-draft drafts for one model: name that with -m")
             self._draft = [str(draft.draft_file(arguments)), arguments.draft_max]
+        elif arguments.draft_mtp:
+            self._draft = [None, arguments.draft_max]
         self.only: Any = None
         if arguments.model is not None or not installed():
             path = common.model_file(arguments.model, self._progress).absolute()

@@ -10,7 +10,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model-draft and --draft-max."""
+    """--model-draft, --draft-mtp and --draft-max."""
     draft = group(parser, "drafts")
     draft.add_argument(
         "-md",
@@ -18,6 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a smaller model of the same family: it drafts tokens, which the model checks at "
         "once; the answer stays the model's own (default: none)",
+    )
+    draft.add_argument(
+        "--draft-mtp",
+        action="store_true",
+        help="draft by the layer that predicts further tokens, which files of some models have "
+        "(multi-token prediction)",
     )
     draft.add_argument(
         "--draft-max",
@@ -32,26 +38,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
-    if arguments.model_draft is None:
+    if arguments.model_draft is not None and arguments.draft_mtp:
+        raise UsageError("--model-draft and --draft-mtp are two ways to draft: leave out one")
+    if arguments.model_draft is None and not arguments.draft_mtp:
         return
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
     if arguments.attn != "dense" or arguments.prefill != "dense":
-        raise UsageError("--model-draft checks drafts as prompts: leave out --attn and --prefill")
+        raise UsageError("drafts are checked as prompts are: leave out --attn and --prefill")
     for name in ("audit", "context_shift"):
         if getattr(arguments, name, False):
             name = "--" + name.replace("_", "-")
-            raise UsageError(f"--model-draft and {name} do not go together: leave out one")
+            raise UsageError(f"drafts and {name} do not go together: leave out one")
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
 
 
 def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
-    """What drafts for the session, None without --model-draft. Raises ValueError, OSError."""
-    if arguments.model_draft is None:
+    """What drafts for the session; None where nothing is to. Raises ValueError, OSError."""
+    if arguments.model_draft is None and not arguments.draft_mtp:
         return None
-    from tamis.engine.drafting import ModelDraft
+    from tamis.engine.drafting import ModelDraft, NextDraft
     from tamis.engine.engine import Engine
+
+    if arguments.draft_mtp:
+        return NextDraft(engine, session.n_ctx)
 
     progress = common.Progress()
     path = draft_file(arguments)
