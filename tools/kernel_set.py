@@ -50,6 +50,7 @@ OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
     ),
     ops.MAP_ROWS: list(itertools.product(ops.ACTIVATIONS, (0, 1))),
     ops.INDEX_SCORE: [(576 + 128, 128, "f16")],
+    ops.HEAD_SCORE: [(128, 128, "f16")],
     ops.RMS_NORM: [(0,), (1,)],
     ops.GATE: [("silu",), ("gelu",)],
     ops.GATE_ROWS: [("none",), ("silu",), ("sigmoid",)],

@@ -161,16 +161,20 @@ def route(g: Graph, logits: np.ndarray, bias: Tensor) -> Chosen:
 
 def weighed(g: Graph, chosen: Chosen, factors: np.ndarray) -> Chosen:
     """The same choice, each expert's weight times its own factor; factors f32 [n_expert]."""
-    n_used = chosen.ids.shape[1]
-    own = g.ws.rows("expert_factors", n_used)
-    fields: dict[str, Any] = {"step": g.rec.step, "y": own}
-    g.rec.program.add(
-        ops.MAP_ROWS, ("none", 0), x=chosen.weights, n=n_used, inner=1.0, outer=0.0, **fields
-    )
-    g.rec.program.add(ops.MOE_BIAS, bias=factors, ids=chosen.ids, n=1, n_used=n_used, **fields)
+    own = _factors(g, factors, chosen.ids)
     return chosen._replace(
         weights=gated(g, "expert_shares", whole(own), "none", whole(chosen.weights))
     )
+
+
+def _factors(g: Graph, factors: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Each slot's own factor, f32 [n_tok, n_used]; factors f32 [n_expert]."""
+    n_used = ids.shape[1]
+    own = g.ws.rows("expert_factors", n_used)
+    fields: dict[str, Any] = {"step": g.rec.step, "y": own}
+    g.rec.program.add(ops.MAP_ROWS, ("none", 0), x=own, n=n_used, inner=0.0, outer=0.0, **fields)
+    g.rec.program.add(ops.MOE_BIAS, bias=factors, ids=ids, n=1, n_used=n_used, **fields)
+    return own
 
 
 def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.ndarray:
@@ -215,6 +219,10 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
         x_per_slot=x.ndim - 2,
         scratch=g.ws.scratch,
     )
+    if (scale := tensor.scale) is not None:
+        each = scale if scale.size == n_matrix else np.repeat(scale, n_matrix)
+        rows = Part(y, 0, n_out, n_used, n_out)
+        gate_rows(g, Part(_factors(g, each, ids), 0, 1, n_used, 1), "none", rows, rows)
     return y
 
 

@@ -1,7 +1,8 @@
 """Matrix products: of one matrix, or of several that read the same rows."""
 
 import itertools
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,10 +67,37 @@ def _source(rows: Source | np.ndarray) -> Source:
 
 
 def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
+    """Products of matrices with a scale are multiplied by it, then their bias is added."""
+    plain = [output if output.w.scale is None else _unscaled(g, output) for output in outputs]
+    _record_plain(g, rows, plain)
+    for output, product in zip(outputs, plain, strict=True):
+        if (scale := output.w.scale) is not None:
+            _record_scale(g, product.y, output, float(scale[0]))
+    _record_deltas(g, rows, outputs)
+
+
+def _unscaled(g: Graph, output: _Output) -> _Output:
+    """The product alone, where it is not added to anything."""
+    w = replace(output.w, factor=None, added=None, adapted=None)
+    y = g.ws.rows("unscaled", w.matrix.n_out) if output.add else output.y
+    return _Output(w, y)
+
+
+def _record_scale(g: Graph, x: np.ndarray, output: _Output, scale: float) -> None:
+    n, bias = output.y[0].size, output.w.bias
+    fields: dict[str, Any] = {"step": g.rec.step, "n": n}
+    add = int(output.add)
+    g.rec.program.add(
+        ops.MAP_ROWS, ("none", add), x=x, y=output.y, inner=1.0, outer=scale, **fields
+    )
+    if bias is not None:
+        g.rec.program.add(ops.ADD_POSITIONS, x=output.y, table=bias, stride=0, **fields)
+
+
+def _record_plain(g: Graph, rows: Source, outputs: list[_Output]) -> None:
     forms = itertools.groupby(outputs, lambda p: ops.packed_form(p.w.matrix.type))
     for form, group in forms:
         _record_form(g, rows, form, list(group))
-    _record_deltas(g, rows, outputs)
 
 
 def _record_deltas(g: Graph, rows: Source, outputs: list[_Output]) -> None:

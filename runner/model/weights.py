@@ -117,6 +117,7 @@ class Tensor:
     read: set[str] = field(default_factory=set, repr=False, compare=False)
     whole: str = ""  # the file's name of it, or of the tensor that this is some rows of
     adapted: Delta | None = None
+    factor: np.ndarray | None = None  # f32 [1], or of each expert: its scale
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -161,6 +162,16 @@ class Tensor:
             self.read.add(f"{self.name}.lora")
         return self.adapted
 
+    @property
+    def scale(self) -> np.ndarray | None:
+        """What products are multiplied by before a bias is added, f32 [1] or of each expert.
+
+        NVFP4's second scale; None where the file has none.
+        """
+        if self.factor is not None:
+            self.read.add(f"{self.whole.removesuffix('.weight')}.scale")
+        return self.factor
+
     def rows(self, name: str, first: int, last: int) -> "Tensor":
         """Rows first .. last - 1 of a matrix, as a tensor of another name."""
         w = self.data
@@ -168,7 +179,7 @@ class Tensor:
         row = w.data.nbytes // w.n_out
         part = w._replace(data=w.data[first * row : last * row], n_out=last - first)
         added = None if self.added is None else np.ascontiguousarray(self.added[first:last])
-        return Tensor(name, part, added, self.read, self.whole)
+        return Tensor(name, part, added, self.read, self.whole, factor=self.factor)
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -345,7 +356,17 @@ class _Loader:
             else:
                 sizes = (data.n_out if isinstance(data, QTensor) else len(data),)
             added = self._vector(bias, sizes)
-        return Tensor(name, data, added, self.read, whole)
+        return Tensor(name, data, added, self.read, whole, factor=self._factor(name))
+
+    def _factor(self, name: str) -> np.ndarray | None:
+        """A matrix's scale, where the file has one and the architecture no other use for it."""
+        scale, label = f"{name}.scale", name.split(".", 2)[-1]
+        if scale not in self._file.tensors or f"{label}.scale" in self._shapes:
+            return None
+        if label in ("ffn_gate", "ffn_up", "ffn_down") and f"{name}.bias" in self._file.tensors:
+            message = "a scale and a bias of one matrix: which is first is not the same everywhere"
+            raise self._file.error(message, key=scale)
+        return self._vector(scale, [self.hp.n_expert if label.endswith("_exps") else 1])
 
     def _data(self, name: str, dims: Sequence[str | int]) -> QTensor | np.ndarray | None:
         if name not in self._file.tensors:
@@ -356,10 +377,6 @@ class _Loader:
         label = name.removesuffix(".weight").split(".", 2)[-1]
         if len(shape) == 1 or label in FLOATS:
             return self._vector(name, shape)
-        scale = f"{name.removesuffix('.weight')}.scale"
-        if scale in self._file.tensors and f"{label}.scale" not in self._shapes:
-            message = "the scale of a whole matrix (NVFP4's second one) cannot be applied yet:"
-            raise self._file.error(f"{message} use a file of another type", key=scale)
         n_out = int(np.prod(shape[:-1]))
         return QTensor(self._file.data(name), info.type.name, n_out, shape[-1])
 

@@ -93,6 +93,20 @@ def test_a_tensor_that_the_graph_leaves_unread_is_named(tmp_path, monkeypatch, n
         load_model(GGUFFile(path))
 
 
+def test_a_scale_and_a_bias_of_one_matrix_are_refused(tmp_path, monkeypatch):
+    shapes, name = tiny_models.tensor_shapes, "blk.0.ffn_up"
+
+    def more(spec, n_vocab):
+        found = shapes(spec, n_vocab)
+        n_ff = found[f"{name}.weight"][0]
+        return found | {f"{name}.scale": (1,), f"{name}.bias": (n_ff,)}
+
+    monkeypatch.setattr(tiny_models, "tensor_shapes", more)
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with pytest.raises(GGUFError, match=rf"scale and a bias.*{name}"):
+        load_model(GGUFFile(path))
+
+
 def test_a_key_that_llama_cpp_reads_and_no_graph_has_is_refused_where_it_has_an_effect(
     tmp_path, monkeypatch
 ):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kit_models import golden, specs, token_ids, write_kit_model
 
-from tamis.arch.load import known
+from tamis.arch.load import ArchError, known
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError
@@ -92,15 +92,25 @@ def far_off(found: Array, expected: Array) -> Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek32-top16-moe", "glm-dsa-top16-moe"])
-def test_dense_attention_gives_other_logits_than_an_indexers_choice(name, tmp_path):
-    dense = name.replace("-top16", "")  # whose indexer chooses everything
+@pytest.mark.parametrize(
+    ("dense", "top", "n_same"),
+    [
+        ("deepseek32", 16, 16),
+        ("dots3note", 16, 16),
+        ("glm-dsa", 16, 16),
+        ("glm5-next", 16, 16),
+        ("hy_v4", 16, 16),
+        ("minimax-m3", 8, 32),  # blocks of 4 positions
+    ],
+)
+def test_dense_attention_gives_other_logits_than_an_indexers_choice(dense, top, n_same, tmp_path):
+    dense, name = f"{dense}-moe", f"{dense}-top{top}-moe"  # the first one's chooses everything
     engine = Engine.load(write_kit_model(dense, tmp_path / "m.gguf"), n_threads=2)
     found = run(engine, token_ids(name), "whole", tmp_path)
     engine.close()
     bad = far_off(found, golden(name))
-    assert not bad[:16].any()  # while there are no more positions than are chosen
-    assert bad[16:].sum() > len(bad) // 2
+    assert not bad[:n_same].any()  # while there are no more positions than are chosen
+    assert bad[n_same:].sum() > len(bad) // 2
 
 
 @pytest.mark.parametrize("name", ["deepseek32-top16-moe"])
@@ -124,6 +134,8 @@ def test_what_has_no_meaning_is_refused_by_name(name, tmp_path):
         ("llama4-moe", "attention.sliding_window", 0),  # llama.cpp stops there
         ("dots3note-moe", "attention.kv_lora_rank_swa", 256),
         ("hrm_text-dense", "hrm.h_cycles", 1),
+        ("minimax-m3-moe", "attention.indexer.head_count", 1),
+        ("glm5-next-moe", "attention.indexer.kpool_select_tail", False),
     ],
 )
 def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, tmp_path):
@@ -131,6 +143,12 @@ def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, t
     named = "block_count" if key.startswith("hrm") else key
     with pytest.raises(GGUFError, match=named):
         Engine.load(path)
+
+
+@pytest.mark.parametrize(("name", "why"), [("deepseek4", "compressed"), ("qwen4exp", "hashed")])
+def test_an_architecture_without_a_graph_is_refused_with_the_reason(name, why, tmp_path):
+    with pytest.raises(ArchError, match=f"{name}.*{why}"):
+        Engine.load(write_kit_model(f"{name}-moe", tmp_path / "m.gguf"))
 
 
 @pytest.mark.slow
