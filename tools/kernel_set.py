@@ -46,7 +46,7 @@ STRIPPED = list(ops.STRIP_TYPES.values())
 STATES = ((128, 128), (128, 64), (256, 64), (256, 32), (64, 64))
 OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
     ops.PACK_ROWS: list(
-        itertools.product(("float", "quantised"), ("rows", "norm", "silu", "gelu"))
+        itertools.product(("float", "quantised", "bytes"), ("rows", "norm", "silu", "gelu"))
     ),
     ops.MAP_ROWS: list(itertools.product(ops.ACTIVATIONS, (0, 1))),
     ops.INDEX_SCORE: [(576 + 128, 128, "f16")],

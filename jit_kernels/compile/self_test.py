@@ -154,7 +154,7 @@ def _matmul(spec: KernelSpec, address: Address) -> _Found | None:
         if not _run(repack, address, w=data, strips=strips, n_in=n_in, n_out=n_out):
             return None
         data = strips
-    pack = KernelSpec(ops.PACK_ROWS, (ops.packed_form(type), "rows"))
+    pack = KernelSpec(ops.PACK_ROWS, (ops.packed_form(name), "rows"))
     x, scratch = _normal(many, n_in), zeros(ops.matmul_scratch(n_in), np.uint8)
     y = np.zeros((1 + many, n_out), np.float32)
     for rows, out in ((x[:1], y[:1]), (x, y[1:])):

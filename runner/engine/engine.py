@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tamis.text.chat_template import ChatTemplate
 
 MOST_ADAPTED = 8  # sets of adapters that are kept
+PRECISIONS = FAST, EXACT = "fast", "exact"  # of a prompt's activations: see Engine.load
 DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
 
 
@@ -63,6 +64,7 @@ class Engine:
         rope: RopeScaling | None = None,
         prepare: bool | str | Path = True,
         prepare_max: int = MOST,
+        precision: str = FAST,
         progress: "Progress | None" = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
@@ -74,7 +76,9 @@ class Engine:
         attention to the CPU wherever the layers are. rope: how positions are stretched, instead of
         what the file says; n_ctx_orig 0: its training context. prepare: False keeps no copy of
         the weights on disk; a folder keeps it there, in place of the user's cache. prepare_max:
-        bytes of all such copies, those not used for longest go. progress(stage, done, total).
+        bytes of all such copies, those not used for longest go.
+        precision: of a prompt's activations on the CPU, "fast", 8 bits with outliers as floats, or
+        "exact", 14 bits at half the speed. progress(stage, done, total).
         Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
@@ -83,6 +87,8 @@ class Engine:
         n_threads = n_threads if n_threads is not None else usable_cpus()
         if not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         gpu = None if on_host(device) or not n_gpu_layers else open_gpu()
         report("load", 0, 3)
         file = GGUFFile(path)
@@ -101,7 +107,7 @@ class Engine:
         if prepare is not False:
             folder = default_folder() if prepare is True else Path(prepare)
             preparing = Preparing(folder, prepare_max)
-        model, copies = repack(model, places[0], file, preparing)
+        model, copies = repack(model, places[0], file, preparing, exact=precision == EXACT)
         filling = Filling(places[0].backend, copies, file.release_pages)
         try:
             vocab = Vocab.from_gguf(file)

@@ -22,7 +22,7 @@ from tamis.platform.memory import huge_zeros
 SHARE = 0.75  # of the free memory that copies of the weights may take
 APART = "exps", "attn_k_b", "attn_v_b"  # one matrix of many is multiplied at a time
 PART = 1 << 24  # bytes of a matrix that are copied at a time
-STRIPS_OF = {type: name for name, type in ops.STRIP_TYPES.items()}
+STRIPS_OF = {type: ops.strip_type(type) for type in ops.STRIP_TYPES.values()}
 
 
 class Strips(NamedTuple):
@@ -110,9 +110,17 @@ class Preparing(NamedTuple):
 
 
 def repack(
-    model: Model, place: Place, file: GGUFFile, preparing: Preparing | None = None
+    model: Model,
+    place: Place,
+    file: GGUFFile,
+    preparing: Preparing | None = None,
+    *,
+    exact: bool = False,
 ) -> tuple[Model, Copies]:
-    """The model over matrices as a place's products are to read them, and what fills them."""
+    """The model over matrices as a place's products are to read them, and what fills them.
+
+    exact: see ops.strip_type; the copies are the same.
+    """
     matrices = list(_matrices(model.weights, place))
 
     def file_of(strips: Strips) -> Prepared | None:
@@ -128,7 +136,9 @@ def repack(
     by_address = {w.data.ctypes.data: to for w, to in pairs}
 
     def copy(w: QTensor) -> QTensor:
-        return by_address.get(w.data.ctypes.data, w)
+        w = by_address.get(w.data.ctypes.data, w)
+        in_strips = ops.STRIP_TYPES.get(w.type)
+        return w._replace(type=ops.strip_type(in_strips, exact)) if in_strips else w
 
     weights = model.weights
     output = replace(weights.output, data=copy(weights.output.matrix))

@@ -29,7 +29,7 @@ from tamis.jit_kernels.cpu.lang import features
 attention, elementwise, weights = map(op_tests.module, ("attention", "elementwise", "matmul"))
 KERNELS: list = []  # of the host's level
 TYPES = ["Q4_K", "Q8_0"]
-STRIPS = ["Q5_0x16", "Q6_Kx16"]
+STRIPS = ["Q5_0x16", "Q6_Kx16", "Q8_0x16", "Q4_Kx16", "Q8_0x16_exact"]
 AT = 2  # of attention.HEADS: prefill and a part of a KV head's heads
 HEADS = attention.HEADS[AT]
 AT_Q8, Q8_0 = (2, 4), ("q8_0", "q8_0")  # one token of an odd number of blocks, and prefill
@@ -38,7 +38,7 @@ SPECS = [
     *(KernelSpec(op, (type_,)) for op in (ops.EMBED, ops.MATMUL) for type_ in TYPES),
     *(KernelSpec(ops.MATMUL, (type_,)) for type_ in STRIPS),
     *(KernelSpec(ops.REPACK, (ops.STRIP_TYPES[type_],)) for type_ in STRIPS),
-    KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
+    *(KernelSpec(ops.PACK_ROWS, (form, "rows")) for form in ("quantised", "bytes")),
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.GATE, ("silu",)),
     KernelSpec(ops.ROPE_APPEND, (80, 0, *attention.F16)),

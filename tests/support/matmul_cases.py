@@ -26,12 +26,15 @@ def rounding(x, decoded, type_, n_row):
 
     Float32 sums err by a few units of 1e-7 of the sum of magnitudes. For few rows, quantised
     weights meet activations of 15 bits: half a step of each block of 32. For many, both may be
-    whole numbers: half a step of each 32 elements, of 14 bits. On a GPU, they are float16.
+    whole numbers: half a step of each 32 elements, of 14 bits, or of 8 where weights are exact. On
+    a GPU, they are float16.
     """
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(decoded).T + 10)
     few = scratch.FEW_ROWS if is_on_gpu() else ops.FEW_ROWS
     if is_on_gpu() and n_row > few:
         return bound + 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
+    if n_row > few and ops.packed_form(type_) == "bytes":
+        return bound + 0.5001 * step_size(x, 127) @ np.abs(decoded).T
     if n_row > few and ops.packed_form(type_) == "quantised":
         x_step, w_step = step_size(x), step_size(decoded)
         return bound + 0.5001 * (x_step @ (np.abs(decoded) + w_step).T + np.abs(x) @ w_step.T)
@@ -42,11 +45,11 @@ def rounding(x, decoded, type_, n_row):
     return bound
 
 
-def step_size(rows):
-    """The step of whole numbers up to 8191 for each 32 elements of each row."""
+def step_size(rows, most=8191):
+    """The step of whole numbers up to `most` for each 32 elements of each row."""
     n = rows.shape[1]
     padded = np.pad(np.abs(rows.astype(np.float64)), ((0, 0), (0, -n % 32)))
-    steps = padded.reshape(len(rows), -1, 32).max(-1) / 8191
+    steps = padded.reshape(len(rows), -1, 32).max(-1) / most
     return np.repeat(steps, 32, axis=1)[:, :n]
 
 

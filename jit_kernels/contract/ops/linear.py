@@ -123,15 +123,27 @@ MAP_ROWS = op("linear.activation", MapRows, "activation add")
 # square of relu, clamp the nearest number from -1 to 1.
 ACTIVATIONS = ("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp")
 
-# The ggml types that REPACK has, by the name that MATMUL knows a matrix in strips by.
+
+def strip_type(type: str, exact: bool = False) -> str:
+    """The name that MATMUL knows a matrix of a ggml type in strips by.
+
+    exact: multiplied with activations of 14 bits instead of 8 where there are many rows of them.
+    """
+    return f"{type}x{STRIP}" + ("_exact" if exact else "")
+
+
+# The ggml types that REPACK has, by the names of their matrices in strips.
 STRIP_TYPES = {
-    f"{type}x{STRIP}": type
+    strip_type(type, exact): type
+    for exact in (False, True)
     for type in (
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", "NVFP4", "Q2_0"),
         *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
     )
 }
+# Of these, those whose tiles are of int16 only: sixteen elements share a minimum.
+_NEVER_BYTES = ("Q2_K",)
 
 # Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4,
 # codes of a codebook the values that they stand for.
@@ -169,8 +181,16 @@ def matmul_scratch(n_in: int) -> int:
 
 
 def packed_form(type: str) -> str:
-    """Which form of rows weights of a ggml type are multiplied with: "float" or "quantised"."""
-    return "float" if type in ("F32", "F16", "BF16") else "quantised"
+    """Which form of rows weights of a type are multiplied with: "float", "quantised" or "bytes".
+
+    type: a ggml type or one of STRIP_TYPES. The last two differ where there are many rows.
+    """
+    if type in ("F32", "F16", "BF16"):
+        return "float"
+    in_strips = STRIP_TYPES.get(type)
+    if in_strips and type == strip_type(in_strips) and in_strips not in _NEVER_BYTES:
+        return "bytes"
+    return "quantised"
 
 
 def packed_bytes(n_tok: int, n: int) -> int:

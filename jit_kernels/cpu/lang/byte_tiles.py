@@ -90,6 +90,12 @@ def field(b, x, k, mask):
     return _row(b, [b.and_(v, const(BYTES, mask)) for v in moved])
 
 
+@vector_op(_same)
+def offset_bytes(b, x):
+    """Signed bytes plus 128, as unsigned ones."""
+    return _row(b, [b.xor(v, const(BYTES, TOP_BIT)) for v in _cells(b, x)])
+
+
 @vector_op(lambda x, k: _same(x) if _literals(k) else None)
 def raised(b, x, k):
     """Each byte shifted left by k; no bit may cross into the next byte."""
@@ -211,12 +217,12 @@ def times_words(b, x, y):
     return _row(b, [b.mul(v, factor) for v in _cells(b, x)])
 
 
-@vector_op(lambda _p, _stride, x: types.void if _is_shorts(x) else None)
-def store_shorts(b, p, stride, x):
+@vector_op(lambda _p, _stride, x: types.void if _is_shorts(x) or _is_bytes(x) else None)
+def store_spaced(b, p, stride, x):
     """Write a row's vectors at p, p + stride, ..."""
     cells = _cells(b, x)
     for v, at in zip(cells, spaced(b, p, stride, len(cells)), strict=True):
-        b.store(v, pointer(b, at, SHORTS), align=1)
+        b.store(v, pointer(b, at, v.type), align=1)
 
 
 @vector_op(lambda _p, x: types.void if x == i32x16 else None)

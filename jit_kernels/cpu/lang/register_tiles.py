@@ -14,6 +14,7 @@ from numba.extending import models, register_model
 
 from tamis.jit_kernels.cpu.lang.intrinsic import FLOAT, I8, I16, I32, I64, pointer
 from tamis.jit_kernels.cpu.lang.simd import (
+    CPU,
     LANES,
     ask_for,
     const,
@@ -22,7 +23,9 @@ from tamis.jit_kernels.cpu.lang.simd import (
     fused,
     halves,
     lanes_of,
+    magnitude,
     shuffled,
+    signed_like,
     splatted,
     vector_op,
     vf,
@@ -31,6 +34,9 @@ from tamis.jit_kernels.cpu.lang.simd import (
 
 WORDS = lanes_of(I32, vf.ir)
 BYTES = ir.VectorType(I8, 4 * LANES)
+# What is added to signed bytes so that `add_outer_bytes` multiplies them: without VNNI, sums of two
+# products of unsigned and signed bytes saturate at 16 bits.
+BYTE_OFFSET = 128 if CPU.vnni else 0
 
 
 class Grid(types.Type):
@@ -316,6 +322,62 @@ def add_outer(b, sums, p, stride, row):
         else:
             made.append([fused(b, x, y, z) for y, z in zip(ys, zs, strict=True)])
     return grid_of(b, made)
+
+
+@vector_op(lambda sums, _p, _s, row, signed: _outer(sums, _p, _s, row) if _counts(signed) else None)
+def add_outer_bytes(b, sums, p, stride, row, signed):
+    """sums[i, j] + x[i] . row[j], four bytes a word, with signed bytes x at p, p + stride, ...
+
+    Bytes of row: unsigned, up to 128 without VNNI; signed = 1: signed ones plus BYTE_OFFSET.
+    """
+    ys = [b.bitcast(y, BYTES) for y in rows_of(b, row)[0]]
+    apart = signed and not BYTE_OFFSET
+    us, made = [magnitude(b, y) if apart else y for y in ys], []
+    for zs, at in zip(rows_of(b, sums), spaced(b, p, stride, sums.type.count), strict=True):
+        x = b.bitcast(splatted(b, b.load(pointer(b, at, I32), align=4), LANES), BYTES)
+        cells = zip(us, ys, zs, strict=True)
+        made.append([dotted_u8(b, z, u, signed_like(b, x, y) if apart else x) for u, y, z in cells])
+    return grid_of(b, made)
+
+
+@vector_op(lambda _p, *sizes: _made(WORDS)(*sizes[:2]) if _counts(*sizes) else None)
+def broadcast_words(b, p, rows, cols, factor):
+    """Rows of vectors that hold one int32 each, at p, p + 4, ..., times a factor."""
+    if not factor:
+        return grid_of(b, [[const(WORDS, 0)] * cols] * rows)
+    numbers = [b.load(pointer(b, at, I32), align=4) for at in spaced(b, p, 4, rows)]
+    scaled = [b.mul(number, ir.Constant(I32, factor)) for number in numbers]
+    return grid_of(b, [[splatted(b, number, LANES)] * cols for number in scaled])
+
+
+@vector_op(
+    lambda _p, _shift, cols, zero, signed: (
+        _made(vf.ir, rows=1)(cols) if _counts(cols, zero, signed) else None
+    )
+)
+def load_byte_row(b, p, shift, cols, zero, signed):
+    """A row of vectors: bits shift .. shift + 7 of neighbouring words, less `zero`."""
+    up = splatted(b, b.trunc(b.sub(ir.Constant(I64, 24), shift), I32), LANES)
+    made = []
+    for at in spaced(b, p, 4 * LANES, cols):
+        top = b.shl(vector_at(b, at, WORDS), up)
+        low = (b.ashr if signed else b.lshr)(top, const(WORDS, 24))
+        made.append(b.sitofp(b.sub(low, const(WORDS, zero)), vf.ir))
+    return grid_of(b, [made])
+
+
+@vector_op(lambda x, y: x if _is(x, 1, x.cols) and x == y else None)
+def times_row(b, x, y):
+    """x[j] * y[j] of two rows, lane by lane."""
+    (xs,), (ys,) = rows_of(b, x), rows_of(b, y)
+    return grid_of(b, [[b.fmul(v, w) for v, w in zip(xs, ys, strict=True)]])
+
+
+@vector_op(lambda x, y: x if _is(x, 1, x.cols) and x == y else None)
+def plus_row(b, x, y):
+    """x[j] + y[j] of two rows, lane by lane."""
+    (xs,), (ys,) = rows_of(b, x), rows_of(b, y)
+    return grid_of(b, [[b.fadd(v, w) for v, w in zip(xs, ys, strict=True)]])
 
 
 @vector_op(lambda sums, _x, _s, _y: sums if _is(sums, sums.rows, 1, WORDS) else None)

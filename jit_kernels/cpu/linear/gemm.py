@@ -21,10 +21,10 @@ from tamis.jit_kernels.contract.ops import (
 )
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.lang.simd import CPU
-from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i16
+from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i8, gemm_i16
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, MR, NR, ROW, clear
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, NR, ROW, clear
 
 zero = np.float32(0)
 GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
@@ -33,9 +33,11 @@ GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
 def tiles_of(form: str) -> ModuleType:
     """The arithmetic that a form of packed rows is for.
 
-    Float weights keep all bits of the activations: words are for quantised ones.
+    Float weights keep all bits of the activations: whole numbers are for quantised ones.
     """
-    return gemm_i16 if form == "quantised" and CPU.vnni else gemm_f32
+    if form == "bytes" and CPU.avx2:
+        return gemm_i8
+    return gemm_i16 if form != "float" and CPU.vnni else gemm_f32
 
 
 @njit(error_model="numpy")
@@ -110,12 +112,12 @@ def gemm_of(type: str) -> Any:
     """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
     gemm(a, columns, rows_of_x, scratch), a: MATMUL's record: y's columns first .. last - 1 and its
-    rows `rows_of_x`, a pair whose first is a multiple of MR; scratch: PANEL_SCRATCH bytes.
+    rows `rows_of_x`, a pair whose first is a multiple of the tiles' MR; scratch: PANEL_SCRATCH.
     """
     tiles = tiles_of(packed_form(type))
     in_strips = STRIP_TYPES.get(type)
     decode_panels = panels_of_strips(in_strips, tiles) if in_strips else panels_of(type, tiles)
-    add_tile = tiles.tile_of(in_strips is not None and OF_TYPE[in_strips].zero is None)
+    add_tiles, MR = tiles.tiles_of(in_strips), tiles.MR
     panel_size, block_size = tiles.PANEL, tiles.BLOCK
     group_size = K_BLOCK // DEPTH * panel_size
     assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH
@@ -131,8 +133,7 @@ def gemm_of(type: str) -> Any:
         if not whole:
             clear(spare, row * MR)
             copy_part(y, stride, spare, row, n_row, n_col)
-        for i in range(n):
-            add_tile(panels + panel_size * i, block + block_size * i, to, to_stride)
+        add_tiles(panels, block, n, to, to_stride)
         if not whole:
             copy_part(spare, row, y, stride, n_row, n_col)
 

@@ -24,15 +24,25 @@ BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
 
 
 @njit(error_model="numpy")
-def pack_row(x, n, block, i):
-    """Row i of a block: n <= DEPTH floats, then zeros."""
-    row, whole = block + X_ROW * i, n // LANES * LANES
-    if whole < DEPTH:
-        clear(row, X_ROW)
-    for k in range(0, whole, LANES):
-        store_f(row + 4 * k, load_f(x + 4 * k))
-    for k in range(whole, n):
-        store_f32(row + 4 * k, load_f32(x + 4 * k))
+def pack_row(x, n, block, i, spare):
+    """Row i of the blocks of n floats, filled up with zeros."""
+    for first in range(0, n, DEPTH):
+        row, at, rest = block + X_ROW * i, x + 4 * first, min(DEPTH, n - first)
+        whole = rest // LANES * LANES
+        if whole < DEPTH:
+            clear(row, X_ROW)
+        for k in range(0, whole, LANES):
+            store_f(row + 4 * k, load_f(at + 4 * k))
+        for k in range(whole, rest):
+            store_f32(row + 4 * k, load_f32(at + 4 * k))
+        block += BLOCK
+
+
+@njit(error_model="numpy")
+def start_blocks(n_block, n_row, block):
+    """Zeros where n_row rows do not fill the blocks."""
+    if n_row < MR:
+        clear(block, n_block * BLOCK)
 
 
 @njit(error_model="numpy")
@@ -58,11 +68,8 @@ def strip_writer(type: str) -> Any:
     return write
 
 
-def tile_of(minima: bool) -> Any:
-    """The function add(panel, block, y, stride): MR rows of NR floats at y and their products.
-
-    minima are part of the panel's floats.
-    """
+def tiles_of(type: str | None) -> Any:
+    """The function add(panels, blocks, n, y, stride): MR rows of NR floats at y and n products."""
 
     @njit(error_model="numpy")
     def add_tile(panel, block, y, stride):
@@ -71,4 +78,9 @@ def tile_of(minima: bool) -> Any:
             sums = add_outer(sums, block + 4 * k, X_ROW, load_row(panel + WORD_ROW * k, NV))
         store_grid(y, stride, sums)
 
-    return add_tile
+    @njit(error_model="numpy")
+    def add_tiles(panels, blocks, n, y, stride):
+        for i in range(n):
+            add_tile(panels + PANEL * i, blocks + BLOCK * i, y, stride)
+
+    return add_tiles

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.contract.ops import STRIP, strip_block
-from tamis.jit_kernels.cpu.lang.byte_tiles import shorts, signed_shorts, store_shorts, times_words
+from tamis.jit_kernels.cpu.lang.byte_tiles import shorts, signed_shorts, store_spaced, times_words
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32, store_i16
 from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_outer,
@@ -104,12 +104,22 @@ def shorten_part(x, n, to):
 
 
 @njit(error_model="numpy")
-def pack_row(x, n, block, i):
-    """Row i of a block: n <= DEPTH floats, then zeros."""
-    row = block + X_ROW * i
-    scale, total = shorten(x, row) if n == DEPTH else shorten_part(x, n, row)
-    store_f32(block + X_SCALES + 4 * i, scale)
-    store_f32(block + X_SUMS + 4 * i, total)
+def pack_row(x, n, block, i, spare):
+    """Row i of the blocks of n floats, filled up with zeros."""
+    for k in range(0, n, DEPTH):
+        row, rest = block + X_ROW * i, min(DEPTH, n - k)
+        at = x + 4 * k
+        scale, total = shorten(at, row) if rest == DEPTH else shorten_part(at, rest, row)
+        store_f32(block + X_SCALES + 4 * i, scale)
+        store_f32(block + X_SUMS + 4 * i, total)
+        block += BLOCK
+
+
+@njit(error_model="numpy")
+def start_blocks(n_block, n_row, block):
+    """Zeros where n_row rows do not fill the blocks."""
+    if n_row < MR:
+        clear(block, n_block * BLOCK)
 
 
 @njit(error_model="numpy")
@@ -139,7 +149,7 @@ def strip_writer(type: str) -> Any:
         if minima:
             store_f32x16(panel + MINIMA + 4 * first, m)
         words = signed_shorts(values(at, i)) if signed else shorts(values(at, i), middle)
-        store_shorts(panel + 4 * first, WORD_ROW, words)
+        store_spaced(panel + 4 * first, WORD_ROW, words)
 
     @njit(error_model="numpy")
     def write_scaled(strip, k, panel, first, spare):
@@ -147,7 +157,7 @@ def strip_writer(type: str) -> Any:
         store_f32x16(panel + SCALES + 4 * first, load_f16x16(at))
         for half in range(2):
             words = times_words(shorts(values(at, i + half), middle), signed_bytes(at, i + half))
-            store_shorts(panel + WORD_ROW * 8 * half + 4 * first, WORD_ROW, words)
+            store_spaced(panel + WORD_ROW * 8 * half + 4 * first, WORD_ROW, words)
 
     decode = decoder_of(type)
 
@@ -172,11 +182,12 @@ def strip_writer(type: str) -> Any:
     return write_rounded if minima or signed else write_scaled
 
 
-def tile_of(minima: bool) -> Any:
-    """The function add(panel, block, y, stride): MR rows of NR floats at y and their products.
+def tiles_of(type: str | None) -> Any:
+    """The function add(panels, blocks, n, y, stride): MR rows of NR floats at y and n products.
 
-    minima: whether the panel has some.
+    type: of the strips that the panels are made of; None: of decoded rows.
     """
+    minima = type is not None and OF_TYPE[type].zero is None
 
     @njit(error_model="numpy")
     def add_tile(panel, block, y, stride):
@@ -191,4 +202,9 @@ def tile_of(minima: bool) -> Any:
             sums = add_products(sums, x_sums, load_row(panel + MINIMA, NV))
         store_grid(y, stride, sums)
 
-    return add_tile
+    @njit(error_model="numpy")
+    def add_tiles(panels, blocks, n, y, stride):
+        for i in range(n):
+            add_tile(panels + PANEL * i, blocks + BLOCK * i, y, stride)
+
+    return add_tiles

@@ -19,11 +19,11 @@ from tamis.jit_kernels.contract.ops import (
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.work_sharing import take
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
-from tamis.jit_kernels.cpu.linear.gemm import gemm_of
+from tamis.jit_kernels.cpu.linear.gemm import gemm_of, tiles_of
 from tamis.jit_kernels.cpu.linear.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE, WIDE, product_of
 from tamis.jit_kernels.cpu.linear.pack import pack_row, scratch_of
-from tamis.jit_kernels.cpu.linear.panel import MR, NR, share_of
+from tamis.jit_kernels.cpu.linear.panel import NR, share_of
 
 ROWS = 4  # of x that a strip is multiplied with at once
 
@@ -131,6 +131,7 @@ def matmul(type: str) -> Any:
     """Kernel of MATMUL: threads take ranges of weight rows for all rows of x."""
     in_strips, gemm = STRIP_TYPES.get(type), gemm_of(type)
     unit, few = few_of_strips(in_strips) if in_strips else few_of_pairs(type)
+    block_rows = tiles_of(packed_form(type)).MR
 
     @njit(error_model="numpy")
     def many(tid, n_thread, turns, a, n_tok, mine):
@@ -140,7 +141,7 @@ def matmul(type: str) -> Any:
         begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
         while begin < n_unit * n_part:
             for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
-                rows = share_of(part, n_part, n_tok, MR)
+                rows = share_of(part, n_part, n_tok, block_rows)
                 first = NR * max(0, begin - n_unit * part)
                 last = min(a.n_out, NR * (end - n_unit * part))
                 gemm(a, (first, last), rows, mine)

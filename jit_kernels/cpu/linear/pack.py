@@ -16,7 +16,7 @@ from tamis.jit_kernels.cpu.linear.activation import gelu, silu
 from tamis.jit_kernels.cpu.linear.gemm import tiles_of
 from tamis.jit_kernels.cpu.linear.gemv import CHUNK, write_planes
 from tamis.jit_kernels.cpu.linear.norm import scale_of
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, MR, share_of
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, share_of
 
 scratch_of = njit(matmul_scratch)
 
@@ -69,7 +69,7 @@ def writer_of(source: str) -> Any:
 
 def pack_row(form: str) -> Any:
     """The function pack(x, n, to): one row as pack_rows leaves each of few."""
-    write, quantised = writer_of("rows"), form == "quantised"
+    write, quantised = writer_of("rows"), form != "float"
 
     @njit(error_model="numpy")
     def pack(x, n, to):
@@ -83,8 +83,14 @@ def pack_row(form: str) -> Any:
 
 def pack_rows(form: str, source: str) -> Any:
     """Kernel of PACK_ROWS: threads share the chunks of few rows, or take blocks of MR rows."""
-    pack_in_block, size = tiles_of(form).pack_row, tiles_of(form).BLOCK
-    write, quantised = writer_of(source), form == "quantised"
+    tiles = tiles_of(form)
+    pack_in_blocks, start_blocks, size, MR = (
+        tiles.pack_row,
+        tiles.start_blocks,
+        tiles.BLOCK,
+        tiles.MR,
+    )
+    write, quantised = writer_of(source), form != "float"
     is_norm, as_is, other_rows = source == "norm", source == "rows", source in ("silu", "gelu")
 
     @njit(error_model="numpy")
@@ -103,18 +109,14 @@ def pack_rows(form: str, source: str) -> Any:
     @njit(error_model="numpy")
     def pack_block(x, other, n_row, n, eps, block, scratch):
         """Pack rows of x; `other` has rows as far apart, or one for all."""
-        floats, apart = scratch + 64, 4 * n if other_rows else 0
+        floats, spare, apart = scratch, scratch + 4 * n, 4 * n if other_rows else 0
+        start_blocks((n + DEPTH - 1) // DEPTH, n_row, block)
         for i in range(n_row):
-            store_f32(scratch + 4 * i, row_scale(x + 4 * n * i, n, eps))
-        for k in range(0, n, DEPTH):
-            rest = min(DEPTH, n - k)
-            for i in range(MR):
-                at = x + 4 * (n * i + k)
-                if not as_is and i < n_row:
-                    write(at, other + apart * i + 4 * k, rest, load_f32(scratch + 4 * i), floats)
-                    at = floats
-                pack_in_block(at, rest if i < n_row else 0, block, i)
-            block += size
+            at = x + 4 * n * i
+            if not as_is:
+                write(at, other + apart * i, n, row_scale(at, n, eps), floats)
+                at = floats
+            pack_in_blocks(at, n, block, i, spare)
 
     def kernel(tid, n_thread, a):
         n_tok, mine = load_i64(a.step + STEP.n_tok), a.scratch + tid * scratch_of(a.n)
