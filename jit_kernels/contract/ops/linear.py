@@ -195,4 +195,4 @@ def packed_form(type: str) -> str:
 
 def packed_bytes(n_tok: int, n: int) -> int:
     """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
-    return 4 * (n_tok + PACKED_ROWS) * ((n + 63) // 64 * 64)
+    return 4 * (n_tok + PACKED_ROWS) * ((n + 255) // 256 * 256)

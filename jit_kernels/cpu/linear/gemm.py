@@ -1,8 +1,10 @@
 """Matrix products for many rows of activations: tiles over weights decoded once a call.
 
-Activations are packed once, in blocks of MR rows. A thread decodes a group of weight rows, K_BLOCK
-elements at a time, into panels and multiplies them with all blocks (Goto and van de Geijn 2008, doi
-10.1145/1356052.1356053). An element's sum runs over k in order, whatever tile it falls in.
+Activations are packed once, in blocks of MR rows: K_BLOCK elements of all rows, then the next ones,
+since rows a power of two apart would take each other's places in a cache. A thread decodes a group
+of weight rows, K_BLOCK elements at a time, into panels and multiplies them with all blocks (Goto
+and van de Geijn 2008, doi 10.1145/1356052.1356053). An element's sum runs over k in order, whatever
+tile it falls in.
 """
 
 from types import ModuleType
@@ -14,12 +16,13 @@ from numba import njit
 from tamis.jit_kernels.contract.ops import (
     PACKED_ROWS,
     PANEL_SCRATCH,
+    STEP,
     STRIP,
     STRIP_TYPES,
     packed_form,
     strip_block,
 )
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.simd import CPU
 from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i8, gemm_i16
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
@@ -118,10 +121,11 @@ def gemm_of(type: str) -> Any:
     in_strips = STRIP_TYPES.get(type)
     decode_panels = panels_of_strips(in_strips, tiles) if in_strips else panels_of(type, tiles)
     add_tiles, MR = tiles.tiles_of(in_strips), tiles.MR
-    panel_size, block_size = tiles.PANEL, tiles.BLOCK
+    in_turn = MR * tiles.IN_TURN
+    panel_size, run_size = tiles.PANEL, tiles.BLOCK * (K_BLOCK // DEPTH)
     group_size = K_BLOCK // DEPTH * panel_size
     assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH
-    assert block_size <= 4 * DEPTH * MR  # packed_bytes counts on it
+    assert tiles.BLOCK <= 4 * DEPTH * MR  # packed_bytes counts on it
     assert MR <= PACKED_ROWS
 
     @njit(error_model="numpy")
@@ -142,7 +146,8 @@ def gemm_of(type: str) -> Any:
         groups = (scratch + 63) // 64 * 64
         rows = groups + GROUP * group_size
         spare = rows + NR * ROW
-        n_block, (first_row, last_row) = (a.n_in + DEPTH - 1) // DEPTH, rows_of_x
+        slice_size = run_size * ((load_i64(a.step + STEP.n_tok) + MR - 1) // MR)
+        first_row, last_row = rows_of_x
         (first, last), y_stride = columns, 4 * a.y_stride
         for r in range(first, last, GROUP * NR):
             n_col, bias_at = min(last - r, GROUP * NR), a.bias + 4 * r if a.bias != 0 else 0
@@ -150,16 +155,18 @@ def gemm_of(type: str) -> Any:
             start_rows(start_at, y_stride, last_row - first_row, n_col, bias_at, a.add)
             for k in range(0, a.n_in, K_BLOCK):
                 n, n_panel = min(K_BLOCK, a.n_in - k), 0
+                blocks = a.packed + slice_size * (k // K_BLOCK)
                 for c in range(0, n_col, NR):
                     panels = groups + group_size * (c // NR)
                     n_row = min(NR, n_col - c)
                     n_panel = decode_panels(a, r + c, n_row, k, n, rows, panels)
-                for t in range(first_row, last_row, MR):
-                    block = a.packed + block_size * (n_block * (t // MR) + k // DEPTH)
+                for start in range(first_row, last_row, in_turn):
                     for c in range(0, n_col, NR):
-                        panels = groups + group_size * (c // NR)
-                        at = a.y + y_stride * t + 4 * (r + c), y_stride
-                        n_row, n_left = min(MR, last_row - t), min(NR, n_col - c)
-                        add_panels(panels, block, n_panel, at, n_row, n_left, spare)
+                        panels, n_left = groups + group_size * (c // NR), min(NR, n_col - c)
+                        for t in range(start, min(start + in_turn, last_row), MR):
+                            block = blocks + run_size * (t // MR)
+                            at = a.y + y_stride * t + 4 * (r + c), y_stride
+                            n_row = min(MR, last_row - t)
+                            add_panels(panels, block, n_panel, at, n_row, n_left, spare)
 
     return gemm

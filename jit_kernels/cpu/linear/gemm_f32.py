@@ -17,17 +17,27 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
 )
 from tamis.jit_kernels.cpu.lang.simd import LANES, load_f, load_f32x16, store_f, store_f32x16
 from tamis.jit_kernels.cpu.linear.interleaved import decoder_of
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, MR, NV, WORD_ROW, clear, transpose_words
+from tamis.jit_kernels.cpu.linear.panel import (
+    DEPTH,
+    MR,
+    NV,
+    WORD_ROW,
+    block_at,
+    clear,
+    transpose_words,
+)
 
 X_ROW = 4 * DEPTH
 BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
+IN_TURN = 1  # blocks that a panel is multiplied with in turn
 
 
 @njit(error_model="numpy")
-def pack_row(x, n, block, i, spare):
+def pack_row(x, n, blocks, slice_size, i, spare):
     """Row i of the blocks of n floats, filled up with zeros."""
     for first in range(0, n, DEPTH):
-        row, at, rest = block + X_ROW * i, x + 4 * first, min(DEPTH, n - first)
+        row = block_at(blocks, slice_size, first, BLOCK) + X_ROW * i
+        at, rest = x + 4 * first, min(DEPTH, n - first)
         whole = rest // LANES * LANES
         if whole < DEPTH:
             clear(row, X_ROW)
@@ -35,7 +45,6 @@ def pack_row(x, n, block, i, spare):
             store_f(row + 4 * k, load_f(at + 4 * k))
         for k in range(whole, rest):
             store_f32(row + 4 * k, load_f32(at + 4 * k))
-        block += BLOCK
 
 
 @njit(error_model="numpy")

@@ -58,6 +58,7 @@ from tamis.jit_kernels.cpu.linear.panel import (
     NV,
     ROW,
     WORD_ROW,
+    block_at,
     clear,
     transpose_words,
 )
@@ -66,6 +67,7 @@ X_ROW, ROW_OF_STRIP = 2 * DEPTH, 4 * STRIP
 X_SCALES, X_SUMS = MR * X_ROW, MR * X_ROW + 64  # where a block's are
 SCALES, MINIMA = DEPTH // 2 * WORD_ROW, (DEPTH // 2 + 1) * WORD_ROW  # where a panel's are
 BLOCK, PANEL = X_SUMS + 64, MINIMA + WORD_ROW  # bytes
+IN_TURN = 1  # blocks that a panel is multiplied with in turn
 LARGEST = np.float32(8191)
 assert DEPTH * 8191 * 8191 < 2**31
 ZERO, ONE, HALF, TINY = np.float32(0), np.float32(1), np.float32(0.5), np.float32(1e-30)
@@ -104,15 +106,14 @@ def shorten_part(x, n, to):
 
 
 @njit(error_model="numpy")
-def pack_row(x, n, block, i, spare):
+def pack_row(x, n, blocks, slice_size, i, spare):
     """Row i of the blocks of n floats, filled up with zeros."""
     for k in range(0, n, DEPTH):
-        row, rest = block + X_ROW * i, min(DEPTH, n - k)
-        at = x + 4 * k
+        block, rest = block_at(blocks, slice_size, k, BLOCK), min(DEPTH, n - k)
+        row, at = block + X_ROW * i, x + 4 * k
         scale, total = shorten(at, row) if rest == DEPTH else shorten_part(at, rest, row)
         store_f32(block + X_SCALES + 4 * i, scale)
         store_f32(block + X_SUMS + 4 * i, total)
-        block += BLOCK
 
 
 @njit(error_model="numpy")

@@ -52,7 +52,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f,
 )
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, NV, WORD_ROW, clear
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, NV, WORD_ROW, block_at, clear
 
 # Sums of floats and of words fill the registers: 32 of 512 bits, 16 of 256.
 MR, R = (7, 8) if CPU.avx512 else (3, 4)
@@ -67,6 +67,7 @@ VALUES = CHANNELS + 4 * SLOTS
 BLOCK = -(-(VALUES + 4 * R * SLOTS) // 64) * 64
 W_SCALES, W_MINIMA = DEPTH // 4 * WORD_ROW, (DEPTH // 4 + 1) * WORD_ROW
 PANEL = W_MINIMA + WORD_ROW
+IN_TURN = 4  # blocks that a panel is multiplied with while the first-level cache has it
 ZERO, LARGEST = np.float32(0), np.float32(127)
 
 
@@ -134,7 +135,7 @@ def shorten(x, top, block, i):
 
 
 @njit(error_model="numpy")
-def pack_row(x, n, block, i, spare):
+def pack_row(x, n, blocks, slice_size, i, spare):
     """Row i of the blocks of n floats, a multiple of DEPTH; spare: 4 * n / DEPTH + 128 bytes."""
     tops, total = spare + 4 * DEPTH, ZERO
     for u in range(n // DEPTH):
@@ -144,11 +145,11 @@ def pack_row(x, n, block, i, spare):
     limit = SHARE * total / np.float32(n // DEPTH)
     for u in range(n // DEPTH):
         at, top = x + 4 * DEPTH * u, load_f32(tops + 4 * u)
+        block = block_at(blocks, slice_size, DEPTH * u, BLOCK)
         if top > limit:
             top = without_outliers(at, top, limit, block, i, spare)
             at = spare
         shorten(at, top, block, i)
-        block += BLOCK
 
 
 @njit(error_model="numpy")
@@ -194,7 +195,7 @@ def tiles_of(type: str) -> Any:
     _, unit, _, _, middle, is_signed = OF_TYPE[type]
     minima, n_unit, signed = middle is None, DEPTH // unit, int(is_signed)
     zero = (middle or 0) + (BYTE_OFFSET if is_signed else 0)
-    below_zero, negative, own_sums = -zero, int(is_signed and not BYTE_OFFSET), 4 * R
+    below_zero, negative = -zero, int(is_signed and not BYTE_OFFSET)
 
     @njit(error_model="numpy")
     def add_outliers(sums, panel, block):
@@ -207,19 +208,31 @@ def tiles_of(type: str) -> Any:
             sums = add_products(sums, broadcast_column(block + VALUES + 4 * R * c, 4, MR), w)
         return sums
 
+    def adder_of(u: int) -> Any:
+        """One for each unit: a function with one caller is inlined, its grids stay in registers."""
+        whole, first = WHOLE + (4 * R * (1 + u) if n_unit == 2 else 0), unit // 4 * u
+        w_scales = W_SCALES + WORD_ROW * u
+
+        @njit(error_model="numpy")
+        def add_unit(sums, panel, block):
+            words = broadcast_words(block + whole, MR, NV, below_zero)
+            for k in range(first, first + unit // 4):
+                row = load_word_row(panel + WORD_ROW * k, NV)
+                words = add_outer_bytes(words, block + 4 * k, DEPTH, row, signed)
+            x_scales = broadcast_column(block + SCALES, 4, MR)
+            return add_scaled_words(sums, words, x_scales, load_row(panel + w_scales, NV))
+
+        return add_unit
+
+    add_first, add_second = adder_of(0), adder_of(1)
+
     @njit(error_model="numpy")
     def add_tiles(panel, block, n, y, stride):
         sums = load_grid(y, stride, MR, NV)
         for _ in range(n):
-            x_scales = broadcast_column(block + SCALES, 4, MR)
-            for u in range(n_unit):
-                whole = block + WHOLE + (own_sums * (1 + u) if n_unit == 2 else 0)
-                words = broadcast_words(whole, MR, NV, below_zero)
-                for k in range(unit // 4 * u, unit // 4 * (u + 1)):
-                    row = load_word_row(panel + WORD_ROW * k, NV)
-                    words = add_outer_bytes(words, block + 4 * k, DEPTH, row, signed)
-                w_scales = load_row(panel + W_SCALES + WORD_ROW * u, NV)
-                sums = add_scaled_words(sums, words, x_scales, w_scales)
+            sums = add_first(sums, panel, block)
+            if n_unit == 2:
+                sums = add_second(sums, panel, block)
             if minima:
                 x_sums = broadcast_column(block + SUMS, 4, MR)
                 sums = add_products(sums, x_sums, load_row(panel + W_MINIMA, NV))

@@ -16,7 +16,7 @@ from tamis.jit_kernels.cpu.linear.activation import gelu, silu
 from tamis.jit_kernels.cpu.linear.gemm import tiles_of
 from tamis.jit_kernels.cpu.linear.gemv import CHUNK, write_planes
 from tamis.jit_kernels.cpu.linear.norm import scale_of
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, share_of
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, share_of
 
 scratch_of = njit(matmul_scratch)
 
@@ -107,16 +107,18 @@ def pack_rows(form: str, source: str) -> Any:
             write_planes(to, whole, to + 4 * n, first, min(last, whole))
 
     @njit(error_model="numpy")
-    def pack_block(x, other, n_row, n, eps, block, scratch):
+    def pack_block(x, other, n_row, n, eps, block, slice_size, scratch):
         """Pack rows of x; `other` has rows as far apart, or one for all."""
         floats, spare, apart = scratch, scratch + 4 * n, 4 * n if other_rows else 0
-        start_blocks((n + DEPTH - 1) // DEPTH, n_row, block)
+        for k in range(0, n, K_BLOCK):
+            n_block = (min(K_BLOCK, n - k) + DEPTH - 1) // DEPTH
+            start_blocks(n_block, n_row, block + slice_size * (k // K_BLOCK))
         for i in range(n_row):
             at = x + 4 * n * i
             if not as_is:
                 write(at, other + apart * i, n, row_scale(at, n, eps), floats)
                 at = floats
-            pack_in_blocks(at, n, block, i, spare)
+            pack_in_blocks(at, n, block, slice_size, i, spare)
 
     def kernel(tid, n_thread, a):
         n_tok, mine = load_i64(a.step + STEP.n_tok), a.scratch + tid * scratch_of(a.n)
@@ -128,9 +130,11 @@ def pack_rows(form: str, source: str) -> Any:
             for t in range(n_tok):
                 pack_few(share, x + row * t, other + apart * t, a.n, a.eps, a.packed + 2 * row * t)
             return
-        n_block = (a.n + DEPTH - 1) // DEPTH
+        run_size = size * (K_BLOCK // DEPTH)
+        slice_size = run_size * ((n_tok + MR - 1) // MR)
         for t in range(MR * tid, n_tok, MR * n_thread):
-            block, n_row = a.packed + size * n_block * (t // MR), min(MR, n_tok - t)
-            pack_block(x + row * t, other + apart * t, n_row, a.n, a.eps, block, mine)
+            block, n_row = a.packed + run_size * (t // MR), min(MR, n_tok - t)
+            at = x + row * t, other + apart * t
+            pack_block(at[0], at[1], n_row, a.n, a.eps, block, slice_size, mine)
 
     return kernel

@@ -27,6 +27,12 @@ def clear(p, n_bytes):
 
 
 @njit(error_model="numpy")
+def block_at(blocks, slice_size, k, size):
+    """The address of the block of elements k .. of some rows; size: bytes of a block."""
+    return blocks + slice_size * (k // K_BLOCK) + size * (k % K_BLOCK // DEPTH)
+
+
+@njit(error_model="numpy")
 def transpose_words(rows, panel):
     """Turn LANES words of 32 bits of NR rows, ROW bytes apart, into LANES words of each."""
     for first in range(0, NR, LANES):
