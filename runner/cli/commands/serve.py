@@ -126,6 +126,14 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "(default: the model's way, or mean)",
     )
     parser.add_argument(
+        "--reranking",
+        "--rerank",
+        dest="pooling",
+        action="store_const",
+        const="rank",
+        help="the same as --pooling rank",
+    )
+    parser.add_argument(
         "--page", choices=["on", "off"], default="on", help="whether / is a page to chat with"
     )
     parser.add_argument(
