@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+_CONTROLLER = "cpu"  # of cgroups
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
@@ -31,9 +32,9 @@ def granted_cpus(root: Path) -> float:
         return math.inf
     for line in lines:
         _, kinds, path = line.split(":", 2)
-        if kinds and "cpu" not in kinds.split(","):
+        if kinds and _CONTROLLER not in kinds.split(","):
             continue
-        top = root / "sys/fs/cgroup" / ("cpu" if kinds else "")
+        top = root / "sys/fs/cgroup" / (_CONTROLLER if kinds else "")
         # In a container the path may be the host's: the tree that is seen begins further down.
         own = Path(path.lstrip("/"))
         for folder in (top, *(top / p for p in (own, *own.parents))):

@@ -1,8 +1,8 @@
 """`tamis bench`: speed of prefill and decode, with the bytes that bound it.
 
 Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
-several methods, or --text, --session or --audit: what attention takes a step, see compare.py. With -np:
-several sequences at once, see batched.py.
+several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
+With -np several sequences at once, see batched.py.
 """
 
 import argparse
