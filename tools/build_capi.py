@@ -7,6 +7,7 @@ this machine and this environment: it finds tamis where this Python does.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import sysconfig
@@ -26,6 +27,17 @@ define(ffi)
 """
 
 
+# Before Python starts: where its library and its packages are, whatever PATH says.
+_FIRST = """\
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static void __attribute__((constructor)) tamis_program(void)
+{{
+    if (!Py_IsInitialized())
+        Py_SetProgramName(L{executable});
+}}
+"""
+
+
 def build(folder: Path) -> tuple[Path, Path]:
     """The library and the header, made in `folder`. Raises ImportError, RuntimeError."""
     try:
@@ -42,7 +54,9 @@ def build(folder: Path) -> tuple[Path, Path]:
     lib = str(sysconfig.get_config_var("LIBDIR"))
     ffi.set_source(
         "tamis_capi",
-        "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n" + capi.STRUCTS,
+        "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n"
+        + _FIRST.format(executable=json.dumps(sys.executable))
+        + capi.STRUCTS,
         extra_link_args=[f"-L{lib}", f"-Wl,-rpath,{lib}"],
     )
     ffi.embedding_init_code(_INIT.format(executable=sys.executable, folders=folders))

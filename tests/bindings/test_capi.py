@@ -1,6 +1,7 @@
 """libtamis: a C program loads a model and generates the engine's text."""
 
 import inspect
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -52,7 +53,11 @@ def test_a_c_program_generates_the_engines_text(program, tmp_path):
     engine.close()
 
     done = subprocess.run(
-        [str(program), str(model), PROMPT, str(N)], capture_output=True, check=False, timeout=120
+        [str(program), str(model), PROMPT, str(N)],
+        env={"PATH": "/usr/bin:/bin", "HOME": os.environ["HOME"]},  # this Python is not on it
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     lines = done.stdout.split(b"\n")
