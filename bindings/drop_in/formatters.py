@@ -64,7 +64,7 @@ class LlamaChatCompletionHandlerRegistry:
         self._handlers[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Forget a handler. Raises ValueError where there is none."""
+        """Remove a handler. Raises ValueError where there is none."""
         if self._handlers.pop(name, None) is None:
             raise ValueError(f"no chat format {name!r} is registered")
 

@@ -62,7 +62,7 @@ def llama_batch_ext_free(batch: int) -> int:
 
 @returns()
 def llama_batch_ext_clear(batch: int) -> int:
-    """Forget the tokens of a batch."""
+    """Clear the tokens of a batch."""
     TABLE.get(batch, BatchExt).entries.clear()
     return LLAMA_OK
 

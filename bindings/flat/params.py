@@ -43,7 +43,7 @@ GGML_TYPE_Q8_0 = 8
 KV_TYPE_NAMES = {GGML_TYPE_F16: "f16", GGML_TYPE_Q8_0: "q8_0"}
 
 
-# Other values that ask for what is done here anyway.
+# Other values that mean what is done here anyway.
 _SAME: dict[str, tuple[Any, ...]] = {
     "load_mode": (0, 1),
     "flash_attn_type": (0, 1),

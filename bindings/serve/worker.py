@@ -330,7 +330,7 @@ class Worker:
         return slot
 
     def _adapt(self, slot: _Slot, job: Job) -> None:
-        """Give a slot the adapters of a job; its sequence is forgotten where they were others."""
+        """Give a slot the adapters of a job; its sequence is truncated where they were others."""
         if slot.lora != job.lora and self._reopen is not None:
             session = self._reopen(job.lora)
             slot.session.close()

@@ -15,7 +15,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.session_file import SessionFileError
 
 IDS = [5 + 7 * i % 90 for i in range(40)]
-NEAR = 3e-4  # of the largest: keys and values are kept as float16, and round the other way
+NEAR = 3e-4  # of the largest: the KV cache is kept as float16, and rounds the other way
 CASES = [("llama", {}), ("qwen3", {}), ("gemma3", {})]
 
 

@@ -98,7 +98,7 @@ class LlamaContext:
             raise RuntimeError(f"llama_decode gave {code}: {api.tamis_last_error()[1].decode()}")
 
     def kv_cache_clear(self) -> None:
-        """Forget all sequences."""
+        """Clear all sequences."""
         api.llama_memory_clear(self.memory, True)
 
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
@@ -126,7 +126,7 @@ class LlamaBatch:
         return self.batch.n_tokens
 
     def reset(self) -> None:
-        """Forget them."""
+        """Clear them."""
         self.batch.n_tokens = 0
 
     def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
@@ -211,7 +211,7 @@ class LlamaSampler:
         api.llama_sampler_accept(self.sampler, token)
 
     def reset(self) -> None:
-        """Forget the history."""
+        """Clear the history."""
         api.llama_sampler_reset(self.sampler)
 
     def close(self) -> None:
