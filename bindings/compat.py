@@ -91,7 +91,8 @@ class Llama:
     """A model and one sequence, with llama_cpp.Llama's interface.
 
     Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
-    writes them. n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
+    writes them, and min_mass, the share of attention that each head is to hold: see Engine.session.
+    n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
     type_v: ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with
     logprobs does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError,
     MemoryError.
@@ -147,6 +148,7 @@ class Llama:
         verbose: bool = True,
         attn: str = "dense",
         prefill: str = "dense",
+        min_mass: float | None = None,
         **kwargs: Any,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")}
@@ -173,6 +175,7 @@ class Llama:
                 n_ubatch=min(n_ubatch, n_batch, self._n_ctx),
                 attn=attn,
                 prefill=prefill,
+                min_mass=min_mass,
                 type_k=kv_type(type_k, "type_k"),
                 type_v=kv_type(type_v, "type_v"),
                 adapters=lora_of(lora_path, lora_scale),
@@ -676,7 +679,14 @@ class Llama:
             found = list(pieces)
             if request.echo is not None and request.logprobs is not None:
                 answer.prompt_rows = self._scores[: len(request.prompt)]
-            return completion.whole(request, found, answer.n_completion, answer.prompt_tokens())
+            tokens = answer.prompt_tokens()
+            return self._weighed(completion.whole(request, found, answer.n_completion, tokens))
+
+    def _weighed(self, chunk: Chunk) -> Chunk:
+        """With the attention that decode steps held, by estimate, in usage where it is measured."""
+        if self._session.mass is not None:
+            chunk["usage"]["attention"] = self._session.mass.rounded()
+        return chunk
 
     def _pieces(
         self,
@@ -804,7 +814,7 @@ class Llama:
         if given["stream"]:
             return chat.chunks(chat.Chunks(request, wanted, format), pieces)
         with self._lock:
-            return chat.whole(request, list(pieces), wanted, format)
+            return self._weighed(chat.whole(request, list(pieces), wanted, format))
 
     def _chat_request(
         self, given: Mapping[str, Any], prompt: chat.Prompt, stops: Sequence[str]

@@ -266,7 +266,9 @@ def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> 
     state, program = parse_method(prefill, PREFILL).open(shape), Program()
     rec, out = Recording(program, cache.step, n_tok, 16), zeros(cache.q.shape, np.float32)
     sel = state.prefill(rec, 0, cache.q, cache.kv)
-    for rows in (Rows(cache.step, 1, sel, out), *state.also_dense(rec, 0, sel)):
+    chosen = Rows(cache.step, 1, sel, out)
+    record_attend(program, cache, chosen, backend.n_part)
+    for rows in state.also_attend(rec, 0, chosen):
         record_attend(program, cache, rows, backend.n_part)
     state.correct(rec, 0, cache.q, cache.kv, sel, out)
     linked = backend.link(program)

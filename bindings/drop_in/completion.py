@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tamis.sampling.chain import Sampler
+from tamis.select.meter import Mass
 from tamis.text.detokenize import TextStream
 from tamis.text.thinking import ThinkingBudget
 from tamis.text.tokenizer import Tokenizer
@@ -84,6 +85,11 @@ class Counts(NamedTuple):
     n_answer: int = 0
     read_seconds: float = 0.0
     answer_seconds: float = 0.0
+    mass: Sequence[Any] | None = None  # the fields of a select.meter.Mass, where it is measured
+
+    def attention(self) -> dict[str, Any]:
+        """What usage has beyond tokens: the attention that a metered method holds, by estimate."""
+        return {} if self.mass is None else {"attention": Mass(*self.mass).rounded()}
 
 
 class Piece(NamedTuple):

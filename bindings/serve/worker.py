@@ -469,9 +469,10 @@ class Worker:
             slot.forced.extend(slot.budget.accept(token))
         self.counts.answer_tokens += answer.n_completion - job.n_answer
         job.n_answer = answer.n_completion
-        if answer.finished:
-            slot.release()
         taken = job.taken()
+        if answer.finished:
+            taken = taken._replace(mass=slot.session.mass)
+            slot.release()
         for piece in pieces:
             self._send(job, piece._replace(counts=taken))
         return None if answer.finished else token

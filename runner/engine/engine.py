@@ -268,6 +268,26 @@ class Engine:
         """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
         return n_ctx or min(self.hp.n_ctx_train, DEFAULT_CTX)
 
+    def auto_stays_dense(self) -> str:
+        """Why sessions with attn="auto" read everything here; "" where they do not."""
+        model = self.model
+        if not all(place.kv_backend.on_host for place in self.places):
+            return "a GPU has no kernels for it yet"
+        if model.has_score_mod:
+            return "this model caps scores or adds to them"
+        if model.arch.is_encoder or model.hp.indexer.top_k or model.hp.latent.n_latent:
+            return "this model attends in a way of its own"
+        return ""
+
+    def _suited(self, attn: "str | Selector") -> "str | Selector":
+        """The method, or dense attention in place of an `auto` that this model cannot have."""
+        from tamis.select.auto import Auto
+        from tamis.select.notation import DENSE, parse_method
+
+        named = isinstance(attn, str) and attn.startswith("auto")
+        method = parse_method(attn) if isinstance(attn, str) and named else attn
+        return DENSE if isinstance(method, Auto) and self.auto_stays_dense() else attn
+
     def session(
         self,
         n_ctx: int | None = None,
@@ -323,7 +343,7 @@ class Engine:
             self._adapted(adapters),
             n_ctx=n_ctx,
             n_ubatch=n_ubatch,
-            selector=parse_methods(attn, prefill, min_mass),
+            selector=parse_methods(self._suited(attn), prefill, min_mass),
             kv=kv,
             audit=audit,
             progress=progress,

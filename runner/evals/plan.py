@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tamis
-from tamis.auto.auto import parse_auto
 from tamis.evals.store import Store, key_of
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import DENSE, parse_method
@@ -97,7 +96,7 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
             "length": job.length,
             "sample": job.sample,
             "seed": settings.seed,
-            "attn": repr(parse_auto(attn) or parse_method(attn, DECODE)),
+            "attn": repr(parse_method(attn, DECODE)),
             "prefill": repr(parse_method(prefill, PREFILL)),
             "fair": settings.fair and job.task != TEXT,
             "raw": settings.raw,

@@ -101,7 +101,7 @@ def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         ("Prediction of a text", _prediction),
         ("What attention read and kept", _kept),
         ("Speed", _speed),
-        ("What `auto` chose", _chosen),
+        ("What was held, by estimate", _estimated),
         ("Every cell", _every),
     ):
         tables = list(table(rows))
@@ -249,33 +249,23 @@ def _speed(rows: Sequence[Row]) -> Iterator[Block]:
     yield Table(titles, body)
 
 
-def _chosen(rows: Sequence[Row]) -> Iterator[Block]:
-    """The methods of each auto, how often, and how many tokens pay for the choice."""
+def _estimated(rows: Sequence[Row]) -> Iterator[Block]:
+    """What metered methods held, by their own estimates."""
     body = []
-    dense = {(*_sample(row), row["length"]): row for row in rows if row["label"] == DENSE}
-    choosing = [row for row in rows if "choose_s" in row]
-    for (length, label), own in _grouped(choosing, _length_and_label).items():
-        by_choice = sorted(_grouped(own, lambda row: row["chosen"]).items(), key=_most_first)
-        for chosen, of_it in by_choice:
-            pairs = [
-                (row, dense[key]) for row in of_it if (key := (*_sample(row), length)) in dense
-            ]
-            gain = median(d["step_ms"] - row["step_ms"] for row, d in pairs) if pairs else 0.0
-            before = median(1e3 * (row["choose_s"] + row["first_s"]) for row in of_it)
-            paid = f"{before / gain:.0f}" if chosen != DENSE and gain > 0 else ""
-            took = f"{median(row['choose_s'] for row in of_it):.2f}"
-            body.append([str(length), f"`{label}`", f"`{chosen}`", str(len(of_it)), took, paid])
+    metered = [row for row in rows if "estimate" in row]
+    for (length, label), own in _grouped(metered, _length_and_label).items():
+        found = [row["estimate"] for row in own]
+        names = ("chosen_mass", "mass", "mass_p5", "escalated", "dense")
+        means = [f"{sum(e[name] for e in found) / len(found):.3f}" for name in names]
+        body.append([str(length), f"`{label}`", *means])
     if body:
         yield (
-            "Medians. So many tokens pay for choosing and for the first step: the time of both "
-            "over what a step then saves, by the steps of the same samples with dense attention."
+            "Estimates from sampled keys, means over samples: the share of attention that the "
+            "method chose and that was held in the end, what all but 5 % of the heads exceed, and "
+            "the share of heads that read more, and all."
         )
-        titles = ["length", "method", "chosen", "samples", "choosing s", "tokens that pay"]
+        titles = ["length", "method", "chosen", "held", "p5", "read more", "read all"]
         yield Table(titles, body)
-
-
-def _most_first(item: tuple[str, list[Row]]) -> tuple[int, str]:
-    return -len(item[1]), item[0]
 
 
 def _every(rows: Sequence[Row]) -> Iterator[Block]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tamis.auto.auto import choose, parse_auto
 from tamis.evals import predict
 from tamis.evals.answer import answer, encode, make_prompt
 from tamis.evals.plan import TEXT, Cell, Job, Settings
@@ -98,27 +97,17 @@ class Evaluation:
             subject.measure(base)
             base.truncate(subject.n_shared)
         for cell in own:
-            attn, known = self._method(cell, base)
             session = base
-            if attn != DENSE:
-                session = self._session(job.length, attn, prefill)
+            if cell.attn != DENSE:
+                session = self._session(job.length, cell.attn, prefill)
                 session.copy(base)
-            row = {**cell.settings, "label": label(cell), **spent, **known}
+            row = {**cell.settings, "label": label(cell), **spent}
+            row |= {"read": 1.0} if cell.attn == DENSE else {}
             row |= subject.measure(session)
+            if session.mass is not None:
+                row["estimate"] = session.mass.rounded()
             base.truncate(subject.n_shared)
             yield self.store.add(cell.key, row)
-
-    def _method(self, cell: Cell, base: "Session") -> tuple[str, dict[str, Any]]:
-        """The decode method of a result, and what is known before it is measured."""
-        attn: str = cell.attn
-        known: dict[str, Any] = {}
-        how = parse_auto(cell.attn)
-        if how is not None:
-            choice = choose(self.engine, base, how)
-            attn = choice.attn
-            known |= {"chosen": attn, "reason": choice.reason}
-            known["choose_s"] = round(choice.seconds, 3)
-        return attn, known | ({"read": 1.0} if attn == DENSE else {})
 
     def _session(self, n_ctx: int, attn: str, prefill: str) -> "Session":
         return self.engine.session(

@@ -47,6 +47,7 @@ class Metered:
     """inner: the method that chooses. mass: what each head holds, as far as samples tell."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    all_layers: ClassVar[bool] = True  # no method of some of them: see per_layer
 
     inner: Selector
     mass: float = 0.95
@@ -57,20 +58,20 @@ class Metered:
         check_numbers(self)
         if not 0 <= self.mass <= 1:
             raise ValueError(f"mass is {self.mass}, expected 0 to 1")
-        if not 1 <= self.samples <= 4096:
-            raise ValueError(f"samples is {self.samples}, expected 1 to 4096")
+        if not 16 <= self.samples <= 4096 or self.samples % 16:
+            raise ValueError(f"samples is {self.samples}, expected a multiple of 16 up to 4096")
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
-        return MeteredState(self, shape, self.inner.open(shape))
+        return _State(self, shape, self.inner.open(shape))
 
 
-class MeteredState(SelectorState):
+class _State(SelectorState):
     """The inner state, and the ops that weigh what it left out."""
 
     def __init__(self, params: Metered, shape: SelectorShape, inner: SelectorState) -> None:
         super().__init__(shape)
-        self._params, self.inner = params, inner
+        self._params, self._inner = params, inner
         self.freezing, self.sharing, self.planned = inner.freezing, inner.sharing, inner.planned
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
@@ -101,13 +102,14 @@ class MeteredState(SelectorState):
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         self._asked = q, kv
-        return self.inner.decode(rec, layer, q, kv)
+        return self._inner.decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
-        yield from self.inner.also_attend(rec, layer, rows)
+        yield from self._inner.also_attend(rec, layer, rows)
         if not self._measures(rec, layer, rows.sel):
             return
-        assert self._asked is not None and rows.lse is not None
+        assert self._asked is not None
+        assert rows.lse is not None
         q, kv = self._asked
         sel, lse = rows.sel, rows.lse
         if sel.log_weight is not None:
@@ -125,7 +127,7 @@ class MeteredState(SelectorState):
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
-        self.inner.correct(rec, layer, q, kv, sel, out)
+        self._inner.correct(rec, layer, q, kv, sel, out)
         if self._params.mass == 0 or not self._measures(rec, layer, sel):
             return
         assert self.meter is not None
@@ -149,32 +151,32 @@ class MeteredState(SelectorState):
     def observe(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
-        self.inner.observe(rec, layer, q, kv, sel)
+        self._inner.observe(rec, layer, q, kv, sel)
         if rec.n_tok > 1 and not self.shape.window[layer]:
             self._record_means(rec, layer, kv)
 
     def truncate(self, n_tokens: int) -> None:
-        self.inner.truncate(n_tokens)
+        self._inner.truncate(n_tokens)
         np.minimum(self._filled, n_tokens // self._unit, out=self._filled)
 
     def phase(self, step: int) -> str:
-        return self.inner.phase(step)
+        return self._inner.phase(step)
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
-        return self.inner.reads_all(rec, layer, sel)
+        return self._inner.reads_all(rec, layer, sel)
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
-        return self.inner.bounds(layer, report)
+        return self._inner.bounds(layer, report)
 
     @property
     def n_recall(self) -> int:
         """The inner method's."""
-        return self.inner.n_recall
+        return self._inner.n_recall
 
     def _measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether anything is left out in a layer."""
         own = self.shape.window[layer]
-        return rec.n_tok == 1 and not own and not self.inner.reads_all(rec, layer, sel)
+        return rec.n_tok == 1 and not own and not self._inner.reads_all(rec, layer, sel)
 
     def _record_means(self, rec: Recording, layer: int, kv: KVView) -> None:
         shape = self.shape
@@ -210,12 +212,13 @@ class MeteredState(SelectorState):
                 "scores": np.zeros((n_row, n_unit), np.float32),
                 "indptr": np.arange(n_row + 1, dtype=np.int32) * n,
                 "indices": np.zeros((n_row, n), np.int32),
-                "factors": np.zeros((n_row, n), np.float64),
+                "factors": np.zeros((n_row, n), np.float32),
                 "work": zeros((n_row, work), np.float32),
-                "weights": np.zeros((n_row, group, n + 1), np.float64),
+                "weights": np.zeros((n_row, group, n + 1), np.float32),
+                "rows": np.zeros((n_row, n + ops.LIST_PAD), np.int32),
+                "tile": zeros((n_row, group, ops.TILE), np.float32),
                 "units": np.zeros((n_row, n), np.int32),
                 "order": np.zeros((n_row, n), np.int32),
-                "line": zeros((n_row, shape.head_dim), np.float32),
                 "needs": np.zeros(n_row, np.int32),
                 "bars": np.zeros(n_row, np.float32),
             }
@@ -233,7 +236,7 @@ class MeteredState(SelectorState):
         assert self.meter is not None
         p, shape, own = self._params, self.shape, self._rows(sel.n_row)
         group, of_mean = shape.n_head // sel.n_row, shape.head_dim + 8
-        both = {
+        both: dict[str, Any] = {
             "step": rec.step,
             "q": q,
             "lse": lse,
@@ -263,7 +266,7 @@ class MeteredState(SelectorState):
             **both,
         )
         key_bytes = kv.k[0, 0, 0].nbytes
-        names = ("indptr", "weights", "units", "order", "line", "needs", "bars")
+        more = ("indptr", "weights", "rows", "tile", "units", "order", "needs", "bars")
         rec.program.add(
             ops.METER_WEIGH,
             (shape.head_dim, group, 1, kv.types[0]),
@@ -275,7 +278,7 @@ class MeteredState(SelectorState):
             window=0,
             stride=1,
             least=p.mass,
-            **{name: own[name] for name in names},
+            **{name: own[name] for name in more},
             **both,
         )
 

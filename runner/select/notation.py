@@ -82,10 +82,11 @@ def parse_methods(
 
 def _floored(method: Selector, min_mass: float) -> Selector:
     """The method with a floor, or with another floor. Raises MethodError."""
+    from tamis.select.auto import Auto
     from tamis.select.metered import Metered
 
     try:
-        if isinstance(method, Metered):
+        if isinstance(method, Metered | Auto):
             return dataclasses.replace(method, mass=min_mass)
         return Metered(method, mass=min_mass)
     except ValueError:
@@ -110,7 +111,7 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
 
     Or, at decode, a method a layer, `METHOD@LAYERS+METHOD@LAYERS`. Raises MethodError.
     """
-    if AT in text:
+    if AT in re.sub(r"\(.*\)", "", text):
         return _per_layer(text, role)
     name, inner, parameters = _parts(text)
     try:

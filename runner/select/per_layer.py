@@ -44,6 +44,8 @@ class PerLayer:
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
+        if any(getattr(part.method, "all_layers", False) for part in self.parts):
+            raise ValueError("metered and auto serve all layers: write metered(hip@0-11+...)")
         named = Counter(layer for part in self.parts for layer in part.layers)
         layer, n_method = named.most_common(1)[0]
         if n_method > 1:

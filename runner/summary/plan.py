@@ -36,7 +36,8 @@ class Settings:
     task: Task = field(default_factory=Task)
     params: SamplerParams = field(default_factory=lambda: SamplerParams(temp=0))
     n_ctx: int | None = None
-    attn: str = "dense"
+    attn: str = "auto"
+    min_mass: float | None = None
     prefill: str = "auto"
     type_k: str | None = None
     type_v: str | None = None
@@ -123,7 +124,7 @@ def _rounded(n: int) -> int:
 def _types(engine: "Engine", settings: Settings) -> list[tuple[str, str]]:
     """The types to try. Only dense decoding is sure to read q8_0 wherever the backend does."""
     k, v = settings.type_k, settings.type_v
-    small = settings.attn == "dense" and engine.hp.head_dim % 32 == 0
+    small = settings.attn in ("dense", "auto") and engine.hp.head_dim % 32 == 0
     types = ["f16", "q8_0"] if small and "q8_0" in engine.backend.kv_types else ["f16"]
     return list(dict.fromkeys((k or type, v or type) for type in types))
 

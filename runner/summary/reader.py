@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
-from tamis.auto.auto import choose, parse_auto
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
-from tamis.select.notation import DENSE
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings
@@ -56,7 +54,6 @@ class Reader:
     def __init__(self, engine: "Engine", settings: Settings, cache: Cache | None) -> None:
         self._engine, self._settings, self._cache = engine, settings, cache
         self._model = "" if cache is None else model_digest(engine.path)
-        self._auto = parse_auto(settings.attn)
         self._session: Session | None = None
         self._opened: dict[str, Any] = {}
 
@@ -92,8 +89,6 @@ class Reader:
             n_text = shared(ids, self._engine.encode_chat(message(text, "")))
             session.prefill(ids[:n_text], self._told(watch, 0))
             self._keep(session, plan, text)
-        if self._auto is not None:
-            session, n_text = self._suited(session, plan, ids, n_text, watch), len(ids) - 1
         pieces = []
         for piece in session.generate(
             ids[n_text:],
@@ -114,32 +109,12 @@ class Reader:
             n_written=len(pieces),
         )
 
-    def _suited(
-        self, session: Session, plan: Plan, ids: Sequence[int], n_read: int, watch: Watch
-    ) -> Session:
-        """A session that holds the prompt but its last token, with the method that suits it."""
-        assert self._auto is not None
-        if n_read < len(ids) - 1:
-            session.prefill(ids[n_read:-1], self._told(watch, n_read))
-        choice = choose(self._engine, session, self._auto)
-        watch.say(f"{watch.name}: --attn auto: {choice}")
-        if choice.attn == DENSE:
-            return session
-        own = self._engine.session(
-            n_ctx=plan.n_ctx,
-            attn=choice.attn,
-            type_k=plan.type_k,
-            type_v=plan.type_v,
-            progress=watch.progress,
-        )
-        own.copy(session)
-        return own
-
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session as the plan wants it: the one there is, or a new one."""
         options: dict[str, Any] = {
             "n_ctx": plan.n_ctx,
-            "attn": DENSE if self._auto is not None else self._settings.attn,
+            "attn": self._settings.attn,
+            "min_mass": self._settings.min_mass,
             "prefill": plan.prefill,
             "type_k": plan.type_k,
             "type_v": plan.type_v,
@@ -183,7 +158,8 @@ class Reader:
         params = self._settings.params
         if not repeatable(self._settings):
             return None
-        made_by = [__version__, self._model, self._settings.attn, plan.prefill]
+        own = self._settings
+        made_by = [__version__, self._model, own.attn, own.min_mass, plan.prefill]
         types, n_token = [plan.type_k, plan.type_v], self._settings.task.n_token
         return key_of("answer", made_by, types, repr(params), n_token, task, text)
 

@@ -10,15 +10,12 @@ from lfps_repeats import check_repeats
 from oracle import Oracle
 from tiny_models import ARCHITECTURES, TinySpec, write_tiny_model
 
-from tamis.auto.attention_mass import Weighed
-from tamis.auto.auto import Auto, choose
 from tamis.cli import main
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.contract.program import ATTEND, SELECT
 from tamis.jit_kernels.cuda.runtime.driver import CudaError
 from tamis.sampling.chain import SamplerParams
-from tamis.select.notation import parse_method
 
 pytestmark = pytest.mark.gpu
 
@@ -271,45 +268,6 @@ def test_bench_compares_methods_on_a_gpu(tmp_path, capsys):
     assert dense["dense_ms"] > 0
     assert window["ms"] > 0
     assert dense["tokens"] > window["tokens"] >= 22
-
-
-@pytest.mark.parametrize(
-    "attn",
-    [
-        "topk:k=8,sink=2,recent=6,rows=head",
-        "hip:k=8,b_k=2,l_d=0,sink=2,local=6,r_m=4@1",
-        "quest:budget=24,page=4,dense=0,sink=2,recent=4",
-    ],
-)
-def test_what_is_weighed_is_what_is_weighed_on_the_cpu(attn, tmp_path):
-    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32"))
-    ids = np.random.default_rng(1).integers(0, 256, 120).tolist()
-    found = []
-    for engine in (loaded(path, device="cuda"), loaded(path)):
-        weighed = Weighed(parse_method(attn))
-        session = engine.session(n_ctx=256, attn=weighed)
-        for token in ids:
-            session.decode(token)
-            weighed.take(engine.places, session.n_past - 1)
-        found.append([weighed.of([layer]) for layer in range(engine.hp.n_layer)])
-        engine.close()
-    np.testing.assert_allclose(*found, rtol=1e-3)
-    assert min(weight.mass for weight in found[0]) < 0.99
-
-
-def test_auto_chooses_as_on_the_cpu(tmp_path):
-    """Prompts differ by a thousandth there: with these numbers no candidate is near the target."""
-    path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", n_ctx=1024))
-    ids = np.random.default_rng(1).integers(0, 256, 700).tolist()
-    how, choices = Auto(least=64, mass=0.05, share=9), []
-    for engine in (loaded(path, device="cuda"), loaded(path)):
-        base = engine.session(n_ctx=1024)
-        base.prefill(ids)
-        choices.append(choose(engine, base, how))
-        engine.close()
-    assert choices[0].attn == choices[1].attn == "hip:k=64,l_d=0"
-    weights = [choice.tried[0].groups for choice in choices]
-    np.testing.assert_allclose(*weights, rtol=0.05)
 
 
 def test_a_loaded_session_starts_anew_and_repeats_itself(tmp_path):

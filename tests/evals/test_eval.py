@@ -166,14 +166,12 @@ def test_an_answer_ends_when_all_is_found(engine, tmp_path, monkeypatch):
     assert all("mass" in row and len(row["mass_by_layer"]) == 2 for row in rows[1:])
 
 
-def test_auto_chooses_for_each_sample_and_says_what(engine, tmp_path):
-    auto = "auto:least=64,mass=0.01,share=9,probe=2"
-    rows = evaluate(engine, changed(attn=(auto, "auto")), tmp_path)
-    assert [row["label"] for row in rows] == ["dense", auto, "auto"]
-    assert rows[1]["chosen"] not in ("dense", auto)
-    assert rows[1]["reason"].startswith("keeps ")
-    assert rows[1]["choose_s"] > 0
-    assert rows[2]["chosen"] == "dense"  # 496 tokens are few
+def test_a_metered_method_says_what_it_held(engine, tmp_path):
+    metered = "metered(window:recent=32):mass=0"
+    rows = evaluate(engine, changed(attn=(metered, "auto")), tmp_path)
+    assert [row["label"] for row in rows] == ["dense", metered, "auto"]
+    assert 0 < rows[1]["estimate"]["mass"] < 0.9
+    assert "estimate" not in rows[2]  # 496 tokens are few
     assert rows[2]["answer"] == rows[0]["answer"]
 
 

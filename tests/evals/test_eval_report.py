@@ -74,15 +74,14 @@ def test_tasks_outside_of_ruler_are_shown_and_not_averaged(report):
     assert longer[1] == "0.800"  # the table of 8192 tokens has vt alone
 
 
-def test_what_auto_chose_is_counted_beside_what_pays_for_it(tmp_path):
-    """Choosing takes 0.4 s and the first step 0.1 s; a step saves 5 ms: 100 tokens."""
-    how = {"step_ms": 15.0, "choose_s": 0.4}
-    rows = [row("vt", i, "dense", 1.0) for i in range(3)]
-    rows += [row("vt", i, "auto", 1.0, chosen="hip@1", **how) for i in range(2)]
-    rows.append(row("vt", 2, "auto", 1.0, chosen="dense", choose_s=0.3))
+def test_what_metered_methods_held_is_the_mean_of_their_estimates(tmp_path):
+    names = ("chosen_mass", "mass", "mass_p5", "escalated", "dense")
+    rows = [
+        row("vt", i, "auto", 1.0, estimate=dict.fromkeys(names, value))
+        for i, value in enumerate((0.5, 0.75))
+    ]
     report = write_report(rows, tmp_path)[0].read_text()
-    assert ["4096", "`auto`", "`hip@1`", "2", "0.40", "100"] in lines(report, "4096 | `auto`")
-    assert "| 4096 | `auto` | `dense` | 1 | 0.30 |  |" in report
+    assert ["4096", "`auto`", *["0.625"] * 5] in lines(report, "4096 | `auto`")
 
 
 def test_speed_is_beside_dense_of_the_same_samples(report):

@@ -19,7 +19,6 @@ from tiny_models import TinySpec, write_tiny_model
 from two_devices import GIB, N_LAYER, Apart, loaded
 
 from tamis import Llama
-from tamis.auto.auto import Auto, choose
 from tamis.bindings import llama as flat
 from tamis.bindings.flat.context import using
 from tamis.cli import main
@@ -543,23 +542,14 @@ def test_steps_can_be_audited_where_keys_are(path, whole, elsewhere):
     engine.close()
 
 
-@pytest.mark.parametrize("n_gpu_layers", [2, -1])
-def test_auto_weighs_where_the_layers_are(path, whole, gpu, n_gpu_layers):
-    ids, engine = ids_of(300), loaded(path, n_gpu_layers)
-    methods, found = ("window:recent=32", "lfps:local=100", "topk:k=160"), []
-    for each in (whole, engine):
-        base = each.session(n_ctx=512)
-        base.prefill(ids)
-        all_tried = choose(each, base, Auto(mass=1, share=9, least=64), methods).tried
-        # What two of the four quarters keep with the second method, and two do not.
-        mass = sorted(weight.mass for weight in all_tried[1].groups)[2]
-        choice = choose(each, base, Auto(mass=mass, share=9, least=64), methods)
-        own = each.session(n_ctx=512, attn=choice.attn)
-        own.copy(base)
-        found.append((choice._replace(seconds=0), own.decode(9).tolist()))
-    assert found[0] == found[1]
-    assert "lfps" in choice.attn
-    assert "@" in choice.attn
+def test_auto_reads_all_where_a_gpu_keeps_the_keys(path, whole, gpu):
+    ids, engine = ids_of(80), loaded(path, n_gpu_layers=-1)
+    assert whole.auto_stays_dense() == ""
+    assert "no kernels" in engine.auto_stays_dense()
+    session = engine.session(n_ctx=128, attn="auto:least=0,mass=0")
+    session.prefill(ids[:79])
+    session.decode(ids[79])
+    assert session.mass is None
     engine.close()
 
 

@@ -88,6 +88,14 @@ EXAMPLES = {
         Example("delta(window:sink=0,recent=1,block=1):gamma=7,mode=recompute", None, 1),
         Example("delta(cpe:local=8,sink=4):gamma=5", None, 8),
     ],
+    "metered": [
+        Example("metered(window:sink=4,recent=32,block=16):mass=0.5", 16 + 16 + 32, 32),
+        Example("metered(topk:k=24,sink=4,recent=8,rows=head):mass=0,samples=16", 36, 8),
+    ],
+    "auto": [
+        Example("auto", None, 10_000),
+        Example("auto:least=0,part=8,mass=0.3", None, 200),
+    ],
     "vertical_slash": [
         Example("vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16", None, 8),
         Example("vertical_slash:n_vertical=1,n_slash=1,sink=0,local=1,last_q=1", None, 1),
@@ -166,6 +174,8 @@ COVERING = {
         "delta(window:recent=16):gamma=512",
         "delta(cpe:psi=1):gamma=1,mode=recompute",
     ],
+    "metered": ["metered(window:recent=512)", "metered(window:recent=9):mass=1"],
+    "auto": ["auto", "auto:least=0,mass=1"],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
     "tactic": [

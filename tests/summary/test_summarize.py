@@ -599,20 +599,6 @@ def test_the_text_of_a_document_is_text_and_a_kept_one_answers_as_a_new_one(tiny
     engine.close()
 
 
-def test_auto_chooses_when_the_text_is_read_and_says_what(tiny, cache):
-    said, engine = [], Engine.load(tiny, n_threads=1)
-    text = "the cat and the other thing in the water. " * 20
-    how = "least=64,mass=0.01,share=9,probe=2"
-    watch = replace(silent("cat.txt"), say=said.append)
-    for attn in ("dense", f"auto:{how}", "auto"):
-        settings = replace(SHORT, attn=attn)
-        Summarizer(engine, settings, cache).summarize(Document("cat.txt", text), watch)
-    engine.close()
-    chosen, short = [line for line in said if "--attn auto: " in line]
-    assert re.match(r"cat.txt: --attn auto: hip:k=64\S*; keeps \S+ of the attention", chosen)
-    assert re.match(r"cat.txt: --attn auto: dense; \d+ tokens are fewer than 7500", short)
-
-
 def test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice(tiny, tmp_path):
     (tmp_path / "doc.txt").write_text(TEXT[:5000])
     words = [sys.executable, "-m", "tamis", "summarize", "doc.txt", "-m", str(tiny), "-t", "1"]

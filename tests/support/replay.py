@@ -97,8 +97,9 @@ class Replay:
             q, out = self._q[layer], self._out[layer]
             sel = choose(rec, layer, q, kv)
             self.selections.append(sel)
-            chosen = Rows(rec.step, 1, sel, out)
-            for rows in (chosen, *self.state.also_dense(rec, layer, sel)):
+            chosen = Rows(rec.step, 1, sel, out, lse=self.state.lse if n_tok == 1 else None)
+            self._attend(rec, q, kv, chosen)
+            for rows in self.state.also_attend(rec, layer, chosen):
                 self._attend(rec, q, kv, rows)
             self.state.correct(rec, layer, q, kv, sel, out)
             self.state.observe(rec, layer, q, kv, sel)
@@ -111,7 +112,7 @@ class Replay:
             k_pages=kv.k, v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
             indices=sel.indices, log_weight=sel.log_weight, block=sel.block, n_row=sel.n_row,
             heads_per_kv=self.n_head // self.n_head_kv, n_head_kv=self.n_head_kv, window=0,
-            n_split=1, stride=rows.stride, partial=None, out=rows.out, lse=None,
+            n_split=1, stride=rows.stride, partial=None, out=rows.out, lse=rows.lse,
             scratch=self._scratch, scale=self.head_dim**-0.5,
         )  # fmt: skip
 

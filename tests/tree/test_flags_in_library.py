@@ -10,7 +10,7 @@ import pytest
 from tamis.cli.options.errors import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNNER = ("arch", "auto", "engine", "graph", "kv", "model", "sampling", "select")
+RUNNER = ("arch", "engine", "graph", "kv", "model", "sampling", "select")
 BINDINGS = ("bindings/flat", "bindings/drop_in")  # the server names the flags it is started with
 FOLDERS = (*(f"runner/{name}" for name in RUNNER), "jit_kernels", "formats", *BINDINGS)
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]

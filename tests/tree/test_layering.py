@@ -41,7 +41,6 @@ tamis.graph.mixers
 tamis.arch
 tamis.text  tamis.sampling  tamis.fetch
 tamis.engine
-tamis.auto
 tamis.bindings.flat
 tamis.bindings.drop_in
 tamis.bindings  tamis.bindings.serve
@@ -69,6 +68,8 @@ SELECT_SHARED = {
     "tamis.select",
     "tamis.select.base",
     "tamis.select.in_numpy",
+    "tamis.select.meter",
+    "tamis.select.metered",
     "tamis.select.notation",
     "tamis.select.plugins",
 }

@@ -252,12 +252,13 @@ class Messages(Reply):
             "usage": self._usage(counts),
         }
 
-    def _usage(self, counts: Counts) -> dict[str, int]:
+    def _usage(self, counts: Counts) -> dict[str, Any]:
         return {
             "input_tokens": self.task.prompt_tokens - counts.n_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": counts.n_cached,
             "output_tokens": counts.n_answer,
+            **counts.attention(),
         }
 
     def frame(self, event: Any) -> str:

@@ -58,6 +58,7 @@ class _Completions(Reply):
             "completion_tokens": total.n_answer,
             "total_tokens": n_prompt + total.n_answer,
             "prompt_tokens_details": {"cached_tokens": total.n_cached},
+            **total.attention(),
         }
 
     def _whole(self, choices: list[dict[str, Any]]) -> Chunk:

@@ -233,6 +233,7 @@ class Responses(Reply):
                 "output_tokens": c.n_answer,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": n_prompt + c.n_answer,
+                **c.attention(),
             }
         return {
             "id": "resp_" + self._name,

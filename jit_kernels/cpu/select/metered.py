@@ -1,6 +1,5 @@
 """Ops of `metered`: what a method left out, weighed by samples, and what is read again for it."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,34 @@ from tamis.jit_kernels.contract.ops.select.metered import (
     WITHIN,
     meter_work,
 )
-from tamis.jit_kernels.cpu.attention.gathered_scores import TILE_ROW, pad_list
-from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
-from tamis.jit_kernels.cpu.lang.blocks16 import dot_float
+from tamis.jit_kernels.cpu.attention.gathered_scores import (
+    TILE_ROW,
+    key_row,
+    pad_list,
+    products_of,
+)
 from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_f32,
-    load_f64,
     load_i32,
     load_i64,
     store_f32,
-    store_f64,
     store_i32,
 )
-from tamis.jit_kernels.cpu.lang.simd import LANES, load_f, store_f
+from tamis.jit_kernels.cpu.lang.simd import (
+    LANES,
+    hsum,
+    load_f,
+    splat_f,
+    store_f,
+    vexp,
+    vmin,
+    zero_f,
+)
 from tamis.jit_kernels.cpu.select.hip_means import rating
 
 row_work = njit(meter_work)
 ZERO = np.float32(0)
+MOST_LOGIT = np.float32(60)  # beyond the log-sum-exp; more than e^60 holds nothing as well
 MOST = 1e30  # of a sum of scores: beyond it chances are equal
 
 
@@ -115,7 +125,7 @@ def draw(row, units, sizes, key, out):
         if exact:
             for i in range(some):
                 store_i32(to + 4 * count, left_out(row, cursor, u * unit, i))
-                store_f64(factors + 8 * count, 1.0)
+                store_f32(factors + 4 * count, np.float32(1))
                 count += 1
             continue
         chance = share / n_left + per * load_f32(scores + 4 * u)
@@ -126,13 +136,13 @@ def draw(row, units, sizes, key, out):
                 break
             i = min(some - 1, max(0, int((point - below) / chance)))
             store_i32(to + 4 * count, left_out(row, cursor, u * unit, i))
-            store_f64(factors + 8 * count, 1.0 / (n_sample * chance))
+            store_f32(factors + 4 * count, np.float32(1.0 / (n_sample * chance)))
             count += 1
         below = above
     last = load_i32(to + 4 * (count - 1)) if count > 0 else 0
     for i in range(count, n_sample):
         store_i32(to + 4 * i, last)
-        store_f64(factors + 8 * i, 0.0)
+        store_f32(factors + 4 * i, ZERO)
 
 
 def meter_sample(head_dim: int, group: int) -> Any:
@@ -176,7 +186,7 @@ def meter_sample(head_dim: int, group: int) -> Any:
                 store_f32(scores + 4 * n_whole, ZERO)
             key = mixed(mixed(mixed(a.seed) + a.layer * 65536 + r) + pos)
             sizes = n, a.unit, a.n_sample, np.float64(a.even)
-            out = a.indices + 4 * a.n_sample * r, a.factors + 8 * a.n_sample * r
+            out = a.indices + 4 * a.n_sample * r, a.factors + 4 * a.n_sample * r
             draw(row, (left, scores), sizes, key, out)
 
     return kernel
@@ -210,30 +220,40 @@ def widened(left, scores, n_unit, bar):
 def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
     """Kernel of METER_WEIGH: threads stride over rows."""
     assert q_block == 1
-    read, fields = rows_of_type(type_k, head_dim).read, 4 * len(METER)
+    products, fields = products_of(head_dim, group, type_k), 4 * len(METER)
 
     @njit(error_model="numpy")
-    def weigh(a, r, weights, line):
-        """Weights of a row's samples, their sums behind them, each head's report; the least mass."""
-        h, first, size = r * group // a.heads_per_kv, a.n_sample * r, a.n_sample + 1
+    def list_keys(a, r, rows, units):
+        """List the rows of the samples' keys, and their units."""
+        h, first = r * group // a.heads_per_kv, a.indices + 4 * a.n_sample * r
         for i in range(a.n_sample):
-            j, factor = load_i32(a.indices + 4 * (first + i)), load_f64(a.factors + 8 * (first + i))
-            store_i32(a.units + 4 * (first + i), j // a.unit)
-            read(a.k_pages, row_at(a.k_table, a.n_head_kv, h, j), line)
+            j = load_i32(first + 4 * i)
+            store_i32(units + 4 * i, j // a.unit)
+            store_i32(rows + 4 * i, key_row(a.k_table, a.n_head_kv, h, j))
+        pad_list(rows, a.n_sample)
+
+    @njit(error_model="numpy")
+    def weigh(a, r, rows, tile, weights):
+        """Weights of a row's samples, then their sum; each head's report; the least mass."""
+        size = 4 * (a.n_sample + 1)
+        for j in range(0, a.n_sample, TILE):
+            count = min(TILE, a.n_sample - j)
+            products(tile, a.q + 4 * head_dim * group * r, rows + 4 * j, a.k_pages, count)
             for g in range(group):
-                head = group * r + g
-                x = dot_float(a.q + 4 * head_dim * head, line, head_dim) * a.scale
-                apart = np.float64(x) - np.float64(load_f32(a.lse + 4 * head))
-                store_f64(weights + 8 * (size * g + i), math.exp(min(apart, 600.0)) * factor)
-        lowest = 1.0
+                lse, to = splat_f(load_f32(a.lse + 4 * (group * r + g))), weights + size * g + 4 * j
+                for i in range(0, count, LANES):
+                    x = load_f(tile + TILE_ROW * g + 4 * i) * splat_f(a.scale) - lse
+                    factors = load_f(a.factors + 4 * (a.n_sample * r + j + i))
+                    store_f(to + 4 * i, vexp(vmin(x, splat_f(MOST_LOGIT))) * factors)
+        lowest = np.float32(1)
         for g in range(group):
-            own, total = a.report + fields * (group * r + g), 0.0
-            for i in range(a.n_sample):
-                total += load_f64(weights + 8 * (size * g + i))
-            store_f64(weights + 8 * (size * g + a.n_sample), total)
-            mass = 1.0 / (1.0 + total)
-            store_f32(own + 4 * METER.mass, np.float32(mass))
-            store_f32(own + 4 * METER.held, np.float32(mass))
+            own, total = a.report + fields * (group * r + g), zero_f()
+            for i in range(0, 4 * a.n_sample, 4 * LANES):
+                total += load_f(weights + size * g + i)
+            store_f32(weights + size * g + 4 * a.n_sample, hsum(total))
+            mass = np.float32(1) / (np.float32(1) + hsum(total))
+            store_f32(own + 4 * METER.mass, mass)
+            store_f32(own + 4 * METER.held, mass)
             store_f32(own + 4 * METER.needed, np.float32(WITHIN))
             lowest = min(lowest, mass)
         return lowest
@@ -244,7 +264,7 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
         rest = 0.0
         for i in range(a.n_sample):
             if load_f32(scores + 4 * load_i32(units + 4 * i)) < bar:
-                rest += load_f64(weights + 8 * ((a.n_sample + 1) * g + i))
+                rest += load_f32(weights + 4 * ((a.n_sample + 1) * g + i))
         return rest
 
     @njit(error_model="numpy")
@@ -254,10 +274,10 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
         by_score(order, units, scores, a.n_sample)
         taken = 0
         for g in range(group):
-            total = load_f64(weights + 8 * (size * g + a.n_sample))
+            total = load_f32(weights + 4 * (size * g + a.n_sample))
             rest, i = total, 0
             while i < a.n_sample and (i < taken or rest > (1.0 - a.least) * (1.0 + total)):
-                rest -= load_f64(weights + 8 * (size * g + load_i32(order + 4 * i)))
+                rest -= load_f32(weights + 4 * (size * g + load_i32(order + 4 * i)))
                 i += 1
             taken = i
         last = load_i32(units + 4 * load_i32(order + 4 * max(0, taken - 1)))
@@ -266,13 +286,16 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
     def kernel(tid, n_thread, a):
         n = load_i64(a.step + STEP.pos) + 1
         for r in range(tid, a.n_row, n_thread):
-            weights = a.weights + 8 * (a.n_sample + 1) * group * r
-            lowest = weigh(a, r, weights, a.line + 4 * head_dim * r)
+            weights = a.weights + 4 * (a.n_sample + 1) * group * r
+            units = a.units + 4 * a.n_sample * r
+            rows, tile = a.rows + 4 * (a.n_sample + LIST_PAD) * r, a.tile + TILE_ROW * group * r
+            list_keys(a, r, rows, units)
+            lowest = weigh(a, r, rows, tile, weights)
             store_i32(a.needs + 4 * r, WITHIN)
             if lowest >= a.least:
                 continue
             left, scores = a.left + 4 * a.n_unit * r, a.scores + 4 * a.n_unit * r
-            units, n_unit = a.units + 4 * a.n_sample * r, (n + a.unit - 1) // a.unit
+            n_unit = (n + a.unit - 1) // a.unit
             bar = bar_of(a, r, weights, units, scores)
             n_left, n_more = widened(left, scores, n_unit, bar)
             if bar <= ZERO or 2 * (n - n_left + n_more) > n:
@@ -282,7 +305,7 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
             store_f32(a.bars + 4 * r, bar)
             for g in range(group):
                 own = a.report + fields * (group * r + g)
-                total = load_f64(weights + 8 * ((a.n_sample + 1) * g + a.n_sample))
+                total = load_f32(weights + 4 * ((a.n_sample + 1) * g + a.n_sample))
                 rest = outside(a, weights, g, units, scores, bar)
                 store_f32(own + 4 * METER.held, np.float32(1.0 - rest / (1.0 + total)))
                 store_f32(own + 4 * METER.needed, np.float32(WIDER))

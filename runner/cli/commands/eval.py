@@ -24,7 +24,6 @@ DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers ha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.epilog = common.AUTO_HELP
     common.add_model_arguments(parser, several=True, lengths=True)
     _add_questions(parser)
     parser.add_argument("--list", action="store_true", help="list the tasks")
@@ -120,7 +119,6 @@ def _settings(arguments: argparse.Namespace) -> Any:
     from tamis.evals.scoring import rouge_scorer
     from tamis.evals.tasks import tasks
     from tamis.evals.tasks.base import ROUGE
-    from tamis.select.notation import DENSE
 
     if arguments.data and arguments.task:
         raise UsageError("--data stands in place of --task: leave out one")
@@ -147,7 +145,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
         n_predict=arguments.predict,
     )
     for prefill, attn in settings.pairs():
-        common.check_methods(DENSE if common.auto_method(attn) else attn, prefill)
+        common.check_methods(attn, prefill)
     return settings
 
 

@@ -16,7 +16,6 @@ from tamis.cli.terminal.answer import open_answer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.epilog = common.AUTO_HELP
     prompt.add_arguments(parser)
     common.add_model_arguments(parser, auto=True)
     common.add_adapter_arguments(parser)
@@ -97,8 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     draft.check(arguments)
     text = prompt.read(arguments)
     progress = common.Progress()
-    how = common.auto_method(arguments.attn)
-    arguments.attn = arguments.attn if how is None else "dense"
     prefill, arguments.prefill = arguments.prefill, context.prefill(arguments.prefill, 0)
     common.check_methods(arguments.attn, arguments.prefill)
     path = common.model_file(arguments.model, progress)
@@ -112,8 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
     common.note_untrained(engine, session, arguments)
     drafts = draft.open_draft(engine, session, arguments)
     answer = _Answer(len(ids))
-    if how is not None and len(ids) > 1:
-        session, ids = _chosen(engine, session, arguments, how, ids), ids[-1:]
     writer = draft.drafting(session, drafts, arguments)
     with open_answer(plain=True) as shown:
         for piece in _pieces(engine, writer, ids, params, arguments):
@@ -121,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             answer.pieces.append(piece)
             shown.write("" if arguments.json else piece.text)
     answer.end = time.perf_counter()
-    _report(arguments, answer, session.audit)
+    _report(arguments, answer, session)
     if arguments.stats:
         _stats(engine, session, answer, answer.start - began)
         draft.report(writer)
@@ -149,32 +144,15 @@ def _pieces(
     return Shifting(session, session.n_ctx // 4).generate(ids, params, **options)
 
 
-def _chosen(
-    engine: Any, session: Any, arguments: argparse.Namespace, how: Any, ids: list[int]
-) -> Any:
-    """A session that holds the prompt but its last token, with the method that suits it."""
-    from tamis.auto.auto import choose
-
-    progress = common.Progress()
-    session.prefill(ids[:-1], progress.reading(len(ids) - 1))
-    choice = choose(engine, session, how)
-    note(f"--attn auto: {choice}")
-    if choice.attn == "dense":
-        return session
-    arguments.attn = choice.attn
-    own = common.open_session(engine, arguments, progress)
-    own.copy(session)
-    return own
-
-
-def _report(arguments: argparse.Namespace, answer: _Answer, found: Any) -> None:
+def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> None:
     """The JSON answer on standard output, or notes and the audit for the person."""
     from tamis.cli.terminal import audit
 
-    speeds = answer.speeds()
+    speeds, found = answer.speeds(), session.audit
     if arguments.json:
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in answer.pieces]
         checked = {} if found is None else {"audit": audit.report(found)}
+        checked |= {} if session.mass is None else {"attention": session.mass.rounded()}
         report = {"text": answer.text, **speeds, "tokens": tokens, **checked}
         sys.stdout.write(json.dumps(report) + "\n")
         return
@@ -212,4 +190,6 @@ def _stats(engine: Any, session: Any, answer: _Answer, opened: float) -> None:
         f"{plan.kv / common.MIB:.0f} MiB ({types.k}/{types.v}), scratch "
         f"{plan.workspace / common.MIB:.0f} MiB",
     }
+    if session.mass is not None:
+        rows["attention"] = str(session.mass)
     note("\n".join(f"{name:<12} {value}" for name, value in rows.items()))

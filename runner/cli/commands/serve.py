@@ -308,6 +308,7 @@ class Source:
             "n_ctx": given.ctx,
             "n_ubatch": given.ubatch,
             "attn": given.attn,
+            "min_mass": given.min_mass,
             "prefill": given.prefill,
             "type_k": given.cache_type_k,
             "type_v": given.cache_type_v,

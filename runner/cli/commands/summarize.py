@@ -28,7 +28,6 @@ BAR = 20  # characters
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.epilog = common.AUTO_HELP
     parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument(
@@ -119,13 +118,13 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
     if not hasattr(arguments, "temp"):
         arguments.temp = 0.0
     prefill = "dense" if arguments.prefill == "auto" else arguments.prefill
-    attn = arguments.attn if common.auto_method(arguments.attn) is None else "dense"
-    common.check_methods(attn, prefill)
+    common.check_methods(arguments.attn, prefill)
     return Settings(
         task=Task(arguments.length, arguments.instruction, arguments.ask),
         params=samplers.params(arguments),
         n_ctx=arguments.ctx,
         attn=arguments.attn,
+        min_mass=arguments.min_mass,
         prefill=arguments.prefill,
         type_k=arguments.cache_type_k,
         type_v=arguments.cache_type_v,

@@ -454,6 +454,7 @@ class Chat:
             f"memory: weights {plan.weights / common.MIB:.0f} MiB, "
             f"KV {plan.kv / common.MIB:.0f} MiB, scratch {plan.workspace / common.MIB:.0f} MiB"
             + _tier_line(plan, session.kv_counts)
+            + ("" if session.mass is None else f"\nattention: {session.mass}")
         )
 
     def _do_ctx(self, _rest: str) -> None:

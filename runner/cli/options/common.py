@@ -14,12 +14,6 @@ from tamis.cli.terminal.progress import MIB as MIB
 from tamis.cli.terminal.progress import Progress
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
-AUTO_HELP = (
-    "--attn auto decodes the prompt's last tokens again with several methods and takes, for each "
-    "quarter of the layers, the one that reads least of those that keep 0.95 of the attention "
-    "there with half of the bytes; where there is none, and below 7500 tokens (131072 on a GPU), "
-    "it stays dense. auto:mass=0.9,probe=4,least=7500,share=0.5 changes that"
-)
 # The groups that help shows.
 MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
 ATTENTION_GROUP = "attention"
@@ -80,6 +74,17 @@ def not_utf8(text: str) -> str:
         at = len(text[: error.start].encode())
         return f"not UTF-8: byte {ord(text[error.start]) & 0xFF:#04x} at {at}; convert it first"
     return ""
+
+
+def share(text: str) -> float:
+    """An argument that is a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
 
 
 def size(text: str) -> int:
@@ -195,7 +200,20 @@ def _add_method_arguments(
         more = "; may be given again (default: dense)"
         attention.add_argument("--attn", action="append", metavar="METHOD", help=text + more)
     else:
-        attention.add_argument("--attn", default="dense", metavar="METHOD", help=text)
+        more = (
+            ", or auto (the default): dense up to 12288 tokens; beyond, HiP with a floor under the "
+            "share of attention that each head holds. dense reads all"
+        )
+        attention.add_argument("--attn", default="auto", metavar="METHOD", help=text + more)
+    if not several:
+        attention.add_argument(
+            "--min-mass",
+            type=share,
+            metavar="P",
+            help="share of attention, 0 to 1, that each head is to hold at every step: where "
+            "sampled keys say that --attn chose too little, more is read; 0 only measures "
+            "(default: 0.95 with --attn auto, else neither)",
+        )
     text = "attention method of reading prompts"
     if lengths:
         more = "; may be given again (default: dense)"
@@ -338,26 +356,9 @@ def check_methods(attn: str, prefill: str) -> None:
     """Raise UsageError for an unknown method, before a model is loaded for it."""
     from tamis.select.notation import MethodError, parse_methods
 
-    if auto_method(attn) is not None:
-        raise UsageError(
-            "--attn auto chooses for a document that was read: run, summarize and eval take it; "
-            "here name a method, such as the one that `tamis run --attn auto` tells"
-        )
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
-        raise UsageError(str(error)) from error
-
-
-def auto_method(attn: str) -> Any:
-    """How `--attn auto` is to choose, an auto.Auto; None for another method. Raises UsageError."""
-    if not attn.startswith("auto"):
-        return None
-    from tamis.auto.auto import AutoError, parse_auto
-
-    try:
-        return parse_auto(attn)
-    except AutoError as error:
         raise UsageError(str(error)) from error
 
 
@@ -482,10 +483,21 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         prefill=arguments.prefill,
         audit=getattr(arguments, "audit", 0),
         adapters=adapter_files(arguments).load(),
+        min_mass=getattr(arguments, "min_mass", None),
         progress=progress,
         **kv_options(arguments),
     )
     progress.clear()
+    if arguments.attn == "auto" and not engine.auto_stays_dense():
+        from tamis.select.auto import Auto
+
+        floor, least = getattr(arguments, "min_mass", None), Auto.least
+        floor = Auto.mass if floor is None else floor
+        if session.n_ctx > least:
+            note(
+                f"--attn auto: beyond {least} tokens each head holds an estimated {floor:g} of "
+                "attention; --attn dense reads all"
+            )
     return session
 
 

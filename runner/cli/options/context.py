@@ -114,7 +114,7 @@ def _smaller(most: int, least: int) -> Iterator[int]:
 def _types(engine: Any, arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """The KV types to try: 8 bits only where every method reads them, the dense ones."""
     k, v = arguments.cache_type_k, arguments.cache_type_v
-    dense = arguments.attn == "dense" and arguments.prefill == "dense"
+    dense = arguments.attn in ("dense", "auto") and arguments.prefill == "dense"
     small = dense and engine.hp.head_dim % 32 == 0 and "q8_0" in engine.backend.kv_types
     found = [(k or type, v or type) for type in ("f16", "q8_0")[: 1 + small]]
     return list(dict.fromkeys(found))

@@ -44,6 +44,8 @@ def check(arguments: argparse.Namespace) -> None:
         return
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
+    if arguments.attn == "auto":
+        arguments.attn = "dense"  # the default: nobody has asked for it
     if arguments.attn != "dense" or arguments.prefill != "dense":
         raise UsageError("drafts are checked as prompts are: leave out --attn and --prefill")
     for name in ("audit", "context_shift"):

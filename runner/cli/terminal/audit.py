@@ -28,7 +28,7 @@ def summary(audit: Any) -> dict[str, Any]:
     """Means over all audited steps, layers and heads, and what a step reads."""
     attend, select, dense = audit.n_bytes()
     read = {"mb_attention": attend, "mb_selection": select, "mb_dense": dense}
-    found = {"steps": audit.n_step, **_row(audit.total())}
+    found = {"steps": audit.n_step, **_row(audit.total()), **_estimate(audit)}
     return found | {key: round(n_bytes / 1e6, 3) for key, n_bytes in read.items()}
 
 
@@ -57,7 +57,22 @@ def write(audit: Any) -> None:
         f"values and {found['mb_selection']:.1f} MB to select them, dense attention "
         f"{found['mb_dense']:.1f} MB"
     )
+    if "estimate" in found:
+        e = found["estimate"]
+        text.append(
+            f"estimated mass {e['mass']:.3f}, exact {e['exact']:.3f}; the estimate of a head errs "
+            f"by {e['error']:.3f} in the mean; {e['low']:.0%} of the heads hold less than 0.9: "
+            f"{e['caught']:.0%} of them are found, and {e['false_alarms']:.1%} of the others"
+        )
     note("\n" + "\n".join(text))
+
+
+def _estimate(audit: Any) -> dict[str, Any]:
+    """The estimates of a metered method beside the exact masses, where there are any."""
+    found = audit.estimate()
+    if found is None:
+        return {}
+    return {"estimate": {key: round(value, 4) for key, value in found._asdict().items()}}
 
 
 def _row(found: Any) -> dict[str, Any]:

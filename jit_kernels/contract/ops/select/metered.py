@@ -28,8 +28,8 @@ class MeterSample:
 
     A unit's score is the sum over the row's heads of exp(q . mean * scale - lse), as HIP_SEARCH has
     it; 0 for the last unit while it is not whole. A position's chance is `even` of an equal share,
-    and otherwise its unit's score over the sum of all. Drawn with replacement, one from each n-th of
-    the sum of chances; the random numbers are a function of seed, pos, layer and row alone.
+    and otherwise its unit's score over the sum of all. Drawn with replacement, one from each n-th
+    of the sum of chances; the random numbers are a function of seed, pos, layer and row alone.
     """
 
     step: Address
@@ -42,7 +42,7 @@ class MeterSample:
     left: Address  # int32 [n_row, n_unit]: positions of each unit that were left out
     scores: Address  # f32 [n_row, n_unit]
     indices: Address  # int32 [n_row, n_sample], ascending in a row
-    # f64 [n_row, n_sample]: what each drawn position stands for, 1 / (n chance); 0: none is drawn
+    # f32 [n_row, n_sample]: what each drawn position stands for, 1 / (n chance); 0: none is drawn
     factors: Address
     work: Address  # f32 [n_row, meter_work(head_dim, group, room)], scratch
     n_row: int
@@ -52,7 +52,7 @@ class MeterSample:
     room: int  # rows of means a KV head
     unit: int
     n_unit: int
-    n_sample: int
+    n_sample: int  # a multiple of 16
     layer: int
     seed: int
     even: float
@@ -82,10 +82,11 @@ class MeterWeigh:
     factors: Address
     left: Address
     scores: Address
-    weights: Address  # f64 [n_row, group, n_sample + 1], scratch
+    weights: Address  # f32 [n_row, group, n_sample + 1], scratch
+    rows: Address  # int32 [n_row, n_sample + LIST_PAD], scratch
+    tile: Address  # f32 [n_row, group, TILE], scratch
     units: Address  # int32 [n_row, n_sample], scratch
     order: Address  # int32 [n_row, n_sample], scratch
-    line: Address  # f32 [n_row, head_dim], scratch
     needs: Address  # int32 [n_row]: WITHIN, WIDER or ALL
     bars: Address  # f32 [n_row]: the least score of a unit that a WIDER row adds
     report: Address  # f32 [n_head, len(METER)]

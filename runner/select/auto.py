@@ -1,0 +1,103 @@
+"""Auto: HiP with a floor under its retained mass, dense while the context is short.
+
+Decides: at decode, nothing up to `least` positions; from there on HiP in all layers, each head
+metered (see select/metered.py): where the estimate of what it holds is below `mass`, its row reads
+more, and everything where that is not enough. HiP is taken because it has nothing to do before its
+first step and was the fastest at any mass; k is a `part`-th of the context that the session has.
+State: HiP's and the meter's.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.jit_kernels.contract.types import KVView, Selection
+from tamis.select.base import (
+    DECODE,
+    Recording,
+    Selector,
+    SelectorShape,
+    SelectorState,
+    check_numbers,
+)
+from tamis.select.metered import Metered
+from tamis.select.notation import parse_method
+
+SHORT = "short"  # the phase in which everything is read
+LEAST_K = 64
+
+
+@dataclass(frozen=True)
+class Auto:
+    """mass: what each head holds, by estimate. least: positions up to which all is read."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    all_layers: ClassVar[bool] = True
+
+    mass: float = 0.95
+    least: int = 12288
+    part: int = 16
+    samples: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.least < 0 or self.part < 1:
+            raise ValueError(f"{self}: expected least >= 0 and part >= 1")
+        self._metered(LEAST_K)
+
+    def _metered(self, k: int) -> Metered:
+        """The method, with HiP's k. Raises ValueError for a number out of range."""
+        inner = _Long(parse_method(f"hip:k={k},l_d=0"), self.least)
+        return Metered(inner, mass=self.mass, samples=self.samples, seed=self.seed)
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        """The state of one sequence; of one that cannot be long, dense attention's."""
+        if shape.n_ctx <= self.least:
+            return SelectorState(shape)
+        return self._metered(max(LEAST_K, shape.n_ctx // self.part // 64 * 64)).open(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """HiP from position `least` on."""
+
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+
+    method: Selector
+    least: int
+
+    def open(self, shape: SelectorShape) -> SelectorState:
+        return _State(self, shape)
+
+
+class _State(SelectorState):
+    """HiP's, left alone in the phase SHORT."""
+
+    def __init__(self, params: _Long, shape: SelectorShape) -> None:
+        super().__init__(shape)
+        self._least, self._phase = params.least, ""
+        self._inner = params.method.open(shape)
+        self.counters = self._inner.counters
+
+    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        if self._phase == SHORT:
+            return super().decode(rec, layer, q, kv)
+        return self._inner.decode(rec, layer, q, kv)
+
+    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        if self._phase == SHORT:
+            return super().reads_all(rec, layer, sel)
+        return self._inner.reads_all(rec, layer, sel)
+
+    def phase(self, step: int) -> str:
+        # Step 0 is what is recorded first: the kernels of the other phase must be there in time.
+        self._phase = SHORT if 0 < step < self._least else self._inner.phase(step)
+        return self._phase
+
+    def truncate(self, n_tokens: int) -> None:
+        self._inner.truncate(n_tokens)
+
+
+METHOD = Auto
