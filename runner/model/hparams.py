@@ -399,12 +399,7 @@ class _Reader:
             has_rms_eps=LAYER_NORM_EPS in self._keys and self._number(RMS_EPS, 0, 1, default=0) > 0,
             parallel=self._flag(PARALLEL),
             activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
-            stacks=self._stacks(),
-            n_ff_chunk=self._option(CHUNK_FF, 1 << 22),
-            group_each=self._option(GROUP_EACH, MAX_EXPERT),
-            n_res_block=self._option(RES_BLOCK, MAX_LAYER),
-            n_expert_latent=self._option(EXPERT_LATENT, MAX_EMBD),
-            situ=self._situ(),
+            **self._of_few(),
             **self._numbers(),
         )
 
@@ -581,6 +576,17 @@ class _Reader:
             LayerShape(h, kv, swa if window else full, ff)
             for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
         )
+
+    def _of_few(self) -> dict[str, Any]:
+        """What one architecture each has."""
+        return {
+            "stacks": self._stacks(),
+            "n_ff_chunk": self._option(CHUNK_FF, 1 << 22),
+            "group_each": self._option(GROUP_EACH, MAX_EXPERT),
+            "n_res_block": self._option(RES_BLOCK, MAX_LAYER),
+            "n_expert_latent": self._option(EXPERT_LATENT, MAX_EMBD),
+            "situ": self._situ(),
+        }
 
     def _situ(self) -> tuple[float, float]:
         if not set(SITU) <= set(self._keys):
