@@ -57,13 +57,14 @@ def model_path() -> Callable[[str], Path]:
 # Files whose tests take long: they compile for every level or target, start servers and browsers,
 # build the package or the site, or kill processes over and over.
 SLOW_FILES = {
-    "bindings/test_capi.py", "bindings/test_examples.py", "bindings/test_serve_connections.py",
-    "bindings/test_serve_isolation.py", "bindings/test_serve_openai.py",
-    "bindings/test_serve_page.py", "bindings/test_serve_supervisor.py", "cuda/test_cuda.py",
-    "cuda/test_cuda_on_threads.py", "cuda/test_gemv_epilogue.py", "cuda/test_kernels_cuda.py",
-    "engine/test_faults.py", "formats/test_gguf_fuzz.py", "fuzz/test_targets.py",
-    "kernels/test_compile_limits.py", "kernels/test_levels.py", "kv/test_gpu_page_cache.py",
-    "tree/test_docs.py", "tree/test_packaging.py", "tree/test_release.py",
+    "bindings/serve/test_serve_connections.py", "bindings/serve/test_serve_isolation.py",
+    "bindings/serve/test_serve_openai.py", "bindings/serve/test_serve_page.py",
+    "bindings/serve/test_serve_supervisor.py", "bindings/test_capi.py",
+    "bindings/test_examples.py", "cuda/test_cuda.py", "cuda/test_cuda_on_threads.py",
+    "cuda/test_gemv_epilogue.py", "cuda/test_kernels_cuda.py", "engine/test_faults.py",
+    "formats/test_gguf_fuzz.py", "fuzz/test_targets.py", "kernels/test_compile_limits.py",
+    "kernels/test_levels.py", "kv/test_gpu_page_cache.py", "tree/test_docs.py",
+    "tree/test_packaging.py", "tree/test_release.py",
 }  # fmt: skip
 # Single tests that take long in files that do not.
 SLOW_TESTS = {

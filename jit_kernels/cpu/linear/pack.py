@@ -107,8 +107,9 @@ def pack_rows(form: str, source: str) -> Any:
             write_planes(to, whole, to + 4 * n, first, min(last, whole))
 
     @njit(error_model="numpy")
-    def pack_block(x, other, n_row, n, eps, block, slice_size, scratch):
+    def pack_block(a, x, other, n_row, block, slice_size, scratch):
         """Pack rows of x; `other` has rows as far apart, or one for all."""
+        n, eps = a.n, a.eps
         floats, spare, apart = scratch, scratch + 4 * n, 4 * n if other_rows else 0
         for k in range(0, n, K_BLOCK):
             n_block = (min(K_BLOCK, n - k) + DEPTH - 1) // DEPTH
@@ -135,6 +136,6 @@ def pack_rows(form: str, source: str) -> Any:
         for t in range(MR * tid, n_tok, MR * n_thread):
             block, n_row = a.packed + run_size * (t // MR), min(MR, n_tok - t)
             at = x + row * t, other + apart * t
-            pack_block(at[0], at[1], n_row, a.n, a.eps, block, slice_size, mine)
+            pack_block(a, at[0], at[1], n_row, block, slice_size, mine)
 
     return kernel

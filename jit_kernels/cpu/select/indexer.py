@@ -67,7 +67,7 @@ def index_choose() -> Any:
 
 
 def head_score(head_dim: int, n_key: int, type_k: str) -> Any:
-    """Kernel of HEAD_SCORE: threads take blocks in turn, each key unpacked once."""
+    """Kernel of HEAD_SCORE: threads stride over blocks, each key unpacked once."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
     first = head_dim - n_key
 
@@ -93,7 +93,7 @@ def head_score(head_dim: int, n_key: int, type_k: str) -> Any:
 
 
 def head_choose() -> Any:
-    """Kernel of HEAD_CHOOSE: threads take rows in turn."""
+    """Kernel of HEAD_CHOOSE: threads stride over rows."""
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)

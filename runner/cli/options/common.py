@@ -150,14 +150,7 @@ def add_model_arguments(
         help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
         "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
     )
-    _add_prepare_arguments(model)
-    model.add_argument(
-        "--precision",
-        choices=("fast", "exact"),
-        default="fast",
-        help="of a prompt's activations on the CPU: 8 bits with outliers in full, whose logits are "
-        "nearer to the true ones than llama.cpp's, or 14 bits (default: fast)",
-    )
+    _add_weight_arguments(model)
     if auto or not lengths:
         _add_ctx_argument(parser, auto=auto)
     kv = group(parser, KV_GROUP)
@@ -172,7 +165,14 @@ def add_model_arguments(
     _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
 
 
-def _add_prepare_arguments(model: Any) -> None:
+def _add_weight_arguments(model: Any) -> None:
+    model.add_argument(
+        "--precision",
+        choices=("fast", "exact"),
+        default="fast",
+        help="of a prompt's activations on the CPU: 8 bits with outliers in full, whose logits are "
+        "nearer to the true ones than llama.cpp's, or 14 bits (default: fast)",
+    )
     model.add_argument(
         "--no-prepare",
         action="store_true",
