@@ -577,10 +577,10 @@ def test_arguments_without_effect_are_named_and_usual_ones_are_silent(path):
         warnings.simplefilter("error")
         Llama(path, n_ctx=64, n_threads=1, use_mmap=True, flash_attn=True, verbose=False).close()
     with pytest.warns(UserWarning, match="has no effect") as found:
-        llm = Llama(path, n_ctx=64, lora_path="x", rope_freq_base=1e4, f16_kv=True, verbose=False)
+        llm = Llama(path, n_ctx=64, lora_base="x", rope_freq_base=1e4, f16_kv=True, verbose=False)
     assert sorted(str(w.message).split()[0] for w in found) == [
         "f16_kv",
-        "lora_path",
+        "lora_base",
         "rope_freq_base",
     ]
     with pytest.warns(UserWarning, match="tfs_z"):

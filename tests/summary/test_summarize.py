@@ -348,7 +348,7 @@ def test_the_session_is_opened_as_planned(engine):
     engine.free = 200_000 / planning.MEMORY_SHARE
     summarize(engine, TEXT[:3000], replace(SHORT, prefill="window"))
     (opened,) = engine.opened
-    assert (opened["type_k"], opened["prefill"], opened["attn"]) == ("q8_0", "window", "dense")
+    assert (opened["type_k"], opened["prefill"], opened["attn"]) == ("q8_0", "window", "auto")
 
 
 # Progress

@@ -45,7 +45,7 @@ class FakeSession:
     def n_past(self) -> int:
         return len(self.tokens)
 
-    kv_ram = kv_vram = kv_counts = None
+    kv_ram = kv_vram = kv_counts = mass = None
     n_ubatch = 512
 
     def truncate(self, n: int) -> None:
@@ -113,6 +113,9 @@ class FakeEngine:
     def session(self, n_ctx: int | None = None, **_options: Any) -> FakeSession:
         self.sessions.append(FakeSession(n_ctx or 100, self.script))
         return self.sessions[-1]
+
+    def auto_stays_dense(self) -> str:
+        return ""
 
     def prepared(self) -> bool:
         return False
