@@ -2,4 +2,4 @@
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, rope_factors=False, long_factors=True)
+ARCH = Arch(neox=True, rope_factors=False, long_factors=True, norm_bias=True)

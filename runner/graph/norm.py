@@ -32,7 +32,7 @@ def norm(
         return Source(y)
     weights = w.vector if arch.weighted else ones(n)
     rows = Source(x, "norm", weights, eps or g.hp.rms_eps, step)
-    if w.bias is None:
+    if not arch.norm_bias or w.bias is None:
         return rows
     y = record_norm(g, rows, g.ws.rows(w.label, n))
     record_row_added(g, y, w.bias, step)

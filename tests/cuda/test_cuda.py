@@ -72,6 +72,10 @@ MEANT = {
         "ex2.approx",
     ],
     KernelSpec(ops.MOE_ROUTE, ("softplus",)): ["shfl.sync.idx", "sqrt"],
+    KernelSpec(ops.MOE_GROUPS, ()): ["st.global"],
+    KernelSpec(ops.STREAM_WEIGHTS, ()): ["ld.global.f32", "ex2.approx", "st.global.f32"],
+    KernelSpec(ops.STREAM_MIX, ()): ["ld.global.f32", "fma.rn.f32", "st.global.f32"],
+    KernelSpec(ops.RESIDUAL_MIX, ()): ["shfl.sync", "bar.sync", "ex2.approx", "st.global.f32"],
     KernelSpec(ops.MOE_BIAS, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.MOE_MATMUL, ("Q4_K",)): [
         "wgmma|mma.sync",

@@ -11,8 +11,9 @@ from tamis.jit_kernels.contract.program import KernelSpec
 
 GATE = KernelSpec(ops.GATE, ("silu",))
 PRODUCT = [
-    KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
+    KernelSpec(ops.PACK_ROWS, ("bytes", "rows")),
     KernelSpec(ops.REPACK, ("Q8_0",)),
+    KernelSpec(ops.MATMUL, ("Q8_0x16_exact",)),
     KernelSpec(ops.MATMUL, ("Q8_0x16",)),
 ]
 F16, Q8_0, Q4_0 = ("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")
@@ -21,6 +22,7 @@ KERNELS = [
     KernelSpec(ops.RMS_NORM, (0,)),
     KernelSpec(ops.EMBED, ("Q4_K",)),
     *PRODUCT,
+    KernelSpec(ops.PACK_ROWS, ("quantised", "rows")),
     KernelSpec(ops.MATMUL, ("Q4_K",)),
     KernelSpec(ops.ATTEND, (64, 2, 16, *F16)),
     KernelSpec(ops.ATTEND, (64, 7, 1, *Q8_0)),
@@ -58,7 +60,7 @@ def test_right_kernels_pass(loaded, spec):
     assert self_test.passes(spec, lambda s: loaded._addresses.get(s.symbol)) is True
 
 
-WRONG = [GATE, KERNELS[7], KernelSpec(ops.ROPE_APPEND, (64, 1, *F16))]
+WRONG = [GATE, KernelSpec(ops.ATTEND, (64, 2, 16, *F16)), KernelSpec(ops.ROPE_APPEND, (64, 1, *F16))]
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=lambda spec: spec.symbol)
@@ -69,8 +71,8 @@ def test_wrong_constants_are_noticed(loaded, spec):
 
 
 def test_a_product_waits_for_what_packs_its_rows(loaded):
-    alone = {PRODUCT[2].symbol: loaded.address(PRODUCT[2])}
-    assert self_test.passes(PRODUCT[2], lambda s: alone.get(s.symbol)) is None
+    alone = {PRODUCT[-1].symbol: loaded.address(PRODUCT[-1])}
+    assert self_test.passes(PRODUCT[-1], lambda s: alone.get(s.symbol)) is None
 
 
 def test_a_wrong_kernel_is_refused_and_named_and_its_neighbours_are_usable_later(loaded, tmp_path):
