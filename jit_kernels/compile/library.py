@@ -13,7 +13,6 @@ from typing import Any
 
 from tamis.jit_kernels.compile.code import KernelCode
 from tamis.jit_kernels.compile.elf import LinkError, load_code
-from tamis.jit_kernels.compile.self_test import Checked, passes
 from tamis.jit_kernels.compile.store import user_folder
 from tamis.jit_kernels.compile.workers import CompileError, Progress
 from tamis.jit_kernels.contract.program import KernelSpec
@@ -34,6 +33,8 @@ class KernelLibrary:
     def __init__(
         self, root: Path | None = None, n_worker: int = 2, level: str | None = None
     ) -> None:
+        from tamis.jit_kernels.compile.self_test import Checked  # when a model is loaded
+
         self.level = _checked(level)
         self._code = KernelCode(self.level, root, n_worker)
         self._checked = Checked(root or user_folder())
@@ -58,6 +59,8 @@ class KernelLibrary:
 
     def _check(self, code: dict[KernelSpec, bytes]) -> None:
         """Try kernels that are new on this machine. Raises CompileError; none is left then."""
+        from tamis.jit_kernels.compile.self_test import passes
+
         new = {spec: data for spec, data in code.items() if data not in self._checked}
         passed = {spec: passes(spec, lambda s: self._addresses.get(s.symbol)) for spec in new}
         if wrong := sorted(spec.symbol for spec, good in passed.items() if good is False):

@@ -12,7 +12,6 @@ import numpy as np
 import tamis.arch
 from tamis.formats.gguf import GGUFFile
 from tamis.model.arch import Arch
-from tamis.model.heads import load_heads
 from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling, UnsupportedKey
 from tamis.model.model import Model
 from tamis.model.rope import rope_frequencies
@@ -87,6 +86,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         scaling = hp.rope_scaling if arch.window_scaled else RopeScaling()
         own = rope_frequencies(hp, base=base, scaling=scaling, n_rot=hp.n_rot_swa)
         ropes.append(own)
+    from tamis.model.heads import load_heads
+
     heads = load_heads(file, hp.n_embd, is_encoder=arch.is_encoder)
     model = Model(hp, arch, weights, tuple(ropes), heads)
     from tamis.graph.device_graph import measure  # a file's error does not wait for the graph

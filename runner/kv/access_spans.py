@@ -64,7 +64,7 @@ def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.nda
     constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
     group, rows = int(constants["group"]), -(-n_tok // int(constants["q_block"])) * n_row
     indptr = fields.array("indptr")[: rows + 1]
-    starts = fields.array("indices")[indptr[0] : indptr[-1]].astype(np.int64) * block
+    starts = fields.array("indices").reshape(-1)[indptr[0] : indptr[-1]].astype(np.int64) * block
     heads = np.arange(rows) % n_row * group // fields["heads_per_kv"]
     heads = np.repeat(heads, np.diff(indptr))
     window, end = fields["window"], pos + fields["stride"] * (n_tok - 1) + 1

@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tamis.model.arch import Arch
-from tamis.model.heads import Heads
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Weights
+
+if TYPE_CHECKING:
+    from tamis.model.heads import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Model:
     arch: Arch
     weights: Weights
     ropes: tuple[RopeFrequencies, ...]  # of full layers; of sliding-window layers where they differ
-    heads: Heads  # for what stands for a whole text
+    heads: "Heads"  # for what stands for a whole text
     needs: Needs = Needs()
     control: Mapping[int, np.ndarray] = field(default_factory=dict)  # by layer, f32 [1, n_embd]
     adapters: str = ""  # what tells this model from the file's own, "" for that

@@ -8,7 +8,7 @@ State: HiP's and the meter's.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from tamis.select.base import (
     SelectorState,
     check_numbers,
 )
-from tamis.select.metered import Metered
 from tamis.select.notation import parse_method
+
+if TYPE_CHECKING:
+    from tamis.select.metered import Metered
 
 SHORT = "short"  # the phase in which everything is read
 LEAST_K = 64
@@ -45,10 +47,13 @@ class Auto:
         check_numbers(self)
         if self.least < 0 or self.part < 1:
             raise ValueError(f"{self}: expected least >= 0 and part >= 1")
-        self._metered(LEAST_K)
+        if (self.mass, self.samples) != (Auto.mass, Auto.samples):  # imports what checks them
+            self._metered(LEAST_K)
 
-    def _metered(self, k: int) -> Metered:
+    def _metered(self, k: int) -> "Metered":
         """The method, with HiP's k. Raises ValueError for a number out of range."""
+        from tamis.select.metered import Metered
+
         inner = _Long(parse_method(f"hip:k={k},l_d=0"), self.least)
         return Metered(inner, mass=self.mass, samples=self.samples, seed=self.seed)
 

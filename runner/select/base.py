@@ -9,14 +9,16 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
-from tamis.select.meter import Meter
+
+if TYPE_CHECKING:
+    from tamis.select.meter import Meter
 
 BLOCK = 64  # tokens a dense index stands for: one page
 SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS
@@ -145,7 +147,7 @@ class SelectorState:
     # f32 [1, n_head], where a decode step's attention is to leave the log of its sums of
     # exponentials, for `also_attend`.
     lse: np.ndarray | None = None
-    meter: Meter | None = None  # what decode steps hold of attention, where that is estimated
+    meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tamis.jit_kernels.compile import library, self_test
+from tamis.jit_kernels.compile import self_test
 from tamis.jit_kernels.compile.elf import _sections, load_code
 from tamis.jit_kernels.compile.library import CompileError, KernelLibrary
 from tamis.jit_kernels.compile.store import open_folder, write_object
@@ -60,7 +60,8 @@ def test_right_kernels_pass(loaded, spec):
     assert self_test.passes(spec, lambda s: loaded._addresses.get(s.symbol)) is True
 
 
-WRONG = [GATE, KernelSpec(ops.ATTEND, (64, 2, 16, *F16)), KernelSpec(ops.ROPE_APPEND, (64, 1, *F16))]
+ATTEND, APPEND = (64, 2, 16, *F16), (64, 1, *F16)
+WRONG = [GATE, KernelSpec(ops.ATTEND, ATTEND), KernelSpec(ops.ROPE_APPEND, APPEND)]
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=lambda spec: spec.symbol)
@@ -97,7 +98,7 @@ def test_a_kernel_is_tried_once_on_a_machine(loaded, tmp_path, monkeypatch):
         tried.append(spec)
         return True
 
-    monkeypatch.setattr(library, "passes", passes)
+    monkeypatch.setattr(self_test, "passes", passes)
     write_object(folder, GATE.symbol, loaded._code.take([GATE])[GATE.symbol])
     for _ in range(2):
         KernelLibrary(tmp_path).load([GATE])

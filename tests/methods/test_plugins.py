@@ -94,7 +94,7 @@ def test_a_selector_that_cannot_be_used_says_which_package_it_is_of(toy):
         method_of("gone")
     with pytest.raises(MethodError, match="'lost' of package toy is toy_selector:lost, expected"):
         method_of("lost")
-    with pytest.raises(MethodError, match="'other' is not known; attn takes bigbird"):
+    with pytest.raises(MethodError, match="'other' is not known; attn takes auto, bigbird"):
         parse_methods("other", "dense")
 
 

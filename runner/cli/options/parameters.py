@@ -13,6 +13,12 @@ ALL = {  # by their names in every method; a method's own words come first
     "block": "tokens that are chosen together",
 }
 OWN = {
+    "auto": {
+        "mass": "share of attention that each head holds, by estimate; 1 reads everything",
+        "least": "tokens of context up to which everything is read",
+        "part": "HiP chooses one token in so many of the longest context",
+        "samples": "tokens drawn a row to estimate what was left out",
+    },
     "bigbird": {"random": "tokens drawn at random for each block of queries"},
     "cpe": {
         "period": "steps of a block in which heads share sets (CIS); 0: no sharing",
@@ -64,6 +70,10 @@ OWN = {
         "K": "bits of a code; more sample fewer keys",
         "L": "hash tables; more sample more keys",
         "period": "tokens after which new keys are hashed",
+    },
+    "metered": {
+        "mass": "share of attention that each head holds, by estimate; 0: measure only",
+        "samples": "tokens drawn a row to estimate what was left out",
     },
     "quest": {"page": "tokens of a page, which is chosen by its keys' bounds"},
     "snapkv": {
