@@ -36,7 +36,8 @@ from tamis.sampling.chain import Sampler, SamplerError, SamplerParams
 from tamis.select.notation import MethodError
 
 # HShare's layers share sets with each other; no GPU has its ops.
-SPLIT = [text for text in (*METHODS, *OTHERS) if not text.startswith("hshare")]
+# auto reads everything where some layers' attention is on a GPU.
+SPLIT = [text for text in (*METHODS, *OTHERS) if not text.startswith(("hshare", "auto"))]
 PARTED = [
     *(in_its_roles(text) for text in (*METHODS, *OTHERS)),
     {"prefill": f"{ETF},kv=reuse"},
