@@ -8,22 +8,21 @@ since a chunk's attention adds in another order than a decode step's.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tamis.engine.engine import Engine
-from tamis.engine.generate import Piece, generate, sampler_of
+from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
-from tamis.engine.session import Session, TokenProgress
+from tamis.engine.session import Session
 from tamis.formats.vocab import Vocab
 from tamis.graph.next_layer import HIDDEN, next_model
 from tamis.graph.topk_logits import Best
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.placement import on_one_device
-from tamis.sampling.base import Step
-from tamis.sampling.chain import SamplerParams
 from tamis.select.dense import Dense
+from tamis.text.tokenizer import Tokenizer
 
 DRAFT_MAX = 8  # tokens
 LEAST = 0.5  # probability of a drafted token, by the drafting model
@@ -141,7 +140,7 @@ class NextDraft(Draft):
             best, row = session.decode_best(token, 1), 0
 
 
-class Drafting:
+class Drafting(Generating):
     """A session whose decode steps check drafts; its calls are the session's.
 
     It holds drafted tokens that were not chosen yet until `generate` ends, or `settle`.
@@ -177,9 +176,10 @@ class Drafting:
         self._ahead.extend(zip(drafted, rows[1:], strict=True))
         return rows[0]
 
-    def _prefill(self, ids: Sequence[int], progress: TokenProgress | None) -> np.ndarray:
+    def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
         """As Session's, each chunk shown to what drafts."""
         session = self._session
+        self.settle()
         if not self._draft.watches:
             return session.prefill(ids, progress)
         done, pos, steps = 0, session.n_past, session.prefill_steps(ids)
@@ -211,6 +211,21 @@ class Drafting:
         return Drafting(session, self._draft, self._n_max)
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._session.tokenizer
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that are held but for drafts."""
+        return self._session.tokens[: self.n_past]
+
+    @property
+    def n_free(self) -> int:
+        """How many more tokens it can hold."""
+        return self._session.n_ctx - self.n_past
+
+    @property
     def n_past(self) -> int:
         """How many tokens are held but for drafts."""
         return self._session.n_past - len(self._ahead)
@@ -220,28 +235,6 @@ class Drafting:
         if self._ahead:
             self._session.truncate(self._session.n_past - len(self._ahead))
             self._ahead.clear()
-
-    def generate(
-        self,
-        ids: Sequence[int],
-        params: SamplerParams,
-        *,
-        stop: Sequence[str] = (),
-        max_tokens: int | None = None,
-        grammar: Step | None = None,
-        progress: TokenProgress | None = None,
-    ) -> Iterator[Piece]:
-        """As Session's."""
-        session, tokenizer = self._session, self._session.tokenizer
-        sampler = sampler_of(params, tokenizer, [*session.tokens, *ids], grammar)
-        found = self._prefill(ids, progress)
-        n_max = session.n_ctx - session.n_past
-        n_max = n_max if max_tokens is None else min(n_max, max_tokens)
-        pieces = generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)
-        try:
-            yield from pieces
-        finally:
-            self.settle()
 
 
 def _same(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """An answer, a token at a time: logits, sampler, text, until something ends it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +10,9 @@ from tamis.sampling.base import Step
 from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
 from tamis.text.detokenize import TextStream
 from tamis.text.tokenizer import Tokenizer
+
+# Called with how many of a prompt's tokens were read, and with their count.
+TokenProgress = Callable[[int, int], None]
 
 
 class Piece(NamedTuple):
@@ -27,6 +30,60 @@ class Decoder(Protocol):
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
         """Append a token; the n best of its logits, or all."""
         ...
+
+
+class Generating:
+    """What holds a sequence of tokens, reads a prompt and answers it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that it holds."""
+        raise NotImplementedError
+
+    @property
+    def n_free(self) -> int:
+        """How many more tokens it can hold."""
+        raise NotImplementedError
+
+    def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
+        """Append tokens; logits f32 [n_vocab] of the last one."""
+        raise NotImplementedError
+
+    def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
+        """Append a token; the n best of its logits, or all."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Drop what was read ahead of the answer."""
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        params: SamplerParams,
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        grammar: Step | None = None,
+        progress: TokenProgress | None = None,
+    ) -> Iterator[Piece]:
+        """Append the prompt `ids` and stream an answer.
+
+        grammar: of the answer alone, a tamis.sampling.grammar.Grammar. Ends with a Piece whose
+        finish is "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
+        context is full). Tokens of the answer are held as they come.
+        """
+        sampler = sampler_of(params, self.tokenizer, [*self.tokens, *ids], grammar)
+        found = self.prefill(ids, progress)
+        n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
+        try:
+            yield from generate(self, found, sampler, self.tokenizer, n_max=n_max, stop=stop)
+        finally:
+            self.settle()
 
 
 def sampler_of(

@@ -13,7 +13,7 @@ import numpy as np
 from tamis.engine import session_file
 from tamis.engine.checks import check_ids
 from tamis.engine.errors import ContextError
-from tamis.engine.generate import Piece, generate, sampler_of
+from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
 from tamis.engine.memory_plan import checked_plans
 from tamis.engine.selected import Selected, selected
@@ -33,19 +33,16 @@ from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
 from tamis.model.model import Model
-from tamis.sampling.base import Step
-from tamis.sampling.chain import SamplerParams
 from tamis.select.base import Selector, SelectorShape
 from tamis.select.dense import Dense
 from tamis.select.meter import Mass, mass_of
 from tamis.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
-TokenProgress = Callable[[int, int], None]
 MAX_CTX = 1 << 24
 
 
-class Session:
+class Session(Generating):
     """A sequence of up to n_ctx tokens. A call that fails or is interrupted changes nothing."""
 
     def __init__(
@@ -134,6 +131,11 @@ class Session:
     def n_past(self) -> int:
         """How many tokens are held."""
         return len(self._tokens)
+
+    @property
+    def n_free(self) -> int:
+        """How many more tokens it can hold."""
+        return self.n_ctx - self.n_past
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -424,29 +426,6 @@ class Session:
             stage.backend.fetch(*stage.state.counters)
             stage.state.truncate(n_tokens)
             stage.backend.send(*stage.state.counters)
-
-    def generate(
-        self,
-        ids: Sequence[int],
-        params: SamplerParams,
-        *,
-        stop: Sequence[str] = (),
-        max_tokens: int | None = None,
-        grammar: Step | None = None,
-        progress: TokenProgress | None = None,
-    ) -> Iterator[Piece]:
-        """Append the prompt `ids` and stream an answer.
-
-        grammar: of the answer alone, a tamis.sampling.grammar.Grammar. Ends with a Piece whose
-        finish is "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
-        context is full). Tokens of the answer are held as they come.
-        """
-        tokenizer = self._loaded.tokenizer
-        sampler = sampler_of(params, tokenizer, [*self._tokens, *ids], grammar)
-        found = self.prefill(ids, progress)
-        n_max = self.n_ctx - self.n_past
-        n_max = n_max if max_tokens is None else min(n_max, max_tokens)
-        yield from generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)
 
     def copy(self, other: "Session", n_tokens: int | None = None) -> None:
         """Replace the sequence by another session's of the same engine, or its first n_tokens.

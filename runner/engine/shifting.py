@@ -3,19 +3,18 @@
 As llama.cpp's context shift: what is left keeps what it has read of the dropped tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tamis.engine.errors import ContextError
-from tamis.engine.generate import Piece, generate, sampler_of
-from tamis.engine.session import Session, TokenProgress
+from tamis.engine.generate import Generating, TokenProgress
+from tamis.engine.session import Session
 from tamis.graph.topk_logits import Best
-from tamis.sampling.base import Step
-from tamis.sampling.chain import SamplerParams
+from tamis.text.tokenizer import Tokenizer
 
 
-class Shifting:
+class Shifting(Generating):
     """A session whose first n_keep tokens stay and whose oldest others go once it is full."""
 
     def __init__(self, session: Session, n_keep: int) -> None:
@@ -26,6 +25,21 @@ class Shifting:
             )
         self._session, self._n_keep = session, n_keep
         self.n_dropped = 0  # tokens, so far
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._session.tokenizer
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that it holds."""
+        return self._session.tokens
+
+    @property
+    def n_free(self) -> int:
+        """No bound: the answer ends where the model ends it."""
+        return 1 << 62
 
     def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
         """Append tokens, however many; logits f32 [n_vocab] of the last one."""
@@ -47,23 +61,6 @@ class Shifting:
         if self._session.n_past == self._session.n_ctx:
             self._make_room()
         return self._session.decode_best(token_id, n)
-
-    def generate(
-        self,
-        ids: Sequence[int],
-        params: SamplerParams,
-        *,
-        stop: Sequence[str] = (),
-        max_tokens: int | None = None,
-        grammar: Step | None = None,
-        progress: TokenProgress | None = None,
-    ) -> Iterator[Piece]:
-        """As Session's; without max_tokens the answer ends where the model ends it."""
-        tokenizer = self._session.tokenizer
-        sampler = sampler_of(params, tokenizer, [*self._session.tokens, *ids], grammar)
-        found = self.prefill(ids, progress)
-        n_max = max_tokens if max_tokens is not None else 1 << 62
-        yield from generate(self, found, sampler, tokenizer, n_max=n_max, stop=stop)
 
     def _make_room(self) -> int:
         """Drop the oldest half of what may go; how many tokens fit now."""
