@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tamis.bindings.serve.api import anthropic, llamacpp, ollama, responses
+from tamis.bindings.serve.api import anthropic, document, llamacpp, ollama, responses
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.requests import Reader
 
@@ -14,6 +14,7 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
     "tokenize": llamacpp.tokenize,
     "detokenize": llamacpp.detokenize,
     "llama completion": llamacpp.read_completion,
+    "document": document.read,
     "rerank": llamacpp.read_rerank,
     "infill": llamacpp.read_infill,
     "template": llamacpp.apply_template,
@@ -26,3 +27,5 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
     "ollama generate": ollama.read_generate,
     "ollama embed": ollama.read_embed,
 }
+# Never in the server's process, however small: files are parsed by code that trusts them.
+APART = frozenset({"document"})

@@ -28,8 +28,8 @@ from starlette.types import Receive, Scope, Send
 
 from tamis import __version__
 from tamis.bindings.serve import replies, tasks
-from tamis.bindings.serve.api import anthropic, llamacpp, openai, responses
-from tamis.bindings.serve.api.readers import READERS
+from tamis.bindings.serve.api import anthropic, document, llamacpp, openai, responses
+from tamis.bindings.serve.api.readers import APART, READERS
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import (
     ApiError,
@@ -60,6 +60,7 @@ T = TypeVar("T")
 # Bodies up to here are read in this process, except those with a grammar: no native code sees more
 # of a stranger than a text of so many bytes for its tokenizer.
 SMALL = 16 << 10
+EXTRACT = "/extract"
 ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
     ("/v1/chat/completions", "chat", openai.Chat),
     ("/chat/completions", "chat", openai.Chat),
@@ -161,6 +162,7 @@ class Server:
             ),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             *(Route(path, partial(self.count, name), methods=["POST"]) for path, name in COUNTS),
+            Route(EXTRACT, self.extract, methods=["POST"]),
             *llamacpp_routes.routes(self),
             *ollama_routes.routes(self),
             Route("/v1/models", self.models),
@@ -295,6 +297,10 @@ class Server:
         made.lora = self._other(self.lora_scales)
         return await self._while_connected(request, [made], _one(events, Kept))
 
+    async def extract(self, request: Request) -> Response:
+        """/extract: the text of a file."""
+        return JSONResponse(await self.read(request, "document"))
+
     async def models(self, _request: Request) -> Response:
         """/v1/models: the one that there is."""
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -423,7 +429,7 @@ class Server:
     ) -> tuple[T, Follower | None]:
         """What a request asks for, read here where it is small, and the masks of its grammar."""
         body = await self.body(request) if body is None else body
-        if len(body) <= SMALL:
+        if len(body) <= SMALL and name not in APART:
             found = await self.aside(lambda: READERS[name](self.reader, parse(body)))
             if not isinstance(found, Task) or found.grammar is None:
                 return found, None
@@ -448,7 +454,7 @@ class Server:
 
     async def body(self, request: Request) -> bytes:
         """The bytes of a request. Raises ApiError."""
-        return await received(request, self.settings.max_body, self.settings.timeout_request)
+        return await received(request, self.settings)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of work, done beside the loop, one at a time."""
@@ -480,9 +486,11 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
     ]
 
 
-async def received(request: Request, most: int, seconds: float) -> bytes:
-    """The body of a request, of at most so many bytes and in so many seconds. Raises ApiError."""
-    data = bytearray()
+async def received(request: Request, settings: Settings) -> bytes:
+    """The body of a request, within the limits of bytes and seconds. Raises ApiError."""
+    data, seconds, most = bytearray(), settings.timeout_request, settings.max_body
+    if request.url.path == EXTRACT:
+        most = max(most, document.MOST_BYTES)
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():

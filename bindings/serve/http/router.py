@@ -113,8 +113,7 @@ class Router:
 
     async def body(self, request: Request) -> bytes:
         """The bytes of a request. Raises ApiError."""
-        most, seconds = self._settings.max_body, self._settings.timeout_request
-        return await received(request, most, seconds)
+        return await received(request, self._settings)
 
     def serves(self, path: str) -> bool:
         """Whether a model's file is in use."""

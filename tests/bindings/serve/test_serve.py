@@ -1,5 +1,6 @@
 """The server's parts on a tiny model: limits, keys, queue, cancelling, prefixes, mixed requests."""
 
+import base64
 import json
 import queue
 import threading
@@ -7,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from serving import local_server
+from small_pdf import pdf
 from starlette.testclient import TestClient
 
 from tamis.bindings.compat import Llama
@@ -52,6 +54,40 @@ def refused(response, status, param=None):
     assert {"message", "type", "param", "code"} <= set(error)
     assert param is None or error["param"] == param
     return error
+
+
+def extracted(client, name, data):
+    data = base64.b64encode(data).decode()
+    return client.post("/extract", json={"name": name, "data": data})
+
+
+def test_the_text_of_a_file_is_extracted_in_a_process_of_its_own(client):
+    pytest.importorskip("pypdf")
+    found = extracted(client, "a.pdf", pdf("first page", "third")).json()
+    assert found == {"text": "first page\n\nthird", "kind": "pdf"}
+    page = b"<p>The text.</p><script>evil()</script>"
+    assert extracted(client, "a.html", page).json() == {"text": "The text.", "kind": "html"}
+    large = b"Many words of text. " * 10_000  # above what other requests may have
+    assert extracted(client, "a.txt", large).json()["text"] == large.decode()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"%PDF-1.4 x", "damaged PDF"),
+        (b"a\0b", "is binary"),
+        (b"PK\x03\x04", "ZIP"),
+        (b"", "no text"),
+    ],
+)
+def test_a_file_without_text_is_refused_with_the_reason(client, data, message):
+    pytest.importorskip("pypdf")
+    assert message in refused(extracted(client, "a", data), 400, "data")["message"]
+
+
+def test_a_file_that_is_no_base64_or_is_missing_is_refused(client):
+    refused(client.post("/extract", json={"data": "%"}), 400, "data")
+    refused(client.post("/extract", json={"name": "a"}), 400, "data")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The server's page in headless Chromium, as a person uses it."""
 
+import base64
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import time
 import pytest
 import uvicorn
 from serving import local_server
+from small_pdf import pdf
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.serve.http.app import Settings
@@ -98,11 +100,11 @@ MARKDOWN = """# Fruit\n\n1. **Apples**\n2. `pears`\n\n```python\nprint("<b>")\n`
 | a | b |\n|---|---|\n| 1 | <img src=x onerror=alert(1)> |\n"""
 
 
-def replied(route, text, thought=""):
-    """Answer a request in the server's place."""
+def replied(route, text, thought="", **usage):
+    """Answer a request in the server's place; usage: what it has beyond tokens."""
     deltas = [{"reasoning_content": thought}] * bool(thought)
     deltas += [{"content": text[i : i + 7]} for i in range(0, len(text), 7)]
-    usage = {"prompt_tokens": 30, "completion_tokens": 12}
+    usage |= {"prompt_tokens": 30, "completion_tokens": 12}
     chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks += [{"choices": [], "usage": usage, "timings": {"predicted_per_second": 41.5}}]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]
@@ -119,7 +121,7 @@ def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_pa
 
         def chat(route):
             bodies.append(route.request.post_data_json)
-            replied(route, MARKDOWN, "Let me see.")
+            replied(route, MARKDOWN, "Let me see.", attention={"mass": 0.97, "mass_p5": 0.912})
 
         page.route("**/v1/chat/completions", chat)
         models = {"data": [{"id": "tiny", "meta": {"n_ctx": 512}}]}
@@ -144,6 +146,8 @@ def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_pa
         assert not thoughts.evaluate("box => box.open")
         assert "Let me see." in thoughts.text_content()
         assert page.locator("#used").evaluate("meter => meter.value") == 42 / 512
+        assert page.locator("#mass").evaluate("meter => meter.value") == 0.97
+        assert "97.0 %" in page.locator("#share").get_attribute("title")
         page.click("text=Again")
         sync_api.expect(page.locator(".assistant")).to_have_count(1)
         state.to_have_text("30 + 12 tokens, 41.5 a second")
@@ -177,28 +181,35 @@ def test_a_dropped_file_is_read_before_it_is_asked_about(url):
 
         page.route("**/v1/chat/completions", chat)
         page.goto(url)
+        sync_api.expect(page.locator("#key")).to_be_visible()
 
-        def drop(name, text):
+        def drop(name, data):
             page.evaluate(
                 """([name, text]) => {
                     const data = new DataTransfer();
-                    data.items.add(new File([text], name));
+                    const bytes = Uint8Array.from(atob(text), mark => mark.charCodeAt(0));
+                    data.items.add(new File([bytes], name));
                     const drop = new DragEvent("drop", { dataTransfer: data, cancelable: true });
                     document.getElementById("chat").dispatchEvent(drop);
                 }""",
-                [name, text],
+                [name, base64.b64encode(data).decode()],
             )
 
         state = sync_api.expect(page.locator("#state"))
-        drop("a.pdf", "%PDF\0")
-        state.to_contain_text("tamis summarize")
-        drop("a.html", "<p>The text.</p><script>evil()</script>")
-        state.to_have_text("a.html is read; ask about it")
+        page.fill("#key", "key")
+        drop("a.zip", b"PK\x03\x04")
+        state.to_contain_text("ZIP", timeout=60_000)
+        drop("a.html", b"<p>No.</p>")
+        state.to_have_text("a.html is read; ask about it", timeout=60_000)
+        page.click("#clear")
+        bodies.clear()
+        drop("a.pdf", pdf("The text."))
+        state.to_have_text("a.pdf is read; ask about it", timeout=60_000)
         page.fill("#text", "What?")
         page.press("#text", "Enter")
         sync_api.expect(page.locator(".assistant")).to_contain_text("Yes.")
         assert bodies[0]["max_tokens"] == 1
-        assert bodies[0]["messages"][0]["content"] == "a.html:\n\nThe text."
+        assert bodies[0]["messages"][0]["content"] == "a.pdf:\n\nThe text."
         asked = bodies[1]["messages"]
-        assert [m["content"] for m in asked] == ["a.html:\n\nThe text.\n\nWhat?"]
+        assert [m["content"] for m in asked] == ["a.pdf:\n\nThe text.\n\nWhat?"]
         browser.close()

@@ -1,0 +1,32 @@
+"""A file's text, for pages and programs that ask about a document: tamis' own path /extract."""
+
+import base64
+import binascii
+from typing import Any
+
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.errors import invalid
+from tamis.bindings.serve.requests import Reader
+from tamis.summary.documents import DocumentError, read_document
+
+MOST_BYTES = 32 << 20  # of a request; base64 makes three bytes four
+_NAME_LENGTH = 200
+
+
+def read(_reader: Reader, body: Body) -> dict[str, Any]:
+    """{"name": "a.pdf", "data": base64} to {"text", "kind"}; kind: "text", "html" or "pdf".
+
+    Raises ApiError; ImportError where PDF needs its extra.
+    """
+    name, data = body.text("name") or "the file", body.text("data")
+    if data is None:
+        raise invalid("data is missing, expected a file's bytes in base64", "data")
+    try:
+        content = base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise invalid(f"data is no base64: {error}", "data") from None
+    try:
+        document = read_document(name[-_NAME_LENGTH:], content)
+    except DocumentError as error:
+        raise invalid(str(error), "data") from None
+    return {"text": document.text, "kind": document.kind}
