@@ -122,6 +122,11 @@ _TURNS: dict[str, tuple[Turns, str]] = {
                       "system": ("<|system|>\n ", "")}, "<|user|>"),
         ("openchat", {**_named("GPT4 Correct User", "GPT4 Correct Assistant", "<|end_of_turn|>"),
                       "system": ("", "<|end_of_turn|>")}, "<|end_of_turn|>"),
+        ("command-r", {**_marked("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+                                 "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+                                 "<|END_OF_TURN_TOKEN|>"),
+                       "system": ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
+                                  "<|END_OF_TURN_TOKEN|>")}, "<|END_OF_TURN_TOKEN|>"),
         ("saiga", {**_marked("<s>user\n", "<s>bot\n", "</s>"),
                    "system": ("<s>system\n", "</s>")}, "</s>"),
     )

@@ -16,6 +16,8 @@ from tamis.bindings.serve.errors import ApiError, busy, not_loaded, stopping
 from tamis.bindings.serve.jobs import Counts
 from tamis.bindings.serve.supervisor import Loaded, LoadError, Supervisor
 from tamis.bindings.serve.text import TextModel
+from tamis.fetch.base import ModelError
+from tamis.fetch.hub import HubSpec, pick
 
 GIB = 1 << 30
 PATIENCE = 5.0  # seconds that a request waits for others' models to be idle, before it has its turn
@@ -105,9 +107,16 @@ class Models:
         n_byte: int | None,
         n_queue: int,
         log: Callable[[str], None],
+        n_model: int | None = None,
+        autoload: bool = True,
     ) -> None:
-        """n_byte: of memory for all; None: as much as there is. keep: seconds without a request."""
+        """n_byte: of memory for all; None: as much as there is. keep: seconds without a request.
+
+        n_model: how many may be loaded at once; None: any number. autoload: whether a request loads
+        its model; else only `load` does.
+        """
         self._source, self._keep, self._n_byte = source, keep, n_byte
+        self.n_model, self.autoload = n_model, autoload
         self._n_queue, self._log = n_queue, log
         self._running: dict[str, Running] = {}  # by path
         self._requests: list[_Request] = []  # that wait for a model
@@ -159,20 +168,42 @@ class Models:
         one.n_byte, one.used = worker.loaded.n_byte, time.monotonic()
         self._running[offer.path] = one
 
+    def state(self, path: str) -> str:
+        """Whether a model is loaded, in llama.cpp's words."""
+        one = self._running.get(path)
+        if one is None or one.leaving:
+            asked = any(request.offer.path == path for request in self._requests)
+            return "loading" if asked else "unloaded"
+        return "loading" if one.served is None else "loaded"
+
     async def offers(self) -> list[Offer]:
         """All models there are."""
         return await asyncio.to_thread(self._source.offers)
 
+    def load(self, offer: Offer) -> None:
+        """Begin to load a model that no request waits for; where that fails the log says so.
+
+        Raises ApiError.
+        """
+
+        def loaded(found: "asyncio.Future[Running]") -> None:
+            if found.exception() is None:
+                self.give_back(found.result())
+
+        self._wait(offer).found.add_done_callback(loaded)
+
     async def take(self, offer: Offer, keep: float | None = None) -> Running:
         """A model, which `give_back` ends; keep: as the server's, from now on. Raises ApiError."""
-        if self._stopping:
-            raise stopping()
-        if len(self._requests) >= self._n_queue:
-            raise busy(len(self._requests))
-        found = asyncio.get_running_loop().create_future()
-        request = _Request(offer, found, time.monotonic())
-        self._requests.append(request)
-        self._turn()
+        if not self.autoload and self.state(offer.path) == "unloaded":
+            raise ApiError(
+                400,
+                f"model {offer.name} is not loaded: ask POST /models/load first, or start the "
+                "server without --no-models-autoload",
+                code="not_loaded",
+                param="model",
+            )
+        request = self._wait(offer)
+        found = request.found
         try:
             one = await found
         except asyncio.CancelledError:
@@ -185,6 +216,18 @@ class Models:
             one.keep = keep
         return one
 
+    def _wait(self, offer: Offer) -> _Request:
+        """A request for a model, at the end of the queue. Raises ApiError."""
+        if self._stopping:
+            raise stopping()
+        if len(self._requests) >= self._n_queue:
+            raise busy(len(self._requests))
+        found = asyncio.get_running_loop().create_future()
+        request = _Request(offer, found, time.monotonic())
+        self._requests.append(request)
+        self._turn()
+        return request
+
     def give_back(self, one: Running) -> None:
         """End the use of a model that was taken."""
         one.users -= 1
@@ -194,7 +237,7 @@ class Models:
     def unload(self, path: str) -> bool:
         """Unload a model as soon as nobody uses it; whether it is loaded."""
         one = self._running.get(path)
-        if one is None or one.served is None:
+        if one is None or one.served is None or one.leaving:
             return False
         one.keep = 0
         self._turn()
@@ -263,6 +306,7 @@ class Models:
         needed = self._sizes.get(offer.path, offer.n_byte)
         held = sum(one.n_byte for one in self._running.values())
         fits = self._n_byte is None or held + needed <= self._n_byte
+        fits = fits and (self.n_model is None or len(self._running) < self.n_model)
         if (fits and offer.path not in self._tight) or not self._running:
             self._loading = asyncio.ensure_future(self._load(offer))
         elif idle:
@@ -378,10 +422,19 @@ def unknown_model(name: str, offers: list[Offer]) -> ApiError:
 
 
 def named(name: str, offers: list[Offer]) -> Offer | None:
-    """The model that a client calls so: by its name, without .gguf, hf: or with :latest."""
+    """The model that a client calls so: by its name, without .gguf, hf: or with :latest.
+
+    One of the hub also as owner/repo:QUANT, where that means one file.
+    """
     for spelling in (name, name.removesuffix(":latest"), f"hf:{name}"):
         for offer in offers:
             stem = offer.path.rpartition("/")[2].removesuffix(".gguf")
             if spelling in (offer.name, offer.name.removesuffix(".gguf"), stem):
                 return offer
-    return None
+    try:
+        spec = HubSpec.parse(f"hf:{name.removeprefix('hf:')}")
+        head = f"hf:{spec.repo}/"
+        of_repo = {o.name.removeprefix(head): o for o in offers if o.name.startswith(head)}
+        return of_repo[pick(list(of_repo), spec)[0]]
+    except ModelError:
+        return None

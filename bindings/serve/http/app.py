@@ -110,6 +110,8 @@ class Settings:
     slot_folder: Path | None = None  # of files that slots are saved to
     pooling: str | None = None  # of embeddings, as Heads.pooled has it; None: the model's, or mean
     loras: tuple[tuple[str, float], ...] = ()  # files of LoRA adapters, and their scales at first
+    aliases: tuple[str, ...] = ()  # all names of the model, for lists
+    tags: tuple[str, ...] = ()  # words about it, for lists
 
 
 class Server:
@@ -307,7 +309,7 @@ class Server:
 
     async def model(self, request: Request) -> Response:
         """/v1/models/NAME."""
-        if request.path_params["name"] != self._model.name:
+        if request.path_params["name"] not in (self._model.name, *self.settings.aliases):
             raise ApiError(404, "there is no such model here", code="model_not_found")
         return JSONResponse(self._described())
 
@@ -315,7 +317,8 @@ class Server:
         m = self._model.loaded
         meta = {"n_ctx": m.n_ctx, "n_ctx_train": m.n_ctx_train, "n_embd": m.n_embd}
         head = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "tamis"}
-        return head | {"meta": meta | {"n_vocab": m.n_vocab}}
+        lists = {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
+        return head | lists | {"meta": meta | {"n_vocab": m.n_vocab}}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server lives; one that is stopping does not."""

@@ -52,15 +52,16 @@ def serve(
 ) -> None:
     """Serve until a signal comes; replies under way then end with an error within 2 seconds.
 
-    ready(url) is called when connections are taken. Raises OSError where the address is taken.
+    host: one, or several with commas between, which have the same port. ready(url) is called when
+    connections are taken; the url is that of the first. Raises OSError where an address is taken.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.setblocking(False)
-        name = f"[{host}]" if ":" in host else host
-        url = f"http://{name}:{listener.getsockname()[1]}"
+    with contextlib.ExitStack() as open_ones:
+        listeners: list[socket.socket] = []
+        for each in hosts_of(host):
+            listeners.append(open_ones.enter_context(_listener(each, port)))
+            port = listeners[0].getsockname()[1]
+        first = hosts_of(host)[0]
+        url = f"http://{f'[{first}]' if ':' in first else first}:{port}"
         config = uvicorn.Config(
             server.app,
             http="h11",
@@ -75,10 +76,28 @@ def serve(
         )
         inner = _Uvicorn(config, _Gate(connections, log))
         try:
-            asyncio.run(_until_signal(inner, server, listener, lambda: ready(url)))
+            asyncio.run(_until_signal(inner, server, listeners, lambda: ready(url)))
         finally:
             server.stop()
             server.close()
+
+
+def hosts_of(text: str) -> list[str]:
+    """The addresses of an argument: one, or several with commas between."""
+    return [host.strip() for host in text.split(",")]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
 
 
 class _Gate:
@@ -201,7 +220,7 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, gate: _Gate) -> None:
         super().__init__(config)
         self._gate = gate
-        self._accepting: asyncio.Task[None] | None = None
+        self._accepting: list[asyncio.Task[None]] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -210,14 +229,14 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         self.servers = []
-        self._accepting = asyncio.create_task(self._accept(sockets[0]))
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        assert self._accepting is not None
-        self._accepting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._accepting
+        for task in self._accepting:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await super().shutdown(sockets)
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -252,7 +271,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def _until_signal(
-    inner: _Uvicorn, server: Served, listener: socket.socket, ready: Callable[[], None]
+    inner: _Uvicorn, server: Served, listeners: list[socket.socket], ready: Callable[[], None]
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -263,6 +282,7 @@ async def _until_signal(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    listener.listen(BACKLOG)
+    for listener in listeners:
+        listener.listen(BACKLOG)
     ready()
-    await inner.serve(sockets=[listener])
+    await inner.serve(sockets=listeners)

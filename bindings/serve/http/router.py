@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from tamis import __version__
 from tamis.bindings.serve.body import seconds_of
 from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
 from tamis.bindings.serve.http import ollama_routes
@@ -62,6 +63,9 @@ class Router:
         several = [
             Route("/v1/models", self.listed),
             Route("/models", self.listed),
+            Route("/models/load", self.load, methods=["POST"]),
+            Route("/models/unload", self.unload, methods=["POST"]),
+            Route("/props", self.props),
             Route("/v1/models/{name:path}", self.one),
             Route("/api/tags", self.tags),
             Route("/api/version", partial(ollama_routes.version, self)),
@@ -152,11 +156,41 @@ class Router:
             raise unknown_model(name, offers)
         return JSONResponse(self._entry(offer))
 
+    async def load(self, request: Request) -> Response:
+        """/models/load: begin to load a model."""
+        self.models.load(await self._named(request))
+        return JSONResponse({"success": True})
+
+    async def unload(self, request: Request) -> Response:
+        """/models/unload: unload a model as soon as no request uses it."""
+        offer = await self._named(request)
+        if not self.models.unload(offer.path):
+            raise invalid(f"model {offer.name} is not loaded", "model")
+        return JSONResponse({"success": True})
+
+    async def _named(self, request: Request) -> Offer:
+        name = (await asyncio.to_thread(asked_of, await self.body(request))).name
+        if name is None:
+            raise invalid("the request names no model", "model")
+        return await self._offer(name)
+
+    async def props(self, request: Request) -> Response:
+        """/props: the server's own, or with ?model=NAME those of a model."""
+        if "model" in request.query_params:
+            return await self.forward(request)
+        found = {
+            "role": "router",
+            "max_instances": self.models.n_model or 0,
+            "models_autoload": self.models.autoload,
+            "build_info": f"b{__version__}",
+        }
+        return JSONResponse(found)
+
     def _entry(self, offer: Offer) -> dict[str, Any]:
-        loaded = any(one.offer.path == offer.path for one in self.models.running)
+        state = self.models.state(offer.path)
         head = {"id": offer.name, "object": "model", "created": int(offer.modified)}
-        meta = {"n_bytes": offer.n_byte, "loaded": loaded}
-        return head | {"owned_by": "tamis", "meta": meta}
+        meta = {"n_bytes": offer.n_byte, "loaded": state == "loaded"}
+        return head | {"owned_by": "tamis", "meta": meta, "status": {"value": state}}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server lives; one that is stopping does not."""

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "--ctx is the context of one request: each of --parallel slots has as much"
     common.add_model_arguments(parser)
     common.add_adapter_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address, or several with commas between (default: %(default)s)",
+    )
     parser.add_argument("--port", type=common.count_or_zero, default=8080, help="0: any free one")
     parser.add_argument(
         "--parallel",
@@ -60,7 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_limits(parser)
     _add_models(parser)
     draft.add_arguments(parser)
-    parser.add_argument("--alias", help="the model's name in replies (default: its file's)")
+    parser.add_argument(
+        "--alias",
+        type=_names,
+        metavar="NAME",
+        help="the model's name in replies (default: its file's), or several with commas between: "
+        "the first of the alphabet is in replies, all are listed",
+    )
+    parser.add_argument(
+        "--tags",
+        type=_names,
+        default=(),
+        metavar="TAG",
+        help="words about the model for /v1/models, with commas between (default: none)",
+    )
     parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
 
 
@@ -79,6 +97,17 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         type=common.size,
         metavar="SIZE",
         help="without -m: for all models that are loaded (default: as much as there is)",
+    )
+    parser.add_argument(
+        "--models-max",
+        type=common.count,
+        metavar="N",
+        help="without -m: how many models may be loaded at once (default: as --memory allows)",
+    )
+    parser.add_argument(
+        "--no-models-autoload",
+        action="store_true",
+        help="without -m: load a model only where /models/load asks for it",
     )
 
 
@@ -116,8 +145,14 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="a field for requests that lack it, such as temperature=0, n_predict=256 or "
         "enable_thinking=false; may be given again",
     )
-    parser.add_argument(
+    template = parser.add_mutually_exclusive_group()
+    template.add_argument(
         "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+    )
+    template.add_argument(
+        "--chat-template",
+        metavar="TEXT",
+        help="the same: the template itself, or a name such as chatml, llama3 or gemma",
     )
     parser.add_argument(
         "--pooling",
@@ -218,11 +253,19 @@ def run(arguments: argparse.Namespace) -> int:
         slots=not arguments.no_slots,
         slot_folder=_folder(arguments.slot_save_path),
         loras=common.adapter_files(arguments).loras,
+        aliases=arguments.alias or (),
+        tags=arguments.tags,
     )
     source = Source(arguments, settings)
     keep = math.inf if source.only is not None else arguments.keep_alive
     served = models.Models(
-        source, keep=keep, n_byte=arguments.memory, n_queue=arguments.queue, log=_log
+        source,
+        keep=keep,
+        n_byte=arguments.memory,
+        n_queue=arguments.queue,
+        log=_log,
+        n_model=arguments.models_max,
+        autoload=not arguments.no_models_autoload,
     )
     if source.only is None:
         n = len(source.offers())
@@ -263,7 +306,7 @@ class Source:
         self._adapters = common.adapter_files(arguments)
         if any(self._adapters) and arguments.model is None:
             raise UsageError("--lora and --control-vector are of one model: name that with -m")
-        self._template = _template(arguments.chat_template_file)
+        self._template = _template(arguments.chat_template_file, arguments.chat_template)
         self._progress: common.Progress | None = common.Progress()
         self._draft: list[Any] | None = None
         if arguments.model_draft is not None:
@@ -277,7 +320,7 @@ class Source:
             path = common.model_file(arguments.model, self._progress).absolute()
             if arguments.model is not None:
                 state = path.stat()
-                name = arguments.alias or path.stem
+                name = arguments.alias[0] if arguments.alias else path.stem
                 self.only = Offer(name, str(path), state.st_size, state.st_mtime)
         if self.only is None and arguments.alias is not None:
             raise UsageError("--alias is the name of one model: name that with -m")
@@ -366,12 +409,31 @@ def _keep_alive(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """Names with commas between, each once, by the alphabet."""
+    found = sorted({name.strip() for name in text.split(",")} - {""})
+    if not found:
+        raise argparse.ArgumentTypeError("expected a name")
+    return tuple(found)
+
+
 def _silent(stage: str, done: int, total: int | None) -> None:
     """Loading for a client shows no progress."""
 
 
-def _template(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")
+def _template(path: str | None, text: str | None) -> str | None:
+    """A template of a file, or a text that is one or names one. Raises OSError, UsageError."""
+    if path is not None:
+        return Path(path).read_text(encoding="utf-8")
+    if text is None or not re.fullmatch(r"[\w.-]+", text):
+        return text
+    from tamis.bindings.flat.named_formats import NAMED
+
+    known = {name.replace("-", ""): template for name, (template, _) in NAMED.items()}
+    if (found := known.get(text.replace("-", ""))) is None:
+        names = ", ".join(sorted(NAMED))
+        raise UsageError(f"--chat-template {text} is no template and no name of one: {names}")
+    return found
 
 
 def _folder(path: str | None) -> Path | None:
@@ -384,15 +446,17 @@ def _folder(path: str | None) -> Path | None:
 def _access(arguments: argparse.Namespace) -> Any:
     """Names and key. Raises UsageError for an address that others reach without a key."""
     from tamis.bindings.serve.http.guard import LOCAL, Access, is_local
+    from tamis.bindings.serve.http.listen import hosts_of
 
     key = arguments.api_key
     if arguments.api_key_file is not None:
         key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
         if not key:
             raise UsageError(f"{arguments.api_key_file} is empty, expected a key")
-    if not is_local(arguments.host) and not key:
+    hosts = hosts_of(arguments.host)
+    if not all(map(is_local, hosts)) and not key:
         raise UsageError(f"--host {arguments.host} lets other machines in: add --api-key-file")
-    names = (*LOCAL, arguments.host, *arguments.allow_host)
+    names = (*LOCAL, *hosts, *arguments.allow_host)
     return Access(tuple(name.lower() for name in names), key)
 
 

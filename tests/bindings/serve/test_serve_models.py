@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import socket
 import threading
 import time
 
@@ -20,6 +21,8 @@ from tamis.bindings.serve.jobs import Counts
 from tamis.bindings.serve.models import Models, Offer, named
 from tamis.bindings.serve.supervisor import Loaded, LoadError
 from tamis.cli import main
+from tamis.cli.commands import serve
+from tamis.cli.options.errors import UsageError
 
 TEXT = "/v1/completions"
 
@@ -93,12 +96,12 @@ def offer(name, n_byte=10):
     return Offer(name, f"/models/{name}", n_byte, 0.0)
 
 
-def run(work, room=math.inf, keep=60.0, n_byte=None, n_queue=64):
+def run(work, room=math.inf, keep=60.0, n_byte=None, n_queue=64, **how):
     """Work of a coroutine with models, and the source that they came from."""
 
     async def inner():
         source, lines = Source(room), []
-        models = Models(source, keep=keep, n_byte=n_byte, n_queue=n_queue, log=lines.append)
+        models = Models(source, keep=keep, n_byte=n_byte, n_queue=n_queue, log=lines.append, **how)
         source.models = models
         await work(models, source)
         assert all(one.users == 0 for one in models.running)
@@ -300,6 +303,79 @@ def test_names_as_clients_write_them():
     assert named("/m/owner/repo/file.gguf", offers) is None  # no path of a client's is opened
 
 
+def test_a_model_of_the_hub_is_named_by_its_quantisation():
+    offers = [offer(f"hf:owner/repo/model-{kind}.gguf") for kind in ("Q4_K_M", "Q8_0")]
+    assert named("owner/repo:Q8_0", offers) == offers[1]
+    assert named("hf:owner/repo:q4_k_m", offers) == offers[0]
+    for name in ("owner/repo", "owner/repo:Q4", "owner/other:Q8_0", "owner/repo:"):
+        assert named(name, offers) is None
+
+
+def test_no_more_models_are_loaded_than_may_be():
+    async def work(models, source):
+        for name in "abab":
+            await use(models, name)
+        assert source.order == ["a", "b"]
+        await use(models, "c")
+        assert sorted(source.held) == ["b", "c"]
+        assert [models.state(f"/models/{name}") for name in "abc"] == [
+            "unloaded",
+            "loaded",
+            "loaded",
+        ]
+
+    run(work, n_model=2)
+
+
+def test_models_are_loaded_only_where_that_is_asked_for():
+    async def work(models, source):
+        with pytest.raises(ApiError, match="/models/load") as refusal:
+            await models.take(offer("a"))
+        assert refusal.value.status == 400
+        models.load(offer("broken"))
+        models.load(offer("a"))
+        assert models.state("/models/a") == "loading"
+        await use(models, "a")  # waits until it is loaded
+        await until(lambda: models.state("/models/broken") == "unloaded")
+        assert source.held == ["a"]
+
+    run(work, autoload=False)
+
+
+def test_llama_cpps_router_paths():
+    source = Source()
+    models = Models(source, keep=60, n_byte=None, n_queue=8, log=lambda line: None, n_model=2)
+    source.models = models
+    server = Router(models, Settings(), lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+
+        def state(name):
+            listed = client.get("/models").json()["data"]
+            return {each["id"]: each["status"]["value"] for each in listed}[name]
+
+        def becomes(name, wanted):
+            end = time.monotonic() + 10
+            while state(name) != wanted:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+        props = client.get("/props").json()
+        assert (props["role"], props["max_instances"], props["models_autoload"]) == (
+            "router",
+            2,
+            True,
+        )
+        assert state("a") == "unloaded"
+        assert client.post("/models/load", json={"model": "a"}).json() == {"success": True}
+        becomes("a", "loaded")
+        assert client.post("/models/unload", json={"model": "a"}).json() == {"success": True}
+        becomes("a", "unloaded")
+        assert client.post("/models/unload", json={"model": "a"}).status_code == 400
+        assert client.post("/models/load", json={"model": "none"}).status_code == 404
+        assert client.post("/models/load", json={}).status_code == 400
+        server.stop()
+
+
 def test_two_real_models_with_a_budget_for_one(tmp_path, capsys):
     """Switching under load: no request is lost, and `tamis ps` says what there is."""
     folder = tmp_path / "models"
@@ -357,3 +433,37 @@ def test_two_real_models_with_a_budget_for_one(tmp_path, capsys):
             assert time.monotonic() < end
             time.sleep(0.05)
         assert "tamis_jobs_total" in server.get("/metrics")[1].decode()
+
+
+def test_a_model_has_several_names_and_a_server_several_addresses(tmp_path):
+    path = write_tiny_model(tmp_path / "one.gguf", TinySpec())
+    flags = ["--host", "127.0.0.1,::1", "--alias", "tiny,fim", "--tags", "small,chat"]
+    flags += ["--chat-template", "{{ messages[0].content }}!"]
+    with ServeProcess(path, tmp_path, *flags, env=None) as server:
+        (listed,) = json.loads(server.get("/v1/models")[1])["data"]
+        assert (listed["id"], listed["aliases"]) == ("fim", ["fim", "tiny"])
+        assert listed["tags"] == ["chat", "small"]
+        for name in ("fim", "tiny"):
+            assert server.get(f"/v1/models/{name}")[0] == 200
+        messages = {"messages": [{"role": "user", "content": "hi"}]}
+        assert server.post(messages, "/apply-template") == (200, {"prompt": "hi!"})
+        try:
+            other = socket.create_connection(("::1", server.port), timeout=30)
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        with other:
+            other.sendall(b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
+            assert other.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [("llama3", "<|start_header_id|>"), ("command-r", "<|CHATBOT_TOKEN|>"), ("a {{ b }}", "a {{")],
+)
+def test_a_template_is_given_by_name_or_as_text(given, part):
+    assert part in serve._template(None, given)
+
+
+def test_a_name_of_no_template_is_refused():
+    with pytest.raises(UsageError, match="chatml"):
+        serve._template(None, "chatmll")
