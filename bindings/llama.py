@@ -4,14 +4,27 @@ Handles are integers; 0 is none, and one that was freed stays stale for ever. Bu
 has Python's buffer protocol (NumPy arrays, bytearrays, ctypes arrays), texts bytes or str. Nothing
 raises: each function says in its docstring what it returns where it fails, `tamis_last_error` says
 why, and so does the log (llama_log_set). Void functions of llama.h return a code. What is
-deprecated there is in flat/old_names.py; what tamis adds is called tamis_*.
+deprecated there is in flat/old_names.py, what is refused in flat/not_here.py; what tamis adds is
+called tamis_*.
 
 Threads: calls on one context run one after another, whichever threads they come from (a lock each
 context); contexts of one model run concurrently, their steps share its threads. A sampler
 or a batch is for one thread at a time.
 """
 
-from tamis.bindings.flat import constants
+from tamis.bindings.flat import constants, not_here
+from tamis.bindings.flat.adapters import (
+    llama_adapter_get_alora_invocation_tokens,
+    llama_adapter_get_alora_n_invocation_tokens,
+    llama_adapter_lora_free,
+    llama_adapter_lora_init,
+    llama_adapter_meta_count,
+    llama_adapter_meta_key_by_index,
+    llama_adapter_meta_val_str,
+    llama_adapter_meta_val_str_by_index,
+    llama_set_adapter_cvec,
+    llama_set_adapters_lora,
+)
 from tamis.bindings.flat.batch_ext import (
     llama_batch_ext_add,
     llama_batch_ext_add_embd,
@@ -28,6 +41,11 @@ from tamis.bindings.flat.batch_ext import (
     llama_process,
 )
 from tamis.bindings.flat.constants import *  # noqa: F403
+from tamis.bindings.flat.custom_sampler import (
+    llama_sampler_i,
+    llama_sampler_init,
+    llama_sampler_init_infill,
+)
 from tamis.bindings.flat.decode import (
     llama_attach_threadpool,
     llama_batch_free,
@@ -99,6 +117,7 @@ from tamis.bindings.flat.facts import (
     llama_supports_mlock,
     llama_supports_mmap,
     llama_supports_rpc,
+    llama_version,
 )
 from tamis.bindings.flat.memory import (
     llama_memory_can_shift,
@@ -137,6 +156,17 @@ from tamis.bindings.flat.model import (
     llama_model_size,
     llama_print_system_info,
     llama_time_us,
+)
+from tamis.bindings.flat.not_here import (
+    llama_get_sampled_candidates_count_ith,
+    llama_get_sampled_candidates_ith,
+    llama_get_sampled_logits_count_ith,
+    llama_get_sampled_logits_ith,
+    llama_get_sampled_probs_count_ith,
+    llama_get_sampled_probs_ith,
+    llama_get_sampled_token_ith,
+    llama_model_save_to_file,
+    llama_set_sampler,
 )
 from tamis.bindings.flat.old_names import (
     llama_add_bos_token,
@@ -306,8 +336,34 @@ from tamis.bindings.flat.vocab import (
     llama_vocab_type,
 )
 
+globals().update(not_here.REFUSED)
+
 __all__ = [
     *constants.__all__,
+    *not_here.REFUSED,
+    "llama_adapter_get_alora_invocation_tokens",
+    "llama_adapter_get_alora_n_invocation_tokens",
+    "llama_adapter_lora_free",
+    "llama_adapter_lora_init",
+    "llama_adapter_meta_count",
+    "llama_adapter_meta_key_by_index",
+    "llama_adapter_meta_val_str",
+    "llama_adapter_meta_val_str_by_index",
+    "llama_set_adapter_cvec",
+    "llama_set_adapters_lora",
+    "llama_sampler_i",
+    "llama_sampler_init",
+    "llama_sampler_init_infill",
+    "llama_get_sampled_candidates_count_ith",
+    "llama_get_sampled_candidates_ith",
+    "llama_get_sampled_logits_count_ith",
+    "llama_get_sampled_logits_ith",
+    "llama_get_sampled_probs_count_ith",
+    "llama_get_sampled_probs_ith",
+    "llama_get_sampled_token_ith",
+    "llama_model_save_to_file",
+    "llama_set_sampler",
+    "llama_version",
     "llama_batch_ext_add",
     "llama_batch_ext_add_embd",
     "llama_batch_ext_add_seq",

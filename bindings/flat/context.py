@@ -25,6 +25,7 @@ from tamis.bindings.flat.status import (
     Refusal,
     invalid,
 )
+from tamis.engine.adapters import Adapters
 from tamis.engine.batch import Batch
 from tamis.engine.session import MAX_CTX, Session
 
@@ -89,6 +90,7 @@ class Context:
         self.attn, self.prefill = p.attn, p.prefill
         self._types = _kv_type(p.type_k, "type_k"), _kv_type(p.type_v, "type_v")
         self._audit = as_int(p.audit, "audit", 0)
+        self.adapters = Adapters()
         self.embeddings, self.pooling = bool(p.embeddings), _pooling(model, p.pooling_type)
         self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
         self.progress: tuple[Any, Any] = None, None
@@ -130,6 +132,7 @@ class Context:
             audit=self._audit,
             type_k=self._types[0],
             type_v=self._types[1],
+            adapters=self.adapters,
         )
 
     def n_past(self, seq: int) -> int:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from tamis import __version__
 from tamis.bindings.flat import constants
 from tamis.bindings.flat.buffers import as_int, as_text, write_string
 from tamis.bindings.flat.context import MAX_SEQ, using
@@ -269,3 +270,8 @@ def llama_chat_builtin_templates(output: Any, size: int) -> int:
     if isinstance(output, list):
         output[:] = names[:n]
     return len(names)
+
+
+def llama_version() -> bytes:
+    """The version of tamis."""
+    return __version__.encode()

@@ -240,7 +240,7 @@ def llama_model_meta_val_str(model: int, key: Any, buf: Any, buf_size: int) -> i
     metadata, name = engine_of(model).metadata, as_text(key, "key")
     if name not in metadata:
         return -1
-    return write_string(_as_string(metadata[name]), buf, buf_size)
+    return write_string(as_string(metadata[name]), buf, buf_size)
 
 
 @returns(-1)
@@ -253,7 +253,7 @@ def llama_model_meta_key_by_index(model: int, i: int, buf: Any, buf_size: int) -
 def llama_model_meta_val_str_by_index(model: int, i: int, buf: Any, buf_size: int) -> int:
     """Write the value at place i as text; its length, as snprintf. -1: no such place."""
     value = engine_of(model).metadata[_key_at(model, i)]
-    return write_string(_as_string(value), buf, buf_size)
+    return write_string(as_string(value), buf, buf_size)
 
 
 def _key_at(model: int, i: int) -> str:
@@ -261,7 +261,8 @@ def _key_at(model: int, i: int) -> str:
     return keys[as_int(i, "i", 0, len(keys) - 1)]
 
 
-def _as_string(value: Any) -> str:
+def as_string(value: Any) -> str:
+    """A metadata value as text; of a long list the first 16."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
