@@ -16,12 +16,17 @@ from numpy.typing import NDArray
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.text.bpe import byte_alphabet
+from tamis.tools.random_shapes import PUBLISHED, RandomModel
 
 Array = NDArray[Any]
 POOL = 1 << 22  # elements that the large matrices of a type and size of weights repeat
 # Mixes of types as llama.cpp's quantiser writes them: most matrices, and those that it gives more
 # bits: the head, and values and down projections of half of the layers.
-MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
+MIXES: dict[str, tuple[str, ...]] = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
+MIXES["MXFP4_MOE"] = "MXFP4", "Q8_0", "experts"  # most matrices are experts', the others Q8_0
+# What a matrix gets whose rows are no multiple of a type's block.
+SHORTER = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+SHORTER |= {Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0}
 
 
 class Shape(NamedTuple):
@@ -142,10 +147,25 @@ def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def type_of(name: str, type_: str, n_layer: int) -> Type:
-    """The type of a matrix in a file of a type, or of one of MIXES."""
-    most, better = MIXES.get(type_, (type_, type_))
-    if name.endswith(("attn_v.weight", "ffn_down.weight")):
+def type_of(name: str, type_: str, n_layer: int, dims: tuple[int, ...] = ()) -> Type:
+    """The type of a matrix in a file of a type, or of one of MIXES; dims: of its rows.
+
+    Routers and convolutions are F32; rows that a type's blocks do not fit have the nearest that
+    does, as llama.cpp's quantiser has it.
+    """
+    if name.endswith(("ffn_gate_inp.weight", "conv1d.weight")):
+        return Type.F32
+    kind = _of_rows(name, type_, n_layer)
+    while dims and dims[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = SHORTER.get(kind, Type.F16)
+    return kind
+
+
+def _of_rows(name: str, type_: str, n_layer: int) -> Type:
+    most, better, *rest = MIXES.get(type_, (type_, type_))
+    if rest and not name.endswith("_exps.weight"):
+        return Type[better]
+    if name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")):
         i, eighth = int(name.split(".")[1]), n_layer // 8
         more = i < eighth or i >= 7 * n_layer // 8 or (i - eighth) % 3 == 2
         return Type[better if more else most]
@@ -173,63 +193,102 @@ class Pool:
         return np.resize(pool, n).reshape(n_out, -1)
 
 
-def write_random_model(path: str | Path, shape: Shape, type_: str) -> None:
+def write_random_model(path: str | Path, shape: Shape | RandomModel, type_: str) -> None:
     """Write a model of random weights, all of one ggml type or a mix of MIXES; norms are ones.
 
     Raises OSError; KeyError for a type that there is not.
     """
-    kinds = {name: type_of(name, type_, shape.n_layer) for name in tensors_of(shape)}
+    model = shape if isinstance(shape, RandomModel) else _llama(shape)
+    kinds = {
+        name: type_of(name, type_, model.n_layer, dims) for name, dims in model.tensors.items()
+    }
     pools = {kind: Pool(kind) for kind in kinds.values()}
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, model.arch)
     writer.add_name(f"random {type_}")
     writer.add_quantization_version(2)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_rope_dimension_count(shape.head_dim)
-    if shape.n_head * shape.head_dim != shape.n_embd:
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-    writer.add_rope_freq_base(500000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    tokens = [*byte_alphabet(), "th"]
-    tokens += [f"t{i}" for i in range(shape.n_vocab - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_merges(["t h"])
-    writer.add_token_types([1] * len(tokens))
-    writer.add_bos_token_id(shape.n_vocab - 2)
-    writer.add_eos_token_id(shape.n_vocab - 1)
-    writer.add_vocab_size(shape.n_vocab)
-    for name, dims in tensors_of(shape).items():
-        if len(dims) == 1:
-            writer.add_tensor(name, np.ones(dims, np.float32))
-            continue
+    for key, value in model.keys.items():
+        _add_key(writer, f"{model.arch}.{key}", value)
+    _add_vocabulary(writer, model.n_vocab)
+    rng = np.random.default_rng(1)
+    for name, dims in model.tensors.items():
         kind = kinds[name]
+        if len(dims) == 1 or name.endswith(".bias"):
+            writer.add_tensor(name, _vector(rng, name, dims))
+            continue
         raw = None if kind in (Type.F32, Type.F16) else kind
-        writer.add_tensor(name, pools[kind].matrix(*dims), raw_dtype=raw)
+        rows = pools[kind].matrix(math.prod(dims[:-1]), dims[-1])
+        writer.add_tensor(name, rows.reshape(*dims[:-1], -1), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def _llama(shape: Shape) -> RandomModel:
+    keys: dict[str, Any] = {
+        "context_length": shape.n_ctx,
+        "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "rope.dimension_count": shape.head_dim,
+        "rope.freq_base": 500000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": shape.n_vocab,
+    }
+    if shape.n_head * shape.head_dim != shape.n_embd:
+        keys |= dict.fromkeys(("attention.key_length", "attention.value_length"), shape.head_dim)
+    return RandomModel("llama", shape.n_layer, shape.n_vocab, keys, tensors_of(shape))
+
+
+def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    tokens = [*byte_alphabet(), "th"]
+    tokens += [f"t{i}" for i in range(n_vocab - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["t h"])
+    writer.add_token_types([1] * len(tokens))
+    writer.add_bos_token_id(n_vocab - 2)
+    writer.add_eos_token_id(n_vocab - 1)
+
+
+def _vector(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> Array:
+    """Norms, scales and factors are ones; decays are below zero; others are small."""
+    if name.endswith(("norm.weight", "norm_1.weight", "scale.weight")) or "rope_freqs" in name:
+        return np.ones(dims, np.float32)
+    values = rng.standard_normal(dims).astype(np.float32)
+    return -np.exp(values) if name.endswith("ssm_a") else np.float32(0.1) * values
+
+
 def main() -> None:
     """Write the model that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=[*SHAPES, *PUBLISHED])
     parser.add_argument("type", metavar="TYPE", choices=[*(t.name for t in GGMLType), *MIXES])
     parser.add_argument("file", type=Path)
     parser.add_argument("--layers", type=int, help="fewer or more than the model has")
     args = parser.parse_args()
+    if args.shape in PUBLISHED:
+        model, n_layer = PUBLISHED[args.shape]
+        write_random_model(args.file, model(args.layers or n_layer), args.type)
+        return
     shape = SHAPES[args.shape]
     if args.layers is not None:
         shape = shape._replace(n_layer=args.layers)
-    types = MIXES.get(args.type, (args.type,))
+    types = MIXES.get(args.type, (args.type,))[:2]
     block = max(gguf.GGML_QUANT_SIZES[Type[type_]][0] for type_ in types)
     if shape.n_embd % block:
         parser.error(f"{args.type} has blocks of {block}: rows of {shape.n_embd} are no multiple")
