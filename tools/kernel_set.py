@@ -172,6 +172,7 @@ def _of_types() -> Iterator[KernelSpec]:
         if op.constants == ("type",):
             arranged = {
                 ops.MATMUL: [*stored, *ops.STRIP_TYPES],
+                ops.MOE_MATMUL: [*stored, *ops.STRIP_TYPES],
                 ops.REPACK: ops.STRIP_TYPES.values(),
             }
             yield from (KernelSpec(op, (type,)) for type in arranged.get(op, stored))

@@ -26,6 +26,7 @@ class QTensor(NamedTuple):
     type: str  # the ggml type's name
     n_out: int
     n_in: int
+    n_matrix: int = 1  # that the rows are of: experts, or heads
 
 
 def kv_row(type: str, head_dim: int) -> np.dtype:

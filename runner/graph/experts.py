@@ -201,7 +201,6 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
     w, n_used = tensor.matrix, ids.shape[1]
     n_out = w.n_out // n_matrix
     y = g.ws.rows(tensor.label, n_used, n_out)
-    g.ws.packed_rows(w.n_in)  # scratch is sized by the widest row
     g.rec.program.add(
         ops.MOE_MATMUL,
         (w.type,),
@@ -217,7 +216,7 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
         n_used=n_used,
         n_expert=n_matrix,
         x_per_slot=x.ndim - 2,
-        scratch=g.ws.scratch,
+        scratch=g.ws.experts(w.n_in, n_used, n_matrix),
     )
     if (scale := tensor.scale) is not None:
         each = scale if scale.size == n_matrix else np.repeat(scale, n_matrix)

@@ -58,6 +58,10 @@ class Buffers:
         assert n_in <= self._n_in
         return self.packed
 
+    def experts(self, n_in: int, n_used: int, n_expert: int) -> np.ndarray:
+        """Scratch of products with n_used of n_expert matrices a row of n_in elements, uint8."""
+        return self.scratch
+
 
 class Workspace(Buffers):
     """Buffers for up to n_tok rows of a chunk; kernels write only here and to the KV cache."""
@@ -66,6 +70,9 @@ class Workspace(Buffers):
         hp = model.hp
         super().__init__(chunk, model.needs)
         n = max(ops.matmul_scratch(self._n_in), ops.attend_scratch(hp.group, hp.head_dim))
+        n_in, n_used, n_expert = model.needs.experts
+        if n_used:
+            n = max(n, ops.expert_scratch(n_in, self._n_tok * n_used, n_expert))
         self.scratch = zeros(backend.n_thread * n, np.uint8)
         self.partial = zeros((hp.n_head, backend.n_part, hp.head_dim + 2), np.float32)
         own = self.packed, self.scratch, self.partial, *self._rows.values()
@@ -78,12 +85,15 @@ class Measured(Buffers):
     def __init__(self, hp: HParams) -> None:
         super().__init__(Chunk(hp, 1), Needs())
         self._asked: dict[str, int] = {}
+        self._experts = 0, 0, 0
+        self.kv_layers: set[int] = set()
         self.states: dict[tuple[int, str], tuple[int, ...]] = {}  # by layer and name
 
     @property
     def needs(self) -> Needs:
         """The largest that was asked for of each."""
-        return Needs(dict(self._asked), dict(self.states), self._n_in)
+        kv_layers = tuple(sorted(self.kv_layers))
+        return Needs(dict(self._asked), dict(self.states), self._n_in, self._experts, kv_layers)
 
     def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
         """An array of this shape, which is noted."""
@@ -95,6 +105,12 @@ class Measured(Buffers):
         """An empty array; the width is noted."""
         self._n_in = max(self._n_in, n_in)
         return self.packed
+
+    def experts(self, n_in: int, n_used: int, n_expert: int) -> np.ndarray:
+        """An empty array; the sizes are noted."""
+        before = self._experts
+        self._experts = max(before[0], n_in), max(before[1], n_used), max(before[2], n_expert)
+        return self.scratch
 
 
 def workspaces(model: Model, n_tok: int, backends: Sequence[Backend]) -> list[Workspace]:

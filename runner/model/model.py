@@ -25,6 +25,10 @@ class Needs:
         default_factory=dict
     )  # by layer, name
     n_in: int = 0  # elements of the widest row that a product reads
+    # Of products with matrices that rows choose: elements of the widest row, most that a row
+    # chooses, most that there are.
+    experts: tuple[int, int, int] = (0, 0, 0)
+    kv_layers: tuple[int, ...] = ()  # layers that append keys: no other has a KV cache
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class Model:
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer's queries and keys are rotated by."""
         return len(self.ropes) - 1 if self.window(layer) else 0
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers that have a KV cache, ascending: those that append keys of their own."""
+        return self.needs.kv_layers
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose KV cache a layer reads: its own, or the last of its kind."""

@@ -20,7 +20,6 @@ from tamis.model.weights import Weights
 from tamis.platform.memory import huge_zeros
 
 SHARE = 0.75  # of the free memory that copies of the weights may take
-APART = "exps", "attn_k_b", "attn_v_b"  # one matrix of many is multiplied at a time
 PART = 1 << 24  # bytes of a matrix that are copied at a time
 STRIPS_OF = {type: ops.strip_type(type) for type in ops.STRIP_TYPES.values()}
 
@@ -34,10 +33,7 @@ class Strips(NamedTuple):
     @staticmethod
     def of(matrices: Sequence[QTensor], backend: Backend) -> "Strips":
         """None of a type or a shape that has no strips, or where the backend wants none."""
-        fit = [
-            backend.strips and w.type in STRIPS_OF and w.n_in % 64 == 0 and w.n_out % ops.STRIP == 0
-            for w in matrices
-        ]
+        fit = [backend.strips and _fits(w) for w in matrices]
         sizes = [
             ops.strip_bytes(w.type, w.n_out, w.n_in) if yes else 0
             for w, yes in zip(matrices, fit, strict=True)
@@ -51,6 +47,12 @@ class Strips(NamedTuple):
             w._replace(data=memory[start : start + size], type=STRIPS_OF[w.type]) if size else w
             for w, (start, size) in zip(matrices, self.spans, strict=True)
         ]
+
+
+def _fits(w: QTensor) -> bool:
+    """Whether no strip is of two matrices, and the products read whole chunks."""
+    n_out = w.n_out // w.n_matrix
+    return w.type in STRIPS_OF and w.n_in % 64 == 0 and n_out % ops.STRIP == 0
 
 
 class Copies(NamedTuple):
@@ -147,10 +149,10 @@ def repack(
 
 
 def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
-    """What its products read. Not experts' rows: few tokens read each of them."""
+    """What its products read."""
     for layer in weights.blk[place.layers.start : place.layers.stop]:
-        for name, tensor in layer.items():
-            if isinstance(tensor.data, QTensor) and not name.endswith(APART):
+        for tensor in layer.values():
+            if isinstance(tensor.data, QTensor):
                 yield tensor.data
     if place.output:
         yield weights.output.matrix

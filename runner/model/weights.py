@@ -282,7 +282,7 @@ def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
     n_plain, row = n.n_key - hp.n_rot, w.data.nbytes // w.n_out
     rows = w.data.reshape(n_head, n_plain + n.n_value, row)
     values = np.ascontiguousarray(rows[:, n_plain:]).reshape(-1)
-    v = QTensor(values, w.type, n_head * n.n_value, n.n_latent)
+    v = QTensor(values, w.type, n_head * n.n_value, n.n_latent, n_head)
     found = {"attn_v_b": Tensor(f"{prefix}attn_v_b", v, None, both.read, both.whole)}
     if n_plain == 0:
         return found  # all of a key is rotated
@@ -291,7 +291,7 @@ def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
     transposed = np.asarray(keys).reshape(n_head, n_plain, n.n_latent).swapaxes(1, 2)
     kind = "F32" if w.type == "F32" or n_plain % 32 else "F16"
     transposed = np.ascontiguousarray(transposed, np.float32 if kind == "F32" else np.float16)
-    k = QTensor(transposed.view(np.uint8).reshape(-1), kind, n_head * n.n_latent, n_plain)
+    k = QTensor(transposed.view(np.uint8).reshape(-1), kind, n_head * n.n_latent, n_plain, n_head)
     found["attn_k_b"] = Tensor(f"{prefix}attn_k_b", k, None, both.read, both.whole)
     return found
 
@@ -378,7 +378,8 @@ class _Loader:
         if len(shape) == 1 or label in FLOATS:
             return self._vector(name, shape)
         n_out = int(np.prod(shape[:-1]))
-        return QTensor(self._file.data(name), info.type.name, n_out, shape[-1])
+        n_matrix = int(np.prod(shape[:-2]))
+        return QTensor(self._file.data(name), info.type.name, n_out, shape[-1], n_matrix)
 
     def _vector(self, name: str, shape: Sequence[int]) -> np.ndarray:
         info = self._file.tensors[name]

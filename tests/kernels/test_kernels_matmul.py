@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 from guarded import in_child, runs, step_of
-from matmul_cases import check_product, normal, packed, rounding, step_size, weights
+from matmul_cases import check_product, in_strips, normal, packed, rounding, step_size, weights
 from oracle import gelu_tanh, rms_norm, silu
 
 from tamis.formats.dequant import dequantize
@@ -98,20 +98,6 @@ def test_matmul_is_the_product(type_, n_tok, n_out, with_bias, add, size):
     rng = np.random.default_rng((n_tok, n_out, n_in))
     data, decoded = weights(type_, rng, n_out, n_in)
     check_product(type_, data, decoded, normal(rng, n_tok, n_in), with_bias=with_bias, add=add)
-
-
-def in_strips(type_, data, n_out, n_in):
-    """The rows as REPACK leaves them."""
-    unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
-    found = [
-        made["strips"].copy()
-        for made in runs(
-            ops.REPACK, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
-        )
-    ]
-    for again in found[1:]:
-        np.testing.assert_array_equal(again, found[0])
-    return found[0]
 
 
 # Tokens, strips, with a bias, added to y: each number of rows at once, under and over a tile.

@@ -2,21 +2,27 @@
 
 import numpy as np
 import pytest
-from guarded import in_child, is_on_gpu, runs, step_of
-from matmul_cases import rounding, weights
+from guarded import in_child, runs, step_of
+from matmul_cases import in_strips, rounding, weights
 from oracle import softmax
 from recurrent_oracle import softplus
 
 from tamis.jit_kernels.contract import ops
 
 TYPES = ["F32", "Q8_0", "Q4_K"]
+# Of each kind of tiles and of blocks: whole numbers with and without minima, of 16 and of 32.
+IN_STRIPS = [
+    *(ops.strip_type(t) for t in ("Q2_K", "Q3_K", "Q4_K", "Q5_0", "Q6_K", "Q8_0", "MXFP4")),
+    *(ops.strip_type(t, exact=True) for t in ("Q4_K", "MXFP4")),
+]
 SCORES = ["softmax", "sigmoid", "softplus", "chosen"]
 KERNELS = [
     *((ops.MOE_ROUTE, (score,)) for score in SCORES),
     (ops.MOE_BIAS, ()),
     (ops.MOE_GROUPS, ()),
     (ops.MOE_SUM, ()),
-    *((ops.MOE_MATMUL, (t,)) for t in (*TYPES, "F16", "Q4_0")),
+    *((ops.MOE_MATMUL, (t,)) for t in (*TYPES, "F16", "Q4_0", *IN_STRIPS)),
+    *((ops.REPACK, (t,)) for t in sorted({ops.STRIP_TYPES[t] for t in IN_STRIPS})),
 ]
 
 
@@ -183,28 +189,83 @@ def test_some_experts_get_many_rows_and_most_none(x_per_slot):
     check_matmul("Q8_0", ids, 2100, 3, 32, x_per_slot)
 
 
+# Tokens, experts of a token, output rows: each way that rows are multiplied, under and over a part.
+ROUTED = [(1, 3, 48), (5, 2, 16), (16, 4, 80), (17, 1, 32), (37, 3, 144), (150, 2, 16)]
+
+
+@pytest.mark.parametrize("x_per_slot", [0, 1])
+@pytest.mark.parametrize("type_", ["Q4_K", "F16"])
+@in_child
+def test_rows_of_many_tokens_are_grouped_by_expert(type_, x_per_slot):
+    for n_tok, n_used, n_out in ROUTED:
+        ids = uneven(np.random.default_rng((n_tok, n_out)), n_tok, n_used)
+        check_matmul(type_, ids, 9, n_out - 3, 256, x_per_slot)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("x_per_slot", [0, 1])
+@pytest.mark.parametrize("type_", IN_STRIPS)
+@in_child
+def test_so_are_those_of_experts_in_strips(type_, x_per_slot):
+    for n_tok, n_used, n_out in ROUTED:
+        ids = uneven(np.random.default_rng((n_tok, n_out)), n_tok, n_used)
+        check_matmul(type_, ids, 9, n_out, 512 if n_tok == 37 else 256, x_per_slot)
+
+
+@pytest.mark.cpu_only
+@in_child
+def test_sums_do_not_depend_on_which_rows_share_an_expert():
+    # Rows of a tile share what is left out of it: a row alone with its expert has the same sums.
+    rng = np.random.default_rng(3)
+    data, _ = weights("Q4_K", rng, 4 * 32, 256)
+    strips, x = in_strips("Q4_K", data, 4 * 32, 256), normal(rng, 40, 256)
+    x[:, 17] *= 60
+    together, apart = np.full((40, 1), 2, np.int32), np.full((40, 1), 1, np.int32)
+    apart[11] = 2
+    same, alone = (
+        next(moe_products("Q4_Kx16", strips, ids, 4, 32, x, 0))[11] for ids in (together, apart)
+    )
+    np.testing.assert_array_equal(same, alone)
+
+
+def uneven(rng, n_tok, n_used):
+    """Experts of each token, of 9: the first has all tokens, the last none."""
+    ids = np.array([rng.permutation(7)[:n_used] + 1 for _ in range(n_tok)], np.int32)
+    ids[:, -1] = 0
+    return ids
+
+
 def check_matmul(type_, ids, n_expert, n_out, n_in, x_per_slot):
     """One MOE_MATMUL in every place; ids: the experts of each token."""
     n_tok, n_used = ids.shape
     rng = np.random.default_rng((n_tok, n_out, n_in, x_per_slot))
-    data, decoded = weights(type_, rng, n_expert * n_out, n_in)
+    ggml_type = ops.STRIP_TYPES.get(type_, type_)
+    data, decoded = weights(ggml_type, rng, n_expert * n_out, n_in)
+    if ggml_type != type_:
+        data = in_strips(ggml_type, data, n_expert * n_out, n_in)
     w = decoded.reshape(n_expert, n_out, n_in)
     x = normal(rng, n_tok, n_used if x_per_slot else 1, n_in)
     rows = np.broadcast_to(x, (n_tok, n_used, n_in))
     expected = np.einsum("tui,tuoi->tuo", rows.astype(np.float64), w[ids])
-    n_row = n_tok if is_on_gpu() else 1  # CPUs multiply each as few
     bound = np.array(
         [
-            [rounding(rows[t, s : s + 1], w[ids[t, s]], type_, n_row)[0] for s in range(n_used)]
+            [rounding(rows[t, s : s + 1], w[ids[t, s]], type_, n_tok)[0] for s in range(n_used)]
             for t in range(n_tok)
         ]
     )
+    for y in moe_products(type_, data, ids, n_expert, n_out, x, x_per_slot):
+        assert (np.abs(y - expected) <= bound).all()
+
+
+def moe_products(type_, data, ids, n_expert, n_out, x, x_per_slot):
+    """The results of MOE_MATMUL in every place, f32 [n_tok, n_used, n_out]."""
+    (n_tok, n_used), n_in = ids.shape, x.shape[-1]
     for found in runs(
         ops.MOE_MATMUL, (type_,), out={"y": unwritten(n_tok, n_used, n_out)},
-        scratch=ops.matmul_scratch(n_in), step=step_of(n_tok, 3), x=x, w=data, ids=ids, n_in=n_in,
-        n_out=n_out, n_used=n_used, n_expert=n_expert, x_per_slot=x_per_slot,
+        scratch=ops.expert_scratch(n_in, ids.size, n_expert), step=step_of(n_tok, 3), x=x, w=data,
+        ids=ids, n_in=n_in, n_out=n_out, n_used=n_used, n_expert=n_expert, x_per_slot=x_per_slot,
     ):  # fmt: skip
-        assert (np.abs(found["y"] - expected) <= bound).all()
+        yield found["y"]
 
 
 @pytest.mark.on_threads

@@ -70,6 +70,20 @@ def packed(x, type_, source="rows", other=None, row=0):
     return found[0]
 
 
+def in_strips(type_, data, n_out, n_in):
+    """The rows as REPACK leaves them."""
+    unwritten = np.full(ops.strip_bytes(type_, n_out, n_in), 0xA5, np.uint8)
+    found = [
+        made["strips"].copy()
+        for made in runs(
+            ops.REPACK, (type_,), out={"strips": unwritten}, w=data, n_in=n_in, n_out=n_out
+        )
+    ]
+    for again in found[1:]:
+        np.testing.assert_array_equal(again, found[0])
+    return found[0]
+
+
 def check_product(type_, data, decoded, x, *, with_bias=0, add=0):
     """One MATMUL in every place; y's rows lie three elements apart."""
     n_tok, (n_out, n_in) = len(x), decoded.shape

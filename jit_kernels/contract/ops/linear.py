@@ -6,6 +6,8 @@ from tamis.jit_kernels.contract.op import Address, op
 FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
 PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
+EXPERT_ROWS = 64  # of one expert that a thread of MOE_MATMUL packs and multiplies at a time
+EXPERT_TILE = 32 << 10  # bytes of their sums: float32, of 128 columns at most
 STRIP = 16  # rows of weights that REPACK interleaves
 STRIP_LAYOUT = 1  # of what REPACK writes: raised when that changes, for copies on disk
 
@@ -176,7 +178,7 @@ def strip_bytes(type: str, n_out: int, n_in: int) -> int:
 
 
 def matmul_scratch(n_in: int) -> int:
-    """Bytes of scratch that MATMUL and MOE_MATMUL need a thread."""
+    """Bytes of scratch that MATMUL needs a thread."""
     return PANEL_SCRATCH + 8 * n_in + 256
 
 
@@ -196,3 +198,10 @@ def packed_form(type: str) -> str:
 def packed_bytes(n_tok: int, n: int) -> int:
     """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
     return 4 * (n_tok + PACKED_ROWS) * ((n + 255) // 256 * 256)
+
+
+def expert_scratch(n_in: int, n_slot: int, n_expert: int) -> int:
+    """Bytes of scratch that MOE_MATMUL needs a thread, for n_slot rows of y."""
+    rows = 4 * (EXPERT_ROWS + PACKED_ROWS) * ((n_in + 255) // 256 * 256) + EXPERT_TILE
+    lists = 4 * (n_slot + n_expert + 1)
+    return PANEL_SCRATCH + 8 * n_in + 256 + rows + (lists + 127) // 64 * 64

@@ -72,7 +72,7 @@ class MoeMatmul:
 
     step: Address
     x: Address  # f32, rows of n_in: one a token, or one a (token, slot)
-    w: Address  # n_expert matrices of n_out rows in their ggml encoding
+    w: Address  # n_expert matrices of n_out rows, in their ggml encoding or in strips
     ids: Address  # int32 [n_tok, n_used], from 0 to n_expert - 1
     y: Address  # f32 [n_tok, n_used, n_out]
     n_in: int
@@ -80,7 +80,7 @@ class MoeMatmul:
     n_used: int
     n_expert: int
     x_per_slot: int  # 0: x has one row a token; 1: one a (token, slot)
-    scratch: Address  # as for MATMUL
+    scratch: Address  # n_thread * expert_scratch(n_in, n_tok * n_used, n_expert) bytes
 
 
 MOE_MATMUL = op("linear.moe", MoeMatmul, "type")

@@ -8,7 +8,7 @@ tile it falls in.
 """
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -16,13 +16,12 @@ from numba import njit
 from tamis.jit_kernels.contract.ops import (
     PACKED_ROWS,
     PANEL_SCRATCH,
-    STEP,
     STRIP,
     STRIP_TYPES,
     packed_form,
     strip_block,
 )
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.lang.simd import CPU
 from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i8, gemm_i16
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
@@ -31,6 +30,20 @@ from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, NR, ROW, clear
 
 zero = np.float32(0)
 GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
+
+
+class Operands(NamedTuple):
+    """What a product reads and writes: addresses, and numbers of elements."""
+
+    packed: int  # n_row rows of x as PACK_ROWS leaves them
+    n_row: int
+    w: int  # n_out rows of n_in weights
+    bias: int  # f32 [n_out], or 0
+    y: int
+    n_in: int
+    n_out: int
+    y_stride: int  # elements from a row of y to the next
+    add: int  # 1: adds to y
 
 
 def tiles_of(form: str) -> ModuleType:
@@ -68,8 +81,7 @@ def start_rows(y, stride, n_tok, n, bias, add):
 def panels_of(type: str, tiles: ModuleType) -> Any:
     """The function that dequantizes elements k .. k + n of n_row rows of w from r on into panels.
 
-    decode_panels(a, r, n_row, k, n, rows, panels), a: MATMUL's record. It returns how many panels
-    they are.
+    decode_panels(a, r, n_row, k, n, rows, panels), a: Operands. It returns how many panels.
     """
     decode, row_bytes, pack_panel = decode_of(type), row_bytes_of(type), tiles.pack_panel
     size = tiles.PANEL
@@ -114,8 +126,8 @@ def panels_of_strips(type: str, tiles: ModuleType) -> Any:
 def gemm_of(type: str) -> Any:
     """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
-    gemm(a, columns, rows_of_x, scratch), a: MATMUL's record: y's columns first .. last - 1 and its
-    rows `rows_of_x`, a pair whose first is a multiple of the tiles' MR; scratch: PANEL_SCRATCH.
+    gemm(a, columns, rows_of_x, scratch), a: Operands: y's columns first .. last - 1 and its rows
+    `rows_of_x`, a pair whose first is a multiple of the tiles' MR; scratch: PANEL_SCRATCH.
     """
     tiles = tiles_of(packed_form(type))
     in_strips = STRIP_TYPES.get(type)
@@ -146,7 +158,7 @@ def gemm_of(type: str) -> Any:
         groups = (scratch + 63) // 64 * 64
         rows = groups + GROUP * group_size
         spare = rows + NR * ROW
-        slice_size = run_size * ((load_i64(a.step + STEP.n_tok) + MR - 1) // MR)
+        slice_size = run_size * ((a.n_row + MR - 1) // MR)
         first_row, last_row = rows_of_x
         (first, last), y_stride = columns, 4 * a.y_stride
         for r in range(first, last, GROUP * NR):

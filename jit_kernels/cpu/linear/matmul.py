@@ -16,13 +16,13 @@ from tamis.jit_kernels.contract.ops import (
     packed_form,
     strip_block,
 )
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.work_sharing import take
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
-from tamis.jit_kernels.cpu.linear.gemm import gemm_of, tiles_of
+from tamis.jit_kernels.cpu.linear.gemm import Operands, gemm_of, tiles_of
 from tamis.jit_kernels.cpu.linear.gemv import CHUNK, pair_of_type
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE, WIDE, product_of
-from tamis.jit_kernels.cpu.linear.pack import pack_row, scratch_of
+from tamis.jit_kernels.cpu.linear.pack import scratch_of
 from tamis.jit_kernels.cpu.linear.panel import NR, share_of
 
 ROWS = 4  # of x that a strip is multiplied with at once
@@ -84,16 +84,16 @@ def rows_of(type: str) -> Any:
 def few_of_pairs(type: str) -> tuple[int, Any]:
     """Rows of weights in a unit, and the function that multiplies units with few rows of x.
 
-    few(a, units, n_tok, spare), a: MATMUL's record; units: first and last.
+    few(a, units, spare), a: Operands; units: first and last.
     """
     pair, row_bytes = rows_of(type), row_bytes_of(type)
 
     @njit(error_model="numpy")
-    def few(a, units, n_tok, spare):
+    def few(a, units, spare):
         size = row_bytes(a.n_in)
         for r in range(2 * units[0], 2 * units[1], 2):
             row, next = a.w + size * r, min(r + 1, a.n_out - 1)  # the last may have no other row
-            for t in range(n_tok):
+            for t in range(a.n_row):
                 to = a.y + 4 * a.y_stride * t
                 sums = pair(row, a.w + size * next, a.n_in, a.packed + 8 * a.n_in * t, spare)
                 store_sum(to + 4 * r, sums[0], a.bias + 4 * r, a.bias, a.add)
@@ -109,14 +109,14 @@ def few_of_strips(type: str) -> tuple[int, Any]:
     block, size, wide = OF_TYPE[type].block, strip_block(type), WIDE
 
     @njit(error_model="numpy")
-    def few(a, units, n_tok, spare):
+    def few(a, units, spare):
         length, stride = a.n_in // block * STRIP * size, 4 * a.y_stride
         for s in range(wide * units[0], min(wide * units[1], a.n_out // STRIP), wide):
             strip, to, t = a.w + length * s, a.y + 4 * STRIP * s, 0
             apart = length if STRIP * (s + 1) < a.n_out else 0
             of_bias = a.bias + 4 * STRIP * s if a.bias != 0 else 0
-            while t < n_tok:
-                n_row = min(ROWS, n_tok - t)
+            while t < a.n_row:
+                n_row = min(ROWS, a.n_row - t)
                 x, at = (a.packed + 8 * a.n_in * t, 8 * a.n_in, n_row), (to + stride * t, stride)
                 if n_row > 1:
                     several(strip, apart, a.n_in, x, at, of_bias, a.add)
@@ -134,14 +134,14 @@ def matmul(type: str) -> Any:
     block_rows = tiles_of(packed_form(type)).MR
 
     @njit(error_model="numpy")
-    def many(tid, n_thread, turns, a, n_tok, mine):
+    def many(tid, n_thread, turns, a, mine):
         # Threads share (part of the rows of x, unit of NR weights), in this order.
         n_unit = (a.n_out + NR - 1) // NR
-        n_part, turn = parts_of(n_unit, n_thread, n_tok), 0
+        n_part, turn = parts_of(n_unit, n_thread, a.n_row), 0
         begin, end = take(turn, tid, n_thread, n_unit * n_part, turns)
         while begin < n_unit * n_part:
             for part in range(begin // n_unit, (end + n_unit - 1) // n_unit):
-                rows = share_of(part, n_part, n_tok, block_rows)
+                rows = share_of(part, n_part, a.n_row, block_rows)
                 first = NR * max(0, begin - n_unit * part)
                 last = min(a.n_out, NR * (end - n_unit * part))
                 gemm(a, (first, last), rows, mine)
@@ -150,33 +150,15 @@ def matmul(type: str) -> Any:
 
     def kernel(tid, n_thread, turns, a):
         n_tok, mine = load_i64(a.step + STEP.n_tok), a.scratch + tid * scratch_of(a.n_in)
+        given = Operands(a.packed, n_tok, a.w, a.bias, a.y, a.n_in, a.n_out, a.y_stride, a.add)
         if n_tok > FEW_ROWS:
-            many(tid, n_thread, turns, a, n_tok, mine)
+            many(tid, n_thread, turns, given, mine)
             return
         n_unit, turn = (a.n_out + unit - 1) // unit, 0
         begin, end = take(turn, tid, n_thread, n_unit, turns)
         while begin < n_unit:
-            few(a, (begin, end), n_tok, mine)
+            few(given, (begin, end), mine)
             turn += 1
             begin, end = take(turn, tid, n_thread, n_unit, turns)
-
-    return kernel
-
-
-def moe_matmul(type: str) -> Any:
-    """Kernel of MOE_MATMUL: a token's row with the rows of each expert it was sent to."""
-    pair, row_bytes, pack = rows_of(type), row_bytes_of(type), pack_row(packed_form(type))
-
-    def kernel(tid, n_thread, a):
-        size, mine = row_bytes(a.n_in), a.scratch + tid * scratch_of(a.n_in)
-        first, last = share_of(tid, n_thread, a.n_out, 1)
-        for slot in range(load_i64(a.step + STEP.n_tok) * a.n_used):
-            expert = a.w + size * a.n_out * load_i32(a.ids + 4 * slot)
-            pack(a.x + 4 * a.n_in * (slot if a.x_per_slot != 0 else slot // a.n_used), a.n_in, mine)
-            for r in range(first, last, 2):
-                row, next, to = expert + size * r, min(r + 1, last - 1), a.y + 4 * a.n_out * slot
-                sums = pair(row, expert + size * next, a.n_in, mine, mine + 8 * a.n_in)
-                store_f32(to + 4 * r, sums[0])
-                store_f32(to + 4 * next, sums[1])
 
     return kernel

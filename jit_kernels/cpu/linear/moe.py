@@ -8,7 +8,7 @@ from numba import njit
 from tamis.jit_kernels.contract.ops import LEAST_SUM, STEP
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
 from tamis.jit_kernels.cpu.linear.activation import softplus
-from tamis.jit_kernels.cpu.linear.matmul import moe_matmul
+from tamis.jit_kernels.cpu.linear.moe_matmul import moe_matmul
 
 __all__ = ["moe_bias", "moe_groups", "moe_matmul", "moe_route", "moe_sum"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.contract.ops import FEW_ROWS, STEP, matmul_scratch
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32
 from tamis.jit_kernels.cpu.lang.simd import LANES, lane, load_f, splat_f, store_f
 from tamis.jit_kernels.cpu.linear.activation import gelu, silu
 from tamis.jit_kernels.cpu.linear.gemm import tiles_of
@@ -77,6 +77,31 @@ def pack_row(form: str) -> Any:
         if quantised:
             whole = n // CHUNK * CHUNK
             write_planes(to, whole, to + 4 * n, 0, whole)
+
+    return pack
+
+
+def pack_gathered(form: str) -> Any:
+    """The function pack(x, n, rows, n_row, to, spare): rows of x that lie anywhere, as blocks.
+
+    rows: the address of int32 [n_row], and what they are divided by: row i of the blocks is row
+    list[i] // divisor of x. spare: n / 8 + 128 bytes.
+    """
+    tiles = tiles_of(form)
+    pack_in_blocks, start_blocks, MR = tiles.pack_row, tiles.start_blocks, tiles.MR
+    run_size = tiles.BLOCK * (K_BLOCK // DEPTH)
+
+    @njit(error_model="numpy")
+    def pack(x, n, rows, n_row, to, spare):
+        slice_size = run_size * ((n_row + MR - 1) // MR)
+        for t in range(0, n_row, MR):
+            block, n_here = to + run_size * (t // MR), min(MR, n_row - t)
+            for k in range(0, n, K_BLOCK):
+                n_block = (min(K_BLOCK, n - k) + DEPTH - 1) // DEPTH
+                start_blocks(n_block, n_here, block + slice_size * (k // K_BLOCK))
+            for i in range(n_here):
+                row = load_i32(rows[0] + 4 * (t + i)) // rows[1]
+                pack_in_blocks(x + 4 * n * row, n, block, slice_size, i, spare)
 
     return pack
 
