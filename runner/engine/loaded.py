@@ -72,8 +72,8 @@ class LoadedModel:
 
         whole: whether memory has room for all of it.
         """
-        hp = place.share(self.hp)
-        if not whole and place.layers:
+        hp = place.kv_shape(self.model)
+        if not whole and place.n_kv_layer(self.model):
             if kv.vram is not None and not place.kv_backend.on_host:
                 from tamis.kv.gpu_page_cache import GpuPageCache
 
@@ -94,8 +94,8 @@ class LoadedModel:
         """
         from tamis.kv.page_store import PageStore, most_slots
 
-        hp = place.share(self.hp)
-        if not place.kv_backend.on_host or not place.layers:
+        hp = place.kv_shape(self.model)
+        if not place.kv_backend.on_host or not place.n_kv_layer(self.model):
             return PageStore(hp, types, n_page)
         key = hp.n_layer, types
         if key not in self._stores:

@@ -52,7 +52,9 @@ def plans(loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions) -> dict
             if p.device == device
         )
         n_kv = sum(
-            kv_bytes(p.share(loaded.hp), n_ctx, kv.types) for p in places if p.kv_device == device
+            kv_bytes(p.kv_shape(loaded.model), n_ctx, kv.types)
+            for p in places
+            if p.kv_device == device
         )
         tier_ram = None if kv.tier is None else kv.tier.ram
         most = tier_ram if backend.on_host else kv.vram

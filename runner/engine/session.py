@@ -97,7 +97,7 @@ class Session(Generating):
             )
         self._kv: KVCache = self._stages[0].kv
         if len(self._stages) > 1:
-            self._kv = PlacedKV([(stage.layers, stage.kv) for stage in self._stages])
+            self._kv = PlacedKV([(stage.n_kv_layer, stage.kv) for stage in self._stages])
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
         self._tokens: list[int] = []
@@ -401,9 +401,9 @@ class Session(Generating):
         self._fetch_kv()
         kept = self._kv.pages_from(first) if self._kv.kv_ram is None else None
         try:
-            for layer in range(self._loaded.hp.n_layer):
+            for i, layer in enumerate(model.kv_layers):
                 inv_freq = model.frequencies(layer).inv_freq
-                close_up(self._kv, layer, len(before), gone, inv_freq=inv_freq, neox=neox)
+                close_up(self._kv, i, len(before), gone, inv_freq=inv_freq, neox=neox)
             self._send_kv()
             self._tokens = before[:first] + before[end:]
             self._drop(first)
@@ -442,7 +442,7 @@ class Session(Generating):
         self.truncate(0)
         if not self._kv.share(other._kv, n_tokens):
             other._fetch_kv()
-            for layer in range(self._loaded.hp.n_layer):
+            for layer in range(len(self._loaded.model.kv_layers)):
                 self._kv.write(layer, *other._kv.read(layer, n_tokens))
             self._send_kv()
         self._tokens = other.tokens[:n_tokens]
@@ -497,7 +497,7 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
-            n_layer = self._loaded.hp.n_layer
+            n_layer = len(self._loaded.model.kv_layers)
             shape = (len(tokens), self._loaded.hp.n_head_kv)
             rows = [kv_row(type, self._loaded.hp.head_dim) for type in types]
             sizes = [math.prod(shape) * row.itemsize for row in rows] * n_layer
@@ -650,7 +650,7 @@ class Session(Generating):
 
     def _arrays(self) -> Iterator[np.ndarray]:
         self._fetch_kv()
-        for layer in range(self._loaded.hp.n_layer):
+        for layer in range(len(self._loaded.model.kv_layers)):
             yield from self._kv.read(layer, self.n_past)
         if self._states.shapes:
             self._fetch_states()

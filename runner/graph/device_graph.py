@@ -54,6 +54,7 @@ class Stage:
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
         self.place, self.backend, self.layers = place, place.backend, place.layers
         self.ws, self.kv, self.state, self.states = own
+        self.n_kv_layer = place.n_kv_layer(model)
         if model.hp.indexer.top_k:
             if type(self.state) is not SelectorState:
                 raise MethodError(
@@ -222,7 +223,8 @@ class Stage:
                 f"prefill copies keys of layer {layer} to the next, which is on another device: "
                 "use kv=project, or leave out n_gpu_layers"
             )
-        return self.kv.view(layer - self.layers.start)
+        before = sum(own < self.layers.start for own in self._model.kv_layers)
+        return self.kv.view(self._model.kv_layers.index(layer) - before)
 
     def record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
         """Record that the frozen rows of source are those of target."""
@@ -318,10 +320,14 @@ def record_rows(g: Graph, logits: np.ndarray) -> None:
 
 
 class _Noting(Hooks):
-    """Notes which recurrent states the layers ask for."""
+    """Notes which recurrent states the layers ask for, and which of them append keys."""
 
     def __init__(self, ws: Measured) -> None:
         self._ws = ws
+
+    def append(self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
+        if k is not None:
+            self._ws.kv_layers.add(layer)
 
     def recur(self, g: Graph, layer: int, record: Callable[[State], None]) -> None:
         def state(name: str, *shape: int) -> np.ndarray:

@@ -12,9 +12,10 @@ from tamis.kv.cache import KVCache
 class PlacedKV(KVCache):
     """For what concerns the whole sequence; passes run over the caches themselves."""
 
-    def __init__(self, parts: Sequence[tuple[range, KVCache]]) -> None:
-        """parts: layers and their cache, which counts them from 0."""
-        self._parts = list(parts)
+    def __init__(self, parts: Sequence[tuple[int, KVCache]]) -> None:
+        """parts: how many layers, and their cache; layers are counted over all parts."""
+        ends = np.cumsum([n for n, _ in parts]).tolist()
+        self._parts = [(range(end - n, end), kv) for end, (n, kv) in zip(ends, parts, strict=True)]
         caches = [kv for _, kv in self._parts]
         self.types = caches[0].types
         self.kv_ram = next((kv.kv_ram for kv in caches if kv.kv_ram is not None), None)

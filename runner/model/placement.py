@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tamis.jit_kernels.backends.base import Backend
 from tamis.model.hparams import HParams
+from tamis.model.model import Model
 from tamis.model.weights import Weights
 
 
@@ -50,9 +51,13 @@ class Place(NamedTuple):
 
         return self._replace(backend=SplitBackend(self.backend, self.host), host=None)
 
-    def share(self, hp: HParams) -> HParams:
-        """The shapes of a model of these layers only, for the size of its KV cache."""
-        return replace(hp, n_layer=len(self.layers))
+    def n_kv_layer(self, model: Model) -> int:
+        """How many of its layers have a KV cache."""
+        return sum(layer in self.layers for layer in model.kv_layers)
+
+    def kv_shape(self, model: Model) -> HParams:
+        """The shapes of a model of its layers with a KV cache only, for the size of that."""
+        return replace(model.hp, n_layer=self.n_kv_layer(model))
 
     def weight_bytes(self, weights: Weights) -> int:
         """Bytes of the matrices that run here."""
