@@ -216,7 +216,8 @@ def main() -> int:
         help="kernels of these heads only, such as 64x3: a trial, no release",
     )  # fmt: skip
     levels = [*ship_kernels.LEVELS, *ship_kernels.TARGETS]
-    parser.add_argument("--levels", nargs="*", choices=levels, default=levels, help="likewise")
+    here = [name for name in levels if name not in ship_kernels.OF_ARM]
+    parser.add_argument("--levels", nargs="*", choices=levels, default=here, help="likewise")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     if args.what == "lock":

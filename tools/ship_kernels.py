@@ -27,7 +27,9 @@ from tamis.jit_kernels.cpu.lang.features import VENDORS, made_for
 from tamis.jit_kernels.cuda import OPS
 from tamis.jit_kernels.cuda.lang.target import TARGETS
 
-LEVELS = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
+OF_X86 = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
+OF_ARM = ("neon", "neon-dotprod", "neon-i8mm")
+LEVELS = OF_X86 + OF_ARM
 # AMD has no CPU of the others.
 BOTH_VENDORS = ("avx2", "avx512-vnni")
 _PREFETCH = re.compile(rb"\x0f\x18")  # where there is none, vendors have the same code
@@ -37,6 +39,8 @@ Progress = Callable[[str, int, int], None]
 
 def vendors_of(level: str) -> Sequence[str]:
     """Whose CPUs a level is made for."""
+    if level in OF_ARM:
+        return ("ARM",)  # for all: Linux names no vendor there
     return VENDORS if level in BOTH_VENDORS else VENDORS[:1]
 
 

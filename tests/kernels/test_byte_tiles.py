@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from levels import address, library_calls, run_at
+from levels import EMULATED, call, run_at
 from numba import njit
 
-from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.byte_tiles import (
     OFFSET,
     add_each,
@@ -24,6 +23,7 @@ from tamis.jit_kernels.cpu.lang.byte_tiles import (
     rows_at,
     stacked,
     store_bytes,
+    store_eights,
     store_rows,
     times_each,
     with_bits,
@@ -32,15 +32,13 @@ from tamis.jit_kernels.cpu.lang.simd import load_f32x16
 from tamis.jit_kernels.cpu.runtime.compiler import OPTIONS
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512-vnni"])
+@pytest.fixture(params=["generic", "avx2", "avx512", "avx512-vnni", *EMULATED])
 def level(request):
     return request.param
 
 
 def run(kernel, *arrays):
-    compiled = njit(**OPTIONS)(kernel)
-    compiled(*(address(a) for a in arrays))
-    assert library_calls(compiled, features.current().name) == set()
+    call(njit(**OPTIONS)(kernel), *arrays)
 
 
 def random_bytes(*shape, low=0, high=256):
@@ -49,7 +47,7 @@ def random_bytes(*shape, low=0, high=256):
 
 def check_fields_of_bytes():
     x, masks = random_bytes(2, 64), np.random.default_rng(1).integers(0, 2**63, 4, np.int64)
-    out, shift = np.zeros((3, 4, 64), np.uint8), np.full(1, 6, np.int64)
+    out, shift = np.zeros((4, 4, 64), np.uint8), np.full(1, 6, np.int64)
     look_up = looked_up(list(range(-8, 8)))
 
     def kernel(x, masks, shift, out):
@@ -59,6 +57,7 @@ def check_fields_of_bytes():
         top = raised(field(pair, 2 * 3, 3), 4)
         store_bytes(out + 256, both(field(pair, 0, 15), top))
         store_bytes(out + 512, look_up(low))
+        store_eights(out + 768, pair)
 
     run(kernel, x, masks, shift, out)
     nibbles = np.concatenate([x & 15, x >> 4])
@@ -66,6 +65,8 @@ def check_fields_of_bytes():
     np.testing.assert_array_equal(out[0], nibbles + 16 * bits)
     np.testing.assert_array_equal(out[1, :2], (x & 15) | (x >> 6) << 4)
     np.testing.assert_array_equal(out[2].view(np.int8), nibbles.astype(np.int8) - 8)
+    eights = x.reshape(2, 16, 4).swapaxes(0, 1)
+    np.testing.assert_array_equal(out[3, :2], eights.reshape(2, 64))
 
 
 def test_fields_of_bytes(level):
@@ -75,7 +76,7 @@ def test_fields_of_bytes(level):
 def check_sums_of_rows():
     """Three of four rows of x, in planes, times eight elements of two strips of weights."""
     rng = np.random.default_rng(3)
-    weights, signed = random_bytes(2, 2, 16, 4, high=129), random_bytes(2, 2, 16, 4)
+    weights, signed = random_bytes(2, 2, 16, 4, high=128), random_bytes(2, 2, 16, 4)
     signed[signed == 128] = 0
     planes = rng.integers(-127, 128, (3, 2, 8)).astype(np.int8)
     scales, by_lane = rng.normal(size=(3, 2)), rng.normal(size=(2, 2, 16))

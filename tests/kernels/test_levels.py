@@ -25,6 +25,7 @@ from tamis.jit_kernels.compile.store import fingerprint
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
+from tamis.platform import processor
 
 attention, elementwise, weights = map(op_tests.module, ("attention", "elementwise", "matmul"))
 KERNELS: list = []  # of the host's level
@@ -134,6 +135,9 @@ ABSENT = {
     "avx2-vnni": r"%zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]",
     "avx512": r"vpdp",
     "avx512-vnni": r"vpmaddubsw",
+    "neon": r"\b[us]+dot\b|smmla",
+    "neon-dotprod": r"\busdot\b|smmla",
+    "neon-i8mm": r"\bsaddlp\b",
 }
 PRESENT = {
     "generic": r"^\s+mulps\s",
@@ -141,6 +145,9 @@ PRESENT = {
     "avx2-vnni": r"\{vex\}\s+vpdpbusd.*%ymm",
     "avx512": r"vfmadd.*%zmm",
     "avx512-vnni": r"vpdpbusd.*%zmm",
+    "neon": r"\bsmull2?\s+v",
+    "neon-dotprod": r"\bsdot\s+v",
+    "neon-i8mm": r"\bsmmla\s+v",
 }
 
 
@@ -192,7 +199,7 @@ def test_the_host_is_the_default(tmp_path):
 def test_a_level_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="level is 'sse9', expected one of generic, avx2"):
         KernelLibrary(tmp_path, level="sse9")
-    monkeypatch.setattr(features, "_cpuinfo", lambda: {"flags": "fpu avx2 fma f16c"})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: {"flags": "fpu avx2 fma f16c"})
     with pytest.raises(ValueError, match=r"needs avxvnni, which .* highest level is avx2$"):
         KernelLibrary(tmp_path, level="avx2-vnni")
     assert not list(tmp_path.iterdir())
@@ -211,7 +218,7 @@ def test_a_level_that_cannot_run_here_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_the_hosts_level_is_the_highest_whose_instructions_it_has(monkeypatch, found, level):
-    monkeypatch.setattr(features, "_cpuinfo", lambda: {"flags": f"sse2 {found}"})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: {"flags": f"sse2 {found}"})
     assert features.host().name == level
 
 
@@ -222,18 +229,18 @@ def test_linux_and_llvm_say_the_same_of_this_cpu():
 
 
 def test_another_cpu_has_a_folder_of_its_own(monkeypatch):
-    cpu = features._cpuinfo()
+    cpu = processor._cpuinfo()
     here, lower = fingerprint(), fingerprint(features.LEVELS["generic"])
-    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"model": "another"})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: cpu | {"model": "another"})
     assert fingerprint() != here
     assert fingerprint(features.LEVELS["generic"]) == lower
-    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"vendor_id": "another"})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: cpu | {"vendor_id": "another"})
     assert fingerprint(features.LEVELS["generic"]) != lower
 
 
 @pytest.mark.parametrize(("vendor", "cache"), [("AuthenticAMD", 2), ("GenuineIntel", 3)])
 def test_memory_is_asked_into_the_cache_that_waits_for_most(monkeypatch, vendor, cache):
-    monkeypatch.setattr(features, "_cpuinfo", lambda: {"vendor_id": vendor})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: {"vendor_id": vendor})
     assert features.reads_ahead()[0] == cache
 
 
@@ -244,9 +251,9 @@ def test_a_level_for_any_cpu_of_a_vendor_depends_on_nothing_of_this_one(monkeypa
     assert (level.name, level.vendor, level.needs) == (name, vendor, features.host().needs)
     before = fingerprint(level)
     assert before != fingerprint()
-    assert features.target(level)[0] == "x86-64"
-    cpu = features._cpuinfo()
-    monkeypatch.setattr(features, "_cpuinfo", lambda: cpu | {"model": "another", "vendor_id": "x"})
+    assert features.target(level).cpu == "x86-64"
+    cpu = processor._cpuinfo()
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: cpu | {"model": "another", "vendor_id": "x"})
     assert fingerprint(level) == before
     monkeypatch.setattr(features, "_chosen", level)
     assert features.reads_ahead()[0] == {"GenuineIntel": 3, "AuthenticAMD": 2}[vendor]

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
-from levels import address, library_calls, run_at
+from levels import EMULATED, call, run_at
 from numba import njit
 
-from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_bytes,
     add_outer,
+    add_outer_eights,
     add_products,
     add_scaled_words,
     addresses,
     broadcast_column,
+    broadcast_words,
+    load_byte_row,
     load_column,
     load_grid,
     load_half_each,
@@ -20,12 +22,14 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     load_row,
     load_word_row,
     neighbours,
+    paired,
     prefetch_each,
     scale_rows,
     store_folded,
     store_grid,
     store_sums,
     transposed,
+    unpaired,
     zero_grid,
     zero_word_grid,
 )
@@ -43,15 +47,13 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.runtime.compiler import OPTIONS
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512"])
+@pytest.fixture(params=["generic", "avx2", "avx512", *EMULATED])
 def level(request):
     return request.param
 
 
 def run(kernel, *arrays):
-    compiled = njit(**OPTIONS)(kernel)
-    compiled(*(address(a) for a in arrays))
-    assert library_calls(compiled, features.current().name) == set()
+    call(njit(**OPTIONS)(kernel), *arrays)
 
 
 def floats(*shape):
@@ -94,7 +96,7 @@ def check_outer_products():
         store_grid(out, out_size, sums)
 
     compiled = njit(**OPTIONS)(kernel)
-    compiled(address(x), address(y), address(out), 4 * out.shape[1])
+    call(compiled, x, y, out, 4 * out.shape[1])
     want = start.astype(np.float64)
     want[:, : 2 * LANES] += x.astype(np.float64) @ y
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
@@ -132,11 +134,11 @@ def test_products_of_words(level):
 
 
 def check_bytes():
-    """Dot products of 3 rows of signed bytes with 4 rows of up to 128 that lie four by four."""
+    """Dot products of 3 rows of signed bytes with 4 rows of up to 127 that lie four by four."""
     rng, n = np.random.default_rng(2), 2 * LANES
     x = rng.integers(-127, 128, (3, n)).astype(np.int8)
-    y = rng.integers(0, 129, (4, n)).astype(np.uint8)
-    x[0], y[0] = 127, 128
+    y = rng.integers(0, 128, (4, n)).astype(np.uint8)
+    x[0], y[0] = 127, 127
     each = np.repeat(x.reshape(3, -1, 1, 4), 4, axis=2).copy()
     woven, out = y.reshape(4, -1, 4).swapaxes(0, 1).copy(), np.zeros((3, 4), np.int32)
     row = 4 * n
@@ -153,6 +155,37 @@ def check_bytes():
 
 def test_products_of_bytes(level):
     run_at(level, check_bytes)
+
+
+def check_products_of_eights():
+    """Four rows of sixteen signed bytes with rows of weights, eight elements of each together."""
+    rng, n_row = np.random.default_rng(6), 2 * LANES
+    x = rng.integers(-127, 128, (4, 16)).astype(np.int8)
+    w = rng.integers(-128, 128, (n_row, 16)).astype(np.int8)
+    x[0], w[0] = 127, -128
+    start = np.array([-1000, 5, 0, 70000], np.int32)
+    woven, row, step = w.reshape(n_row, 2, 8).swapaxes(0, 1).copy(), 4 * n_row, 8 * n_row
+    out, column = np.zeros((4, n_row), np.float32), np.zeros((2, n_row), np.float32)
+
+    def kernel(x, w, start, ones, out, column):
+        factors, row_of_ones = broadcast_column(ones, 4, 4), load_row(ones, 2)
+        words = paired(broadcast_words(start, 4, 2, 1))
+        for i in range(2):
+            words = add_outer_eights(words, x + 8 * i, 16, w + step * i)
+        sums = add_scaled_words(zero_grid(4, 2), unpaired(words), factors, row_of_ones)
+        store_grid(out, row, sums)
+        store_grid(column, row, load_byte_row(w, 16, 2, 3, 1, 2))
+        store_grid(column + row, row, load_byte_row(w + 4, 0, 2, 0, 0, 2))
+
+    ones = np.ones(n_row, np.float32)
+    call(njit(**OPTIONS)(kernel), x, woven, start, ones, out, column)
+    np.testing.assert_array_equal(out, start[:, None] + x.astype(int) @ w.T.astype(int))
+    np.testing.assert_array_equal(column[0], w[:, 2].astype(int) - 3)
+    np.testing.assert_array_equal(column[1], w[:, 4].view(np.uint8))
+
+
+def test_products_of_eights(level):
+    run_at(level, check_products_of_eights)
 
 
 def check_dot_products():

@@ -2,16 +2,19 @@
 
 import ctypes
 import multiprocessing
+import os
 import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import emulated
 import llvmlite.binding as llvm
 import pytest
 
 from tamis.jit_kernels.cpu.lang import features
+from tamis.platform import processor
 
 # A CPU that has just the level's instructions, for looking at the code that it would run.
 CPUS = {
@@ -22,10 +25,41 @@ CPUS = {
     "avx512-vnni": "cascadelake",
 }
 
+EMULATED = tuple(emulated.PROCESSORS)
+
 
 def _start(name: str, root: str) -> None:
     sys.path.insert(0, root)  # the test module's name may start with "tests."
     features.use(name)
+    if is_emulated():
+        os.environ["NUMBA_OPT"] = "0"  # see compiler.compile_kernel
+        from tamis.jit_kernels.cpu.runtime.compiler import take_only_ir
+
+        take_only_ir()
+
+
+def is_emulated() -> bool:
+    """Whether code of this process's level runs on another machine than this."""
+    return features.current().machine != processor.MACHINE
+
+
+def call(dispatcher, *arguments) -> None:
+    """Call a compiled function with arrays, by their addresses, and integers; it needs no library.
+
+    Code of another machine runs in an emulated process.
+    """
+    name = features.current().name
+    if not is_emulated():
+        dispatcher(*(a if isinstance(a, int) else address(a) for a in arguments))
+        assert library_calls(dispatcher, name) == set()
+        return
+    from numba import types
+
+    from tamis.jit_kernels.cpu.runtime.compiler import target_machine
+
+    dispatcher.compile((types.int64,) * len(arguments))
+    code = emulated.emitted(target_machine(), dispatcher, "tamis_entry")
+    emulated.call(name, code, "tamis_entry", *arguments)
 
 
 @cache
@@ -37,6 +71,10 @@ def _pool(name: str) -> ProcessPoolExecutor:
 
 def skip_unless_runnable(level: str) -> None:
     """Levels of narrower vectors run on a CPU with wider ones; each needs its own instructions."""
+    if features.LEVELS[level].machine != processor.MACHINE:
+        if level not in emulated.PROCESSORS or emulated.emulator() is None:
+            pytest.skip(f"there is no qemu-aarch64 to run {level}")
+        return
     if missing := features.missing(features.LEVELS[level]):
         pytest.skip(f"this CPU has no {', '.join(missing)}")
 

@@ -8,11 +8,7 @@ NOT_YET = {
     "bindings/serve/http/helper.py": {"fork", "/proc/", "rlimit"},
     "bindings/serve/process.py": {"rlimit"},
     "formats/gguf.py": {"mmap"},
-    "jit_kernels/compile/elf.py": {"mmap"},
     "jit_kernels/compile/worker.py": {"prctl", "rlimit"},
-    "jit_kernels/cpu/lang/features.py": {"/proc/"},
-    "jit_kernels/cpu/lang/intrinsic.py": {"futex"},
-    "jit_kernels/cpu/runtime/team.py": {"futex"},
     "runner/sampling/grammar.py": {"rlimit"},
 }
 SYSTEM = {

@@ -142,6 +142,7 @@ def test_the_bill_of_materials_names_what_is_locked():
 def test_levels_that_only_one_vendor_has_are_made_once():
     assert {level: len(vendors_of(level)) for level in LEVELS} == {
         "avx2": 2, "avx2-vnni": 1, "avx512": 1, "avx512-vnni": 2,
+        "neon": 1, "neon-dotprod": 1, "neon-i8mm": 1,
     }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""CRC-32C of rows: the instruction of SSE4.2, or bit by bit where a CPU lacks it."""
+"""CRC-32C of rows: the instruction of SSE4.2 or AArch64, or bit by bit where a CPU lacks it."""
 
 from typing import Any
 
-from llvmlite import ir
 from numba import njit
 
 from tamis.jit_kernels.cpu.lang import features
@@ -32,13 +31,18 @@ def _load_word(b, p):
 @op(int64, int64, int64)
 def _crc_word(b, crc, word):
     """The checksum after 8 more bytes."""
+    if features.current().dotprod:
+        return b.zext(call(b, "llvm.aarch64.crc32cx", I32, [b.trunc(crc, I32), word]), I64)
     return call(b, "llvm.x86.sse42.crc32.64.64", I64, [crc, word])
 
 
 @op(int64, int64, int64)
 def _crc_byte(b, crc, byte):
     """The checksum after one more byte."""
-    low: list[ir.Value] = [b.trunc(crc, I32), b.trunc(byte, I8)]
+    if features.current().dotprod:
+        low = [b.trunc(crc, I32), b.trunc(byte, I32)]
+        return b.zext(call(b, "llvm.aarch64.crc32cb", I32, low), I64)
+    low = [b.trunc(crc, I32), b.trunc(byte, I8)]
     return b.zext(call(b, "llvm.x86.sse42.crc32.32.8", I32, low), I64)
 
 
@@ -64,7 +68,7 @@ def _slow_word(crc, word):
 
 def crc32c() -> Any:
     """Kernel of CRC32C: threads stride over four rows."""
-    fast = features.current().avx2
+    fast = features.current().crc32
     word, byte = (_crc_word, _crc_byte) if fast else (_slow_word, _slow_byte)
 
     @njit

@@ -25,13 +25,13 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
 )
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
+    byte_mask,
+    dotted_i8,
     dotted_u8,
     f32x16,
     fused,
     i32x16,
-    magnitude,
     shuffled,
-    signed_like,
     splatted,
     table_lookup,
     vector_op,
@@ -135,7 +135,7 @@ def with_bits(b, x, p, value):
     """Bytes of x plus `value` where their bit is set; the bits are at p, 64 for each vector."""
     made, cells = [], _cells(b, x)
     for v, at in zip(cells, spaced(b, p, 8, len(cells)), strict=True):
-        bits = b.bitcast(b.load(pointer(b, at, I64), align=1), ir.VectorType(I1, 4 * N))
+        bits = byte_mask(b, b.load(pointer(b, at, I64), align=1))
         made.append(b.or_(v, b.select(bits, const(BYTES, value), const(BYTES, 0))))
     return _row(b, made)
 
@@ -145,7 +145,7 @@ def with_signs(b, x, p):
     """Bytes of x, negated where their bit is set; the bits are at p, 64 for each vector."""
     made, cells = [], _cells(b, x)
     for v, at in zip(cells, spaced(b, p, 8, len(cells)), strict=True):
-        bits = b.bitcast(b.load(pointer(b, at, I64), align=1), ir.VectorType(I1, 4 * N))
+        bits = byte_mask(b, b.load(pointer(b, at, I64), align=1))
         made.append(b.select(bits, b.sub(const(BYTES, 0), v), v))
     return _row(b, made)
 
@@ -225,6 +225,16 @@ def store_spaced(b, p, stride, x):
         b.store(v, pointer(b, at, v.type), align=1)
 
 
+@vector_op(lambda _p, x: types.void if _is_bytes(x) and x.cols % 2 == 0 else None)
+def store_eights(b, p, x):
+    """Write eight neighbouring elements of each row, of every two vectors, row by row."""
+    cells = [b.bitcast(v, WORDS) for v in _cells(b, x)]
+    picks = [i // 2 + N * (i % 2) for i in range(2 * N)]
+    for i, at in enumerate(spaced(b, p, 8 * N, len(cells) // 2)):
+        both = shuffled(b, cells[2 * i], cells[2 * i + 1], picks)
+        b.store(both, pointer(b, at, both.type), align=1)
+
+
 @vector_op(lambda _p, x: types.void if x == i32x16 else None)
 def store_low_nibbles(b, p, x):
     """Write eight bytes: the lowest four bits of each lane, two lanes a byte, the first low."""
@@ -273,10 +283,8 @@ def _dotted(b: Any, x: Any, starts: Any, offset: Any, apart: int, signed: bool) 
                 word = b.load(pointer(b, at, I32), align=4)
                 y = b.bitcast(splatted(b, word, N), BYTES)
                 for i, v in enumerate(column):
-                    if signed and not CPU.vnni:
-                        totals[i] = dotted_u8(b, totals[i], magnitude(b, v), signed_like(b, y, v))
-                    else:
-                        totals[i] = dotted_u8(b, totals[i], v, y)
+                    dotted = dotted_i8 if signed and not CPU.vnni else dotted_u8
+                    totals[i] = dotted(b, totals[i], v, y)
 
     def joined(high: Any, low: Any) -> Any:
         return b.sitofp(b.add(b.shl(high, const(WORDS, 7)), low), FLOATS)
@@ -288,8 +296,8 @@ def _dotted(b: Any, x: Any, starts: Any, offset: Any, apart: int, signed: bool) 
 def dot_planes(b, x, starts, offset, apart):
     """Row r, strip i: sums of 128 * high + low of row r times four elements a lane of all of x[i].
 
-    x: unsigned bytes, up to 128 without VNNI. high: signed bytes, not -128, `offset` after each
-    start; low: `apart` after these.
+    x: unsigned bytes, up to 127 unless CPU.mixed_bytes. high: signed bytes, not -128, `offset`
+    after each start; low: `apart` after these.
     """
     return _dotted(b, x, starts, offset, apart, False)
 

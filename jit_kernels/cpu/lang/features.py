@@ -1,13 +1,15 @@
 """Which instructions kernels are written with: one record, chosen from the host, read by simd.py.
 
-AVX2 is the floor of real use; generic is for every other CPU, and slow. A lower level than the
-host's is forced by KernelLibrary(level=...), whose compile workers call `use` before any kernel
-module is imported.
+AVX2 is the floor of real use on x86-64; NEON is what every AArch64 has. generic is for every other
+CPU, and slow. A lower level than the host's is forced by KernelLibrary(level=...), whose compile
+workers call `use` before any kernel module is imported. Code of a level of the other machine is
+compiled here too, and cannot run.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from typing import NamedTuple
+
+from tamis.platform import processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,38 @@ class Features:
     avx2: bool = False  # with FMA and F16C, which every such CPU has
     avx512: bool = False  # F, BW, VL and DQ
     vnni: bool = False  # AVX512-VNNI, or AVX-VNNI where avx512 is off
+    neon: bool = False  # of AArch64: 32 vectors of 128 bits, as 16 of 256
+    dotprod: bool = False  # SDOT, LSE and CRC32, which every such CPU has
+    i8mm: bool = False  # USDOT and SMMLA, with dotprod
     vendor: str = ""  # of the CPUs that kernels are made for, as Linux calls it; "": the host's
+
+    @property
+    def machine(self) -> str:
+        """The machine that code of this level runs on, as the system calls it."""
+        if self.neon:
+            return "aarch64"
+        return "x86_64" if self.avx2 else processor.MACHINE
+
+    @property
+    def fused(self) -> bool:
+        """Whether multiply-adds are one instruction, and conversions of float16 are."""
+        return self.avx2 or self.neon
+
+    @property
+    def mixed_bytes(self) -> bool:
+        """Whether products of unsigned and signed bytes are one instruction that is exact."""
+        return self.vnni or self.i8mm
+
+    @property
+    def crc32(self) -> bool:
+        """Whether there is an instruction for CRC-32C."""
+        return self.avx2 or self.dotprod
 
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
-# From the lowest to the one that is chosen first.
+_DOTPROD = ("neon", "dotprod", "lse", "crc")
+# Of each machine from the lowest to the one that is chosen first.
 LEVELS = {
     level.name: level
     for level in (
@@ -33,6 +61,9 @@ LEVELS = {
         Features("avx2-vnni", (*_AVX2, "avxvnni"), avx2=True, vnni=True),
         Features("avx512", _AVX512, avx2=True, avx512=True),
         Features("avx512-vnni", (*_AVX512, "avx512vnni"), avx2=True, avx512=True, vnni=True),
+        Features("neon", ("neon",), neon=True),
+        Features("neon-dotprod", _DOTPROD, neon=True, dotprod=True),
+        Features("neon-i8mm", (*_DOTPROD, "i8mm"), neon=True, dotprod=True, i8mm=True),
     )
 }
 
@@ -41,17 +72,17 @@ VENDORS = ("GenuineIntel", "AuthenticAMD")  # whose CPUs read ahead unlike each 
 _chosen: Features | None = None
 
 
-@cache
-def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor; importing LLVM to ask takes 30 ms and 40 MB."""
-    text = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    fields = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, _, value in fields}
+class Target(NamedTuple):
+    """What LLVM makes code for. triple: "" is this machine's."""
+
+    triple: str
+    cpu: str
+    features: str
 
 
 def missing(level: Features) -> list[str]:
     """LLVM's names of the instruction sets of a level that this machine lacks."""
-    found = _cpuinfo().get("flags", "").replace("_", "").split()
+    found = processor.instruction_sets()
     return [name for name in level.needs if name not in found]
 
 
@@ -61,8 +92,8 @@ def host() -> Features:
 
 
 def vendor() -> str:
-    """Who made this CPU, as Linux calls it."""
-    return _cpuinfo().get("vendor_id", "")
+    """Who made this CPU, as Linux calls it; "" on AArch64, where kernels are the same for all."""
+    return processor.vendor()
 
 
 def made_for(name: str) -> Features:
@@ -75,19 +106,24 @@ def made_for(name: str) -> Features:
     return replace(level, name=f"{name}@{vendor}", vendor=vendor) if vendor else level
 
 
-def target(level: Features) -> tuple[str, str]:
-    """LLVM's CPU and features that code of a level is made for; for compile workers.
+def target(level: Features) -> Target:
+    """What code of a level is made for; for compile workers.
 
-    The host's level is made for the host, with all it has; a lower one for any CPU that has what
-    the level needs.
+    The host's level is made for the host, with all it has; a lower one, or one of the other
+    machine, for any CPU that has what the level needs.
     """
     if level == host():
         import llvmlite.binding as llvm
 
-        return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        return Target("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    if level.neon:
+        return Target(
+            "aarch64-unknown-linux-gnu", "generic", ",".join(f"+{n}" for n in level.needs)
+        )
     # LLVM has the CRC-32C instruction of SSE4.2, which every CPU with AVX2 has, apart.
     names = [*level.needs, *(["crc32"] if level.avx2 else [])]
-    return "x86-64", ",".join(f"+{name}" for name in names)
+    cpu = "x86-64" if level.needs or processor.MACHINE == "x86_64" else "generic"
+    return Target("", cpu, ",".join(f"+{name}" for name in names))
 
 
 def reads_ahead() -> tuple[int, int]:
@@ -96,7 +132,7 @@ def reads_ahead() -> tuple[int, int]:
     The distance is from the prefetch to the use. AMD's L1 has too few outstanding misses: 24
     lines on Zen 4, which at 100 ns are 15 GB/s of 30. There L2 is prefetched, from further away: on
     two threads products with repacked weights are 1.1 to 1.5 times as fast, attention over 4096
-    keys 1.6 times.
+    keys 1.6 times. On AArch64 nothing was measured.
     """
     return (2, 8192) if (current().vendor or vendor()) == "AuthenticAMD" else (3, 2048)
 
@@ -105,8 +141,7 @@ def identity(level: Features) -> str:
     """What object code of a level depends on beside its sources, as text: CPU and features."""
     if level != host():
         return " ".join([level.vendor or vendor(), *target(level)])
-    names = ("vendor_id", "cpu family", "model", "stepping", "flags")
-    return " ".join(_cpuinfo().get(name, "") for name in names)
+    return processor.identity()
 
 
 def current() -> Features:

@@ -30,7 +30,7 @@ def lanes_of(element: ir.Type, like: Any) -> ir.Type:
 def widened_half(b: Any, bits: Any) -> Any:
     """The float vector of a vector of half bits (i16 lanes)."""
     floats = lanes_of(FLOAT, bits)
-    if features.current().avx2:
+    if features.current().fused:
         return b.fpext(b.bitcast(bits, lanes_of(HALF, bits)), floats)
     words = lanes_of(I32, bits)
     wide = b.zext(bits, words)
@@ -45,7 +45,7 @@ def widened_half(b: Any, bits: Any) -> Any:
 
 def narrowed_half(b: Any, x: Any) -> Any:
     """Half bits (i16 lanes) of a float vector, rounded to nearest even."""
-    if features.current().avx2:
+    if features.current().fused:
         return b.bitcast(b.fptrunc(x, lanes_of(HALF, x)), lanes_of(I16, x))
     words, floats = lanes_of(I32, x), x.type
     bits = b.bitcast(x, words)

@@ -13,7 +13,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tamis.jit_kernels.contract.op import Op
+from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.half import FLOAT, narrowed_half, widened_half
+from tamis.platform.waiting import wait_syscall
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 DOUBLE = ir.DoubleType()
@@ -201,20 +203,32 @@ def atomic_store(b, p, v):
 @op(void)
 def pause(b):
     """Tell the core that this is a spin loop."""
-    if "x86" in b.module.triple:
+    machine = features.current().machine
+    if machine == "x86_64":
         call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-    elif "aarch64" in b.module.triple:
+    elif machine == "aarch64":
         call(b, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
 
 
-SYS_FUTEX_X86_64, SYS_FUTEX_GENERIC = 202, 98  # the generic number serves aarch64 and riscv64
-FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+@op(int64)
+def cycles(b):
+    """The counter that time is measured with: rdtsc on x86.
+
+    On AArch64 the system's, which is slower (25 MHz to 1 GHz), times what makes it some 2.5 GHz.
+    """
+    if features.current().machine != "aarch64":
+        return call(b, "llvm.readcyclecounter", I64, [])
+    signature = ir.FunctionType(I64, [ir.MetaDataType()])
+    read = cgutils.get_or_insert_function(b.module, signature, "llvm.read_register.i64")
+    rate = b.call(read, [b.module.add_metadata(["cntfrq_el0"])])
+    ticks = call(b, "llvm.readsteadycounter", I64, [])  # cntvct_el0
+    return b.mul(ticks, b.udiv(ir.Constant(I64, 2_500_000_000), rate))
 
 
 @op(int64, int64, int64, int64)
-def futex(b, p, operation, value):
-    """Call futex(2) on the low 32 bits at p: wait while equal to value, or wake value sleepers."""
-    number = SYS_FUTEX_X86_64 if "x86" in b.module.triple else SYS_FUTEX_GENERIC
+def sleep_or_wake(b, p, operation, value):
+    """On the low 32 bits at p: WAIT_PRIVATE while equal to value, WAKE_PRIVATE value sleepers."""
+    number = wait_syscall(features.current().machine)
     signature = ir.FunctionType(I64, [I64], var_arg=True)
     syscall = cgutils.get_or_insert_function(b.module, signature, "syscall")
     zero = ir.Constant(I64, 0)

@@ -6,27 +6,29 @@ the code is made. Counts are literals; strides are bytes. Nothing here is aligne
 A grid of words has vectors of as many int32 lanes, or pairs of int16.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import models, register_model
 
-from tamis.jit_kernels.cpu.lang.intrinsic import FLOAT, I8, I16, I32, I64, pointer
+from tamis.jit_kernels.cpu.lang.intrinsic import FLOAT, I8, I16, I32, I64, call, pointer
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
     LANES,
     ask_for,
     const,
+    dotted_i8,
     dotted_i16,
     dotted_u8,
     fused,
     halves,
+    joined,
     lanes_of,
-    magnitude,
     shuffled,
-    signed_like,
     splatted,
+    summed_groups,
     vector_op,
     vf,
     widened_half,
@@ -36,6 +38,7 @@ WORDS = lanes_of(I32, vf.ir)
 BYTES = ir.VectorType(I8, 4 * LANES)
 # What is added to signed bytes so that `add_outer_bytes` multiplies them: without VNNI, sums of two
 # products of unsigned and signed bytes saturate at 16 bits.
+NV = 2  # vectors of weight rows in GEMM's tile
 BYTE_OFFSET = 128 if CPU.vnni else 0
 
 
@@ -328,15 +331,85 @@ def add_outer(b, sums, p, stride, row):
 def add_outer_bytes(b, sums, p, stride, row, signed):
     """sums[i, j] + x[i] . row[j], four bytes a word, with signed bytes x at p, p + stride, ...
 
-    Bytes of row: unsigned, up to 128 without VNNI; signed = 1: signed ones plus BYTE_OFFSET.
+    Bytes of row: unsigned, up to 127 unless CPU.mixed_bytes; signed = 1: signed ones, plus
+    BYTE_OFFSET.
     """
     ys = [b.bitcast(y, BYTES) for y in rows_of(b, row)[0]]
-    apart = signed and not BYTE_OFFSET
-    us, made = [magnitude(b, y) if apart else y for y in ys], []
+    dotted, made = dotted_i8 if signed and not BYTE_OFFSET else dotted_u8, []
     for zs, at in zip(rows_of(b, sums), spaced(b, p, stride, sums.type.count), strict=True):
         x = b.bitcast(splatted(b, b.load(pointer(b, at, I32), align=4), LANES), BYTES)
-        cells = zip(us, ys, zs, strict=True)
-        made.append([dotted_u8(b, z, u, signed_like(b, x, y) if apart else x) for u, y, z in cells])
+        made.append([dotted(b, z, y, x) for y, z in zip(ys, zs, strict=True)])
+    return grid_of(b, made)
+
+
+def _two_by_two(b: Any, words: Any, order: Callable[[int], int]) -> Any:
+    """Every two rows of words as one, its lanes in another order; lane i of it is order(i)."""
+    made, rows = [], rows_of(b, words)
+    for i in range(0, len(rows), 2):
+        both = _joined(b, rows[i] + rows[i + 1])
+        n = both.type.count // len(rows[i]) // 2
+        picks = [order(lane) for lane in range(both.type.count)]
+        parts = [shuffled(b, both, both, picks[at : at + n]) for at in range(0, len(picks), n)]
+        made += [parts[: len(parts) // 2], parts[len(parts) // 2 :]]
+    return grid_of(b, made)
+
+
+def _joined(b: Any, vectors: list[Any]) -> Any:
+    if len(vectors) == 1:
+        return vectors[0]
+    half = len(vectors) // 2
+    return joined(b, _joined(b, vectors[:half]), _joined(b, vectors[half:]))
+
+
+_PAIRED = NV * LANES  # lanes of a row of words
+
+
+def _even_rows(words: Any) -> Any:
+    fits = isinstance(words, Grid) and words.vector == WORDS and words.cols == NV
+    return words if fits and words.rows % 2 == 0 else None
+
+
+@vector_op(_even_rows)
+def paired(b, words):
+    """Every two rows as squares: lanes 0 and 1 of both, then lanes 2 and 3 of both, ..."""
+    return _two_by_two(b, words, lambda i: i // 4 * 2 + i % 2 + _PAIRED * (i % 4 // 2))
+
+
+@vector_op(_even_rows)
+def unpaired(b, words):
+    """What `paired` was made of."""
+    return _two_by_two(b, words, lambda i: i % _PAIRED // 2 * 4 + i % 2 + i // _PAIRED * 2)
+
+
+def _square(b: Any, total: Any, x: Any, w: Any) -> Any:
+    """total[i, j] + x[i] . w[j], two rows of eight signed bytes each, in four lanes."""
+    if CPU.i8mm:
+        return call(b, "llvm.aarch64.neon.smmla.v4i32.v16i8", total.type, [total, x, w])
+    (x_low, x_high), words = halves(b, x), ir.VectorType(I32, 32)
+    rows = joined(b, joined(b, x_low, x_low), joined(b, x_high, x_high))
+    products = b.mul(b.sext(rows, words), b.sext(joined(b, w, w), words))
+    return b.add(total, summed_groups(b, products, 8))
+
+
+@vector_op(lambda words, _p, _stride, _w: _even_rows(words))
+def add_outer_eights(b, words, p, stride, w):
+    """sums[i, j] + x[i] . w[j] of eight signed bytes, `words` being paired(sums).
+
+    x[i] is at p + i * stride; w[j] follow each other at w.
+    """
+    bytes, made = ir.VectorType(I8, 16), []
+    weights = [vector_at(b, at, bytes) for at in spaced(b, w, 16, _PAIRED // 2)]
+    rows, starts = rows_of(b, words), spaced(b, p, stride, words.type.count)
+    for i in range(0, len(rows), 2):
+        x = joined(b, *(vector_at(b, at, ir.VectorType(I8, 8)) for at in starts[i : i + 2]))
+        totals, cells = rows[i] + rows[i + 1], []
+        for j, total in enumerate(totals):
+            n = LANES // 4
+            quarters = [shuffled(b, total, total, range(4 * q, 4 * q + 4)) for q in range(n)]
+            own = weights[n * j : n * (j + 1)]
+            sums = [_square(b, part, x, y) for part, y in zip(quarters, own, strict=True)]
+            cells.append(_joined(b, sums))
+        made += [cells[:NV], cells[NV:]]
     return grid_of(b, made)
 
 
@@ -351,16 +424,17 @@ def broadcast_words(b, p, rows, cols, factor):
 
 
 @vector_op(
-    lambda _p, _shift, cols, zero, signed: (
-        _made(vf.ir, rows=1)(cols) if _counts(cols, zero, signed) else None
+    lambda _p, _shift, cols, zero, signed, apart: (
+        _made(vf.ir, rows=1)(cols) if _counts(cols, zero, signed, apart) else None
     )
 )
-def load_byte_row(b, p, shift, cols, zero, signed):
-    """A row of vectors: bits shift .. shift + 7 of neighbouring words, less `zero`."""
+def load_byte_row(b, p, shift, cols, zero, signed, apart):
+    """A row of vectors: bits shift .. shift + 7 of words `apart` words apart, less `zero`."""
     up = splatted(b, b.trunc(b.sub(ir.Constant(I64, 24), shift), I32), LANES)
     made = []
-    for at in spaced(b, p, 4 * LANES, cols):
-        top = b.shl(vector_at(b, at, WORDS), up)
+    for at in spaced(b, p, 4 * LANES * apart, cols):
+        words = vector_at(b, at, ir.VectorType(I32, LANES * apart))
+        top = b.shl(shuffled(b, words, words, range(0, LANES * apart, apart)), up)
         low = (b.ashr if signed else b.lshr)(top, const(WORDS, 24))
         made.append(b.sitofp(b.sub(low, const(WORDS, zero)), vf.ir))
     return grid_of(b, [made])
@@ -382,7 +456,7 @@ def plus_row(b, x, y):
 
 @vector_op(lambda sums, _x, _s, _y: sums if _is(sums, sums.rows, 1, WORDS) else None)
 def add_bytes(b, sums, x, stride, y):
-    """sums[i] + x[i] . y, four products a lane: int8 at x + i * stride, bytes 0 to 128 at y."""
+    """sums[i] + x[i] . y, four products a lane: int8 at x + i * stride, bytes 0 to 127 at y."""
     row, made = vector_at(b, y, BYTES), []
     for (total,), at in zip(rows_of(b, sums), spaced(b, x, stride, sums.type.count), strict=True):
         made.append([dotted_u8(b, total, row, vector_at(b, at, BYTES))])

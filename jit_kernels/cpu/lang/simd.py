@@ -136,6 +136,7 @@ def vector_op(
             lambda _t, a, b, c: typed(a, b, c),
             lambda _t, a, b, c, d: typed(a, b, c, d),
             lambda _t, a, b, c, d, e: typed(a, b, c, d, e),
+            lambda _t, a, b, c, d, e, f: typed(a, b, c, d, e, f),
         ][body.__code__.co_argcount - 1]
         by_count.__name__ = by_count.__qualname__ = body.__name__
         by_count.__module__, by_count.__doc__ = body.__module__, body.__doc__
@@ -346,7 +347,7 @@ _operator(operator.itruediv, None, "fdiv")
 # ---- arithmetic ----------------------------------------------------------------------------------
 def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
     """The sum x * y + z, in one rounding where the CPU can."""
-    if CPU.avx2:
+    if CPU.fused:
         return call(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
     # llvm.fma would call the C library once a lane where the CPU has no such instruction.
     return b.fadd(b.fmul(x, y), z)
@@ -380,7 +381,9 @@ def rounded(b: Any, x: Any) -> Any:
         return call(b, "llvm.x86.avx512.mask.cvtps2dq.512", words, masked)
     if CPU.avx2 and n == 8:
         return call(b, "llvm.x86.avx.cvt.ps2dq.256", words, [x])
-    if CPU.avx2 and n == 16:
+    if CPU.neon and n == 4:
+        return call(b, "llvm.aarch64.neon.fcvtns.v4i32.v4f32", words, [x])
+    if (CPU.avx2 and n == 16) or (CPU.neon and n > 4):
         return by_halves(b, rounded, x)
     whole = b.fptosi(x, words)
     size = magnitude(b, b.fsub(x, b.sitofp(whole, x.type)))  # exact
@@ -773,12 +776,21 @@ def sixteenth_of_odd_runs(b, x, n):
     return b.fmul(x, ir.Constant(x.type, factors))
 
 
+def byte_mask(b: Any, bits: Any) -> Any:
+    """The 64 bits of a word as a mask of lanes."""
+    if not CPU.neon:
+        return b.bitcast(bits, ir.VectorType(I1, 64))
+    eight = b.bitcast(bits, ir.VectorType(I8, 8))
+    copies = shuffled(b, eight, eight, [i // 8 for i in range(64)])
+    own = ir.Constant(copies.type, [1 << i % 8 for i in range(64)])
+    return b.icmp_unsigned("!=", b.and_(copies, own), const(copies.type, 0))
+
+
 @op(i8x64, int64, int64)
 def bits_to_bytes(b, bits, value):
     """Bytes: `value` where a bit is set (the lowest bit first), else 0."""
-    mask = b.bitcast(bits, ir.VectorType(I1, 64))
     lanes = splatted(b, b.trunc(value, I8), 64)
-    return b.select(mask, lanes, const(lanes.type, 0))
+    return b.select(byte_mask(b, bits), lanes, const(lanes.type, 0))
 
 
 def table_lookup(values: Sequence[int]) -> Callable[[Any, Any], Any]:
@@ -791,7 +803,9 @@ def table_lookup(values: Sequence[int]) -> Callable[[Any, Any], Any]:
             return call(b, "llvm.x86.avx512.pshuf.b.512", x.type, [table, x])
         if CPU.avx2 and n == 32:
             return call(b, "llvm.x86.avx2.pshuf.b", x.type, [table, x])
-        if CPU.avx2 and n == 64:
+        if CPU.neon and n == 16:
+            return call(b, "llvm.aarch64.neon.tbl1.v16i8", x.type, [table, x])
+        if (CPU.avx2 and n == 64) or (CPU.neon and n > 16):
             return by_halves(b, body, x)
         found = const(x.type, values[0])
         for i, value in enumerate(values):
@@ -820,9 +834,47 @@ def summed_groups(b: Any, x: Any, group: int) -> Any:
     return total
 
 
+def in_quarters_of_neon(b: Any, body: Callable[..., Any], acc: Any, x: Any, y: Any) -> Any:
+    """body(b, acc, x, y) on the registers of NEON, four lanes of acc each."""
+    if acc.type.count == 4:
+        return body(b, acc, x, y)
+    return by_halves(b, lambda b, *args: in_quarters_of_neon(b, body, *args), acc, x, y)
+
+
+def _neon_i8(b: Any, acc: Any, x: Any, y: Any) -> Any:
+    """Four neighbouring products of signed bytes, of which two fit 16 bits, for each of acc."""
+    if CPU.dotprod:
+        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, [acc, x, y])
+    shorts = ir.VectorType(I16, 8)
+    parts = zip(halves(b, x), halves(b, y), strict=True)
+    products = [call(b, "llvm.aarch64.neon.smull.v8i16", shorts, [*pair]) for pair in parts]
+    pairs = call(b, "llvm.aarch64.neon.addp.v8i16", shorts, products)
+    return b.add(acc, call(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, [pairs]))
+
+
+def _neon_u8(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    return call(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", acc.type, [acc, u, s])
+
+
+def _neon_i16(b: Any, acc: Any, x: Any, y: Any) -> Any:
+    """Two neighbouring products of 16-bit lanes for each of acc."""
+    parts = zip(halves(b, x), halves(b, y), strict=True)
+    products = [call(b, "llvm.aarch64.neon.smull.v4i32", acc.type, [*pair]) for pair in parts]
+    return b.add(acc, call(b, "llvm.aarch64.neon.addp.v4i32", acc.type, products))
+
+
+def dotted_i8(b: Any, acc: Any, x: Any, y: Any) -> Any:
+    """The sum of acc and of four neighbouring products of signed bytes; no lane of y is -128."""
+    if CPU.neon:
+        return in_quarters_of_neon(b, _neon_i8, acc, x, y)
+    return dotted_u8(b, acc, magnitude(b, x), signed_like(b, y, x))
+
+
 def dotted_u8(b: Any, acc: Any, u: Any, s: Any) -> Any:
     """The sum of acc and of four neighbouring products of u (unsigned) and s (signed)."""
     n = acc.type.count
+    if CPU.neon:
+        return in_quarters_of_neon(b, _neon_u8 if CPU.i8mm else _neon_i8, acc, u, s)
     native = (CPU.avx2 and n == 8) or (CPU.avx512 and n == 16)
     if CPU.vnni and native:
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", acc.type, [acc, u, s])
@@ -851,6 +903,8 @@ def dotted_i16(b: Any, acc: Any, x: Any, y: Any) -> Any:
         return b.add(acc, call(b, name, acc.type, [x, y]))
     if CPU.avx2 and n > 8:
         return by_halves(b, dotted_i16, acc, x, y)
+    if CPU.neon:
+        return in_quarters_of_neon(b, _neon_i16, acc, x, y)
     words = lanes_of(I32, x)
     return b.add(acc, summed_groups(b, b.mul(b.sext(x, words), b.sext(y, words)), 2))
 
@@ -877,7 +931,7 @@ def _dot_rule(bits: int) -> Callable[..., Any]:
 def dot_u8(b, acc, u, s):
     """The sum of acc and of four neighbouring products of u8 lanes u and i8 lanes s.
 
-    Two neighbouring products must fit 16 bits: u <= 128 where |s| <= 127.
+    Two neighbouring products must fit 16 bits: u <= 127. Not where CPU.mixed_bytes.
     """
     return dotted_u8(b, acc, u, s)
 
@@ -885,7 +939,7 @@ def dot_u8(b, acc, u, s):
 @vector_op(_dot_rule(8))
 def dot_i8(b, acc, x, y):
     """The sum of acc and of four neighbouring products of i8 lanes; no lane of y is -128."""
-    return dotted_u8(b, acc, magnitude(b, x), signed_like(b, y, x))
+    return dotted_i8(b, acc, x, y)
 
 
 @vector_op(_dot_rule(16))

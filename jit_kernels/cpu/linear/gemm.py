@@ -51,7 +51,7 @@ def tiles_of(form: str) -> ModuleType:
 
     Float weights keep all bits of the activations: whole numbers are for quantised ones.
     """
-    if form == "bytes" and CPU.avx2:
+    if form == "bytes" and CPU.fused:
         return gemm_i8
     return gemm_i16 if form != "float" and CPU.vnni else gemm_f32
 

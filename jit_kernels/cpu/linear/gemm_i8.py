@@ -10,7 +10,8 @@ A block is int8 [MR, DEPTH]; scales f32 [R], R: MR or a little more; sums s * v 
 int32 [3, R], of all, of the first and of the last sixteen; then how many channels have an outlier
 in some row, int32; which they are, int32 [SLOTS], ascending; their elements f32 [SLOTS, R], 0 in
 rows where they are none. A panel is bytes [DEPTH / 4, NR, 4], then scales f32 [NR], then minima f32
-[NR] or the scales of the second sixteen.
+[NR] or the scales of the second sixteen. Where a CPU multiplies matrices (I8MM), the bytes are
+[DEPTH / 8, NR, 8].
 """
 
 from typing import Any
@@ -19,11 +20,12 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.contract.ops import STRIP, strip_block
-from tamis.jit_kernels.cpu.lang.byte_tiles import offset_bytes, store_spaced
+from tamis.jit_kernels.cpu.lang.byte_tiles import offset_bytes, store_eights, store_spaced
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, store_f32, store_i32
 from tamis.jit_kernels.cpu.lang.register_tiles import (
     BYTE_OFFSET,
     add_outer_bytes,
+    add_outer_eights,
     add_products,
     add_scaled_words,
     broadcast_column,
@@ -32,9 +34,11 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     load_grid,
     load_row,
     load_word_row,
+    paired,
     plus_row,
     store_grid,
     times_row,
+    unpaired,
 )
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
@@ -52,10 +56,10 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f,
 )
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
-from tamis.jit_kernels.cpu.linear.panel import DEPTH, NV, WORD_ROW, block_at, clear
+from tamis.jit_kernels.cpu.linear.panel import DEPTH, NR, NV, WORD_ROW, block_at, clear
 
 # Sums of floats and of words fill the registers: 32 of 512 bits, 16 of 256.
-MR, R = (7, 8) if CPU.avx512 else (3, 4)
+MR, R = (7, 8) if CPU.avx512 else (4, 4) if CPU.i8mm else (3, 4)
 OUTLIERS = 2  # most of a row's DEPTH elements
 SLOTS = OUTLIERS * MR
 SHARE = np.float32(2)  # an outlier is larger than this times the mean of a row's blocks' largest
@@ -170,7 +174,8 @@ def strip_writer(type: str) -> Any:
     block, unit, values, scales, zero, signed = OF_TYPE[type]
     strip_size, n_unit = STRIP * strip_block(type), DEPTH // unit
     assert zero is not None or n_unit == 1
-    offset = signed and BYTE_OFFSET
+    offset, in_eights = signed and BYTE_OFFSET, CPU.i8mm
+    assert not in_eights or NR == STRIP
 
     @njit(error_model="numpy")
     def write(strip, k, panel, first, spare):
@@ -182,7 +187,10 @@ def strip_writer(type: str) -> Any:
                 store_f32x16(panel + W_MINIMA + 4 * first, m)
             x = values(at, i + u)
             to = panel + WORD_ROW * (unit // 4) * u + 4 * first
-            store_spaced(to, WORD_ROW, offset_bytes(x) if offset else x)
+            if in_eights:
+                store_eights(to, x)
+            else:
+                store_spaced(to, WORD_ROW, offset_bytes(x) if offset else x)
 
     return write
 
@@ -195,13 +203,18 @@ def tiles_of(type: str) -> Any:
     _, unit, _, _, middle, is_signed = OF_TYPE[type]
     minima, n_unit, signed = middle is None, DEPTH // unit, int(is_signed)
     zero = (middle or 0) + (BYTE_OFFSET if is_signed else 0)
-    below_zero, negative = -zero, int(is_signed and not BYTE_OFFSET)
+    below_zero, negative, in_eights = -zero, int(is_signed and not BYTE_OFFSET), CPU.i8mm
 
     @njit(error_model="numpy")
     def add_outliers(sums, panel, block):
         for c in range(load_i32(block + COUNT)):
             k = load_i32(block + CHANNELS + 4 * c)
-            q = load_byte_row(panel + WORD_ROW * (k // 4), 8 * (k % 4), NV, zero, negative)
+            if in_eights:
+                at = panel + 2 * WORD_ROW * (k // 8) + 4 * (k // 4 % 2)
+                q = load_byte_row(at, 8 * (k % 4), NV, zero, negative, 2)
+            else:
+                at = panel + WORD_ROW * (k // 4)
+                q = load_byte_row(at, 8 * (k % 4), NV, zero, negative, 1)
             w = times_row(q, load_row(panel + W_SCALES + WORD_ROW * (k // unit), NV))
             if minima:
                 w = plus_row(w, load_row(panel + W_MINIMA, NV))
@@ -222,7 +235,18 @@ def tiles_of(type: str) -> Any:
             x_scales = broadcast_column(block + SCALES, 4, MR)
             return add_scaled_words(sums, words, x_scales, load_row(panel + w_scales, NV))
 
-        return add_unit
+        @njit(error_model="numpy")
+        def add_unit_in_eights(sums, panel, block):
+            words = paired(broadcast_words(block + whole, MR, NV, below_zero))
+            for k in range(first, first + unit // 4, 2):
+                words = add_outer_eights(words, block + 4 * k, DEPTH, panel + WORD_ROW * k)
+            x_scales, w_row = (
+                broadcast_column(block + SCALES, 4, MR),
+                load_row(panel + w_scales, NV),
+            )
+            return add_scaled_words(sums, unpaired(words), x_scales, w_row)
+
+        return add_unit_in_eights if in_eights else add_unit
 
     add_first, add_second = adder_of(0), adder_of(1)
 

@@ -131,7 +131,7 @@ def write_planes(x, n, out, first, last):
 # ---- one chunk -----------------------------------------------------------------------------------
 @njit
 def product(u, planes):
-    """Sums of u * v, in whole numbers, by lane of four bytes; u: bytes, up to 128 without VNNI."""
+    """Sums of u * v, in whole numbers, by lane of four; u: up to 127 unless CPU.mixed_bytes."""
     high = dot_u8(zero_i32x16(), u, load_i8x64(planes))
     return to_f32(dot_u8(shift_left(high, 7), u, load_i8x64(planes + CHUNK)))
 
@@ -160,7 +160,7 @@ def same(total):
     return total
 
 
-if CPU.vnni:
+if CPU.mixed_bytes:
     # High nibbles stay where they are, 16 times themselves; what they add up to is divided at last.
     split, split_of_two = nibbles_in_place, nibbles_of_two_in_place
 

@@ -6,10 +6,9 @@ weights, a block as many of MR rows of activations, in the order in which the ti
 
 from numba import njit
 
-from tamis.jit_kernels.cpu.lang.register_tiles import load_column, store_grid, transposed
+from tamis.jit_kernels.cpu.lang.register_tiles import NV, load_column, store_grid, transposed
 from tamis.jit_kernels.cpu.lang.simd import CPU, LANES, store_f, zero_f
 
-NV = 2  # vectors of weight rows in a tile
 NR = NV * LANES
 # The sums, a row of weights and a broadcast fill the registers: 32 of 512 bits, 16 of 256.
 MR = 14 if CPU.avx512 else 6

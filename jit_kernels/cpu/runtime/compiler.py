@@ -5,6 +5,7 @@ A worker of the kernel library calls `main`: see jit_kernels/compile/worker.py.
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.intrinsic import struct_reader
 
+_HEADER = re.compile(r"^target (?:triple|datalayout) = .*\n", re.MULTILINE)
 ENTRY = types.void(types.int64, types.int64, types.int64)
 # Sums may be reordered, so that they vectorise; infinities and NaN keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -91,20 +93,34 @@ def optimised(spec: KernelSpec, machine: Any) -> Any:
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
     dispatcher = njit(ENTRY, **OPTIONS)(_entry(spec.op, constants))
     compiled: Any = dispatcher.overloads[ENTRY.args]
-    module = llvm.parse_assembly(dispatcher.inspect_llvm(ENTRY.args))
+    module = retargeted(dispatcher.inspect_llvm(ENTRY.args), machine)
     _private(module, spec.symbol, compiled.fndesc.llvm_func_name)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
     return module
 
 
+def retargeted(text: str, machine: Any) -> Any:
+    """The module of LLVM IR that Numba made for this machine, as one for the target `machine`.
+
+    Nothing else in it is this machine's: its types, calls and layouts of records are alike on both.
+    """
+    head = f'target triple = "{machine.triple}"\ntarget datalayout = "{machine.target_data}"\n'
+    return llvm.parse_assembly(head + _HEADER.sub("", text))
+
+
 def target_machine() -> Any:
     """The machine that object code of this process's level is made for: see features.target."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    cpu, instructions = features.target(features.current())
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=cpu, features=instructions, opt=3, reloc="pic", codemodel="small"
+    target = features.target(features.current())
+    for initialize in (
+        (llvm.initialize_all_targets, llvm.initialize_all_asmprinters)
+        if target.triple
+        else (llvm.initialize_native_target, llvm.initialize_native_asmprinter)
+    ):
+        initialize()
+    triple = target.triple or llvm.get_default_triple()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small"
     )
 
 

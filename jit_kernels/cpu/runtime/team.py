@@ -1,43 +1,33 @@
 """The thread team: walk a tape of kernels together, with a barrier where the tape asks for one.
 
-A waiting thread spins for a bounded time and then sleeps in futex(2), so a core taken by another
+A waiting thread spins for a bounded time and then sleeps (by futex), so a core taken by another
 program costs no more than that core, and an idle team costs nothing. Where spinning keeps failing,
 because two threads share a core and each spins in the other's way, most waits sleep at once.
 """
 
 from typing import Any
 
-from llvmlite import ir
 from numba import njit
 
 from tamis.jit_kernels.contract.layout import TAPE, TEAM
 from tamis.jit_kernels.cpu.lang.intrinsic import (
-    FUTEX_WAIT_PRIVATE,
-    FUTEX_WAKE_PRIVATE,
     atomic_add,
     atomic_load,
     atomic_store,
-    call,
     call_kernel,
-    futex,
-    int64,
+    cycles,
     load_i64,
-    op,
     pause,
+    sleep_or_wake,
     store_i64,
 )
+from tamis.platform.waiting import WAIT_PRIVATE, WAKE_PRIVATE
 
 EVERYONE = 1 << 30
 LOW_32 = 0xFFFFFFFF
 BRIEF = 2_000  # cycles of a spin that is not expected to succeed
 LAST, SPUN, SLEPT = 0, 1, 2  # how a thread came through a barrier
 FAILURES, MAX_SKIP = 3, 63  # failed spins in a row before some are skipped; most that are
-
-
-@op(int64)
-def cycles(b: Any) -> Any:
-    """The core's cycle counter (rdtsc on x86)."""
-    return call(b, "llvm.readcyclecounter", ir.IntType(64), [])
 
 
 @njit(error_model="numpy")
@@ -51,7 +41,7 @@ def wait_while_equal(word, value, sleepers, spin):
         pause()
         if cycles() - start > spin:
             atomic_add(sleepers, 1)
-            futex(word, FUTEX_WAIT_PRIVATE, value & LOW_32)
+            sleep_or_wake(word, WAIT_PRIVATE, value & LOW_32)
             atomic_add(sleepers, -1)
             how = SLEPT
     return how
@@ -62,7 +52,7 @@ def advance(word, sleepers):
     """Add one to the int64 at `word` and wake who sleeps on it."""
     atomic_add(word, 1)
     if atomic_load(sleepers) > 0:
-        futex(word, FUTEX_WAKE_PRIVATE, EVERYONE)
+        sleep_or_wake(word, WAKE_PRIVATE, EVERYONE)
 
 
 @njit(error_model="numpy")
