@@ -139,7 +139,7 @@ def _rms_norm(spec: KernelSpec, address: Address) -> _Found:
 def _embed(spec: KernelSpec, address: Address) -> _Found:
     table, rows = _weights(spec.constants[0], 3, 256)  # type: ignore[arg-type]
     ids, y = np.array([2, 0], np.int32), np.zeros((2, 256), np.float32)
-    _run(spec, address, step=_step(2), ids=ids, table=table, y=y, n=256, scale=2.0)
+    _run(spec, address, step=_step(2), ids=ids, table=table, y=y, n=256, n_id=1, scale=2.0)
     return y, 2 * rows[ids]
 
 

@@ -18,11 +18,6 @@ from tamis.model.rope import rope_frequencies
 from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
 
 ENTRY_POINTS = "tamis.architectures"  # of other packages: a GGUF name, and the Arch of it
-# What a graph here lacks for architectures that llama.cpp has.
-LACKING = {
-    "deepseek4": "it attends to compressed entries, which the KV cache has no room for",
-    "qwen4exp": "its embeddings are hashed from several tokens, whose order a chunk does not keep",
-}
 LANES = 16  # the widest vector of any CPU level: head_dim must be a multiple
 
 
@@ -50,8 +45,7 @@ def arch_of(name: str) -> Arch:
     found = known()
     if name not in found:
         listed = ", ".join(sorted(found))
-        why = f" ({LACKING[name]})" if name in LACKING else ""
-        raise ArchError(f"architecture {name!r} is not supported{why}; supported: {listed}")
+        raise ArchError(f"architecture {name!r} is not supported; supported: {listed}")
     return found[name]()
 
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tamis.graph.audit import Audit, Queries
-from tamis.graph.context import Graph, Heads, Index
+from tamis.graph.context import Angles, Graph, Heads, Index
 from tamis.graph.norm import norm_rows
 from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
 from tamis.model.hparams import HParams
+from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
 from tamis.select.base import Recording, Rows, SelectorState
 
@@ -109,6 +110,7 @@ def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) 
             out=out,
             n_head=heads.shape[1],
             head_dim=g.hp.head_dim,
+            n_part=1,
         )
     if hp.layers:
         found = g.ws.rows("att_own", own.n_head, own.head_dim)
@@ -246,6 +248,17 @@ def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> Non
         n_half=0 if angles is None else angles.cos.shape[1],
         eps=g.hp.rms_eps,
     )
+
+
+def turned_by(frequencies: RopeFrequencies, n_tok: int, by: int) -> Angles:
+    """The angles of as many positions for every row."""
+    return _turned_by(frequencies.inv_freq.tobytes(), n_tok, by)
+
+
+@cache
+def _turned_by(inv_freq: bytes, n_tok: int, by: int) -> Angles:
+    angles = np.tile(by * np.frombuffer(inv_freq), (n_tok, 1))
+    return Angles(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
 def record_attention(

@@ -9,6 +9,7 @@ import numpy as np
 from tamis.graph.attention import new_recording, record_append, record_attention, record_index
 from tamis.graph.audit import Audit, Queries
 from tamis.graph.context import Graph, Heads, Hooks, Index, State
+from tamis.graph.entries import indexer_state
 from tamis.graph.indexer import IndexerState
 from tamis.graph.layer import record_layer
 from tamis.graph.linear import Source, linear, stored
@@ -60,7 +61,7 @@ class Stage:
                 raise MethodError(
                     "this model chooses the keys that it attends to: leave out attn and prefill"
                 )
-            self.state = IndexerState(self.state.shape, model.hp.indexer)
+            self.state = indexer_state(self.state.shape, model.hp)
         self._model, self._audit = model, audit
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
             raise MethodError(
@@ -384,6 +385,7 @@ def record_embedding(g: Graph) -> None:
         table=table.data,
         y=g.x,
         n=g.hp.n_embd,
+        n_id=1,
         scale=math.sqrt(g.hp.n_embd)
         if g.model.arch.scale_embedding
         else g.hp.embedding_scale or 1.0,

@@ -59,9 +59,11 @@ class IndexerState(SelectorState):
             )
         return self._selections[rec.n_tok]
 
-    def _record(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
-        """Record one choice of a token for all KV heads."""
-        indexer, capacity = self._indexer, self._scores.shape[1]
+    def _record_scores(
+        self, rec: Recording, index: Index, selection: Selection, kv: KVView
+    ) -> None:
+        """Record each block's score, one for all KV heads."""
+        indexer = self._indexer
         rec.program.add(
             ops.INDEX_SCORE,
             (self.shape.head_dim, indexer.n_key, kv.types[0]),
@@ -74,18 +76,22 @@ class IndexerState(SelectorState):
             n_head=indexer.n_head,
             n_head_kv=selection.n_row,
             block=indexer.block,
-            capacity=capacity,
+            capacity=self._scores.shape[1],
             scratch=index.scratch,
         )
+
+    def _record(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
+        """Record one choice of a token for all KV heads."""
+        self._record_scores(rec, index, selection, kv)
         rec.program.add(
             ops.INDEX_CHOOSE,
             step=rec.step,
             scores=self._scores,
             indptr=selection.indptr,
             indices=selection.indices,
-            block=indexer.block,
+            block=self._indexer.block,
             n_row=selection.n_row,
-            capacity=capacity,
+            capacity=self._scores.shape[1],
             top_k=self._most,
         )
 

@@ -29,6 +29,7 @@ def layer_embeddings(g: Graph, x: np.ndarray) -> None:
         table=table.data,
         y=own,
         n=n,
+        n_id=1,
         scale=math.sqrt(hp.n_embd_layer),
     )
     mapped(g, projected, own, add=True)

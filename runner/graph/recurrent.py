@@ -72,6 +72,37 @@ def short_conv(
     return y
 
 
+def pooled(
+    g: Graph, il: int, name: str, x: np.ndarray, gate: np.ndarray | None, w: np.ndarray, every: int
+) -> np.ndarray:
+    """The mean of the rows of each block of `every` positions, at its last one; elsewhere 0.
+
+    x, gate: f32 [n_tok, n_half * n], see POOL_KEYS; without gates rows weigh the same. w: f32
+    [n_row, n]. The result, f32 [n_tok, n], and the state have this name.
+    """
+    width, n = x.shape[1], w.shape[1]
+    both, y = g.ws.rows(f"{name}_rows", 2 * width), g.ws.rows(name, n)
+    copied(g, whole(x), Part(both, 0, width))
+    if gate is not None:
+        copied(g, whole(gate), Part(both, width, width))
+
+    def record(state: State) -> None:
+        g.rec.program.add(
+            ops.POOL_KEYS,
+            step=g.rec.step,
+            x=both,
+            w=w,
+            state=state(name, len(w) - 1, 2 * width),
+            y=y,
+            n=n,
+            n_row=len(w),
+            n_half=width // n,
+            every=every,
+        )
+
+    return recurrence(g, il, [both], y, record)
+
+
 def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) -> np.ndarray:
     """X * activation(z), or activation(z) alone, in the buffer of this name."""
     n = z.n if x is None else x.n  # z may have one element for each run of x

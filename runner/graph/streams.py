@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tamis.graph.attention import norm_heads
 from tamis.graph.context import Graph
 from tamis.graph.experts import Mixture, record_sum
 from tamis.graph.linear import Source, linears
 from tamis.graph.norm import Branch, mapped, ones, written
-from tamis.graph.recurrent import Part, copied, whole
+from tamis.graph.recurrent import Part, copied, gate_rows, gated, whole
 from tamis.jit_kernels.contract import ops
 from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor
@@ -123,3 +124,48 @@ def record_residual_mix(g: Graph, rows: np.ndarray, n_row: int, w: Tensor) -> No
         stride=rows.shape[1] * rows.shape[2],
         eps=g.hp.rms_eps,
     )
+
+
+def gated_stream_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
+    """Shapes of a layer's tensors where each element of the streams has a gate."""
+    n_stream, n_embd, n_low = hp.hyper.n_stream, hp.n_embd, hp.hyper.n_low
+    n = n_stream * n_embd
+    return {
+        f"hc_{part}_{name}": shape
+        for part in ("attn", "ffn")
+        for name, shape in (
+            ("norm", (f"{n_stream}|1", f"{n_embd}|{n}")),
+            ("down", (n_low, n)),
+            ("up", (n, n_low)),
+            ("inject", (n_stream, n)),
+        )
+    }
+
+
+def normed_streams(g: Graph, x: np.ndarray, w: Tensor, name: str) -> np.ndarray:
+    """The norm of each stream of x, by weights of its own, f32 [n_tok, n_stream * n_embd]."""
+    n, n_stream, y = g.hp.n_embd, g.hp.hyper.n_stream, g.ws.rows(name, x[0].size)
+    copied(g, whole(x), Part(y, 0, x[0].size))
+    norm_heads(g, y.reshape(len(y), n_stream, n), ones(n))
+    gate_rows(g, Part(w.vector.reshape(-1), 0, x[0].size), "none", whole(y), whole(y))
+    return y
+
+
+def read_gated_streams(
+    g: Graph, w_norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None = None
+) -> Streams:
+    """Record that g.x is the mean of the normed streams, each element times its gate.
+
+    inject: makes what each stream is written by.
+    """
+    x, n_stream = streams(g), g.hp.hyper.n_stream
+    rows = normed_streams(g, x, w_norm, "streams_normed")
+    low, *others = linears(g, rows, down, *([] if inject is None else [inject]))
+    mapped(g, low, low, "silu", inner=1 / n_stream)
+    (gates,) = linears(g, low, up)
+    mixed = gated(g, "streams_gated", whole(gates), "sigmoid", whole(rows)).reshape(x.shape)
+    even = np.full(x.shape[:2], 1 / n_stream, np.float32)
+    record_sum(g, Mixture(mixed, even), g.x, add=False)
+    for post in others:
+        mapped(g, post, post, "sigmoid", inner=1 / n_stream, outer=2.0)
+    return Streams(x, others[0] if others else x, None)

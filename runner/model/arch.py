@@ -16,6 +16,7 @@ class Arch:
     gated: bool = True  # the feed-forward part has a gate; else down(activation(up(x)))
     norm: str = "rms"  # "rms", or "layer": by mean and variance
     weighted: bool = True  # norms have weights
+    norms_output: bool = True  # the head reads a norm of the last layer's rows
     norm_bias: bool = False  # norms of root mean squares have a bias too
     # Token embeddings are normed: "weighted", by token_embd_norm, or "plain".
     norm_embedding: str = ""

@@ -91,6 +91,22 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class Compressed:
+    """Attention to a window and to compressed entries (DeepSeek-V4): its widths.
+
+    An entry stands for a block of positions; each position is in the one that ends there, or later.
+    """
+
+    ratios: tuple[int, ...] = ()  # positions of a block, a layer's; 0: the layer has none
+    n_head: int = 0  # of queries; hp.n_head has those of windows, then those of entries
+    width: int = 0  # of a head
+    n_query: int = 0  # of what queries are made from
+    n_group: int = 0  # of heads, that are brought to n_out elements each
+    n_out: int = 0
+    rope_base: float = 0.0  # of layers with entries
+
+
+@dataclass(frozen=True, slots=True)
 class Hyper:
     """Hyper-connections (Zhu et al. 2024, arXiv 2409.19606): residual streams of a token."""
 
@@ -98,6 +114,22 @@ class Hyper:
     n_turn: int = 0  # normalisations of what streams are mixed by
     eps: float = 0.0
     magnitude: float = 2.0  # of what a layer's parts are added by
+    n_low: int = 0  # of what gates of streams are made from, where they are
+
+
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """Embeddings of the last few tokens together: rows of a table that their hashes choose."""
+
+    layer: int = -1  # that adds them; -1: none
+    n_gram: int = 0  # tokens, at most
+    n_each: int = 0  # rows of as many tokens
+    n_tap: int = 0  # of the convolution
+    eos: int = 0  # tokens before this one count for nothing
+    n_row: int = 0  # of the table
+    factors: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +163,8 @@ class HParams:
     indexer: Indexer = field(default=Indexer(), repr=False)
     index_last: bool = field(default=False, repr=False)  # its heads' rotated elements are the last
     hyper: Hyper = field(default=Hyper(), repr=False)
+    compressed: Compressed = field(default=Compressed(), repr=False)
+    ngrams: Ngrams = field(default=Ngrams(), repr=False)
     # What only some architectures have, read where their record names the key; 0: none of it.
     clamp_experts: tuple[float, ...] = field(default=(), repr=False)  # of gates, a layer's; 0: none
     clamp_shared: tuple[float, ...] = field(default=(), repr=False)
@@ -204,6 +238,16 @@ class HParams:
     def n_stream(self) -> int:
         """Residual streams of a token, 0 where there is no more than one."""
         return self.hyper.n_stream
+
+    @property
+    def n_low(self) -> int:
+        """Width of what gates of residual streams are made from."""
+        return self.hyper.n_low
+
+    @property
+    def n_hashed(self) -> int:
+        """Rows of the table that hashes of tokens choose from."""
+        return self.ngrams.n_row
 
     @property
     def n_embd_qkv(self) -> int:
@@ -289,6 +333,12 @@ CHUNK_FF, GROUP_EACH = "expert_chunk_feed_forward_length", "experts_per_group"
 INDEX_BLOCK, INDEX_LOCAL = "attention.indexer.block_size", "attention.indexer.local_blocks"
 DENSE_LEAD = "leading_dense_block_count"  # layers without an indexer, before those that have one
 KPOOL = "attention.indexer.kpool"  # neighbours whose keys of an indexer are pooled
+RATIOS = "attention.compress_ratios"
+# Of embeddings of several tokens, and what else is of them; of gates of residual streams.
+NGRAM_LAYERS, LOW_RANK = "ple.layers", "hyper_connection.low_rank"
+# Of attention to compressed entries: see Compressed.
+OUT_GROUPS, OUT_RANK = "attention.output_group_count", "attention.output_lora_rank"
+BASE_ENTRIES = "attention.compress_rope_freq_base"
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
@@ -297,6 +347,7 @@ OPTIONAL_KEYS = {
     *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
+    *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
     *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
@@ -380,6 +431,8 @@ class _Reader:
             latent=self._latent(),
             indexer=self._indexer(),
             hyper=self._hyper(),
+            compressed=self._compressed(n_head, head_dim),
+            ngrams=self._ngrams(),
             index_eps=self._number(LAYER_NORM_EPS, 0, 1, default=0) if KPOOL in self._keys else 0.0,
             clamp_experts=self._clamps(CLAMPS),
             clamp_shared=self._clamps(self._key_of_shared_clamps()),
@@ -533,6 +586,66 @@ class _Reader:
             n_turn=self._count(key, MAX_LAYER, default=0, least=0),
             eps=self._number("hyper_connection.epsilon", 0.0, 1.0, default=0.0),
             magnitude=self._number("hyper_connection.magnitude", 0.0, 1e6, default=0.0) or 2.0,
+            n_low=self._option(LOW_RANK, MAX_EMBD),
+        )
+
+    def _ngrams(self) -> Ngrams:
+        """Raises GGUFError for more layers than one, and for rows that the table has not."""
+        layers = self._integers(NGRAM_LAYERS, 0) if NGRAM_LAYERS in self._keys else ()
+        if not layers:
+            return Ngrams()
+        if len(layers) > 1 or not 0 <= layers[0] < self._n_layer():
+            self._fail(NGRAM_LAYERS, f"is {layers}, expected one layer")
+        n_gram, n_each = (
+            self._count(f"ple.{name}", most, least=least)
+            for name, most, least in (("ngram_size", 16, 2), ("heads_per_ngram", 64, 1))
+        )
+        n = (n_gram - 1) * n_each
+        table = self._file.tensors.get("per_layer_token_embd.weight")
+        n_row = 0 if table is None else table.shape[-1]
+        sizes = self._integers("ple.head_vocab_sizes", n)
+        first = self._integers("ple.head_offsets", n)
+        if not all(a > 0 and b >= 0 and a + b <= n_row for a, b in zip(sizes, first, strict=True)):
+            what = f"is {first}, with sizes {sizes}: the table has {n_row} rows"
+            self._fail("ple.head_offsets", what)
+        return Ngrams(
+            layer=layers[0],
+            n_gram=n_gram,
+            n_each=n_each,
+            n_tap=self._count("ple.conv_kernel", 64),
+            eos=self._count("ple.eos_token_id", self._n_vocab() - 1, least=0),
+            n_row=n_row,
+            factors=self._integers("ple.layer_multipliers", n_gram),
+            sizes=sizes,
+            first=first,
+        )
+
+    def _integers(self, key: str, least: int) -> tuple[int, ...]:
+        """The first numbers of a list of at least as many; all of it where `least` is 0."""
+        value = self._file.metadata.get(f"{self._arch}.{key}")
+        if value is None and least == 0:
+            return ()
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or len(value) < least:
+            self._fail(key, f"is {value!r}, expected {least} whole numbers")
+        return tuple(int(each) for each in value[: least or None])
+
+    def _compressed(self, n_head: int, head_dim: int) -> Compressed:
+        if RATIOS not in self._keys:
+            return Compressed()
+        ratios = tuple(self._each(RATIOS, MAX_CTX, [0] * self._n_layer(), least=0))
+        if OUT_GROUPS not in self._keys:
+            return Compressed(ratios)
+        n_group = self._count(OUT_GROUPS, n_head)
+        if n_head % n_group:
+            self._fail(OUT_GROUPS, f"{n_group} does not divide {n_head} heads")
+        return Compressed(
+            ratios=ratios,
+            n_head=n_head,
+            width=head_dim,
+            n_query=self._count("attention.q_lora_rank", MAX_EMBD),
+            n_group=n_group,
+            n_out=self._count(OUT_RANK, MAX_EMBD),
+            rope_base=self._number(BASE_ENTRIES, 1.0, 1e12),
         )
 
     def _latent(self) -> Latent:

@@ -95,6 +95,8 @@ class Model:
     @property
     def norms_output(self) -> bool:
         """Whether the last layer's rows are normed: those of some encoders are already."""
+        if not self.arch.norms_output:
+            return False
         return not self.arch.is_encoder or bool(self.weights.top.output_norm)
 
     def is_nope(self, layer: int) -> bool:

@@ -28,7 +28,7 @@ TENSORS = {
     "rope_factors_short": "n_rot/2",
     "position_embd": "n_ctx_train n_embd",
     "token_types": "n_token_type n_embd",
-    "per_layer_token_embd": "n_vocab n_layer*n_embd_layer",
+    "per_layer_token_embd": "n_vocab|n_hashed n_layer*n_embd_layer|n_embd_layer",
     "per_layer_model_proj": "n_layer*n_embd_layer n_embd",
     "per_layer_proj_norm": "n_embd_layer",
     "altup_proj": "3 n_embd n_embd",
@@ -38,6 +38,9 @@ TENSORS = {
     "output_hc_fn": "n_stream n_stream*n_embd",
     "output_hc_base": "n_stream",
     "output_hc_scale": "1",
+    "output_hc_norm": "n_stream|1 n_embd|n_stream*n_embd",
+    "output_hc_down": "n_low n_stream*n_embd",
+    "output_hc_up": "n_stream*n_embd n_low",
 }
 LAYER_TENSORS = {
     "attn_norm": "n_embd",
@@ -72,7 +75,9 @@ LAYER_TENSORS = {
 FLOATS = {
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
-    "indexer_compressor_ape",
+    *("indexer_compressor_ape", "attn_compressor_ape"),
+    *("hc_attn_norm", "hc_ffn_norm", "output_hc_norm"),
+    *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ple_conv1d"),
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
     *("altup_predict_coef", "altup_correct_coef"),
 }

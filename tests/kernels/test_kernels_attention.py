@@ -187,6 +187,33 @@ def test_a_sink_takes_its_share_of_the_weight(n_tok, n_head, head_dim):
     before = (out / sums[:, :, None]).astype(np.float32)
     for found in runs(
         ops.ATTEND_SINK, out={"out": before}, step=step_of(n_tok), sinks=sinks,
-        lse=np.log(sums).astype(np.float32), n_head=n_head, head_dim=head_dim,
+        lse=np.log(sums).astype(np.float32), n_head=n_head, head_dim=head_dim, n_part=1,
     ):  # fmt: skip
         np.testing.assert_allclose(found["out"], expected, rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "n_head", "head_dim"), [(1, 1, 1), (3, 5, 16)])
+@in_child
+def test_parts_that_were_attended_apart_are_joined_with_their_sink(n_tok, n_head, head_dim):
+    rng = np.random.default_rng(n_head)
+    scores = 3 * rng.standard_normal((n_tok, n_head, 7))
+    values = rng.standard_normal((n_tok, n_head, 7, head_dim))
+    sinks = (3 * rng.standard_normal(n_head)).astype(np.float32)
+    weights = np.exp(scores)
+    total = weights.sum(axis=-1) + np.exp(sinks.astype(np.float64))
+    expected = np.einsum("thk,thkd->thd", weights, values) / total[:, :, None]
+    parts = slice(0, 3), slice(3, 7), slice(0, 0)  # the last one has no keys
+    before = np.zeros((n_tok, 3, n_head, head_dim), np.float32)
+    lse = np.full((n_tok, 3, n_head), -3e38, np.float32)
+    for i, part in enumerate(parts[:2]):
+        sums = weights[:, :, part].sum(axis=-1)
+        before[:, i] = np.einsum("thk,thkd->thd", weights[:, :, part], values[:, :, part])
+        before[:, i] /= sums[:, :, None]
+        lse[:, i] = np.log(sums)
+    for found in runs(
+        ops.ATTEND_SINK, out={"out": before}, step=step_of(n_tok), sinks=sinks, lse=lse,
+        n_head=n_head, head_dim=head_dim, n_part=3,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found["out"][:, 0], expected, rtol=5e-6, atol=2e-6)
+        np.testing.assert_array_equal(found["out"][:, 1:], before[:, 1:])

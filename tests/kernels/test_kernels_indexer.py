@@ -10,6 +10,7 @@ from tamis.jit_kernels.contract.types import PAGE
 HEAD_DIM, N_KEY = 96, 32
 KERNELS = [(ops.INDEX_SCORE, (HEAD_DIM, N_KEY, "f16")), (ops.INDEX_CHOOSE, ())]
 KERNELS += [(ops.HEAD_SCORE, (HEAD_DIM, N_KEY, "f16")), (ops.HEAD_CHOOSE, ())]
+KERNELS += [(ops.ENTRY_CHOOSE, ())]
 
 
 def normal(rng, *shape):
@@ -112,6 +113,30 @@ def test_each_head_gets_its_best_blocks_and_other_rows_none(n_tok, pos, top_k):
     for found in runs(
         ops.HEAD_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, block=block,
         n_head=n_head, n_row=n_row, capacity=64, top_k=top_k,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
+        np.testing.assert_array_equal(found["indices"], np.concatenate(rows))
+
+
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5), (9, 30)])
+@pytest.mark.parametrize("top_k", [1, 8, 33])
+@pytest.mark.parametrize("every", [0, 4])
+@in_child
+def test_each_token_gets_its_window_and_the_ends_of_its_best_blocks(n_tok, pos, top_k, every):
+    rng = np.random.default_rng((n_tok, pos, top_k))
+    scores = rng.integers(-9, 9, (n_tok, 64)).astype(np.float32)
+    rows = []
+    for t in range(n_tok):
+        n = (pos + t + 1) // every if every else 0
+        best = np.sort(np.argsort(-scores[t, :n], kind="stable")[:top_k])
+        rows += [np.arange(max(0, pos + t - 6), pos + t + 1), every * (best + 1) - 1]
+    out = {
+        "indptr": np.full(2 * n_tok + 1, -7, np.int32),
+        "indices": np.full(sum(map(len, rows)), -7, np.int32),
+    }
+    for found in runs(
+        ops.ENTRY_CHOOSE, out=out, step=step_of(n_tok, pos), scores=scores, n_window=7,
+        every=every, capacity=64, top_k=top_k,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["indptr"], np.cumsum([0, *map(len, rows)]))
         np.testing.assert_array_equal(found["indices"], np.concatenate(rows))

@@ -46,7 +46,7 @@ def test_embed_decodes_rows(type_, size):
     unwritten = np.full((4, n), np.nan, np.float32)
     for found in runs(
         ops.EMBED, (type_,), out={"y": unwritten}, step=step_of(4), ids=ids, table=data, n=n,
-        scale=1.5,
+        n_id=1, scale=1.5,
     ):  # fmt: skip
         # d * q + m in one rounding against two in the reference: a step of the largest term.
         np.testing.assert_allclose(

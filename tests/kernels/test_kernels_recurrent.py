@@ -19,7 +19,7 @@ SCANS = [
 ]
 N_STATE = [1, 16, 40]
 KERNELS = [
-    (ops.BOUNDED_DECAY, ()), (ops.POOL_KEYS, ()),
+    (ops.BOUNDED_DECAY, ()), (ops.POOL_KEYS, ()), (ops.HASH_NGRAMS, ()),
     *((ops.SHORT_CONV, (activation,)) for activation in ("none", "silu")),
     *((ops.GATE_ROWS, (activation,)) for activation in ("none", "silu", "sigmoid")),
     (ops.DECAY, ()), (ops.L2_NORM, ()),
@@ -67,21 +67,68 @@ def test_a_convolution_resumes_from_its_state(n_tok, n, n_tap, activation, with_
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize(("n_tok", "n", "n_row"), [(1, 3, 4), (2, 33, 4), (7, 8, 3)])
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 7), (2, 3), (7, 0), (5, 21)])
+@pytest.mark.parametrize(("n", "n_row", "n_half", "every"), [(3, 4, 1, 4), (33, 8, 2, 4)])
 @in_child
-def test_keys_of_the_last_rows_are_pooled_by_their_gates(n_tok, n, n_row):
-    rng = np.random.default_rng((n_tok, n, n_row))
-    x, w, state = normal(rng, n_tok, 2 * n), normal(rng, n_row, n), normal(rng, n_row - 1, 2 * n)
-    rows = np.concatenate([state, x]).astype(np.float64)
-    windows = np.stack([rows[t : t + n_row] for t in range(n_tok)])
-    gates = np.exp(windows[:, :, n:] + w)
-    expected = (gates * windows[:, :, :n]).sum(axis=1) / gates.sum(axis=1)
+def test_keys_of_neighbours_are_pooled_by_their_gates(n_tok, pos, n, n_row, n_half, every):
+    rng = np.random.default_rng((n_tok, pos, n))
+    rows, w = normal(rng, pos + n_tok, 2, n_half, n), normal(rng, n_row, n)
+    state = np.zeros((n_row - 1, 2, n_half, n), np.float32)
+    for p in range(pos):
+        state[p % (n_row - 1)] = rows[p]
+    after = state.copy()
+    for p in range(pos, pos + n_tok):
+        after[p % (n_row - 1)] = rows[p]
+    expected = np.zeros((n_tok, n))
+    for t in range(n_tok):
+        if (pos + t + 1) % every == 0:
+            at = [(p, j) for j in range(n_row) if (p := pos + t + 1 - n_row + j) >= 0]
+            of = [(*wide(*rows[p, :, j // (n_row // n_half)]), w[j]) for p, j in at]
+            gates = np.exp([gate + added for _, gate, added in of])
+            expected[t] = (gates * [key for key, _, _ in of]).sum(axis=0) / gates.sum(axis=0)
     for found in runs(
-        ops.POOL_KEYS, out={"y": unwritten(n_tok, n), "state": state}, step=step_of(n_tok), x=x,
-        w=w, n=n, n_row=n_row,
+        ops.POOL_KEYS, out={"y": unwritten(n_tok, n), "state": state}, step=step_of(n_tok, pos),
+        x=rows[pos:], w=w, n=n, n_row=n_row, n_half=n_half, every=every,
     ):  # fmt: skip
         np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(found["state"], rows[n_tok:].astype(np.float32))
+        np.testing.assert_array_equal(found["state"], after)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 5), (7, 0), (4, 3)])
+@pytest.mark.parametrize(("n_gram", "n_each"), [(2, 1), (3, 2), (5, 3)])
+@in_child
+def test_rows_are_hashes_of_the_last_tokens_since_the_end_of_a_text(n_tok, pos, n_gram, n_each):
+    rng, eos = np.random.default_rng((n_tok, pos, n_gram)), 2
+    tokens = rng.integers(0, 6, pos + n_tok).tolist()  # one in six ends a text
+    factors = rng.integers(1, 1 << 63, n_gram, np.uint64)
+    n_row = (n_gram - 1) * n_each
+    sizes, first = rng.integers(50, 99, n_row), rng.integers(0, 1000, n_row)
+    rows = np.zeros((n_tok, n_row), np.int32)
+    for t in range(n_tok):
+        text = [tokens[pos + t]]
+        for token in reversed(tokens[: pos + t]):
+            if token == eos:
+                break
+            text.append(token)
+        text += [eos] * n_gram
+        for h in range(n_row):
+            mix = 0
+            for j in range(2 + h // n_each):
+                mix ^= text[j] * int(factors[j]) % 2**64
+            rows[t, h] = mix % int(sizes[h]) + first[h]
+    before, after = (
+        np.array([*(token + 1 for token in reversed(seen)), *[0] * n_gram], np.int32)[: n_gram - 1]
+        for seen in (tokens[:pos], tokens)
+    )
+    for found in runs(
+        ops.HASH_NGRAMS, out={"rows": np.full((n_tok, n_row), -7, np.int32), "state": before},
+        step=step_of(n_tok, pos), ids=np.array(tokens[pos:], np.int32), factors=factors,
+        sizes=sizes.astype(np.int64), first=first.astype(np.int64), n_gram=n_gram, n_each=n_each,
+        eos=eos,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["rows"], rows)
+        np.testing.assert_array_equal(found["state"], after)
 
 
 # --- gates and norms ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""STREAM_WEIGHTS, STREAM_MIX and RESIDUAL_MIX against NumPy float64, between unmapped pages."""
+"""The ops of residual streams against NumPy float64, between unmapped pages."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from oracle import softmax
 from tamis.jit_kernels.contract import ops
 
 KERNELS = [(ops.STREAM_WEIGHTS, ()), (ops.STREAM_MIX, ()), (ops.RESIDUAL_MIX, ())]
+KERNELS += [(ops.STREAM_GATE, ())]
 EPS = 1e-3  # large enough to be seen
 
 
@@ -93,3 +94,19 @@ def test_residuals_are_weighed_by_the_softmax_of_their_scores(n_tok, n_row, n):
         n_row=n_row, stride=x[0].size, eps=EPS,
     ):  # fmt: skip
         np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("n_tok", "n_stream", "n"), [(1, 1, 3), (2, 4, 32), (3, 2, 37)])
+@in_child
+def test_a_stream_is_gated_by_the_signed_root_of_its_score(n_tok, n_stream, n):
+    rng = np.random.default_rng((n_tok, n))
+    key, query = normal(rng, n_tok, n_stream, n), normal(rng, n_tok, n_stream, n)
+    query[0, 0] = 0  # a score of 0 has no sign
+    scores = 0.5 * (key.astype(np.float64) * query).sum(axis=-1)
+    roots = np.sign(scores) * np.sqrt(np.maximum(np.abs(scores), 0.25))
+    for found in runs(
+        ops.STREAM_GATE, out={"y": unwritten(n_tok, n_stream)}, step=step_of(n_tok), key=key,
+        query=query, n=n, n_stream=n_stream, scale=0.5, least=0.25,
+    ):  # fmt: skip
+        np.testing.assert_allclose(found["y"], 1 / (1 + np.exp(-roots)), rtol=5e-6)

@@ -6,7 +6,7 @@ more_specs.json.gz were written from what its loader asks for; "scaled": what is
 was drawn, by the end of its name, so that scores are not so large that a float16 key's bits matter.
 Those of pooled_specs.json.gz have what embeds or ranks: golden(name + " pooled") is what stands for
 the whole text. Those of variants.json.gz are specs of others with fewer keys chosen or more experts
-to choose from.
+to choose from; "n_tok": of those that need more tokens, how many.
 """
 
 import gzip
@@ -45,8 +45,9 @@ def golden(name: str) -> Array:
 
 def token_ids(name: str) -> list[int]:
     """What llama.cpp was asked about."""
-    n_vocab = _n_vocab(specs()[name])
-    return (3 + _uniform("ids", N_TOK, np.float64) * (n_vocab - 3)).astype(int).tolist()
+    spec = specs()[name]
+    uniform = _uniform("ids", spec.get("n_tok", N_TOK), np.float64)
+    return (3 + uniform * (_n_vocab(spec) - 3)).astype(int).tolist()
 
 
 def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None) -> Path:

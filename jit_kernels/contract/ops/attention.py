@@ -191,14 +191,19 @@ ATTEND_MERGE = op("attention.attend", AttendMerge, "head_dim q_block")
 
 
 class AttendSink:
-    """out *= 1 / (1 + exp(sink - lse)): a key of each head with a score and no value."""
+    """out *= 1 / (1 + exp(sink - lse)): a key of each head with a score and no value.
+
+    Where heads attend to several parts of the keys apart, the first part's rows become the mean of
+    all, each weighed by exp(lse), the sink's value being 0.
+    """
 
     step: Address
     sinks: Address  # f32 [n_head]
-    lse: Address  # f32 [n_tok, n_head], as ATTEND leaves it
-    out: Address  # f32 [n_tok, n_head, head_dim]
+    lse: Address  # f32 [n_tok, n_part, n_head], as ATTEND leaves it
+    out: Address  # f32 [n_tok, n_part, n_head, head_dim]
     n_head: int
     head_dim: int
+    n_part: int
 
 
 ATTEND_SINK = op("attention.sink", AttendSink)

@@ -16,10 +16,11 @@ class Embed:
     """Embedding: y[t] = scale * dequantized row ids[t] of the table."""
 
     step: Address
-    ids: Address  # int32 [n_tok]
+    ids: Address  # int32 [n_tok, n_id]
     table: Address  # [n_vocab] rows of n elements in their ggml encoding
-    y: Address  # f32 [n_tok, n]
+    y: Address  # f32 [n_tok, n_id, n]
     n: int
+    n_id: int
     scale: float
 
 

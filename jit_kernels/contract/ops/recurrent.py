@@ -32,16 +32,20 @@ SHORT_CONV = op("recurrent.conv", ShortConv, "activation")
 class PoolKeys:
     """y[t] = the mean of keys of rows t - n_row + 1 .. t, weighed by the softmax of their gates.
 
-    A row of x is a key, then a gate of each of its elements; row i of the n_row has gate + w[i].
+    At each `every`-th position of the sequence, elsewhere 0; rows before its first position count
+    for nothing. A row of x has n_half keys, then a gate of each of their elements. The n_row are as
+    many runs of neighbours: those of run i are pooled by its i-th key, row j's gate + w[j].
     """
 
     step: Address
-    x: Address  # f32 [n_tok, 2 * n]
+    x: Address  # f32 [n_tok, 2, n_half, n]
     w: Address  # f32 [n_row, n]
-    state: Address  # f32 [n_row - 1, 2 * n]: rows before the first one, oldest first
+    state: Address  # f32 [n_row - 1, 2, n_half, n]: rows before, of position p in p % (n_row - 1)
     y: Address  # f32 [n_tok, n]
     n: int
     n_row: int
+    n_half: int  # divides n_row
+    every: int
 
 
 POOL_KEYS = op("recurrent.pool", PoolKeys)
@@ -193,3 +197,26 @@ class LinearScan:
 
 
 LINEAR_SCAN = op("recurrent.linear_scan", LinearScan, "rule decay head_k head_v")
+
+
+class HashNgrams:
+    """Rows of a table for the last 2 to n_gram tokens, hashed: n_each rows for each of these.
+
+    Row h of those for n tokens is mix % sizes[h] + first[h], mix the exclusive or of token j back
+    times factors[j], j below n, in unsigned 64 bits. Tokens at or before the last `eos` that came
+    before, or before the sequence, count as eos.
+    """
+
+    step: Address
+    ids: Address  # int32 [n_tok]
+    state: Address  # int32 [n_gram - 1]: the tokens before + 1, the last one first; 0: none
+    rows: Address  # int32 [n_tok, (n_gram - 1) * n_each]
+    factors: Address  # uint64 [n_gram]
+    sizes: Address  # int64 [(n_gram - 1) * n_each]
+    first: Address  # int64 like sizes
+    n_gram: int
+    n_each: int
+    eos: int
+
+
+HASH_NGRAMS = op("recurrent.ngrams", HashNgrams)

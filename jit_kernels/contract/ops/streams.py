@@ -62,3 +62,22 @@ class ResidualMix:
 
 
 RESIDUAL_MIX = op("linear.streams", ResidualMix)
+
+
+class StreamGate:
+    """y[s] = 1 / (1 + exp(-r)), r the signed square root of scale * key[s] . query[s].
+
+    Of products whose size is below `least`, that of `least`.
+    """
+
+    step: Address
+    key: Address  # f32 [n_tok, n_stream, n]
+    query: Address  # f32 like key
+    y: Address  # f32 [n_tok, n_stream]
+    n: int
+    n_stream: int
+    scale: float
+    least: float
+
+
+STREAM_GATE = op("linear.streams", StreamGate)

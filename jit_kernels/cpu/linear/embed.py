@@ -13,7 +13,7 @@ def embed(type: str) -> Any:
 
     def kernel(tid, n_thread, a):
         size = row_bytes(a.n)
-        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+        for t in range(tid, load_i64(a.step + STEP.n_tok) * a.n_id, n_thread):
             row = a.y + 4 * a.n * t
             decode(a.table + size * load_i32(a.ids + 4 * t), a.n, row)
             for i in range(a.n):

@@ -104,6 +104,26 @@ def stream_mix() -> Any:
     return kernel
 
 
+def stream_gate() -> Any:
+    """Kernel of STREAM_GATE: threads stride over streams of tokens."""
+
+    def kernel(tid, n_thread, a):
+        whole = a.n // LANES * LANES
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.n_stream, n_thread):
+            key, query, products = a.key + 4 * a.n * r, a.query + 4 * a.n * r, zero_f()
+            for i in range(0, 4 * whole, 4 * LANES):
+                products = fma(load_f(key + i), load_f(query + i), products)
+            product = hsum(products)
+            for i in range(4 * whole, 4 * a.n, 4):
+                product += load_f32(key + i) * load_f32(query + i)
+            product *= a.scale
+            root = np.sqrt(max(abs(product), a.least))
+            root = root if product > ZERO else (-root if product < ZERO else ZERO)
+            store_f32(a.y + 4 * r, sigmoid(root))
+
+    return kernel
+
+
 @njit(error_model="numpy")
 def score_of(row, w, n, eps):
     """The dot product of w and rms_norm(row)."""

@@ -1,4 +1,4 @@
-"""Means of an indexer's last keys, weighed by gates."""
+"""Means of the keys of neighbouring positions, weighed by gates."""
 
 from typing import Any
 
@@ -10,32 +10,33 @@ from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
 
 
 @njit(error_model="numpy")
-def element(state, x, row, n_before, width, at):
-    """Element `at` of a row, counted from the first of the state's n_before rows."""
-    if row < n_before:
-        return load_f32(state + 4 * (width * row + at))
-    return load_f32(x + 4 * (width * (row - n_before) + at))
+def row_of(a, pos, p):
+    """The address of the row of position p: of the call, or of the state."""
+    width = 2 * a.n_half * a.n
+    return a.x + 4 * width * (p - pos) if p >= pos else a.state + 4 * width * (p % (a.n_row - 1))
 
 
 def pool_keys() -> Any:
     """Kernel of POOL_KEYS: threads stride over elements; softmax with a running maximum."""
 
     def kernel(tid, n_thread, a):
-        n_tok, width, n_before = load_i64(a.step + STEP.n_tok), 2 * a.n, a.n_row - 1
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        run, gates = a.n_row // a.n_half, 4 * a.n_half * a.n
         for i in range(tid, a.n, n_thread):
             for t in range(n_tok):
                 top, total, mean = np.float32(-np.inf), np.float32(0), np.float32(0)
-                for j in range(a.n_row):
-                    gate = element(a.state, a.x, t + j, n_before, width, a.n + i)
-                    gate += load_f32(a.w + 4 * (a.n * j + i))
+                first = pos + t + 1 - a.n_row
+                is_last = (pos + t + 1) % a.every == 0
+                for j in range(max(0, -first), a.n_row if is_last else 0):
+                    at = row_of(a, pos, first + j) + 4 * (a.n * (j // run) + i)
+                    gate = load_f32(at + gates) + load_f32(a.w + 4 * (a.n * j + i))
                     best = max(top, gate)
                     old, new = np.exp(top - best), np.exp(gate - best)
-                    key = element(a.state, a.x, t + j, n_before, width, i)
-                    total, mean, top = total * old + new, mean * old + key * new, best
-                store_f32(a.y + 4 * (a.n * t + i), mean / total)
-            for j in range(n_before):
-                for at in (i, a.n + i):
-                    value = element(a.state, a.x, n_tok + j, n_before, width, at)
-                    store_f32(a.state + 4 * (width * j + at), value)
+                    total, mean, top = total * old + new, mean * old + load_f32(at) * new, best
+                store_f32(a.y + 4 * (a.n * t + i), mean / total if is_last else np.float32(0))
+            for p in range(max(pos, pos + n_tok + 1 - a.n_row), pos + n_tok):
+                to = a.state + 2 * gates * (p % (a.n_row - 1))
+                for at in range(4 * i, 2 * gates, 4 * a.n):
+                    store_f32(to + at, load_f32(row_of(a, pos, p) + at))
 
     return kernel

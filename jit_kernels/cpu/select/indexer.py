@@ -7,7 +7,13 @@ import numpy as np
 from tamis.jit_kernels.contract.ops import FORCED, STEP
 from tamis.jit_kernels.contract.types import kv_row
 from tamis.jit_kernels.cpu.kv.kv_rows import loading_one, row_at
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32, store_i32
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i32,
+)
 from tamis.jit_kernels.cpu.lang.simd import LANES, fma, hsum, load_f, store_f, zero_f
 from tamis.jit_kernels.cpu.select.common import write_best, write_ends
 
@@ -113,5 +119,34 @@ def head_choose() -> Any:
                     elif n > 0:
                         write_best(scores, 0, n_seen, a.top_k, to)
                 begin += n
+
+    return kernel
+
+
+def entry_choose() -> Any:
+    """Kernel of ENTRY_CHOOSE: threads stride over tokens."""
+
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        if tid == 0:
+            store_i32(a.indptr, 0)
+        begin = 0
+        for t in range(n_tok):
+            p = pos + t
+            n_near, n_block = min(p + 1, a.n_window), (p + 1) // a.every if a.every > 0 else 0
+            n = min(n_block, a.top_k)
+            if t % n_thread == tid:
+                to = a.indices + 4 * begin
+                store_i32(a.indptr + 4 * (2 * t + 1), begin + n_near)
+                store_i32(a.indptr + 4 * (2 * t + 2), begin + n_near + n)
+                write_ends(to, 0, 0, p + 1 - n_near, p + 1)
+                entries = to + 4 * n_near
+                if n_block <= a.top_k:
+                    write_ends(entries, 0, n, 0, 0)
+                else:
+                    write_best(a.scores + 4 * a.capacity * t, 0, n_block, a.top_k, entries)
+                for at in range(entries, entries + 4 * n, 4):
+                    store_i32(at, a.every * (load_i32(at) + 1) - 1)
+            begin += n_near + n
 
     return kernel

@@ -53,7 +53,7 @@ def embed(type: str) -> list[Launch]:
     decode, row_bytes = _decoding(type), row_bytes_of(type)
 
     def kernel(tid, n_thread, a):
-        for t in range(tid, load_i64(a.step + STEP.n_tok), n_thread):
+        for t in range(tid, load_i64(a.step + STEP.n_tok) * a.n_id, n_thread):
             row = a.table + row_bytes(a.n) * load_i32(a.ids + 4 * t)
             decode(row, a.n, a.y + 4 * a.n * t, a.scale)
 

@@ -1,9 +1,9 @@
 """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), as Qwen3-Next and Qwen3.5 have it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tamis.graph.attention import append, attention, rope
-from tamis.graph.context import Graph, State
+from tamis.graph.context import Graph, Index, State
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.recurrent import (
     Part,
@@ -47,8 +47,11 @@ def delta_net_layers(hp: HParams) -> tuple[int, ...]:
     return tuple(il for il in range(hp.n_layer) if (il + 1) % every)
 
 
-def delta_net(g: Graph, il: int, h: Source, *, tiled: bool) -> Product:
-    """Gated DeltaNet of the rows h: heads of queries and keys are shared by heads of values."""
+def delta_net(g: Graph, il: int, h: Source, *, tiled: bool, activation: str = "silu") -> Product:
+    """Gated DeltaNet of the rows h: heads of queries and keys are shared by heads of values.
+
+    activation: of the gate of its output.
+    """
     w, s = g.weights(il), g.hp.ssm
     n_head, n_head_k, head_k = s.n_rank, s.n_group, s.n_state
     head_v, n_key = s.n_inner // n_head, n_head_k * head_k
@@ -81,17 +84,23 @@ def delta_net(g: Graph, il: int, h: Source, *, tiled: bool) -> Product:
 
     out = g.ws.rows("scan", s.n_inner)
     recurrence(g, il, [qkv, rate, decay], out, record)
-    return linear(g, gated_norm(g, out, whole(z), w.ssm_norm), w.ssm_out)
+    return linear(g, gated_norm(g, out, whole(z), w.ssm_norm, activation=activation), w.ssm_out)
 
 
-def gated_attention(g: Graph, il: int, h: Source) -> Product:
-    """Attention whose output is multiplied by the sigmoid of a gate that lies beside each query."""
-    w, head_dim = g.weights(il), g.hp.head_dim
+def gated_attention(
+    g: Graph, il: int, h: Source, index: Callable[[], Index | None] = lambda: None
+) -> Product:
+    """Attention whose output is multiplied by the sigmoid of a gate that lies beside each query.
+
+    index(): records what chooses keys, between the products and attention.
+    """
+    w, own = g.weights(il), g.hp.of(il)
+    n_head, head_dim = own.n_head, own.head_dim
     both, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
-    n_head = g.hp.n_head
     q = gated(g, "q", Part(both, 0, head_dim, n_head, 2 * head_dim), "none")
+    chooser = index()
     queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
-    append(g, il, queries, keys, v)
+    append(g, il, queries, keys, v, chooser)
     out = attention(g, il, q)
     gate = Part(both, head_dim, head_dim, n_head, 2 * head_dim)
     heads = Part(out, 0, head_dim, n_head, head_dim)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from tamis.graph.attention import append, attention
-from tamis.graph.context import Graph, Heads, Index, State
+from tamis.graph.context import Graph, Heads, Index
 from tamis.graph.experts import products
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.norm import norm, record_layer_norm
-from tamis.graph.recurrent import Part, copied, gated, normed_part, recurrence, whole
-from tamis.jit_kernels.contract import ops
+from tamis.graph.recurrent import Part, copied, gated, normed_part, pooled
 from tamis.model.hparams import HParams
 
 
@@ -98,7 +97,7 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
         (own,) = linears(g, norm(g, low, w.attn_q_a_norm), w.attn_q_b)
     else:
         own, kv = linears(g, h, w.attn_q, w.attn_kv_a_mqa)
-    heads = _every_head(len(own), n_head)
+    heads = every_head(len(own), n_head)
 
     if n_key > n_rot:
         plain = gated(g, "q_plain", Part(own, 0, n_key - n_rot, n_head, n_key), "none")
@@ -140,46 +139,33 @@ def _index(
     n_key, w = g.hp.indexer.n_key, g.weights(il)["indexer.k_norm"]
     record_layer_norm(g, k, k, w.vector, w.bias, eps=g.hp.index_eps)
     if gate is not None:
-        k = _pooled(g, il, k, gate)
+        ape = g.weights(il).indexer_compressor_ape.vector
+        k = pooled(g, il, "index_pooled", k, gate, ape, len(ape))
     if g.hp.index_last:
-        q, k = _turned_ends(g, "index_q", q), _turned_ends(g, "index_k", k)
+        q, k = (_turned_last(g, name, x) for name, x in (("index_q", q), ("index_k", k)))
     angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))
     queries, keys = (Heads(x.reshape(len(x), -1, n_key), angles=angles) for x in (q, k))
     return Index(queries, keys, weights, g.ws.scratch, g.model.arch.index_neox)
 
 
-def _pooled(g: Graph, il: int, k: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    """The mean of each block's keys, at its last position; elsewhere of as many before."""
-    w, n = g.weights(il).indexer_compressor_ape.vector, k.shape[1]
-    both, pooled = g.ws.rows("index_rows", 2 * n), g.ws.rows("index_pooled", n)
-    copied(g, whole(k), Part(both, 0, n))
-    copied(g, whole(gate), Part(both, n, n))
-
-    def record(state: State) -> None:
-        g.rec.program.add(
-            ops.POOL_KEYS,
-            step=g.rec.step,
-            x=both,
-            w=w,
-            state=state("pool", len(w) - 1, 2 * n),
-            y=pooled,
-            n=n,
-            n_row=len(w),
-        )
-
-    return recurrence(g, il, [both], pooled, record)
-
-
-def _turned_ends(g: Graph, name: str, x: np.ndarray) -> np.ndarray:
-    """Each head's last n_rot elements, which are to be rotated, then the others."""
-    n, n_rot = g.hp.indexer.n_key, g.hp.n_rot
-    n_head, y = x.shape[1] // n, g.ws.rows(name, x.shape[1])
-    copied(g, Part(x, n - n_rot, n_rot, n_head, n), Part(y, 0, n_rot, n_head, n))
-    copied(g, Part(x, 0, n - n_rot, n_head, n), Part(y, n_rot, n - n_rot, n_head, n))
+def _turned_last(g: Graph, name: str, x: np.ndarray) -> np.ndarray:
+    n, y = g.hp.indexer.n_key, g.ws.rows(name, x.shape[1])
+    n_head = x.shape[1] // n
+    turned_ends(g, Part(x, 0, n, n_head, n), Part(y, 0, n, n_head, n))
     return y
 
 
+def turned_ends(g: Graph, x: Part, y: Part) -> None:
+    """Record that y is each head's last n_rot elements, which are to be rotated, then the others.
+
+    x, y: a run for each head.
+    """
+    n_rot, n_plain = g.hp.n_rot, x.n - g.hp.n_rot
+    for of_x, of_y, n in ((n_plain, 0, n_rot), (0, n_rot, n_plain)):
+        copied(g, x._replace(first=x.first + of_x, n=n), y._replace(first=y.first + of_y, n=n))
+
+
 @cache
-def _every_head(n_tok: int, n_head: int) -> np.ndarray:
+def every_head(n_tok: int, n_head: int) -> np.ndarray:
     """Each token's heads, as `products` takes them: int32 [n_tok, n_head]."""
     return np.tile(np.arange(n_head, dtype=np.int32), (n_tok, 1))

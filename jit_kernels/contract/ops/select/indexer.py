@@ -91,3 +91,24 @@ class HeadChoose:
 
 
 HEAD_CHOOSE = op("select.indexer", HeadChoose, reads=READS_NOTHING)
+
+
+class EntryChoose:
+    """A Selection of single positions, two rows a token: its window, and the entries it reads.
+
+    An entry is kept where its block of `every` positions ends: those of the top_k best blocks that
+    end before or at the token's own position, all of them where they are not more, or have no
+    scores. Ties go to the lower one.
+    """
+
+    step: Address
+    scores: Address  # f32 [n_tok, capacity], or 0
+    indptr: Address  # int32 [n_tok * 2 + 1]
+    indices: Address  # int32 [n_tok * (n_window + top_k)] at most
+    n_window: int  # the last positions, the token's own included
+    every: int  # 0: there are no entries
+    capacity: int
+    top_k: int
+
+
+ENTRY_CHOOSE = op("select.indexer", EntryChoose, reads=READS_NOTHING)
