@@ -40,8 +40,17 @@ class MemoryPlan(NamedTuple):
         return not self.disk and not self.host
 
 
-def plans(loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions) -> dict[str, MemoryPlan]:
-    """The plan of each device that the model's places are on, once the weights are copied."""
+def plans(
+    loaded: LoadedModel,
+    n_ctx: int,
+    n_ubatch: int,
+    kv: KVOptions,
+    copies: Mapping[str, int] | None = None,
+) -> dict[str, MemoryPlan]:
+    """The plan of each device that the model's places are on, once the weights are copied.
+
+    copies: bytes that a method keeps of the keys, by device: see SelectorState.n_bytes.
+    """
     places, weights, found = loaded.places, loaded.model.weights, {}
     elsewhere = sum(p.weight_bytes(weights) for p in places if not p.embedding)
     for device, backend in devices(places).items():
@@ -65,7 +74,8 @@ def plans(loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions) -> dict
             disk=n_rest if backend.on_host else 0,
             host=0 if backend.on_host else n_rest,
             workspace=workspace_bytes(loaded.model, n_ubatch, backend)
-            + state_bytes(loaded.model.needs.states),
+            + state_bytes(loaded.model.needs.states)
+            + (copies or {}).get(device, 0),
             available=backend.free_bytes(n_weight),
         )
     return found
@@ -94,12 +104,12 @@ def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
 
 
 def checked_plans(
-    loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions
+    loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions, copies: Mapping[str, int]
 ) -> dict[str, MemoryPlan]:
     """The plan of each device, where it fits. Raises MemoryError, ValueError."""
     if kv.vram is not None:
         _check_vram(loaded, kv.tier)
-    found = plans(loaded, n_ctx, n_ubatch, kv)
+    found = plans(loaded, n_ctx, n_ubatch, kv, copies)
     for device, plan in found.items():
         if not plan.fits:
             on_host = devices(loaded.places)[device].on_host

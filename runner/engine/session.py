@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -67,12 +68,19 @@ class Session(Generating):
                 "audit needs all layers on one device: leave out one of audit and n_gpu_layers"
             )
         _check_positions(model, n_ctx, audit, is_dense=selector == Dense())
-        plans = checked_plans(loaded, n_ctx, n_ubatch, kv)
         # A chunk of one token is decode's Program: chunks have room for two.
         n_tok = max(2, n_ubatch)
-        self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
         shape = _selector_shape(hp, window, n_kv, n_tok)
+        chosen = [
+            selector.open(replace(shape, int8_keys=place.kv_backend.on_host))
+            for place in loaded.places
+        ]
+        copies: dict[str, int] = {}
+        for place, state in zip(loaded.places, chosen, strict=True):
+            copies[place.kv_device] = copies.get(place.kv_device, 0) + state.n_bytes
+        plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
+        self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
         self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
@@ -83,12 +91,12 @@ class Session(Generating):
                 Own(
                     ws,
                     loaded.new_cache(place, n_ctx, n_tok, kv, whole=plans[place.kv_device].whole),
-                    selector.open(shape),
+                    state,
                     self._states,
                 ),
                 self._audit,
             )
-            for place, ws in zip(loaded.places, spaces, strict=True)
+            for place, ws, state in zip(loaded.places, spaces, chosen, strict=True)
         ]
         self._meters = [(s, s.state.meter) for s in self._stages if s.state.meter is not None]
         if self._meters and model.has_score_mod:

@@ -285,6 +285,7 @@ def record_attention(
     state.observe(rec, layer, q, kv, selection)
     if audit is not None:
         program.part = AUDIT
+        state.bracket(rec, layer, q, selection)
         audit.record(rec, queries, kv, selection)
     program.part = ""
 

@@ -37,6 +37,7 @@ class SelectorShape:
     n_ubatch: int
     window: tuple[int, ...]  # a layer's own sliding window, 0 = full
     attention_scale: float = 0.0  # what scores are multiplied by; 0: head_dim ** -0.5
+    int8_keys: bool = False  # whether scores of all keys are by a copy in int8: see key_codes.py
 
     @property
     def group(self) -> int:
@@ -147,6 +148,7 @@ class SelectorState:
     # f32 [1, n_head], where a decode step's attention is to leave the log of its sums of
     # exponentials, for `also_attend`.
     lse: np.ndarray | None = None
+    n_bytes = 0  # of copies of the keys, which the memory plan counts
     meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
 
     def __init__(self, shape: SelectorShape) -> None:
@@ -196,6 +198,9 @@ class SelectorState:
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether `sel` is the default: dense attention."""
         return sel is self._full.get((id(rec.program), 0, self.shape.window[layer], BLOCK))
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        """Record what `bounds` needs of a decode step that is audited; nothing by default."""
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         """What the method's paper promises of a step that was audited; nothing by default.
@@ -389,6 +394,7 @@ class _PerRoleState(SelectorState):
         self.counters = (*for_prefill.counters, *for_decode.counters)
         self.planned, self.lse, self.meter = for_decode.planned, for_decode.lse, for_decode.meter
         self.sharing = for_prefill.sharing or for_decode.sharing
+        self.n_bytes = for_prefill.n_bytes + for_decode.n_bytes
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_prefill.prefill(rec, layer, q, kv)
@@ -422,6 +428,9 @@ class _PerRoleState(SelectorState):
 
     def _serving(self, rec: Recording) -> SelectorState:
         return self._for_decode if rec.n_tok == 1 else self._for_prefill
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        self._for_decode.bracket(rec, layer, q, sel)
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         return self._for_decode.bounds(layer, report)

@@ -53,6 +53,7 @@ from tamis.select.base import (
     packed,
     united,
 )
+from tamis.select.key_codes import KeyScores
 
 BLOCK = 16  # positions an index of PSAW's Selection stands for
 ROWS = ("head", "union", "group")
@@ -146,7 +147,6 @@ class _State(SelectorState):
         self._n_best = p.k // 3
         self._set_capacity = min(n_ctx, p.sink + p.local + p.k + 2 * p.r * self._n_best)
         self._meta = np.zeros((shape.n_layer, n_row, len(ops.CIS_META)), np.int64)
-        self.counters = (self._meta,)
         self._refs = np.zeros((shape.n_layer, n_row, p.s, group * shape.head_dim), np.float32)
         self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
@@ -156,6 +156,8 @@ class _State(SelectorState):
         self._n_asking = np.zeros(shape.n_head_kv, np.int32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
         self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._score = KeyScores(shape, self._scores, self._maxima, group=group, n_top=p.k)
+        self.counters, self.n_bytes = (self._meta, *self._score.counters), self._score.n_bytes
         self._order = zeros((n_row, n_ctx), np.int32)
         self._sets = np.zeros((n_row, self._set_capacity), np.int32)
         self._counts = np.zeros(n_row, np.int32)
@@ -189,6 +191,11 @@ class _State(SelectorState):
     def truncate(self, n_tokens: int) -> None:
         """End all blocks: their sets were chosen by queries that may be gone."""
         self._meta[:, :, 0] = -1
+        self._score.truncate(n_tokens)
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        if self._params.s > 0:  # PSAW alone codes no keys
+            self._score.bracket(rec, layer, q, sel)
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         mass, seen = report[:, AUDIT.mass], report[:, AUDIT.n_seen]
@@ -202,6 +209,7 @@ class _State(SelectorState):
             gap = report[:, AUDIT.best_mass] - mass
             # Eq. 14 is about queries of unit length, which the model's are not.
             found.append(Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False))
+            found += self._score.bounds(layer, report)
         return found
 
     def _drop(self, layer: int) -> int:
@@ -246,20 +254,14 @@ class _State(SelectorState):
             join=p.join,
             **middle,
         )
-        rec.program.add(
-            ops.SCORE_KEYS,
-            (*heads, kv.types[0]),
+        self._score.record(
+            rec,
+            layer,
+            self._asking,
+            kv,
             cost=self._score_cost(layer),
-            step=rec.step,
-            q=self._asking,
+            middle=middle,
             counts=self._n_asking,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            scores=self._scores,
-            maxima=self._maxima,
-            n_head_kv=self.shape.n_head_kv,
-            capacity=self._scores.shape[1],
-            **middle,
         )
         self._add_sets(rec, layer, middle)
         if p.rows == "union":

@@ -35,6 +35,7 @@ from tamis.select.base import (
     check_numbers,
     with_ends,
 )
+from tamis.select.key_codes import KeyScores
 
 START, RETRIEVE, SHARE = "start", "retrieve", "share"
 
@@ -103,6 +104,8 @@ class _State(SelectorState):
         self._n_asking = np.zeros(shape.n_head_kv, np.int32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
         self._maxima = zeros((shape.n_head, n_ctx // 16), np.float32)
+        self._score = KeyScores(shape, self._scores, self._maxima, group=self._group, n_top=p.n_top)
+        self.counters, self.n_bytes = self._score.counters, self._score.n_bytes
         self._order = zeros((n_row, n_ctx), np.int32)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -137,6 +140,7 @@ class _State(SelectorState):
 
     def truncate(self, n_tokens: int) -> None:
         self._steps.truncate(n_tokens)
+        self._score.truncate(n_tokens)
 
     def phase(self, step: int) -> str:
         fresh = self._steps.fresh(step)
@@ -159,22 +163,14 @@ class _State(SelectorState):
             first=n_row * layer,
             fresh=int(self._phase == START),
         )
-        add(
-            ops.SCORE_KEYS,
-            (shape.head_dim, shape.group, self._group, kv.types[0]),
+        self._score.record(
+            rec,
+            layer,
+            self._asking,
+            kv,
             cost=self._score_cost(layer),
-            step=rec.step,
-            q=self._asking,
+            middle={"n_sink": p.sink, "n_local": p.recent, "drop": 0},
             counts=self._n_asking,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            scores=self._scores,
-            maxima=self._maxima,
-            n_head_kv=shape.n_head_kv,
-            capacity=capacity,
-            n_sink=p.sink,
-            n_local=p.recent,
-            drop=0,
         )
         add(
             ops.HSHARE_KEEP,

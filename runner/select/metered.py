@@ -81,7 +81,7 @@ class _State(SelectorState):
         self._n_unit = -(-shape.n_ctx // self._unit)
         self._room, _ = ops.hip_room(self._n_unit, self._n_unit)
         self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)
-        self.counters = (self._filled, *inner.counters)
+        self.counters, self.n_bytes = (self._filled, *inner.counters), inner.n_bytes
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
         self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         # Used within a layer: one for all that have as many rows and blocks as large.
@@ -164,6 +164,9 @@ class _State(SelectorState):
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         return self._inner.reads_all(rec, layer, sel)
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        self._inner.bracket(rec, layer, q, sel)
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         return self._inner.bounds(layer, report)

@@ -24,7 +24,7 @@ PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
 LONG = 8192  # tokens of a prompt from which LONG_PREFILL is near to dense and much faster
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
-_NOT_METHODS = {"base", "in_numpy", "meter", "notation", "per_layer", "plugins"}
+_NOT_METHODS = {"base", "in_numpy", "key_codes", "meter", "notation", "per_layer", "plugins"}
 
 
 class MethodError(ValueError):

@@ -72,6 +72,7 @@ class _State(SelectorState):
         for part, state in zip(params.parts, self._states, strict=True):
             for layer in part.layers:
                 self._of[layer] = state
+        self.n_bytes = sum(state.n_bytes for state in self._states)
         self.sharing = any(state.sharing for state in self._states)
         self.counters = tuple(array for state in self._states for array in state.counters)
         self.planned = tuple(array for state in self._states for array in state.planned)
@@ -101,6 +102,9 @@ class _State(SelectorState):
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         return self._of[layer].reads_all(rec, layer, sel)
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        self._of[layer].bracket(rec, layer, q, sel)
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         return self._of[layer].bounds(layer, report)

@@ -13,17 +13,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
     BestScores,
+    Bound,
     Recording,
     SelectorShape,
     SelectorState,
     check_numbers,
     common,
 )
+from tamis.select.key_codes import KeyScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +51,33 @@ class TopK:
 
 
 class _State(SelectorState):
-    """Nothing is remembered: scratch of one layer, used by all in turn."""
+    """The keys' int8 copy, and scratch of one layer, used by all in turn."""
 
     def __init__(self, params: TopK, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params, p = params, params
         self._group = shape.group if p.rows == "group" else 1
         n_row = shape.n_head // self._group
-        self._best = BestScores(shape, n_row, n_sink=p.sink, n_local=p.recent, n_top=p.k)
+        self._best = best = BestScores(shape, n_row, n_sink=p.sink, n_local=p.recent, n_top=p.k)
+        self._scores = KeyScores(shape, best.scores, best.maxima, group=self._group, n_top=p.k)
+        self.counters, self.n_bytes = self._scores.counters, self._scores.n_bytes
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
             return super().decode(rec, layer, q, kv)
-        p, shape = self._params, self.shape
-        rec.program.add(
-            ops.SCORE_KEYS,
-            (shape.head_dim, shape.group, self._group, kv.types[0]),
-            cost=self._score_cost,
-            step=rec.step,
-            q=q,
-            counts=None,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            scores=self._best.scores,
-            maxima=self._best.maxima,
-            n_head_kv=shape.n_head_kv,
-            capacity=self._best.scores.shape[1],
-            n_sink=p.sink,
-            n_local=p.recent,
-            drop=0,
-        )
+        p = self._params
+        middle = {"n_sink": p.sink, "n_local": p.recent, "drop": 0}
+        self._scores.record(rec, layer, q, kv, cost=self._score_cost, middle=middle)
         return self._best.choose(rec)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._scores.truncate(n_tokens)
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        self._scores.bracket(rec, layer, q, sel)
+
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
+        return self._scores.bounds(layer, report)
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
         """Each key once for all heads that share it."""

@@ -1,6 +1,7 @@
 """AUDIT_HEADS: dense attention of the same queries, and how far a method's output is from it.
 
 A check, not a hot path: three passes over the keys' logits in plain loops, one over the values.
+MASS_BRACKET: between which numbers the mass that is left out lies, by coded keys.
 """
 
 import math
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import AUDIT, STEP
+from tamis.jit_kernels.contract.ops import AUDIT, KEYS, STEP
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
 from tamis.jit_kernels.cpu.lang.blocks16 import dot_float
@@ -197,5 +198,59 @@ def audit_heads(head_dim: int, type_k: str, type_v: str) -> Any:
             max_v = longest_v(a.v_pages, a.v_table, heads, low, n, line) if first else 0.0
             store_f64(own + 8 * AUDIT.max_k, max_k)
             store_f64(own + 8 * AUDIT.max_v, max_v)
+
+    return kernel
+
+
+def mass_bracket(head_dim: int) -> Any:
+    """Kernel of MASS_BRACKET: threads stride over query heads."""
+
+    @njit(error_model="numpy")
+    def product(query, codes):
+        """The product with a key's codes, less what is added to them."""
+        total = ZERO
+        for d in range(0, head_dim, 4):
+            word = load_i32(codes + KEYS * d)
+            for i in range(4):
+                code = (word >> 8 * i & 255) - 128
+                total += load_f32(query + 4 * (d + i)) * np.float32(code)
+        return total
+
+    @njit(error_model="numpy")
+    def score(a, query, h, n, logits):
+        """Write the logits of n positions; return the largest, and half of |q|_1 * scale."""
+        middle = dot_float(query, a.centre + 4 * head_dim * h, head_dim)
+        top, size = LOWEST, 0.0
+        for d in range(head_dim):
+            size += abs(np.float64(load_f32(query + 4 * d)))
+        for j in range(n):
+            block = a.codes + head_dim * (a.capacity * h + j // KEYS * KEYS)
+            step = load_f32(a.steps + 4 * (a.capacity * h + j))
+            x = (middle + step * product(query, block + 4 * (j % KEYS))) * a.scale
+            store_f32(logits + 4 * j, x)
+            top = max(top, x)
+        return top, size * a.scale / 2
+
+    def kernel(tid, n_thread, a):
+        n = load_i64(a.step + STEP.pos) + 1
+        for head in range(tid, a.n_head, n_thread):
+            h, r = head // a.heads_per_kv, head // (a.n_head // a.n_row)
+            logits = a.work + 8 * a.capacity * head
+            marks, steps = logits + 4 * a.capacity, a.steps + 4 * a.capacity * h
+            top, size = score(a, a.q + 4 * head_dim * head, h, n, logits)
+            begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
+            mark(marks, (begin, end, a.indices, 0, a.block), 0, n)
+            least_kept, most_kept, least_left, most_left = 0.0, 0.0, 0.0, 0.0
+            for j in range(n):
+                x = np.float64(load_f32(logits + 4 * j) - top)
+                error = size * load_f32(steps + 4 * j)
+                low, high = math.exp(x - error), math.exp(min(x + error, 700.0))
+                if load_f32(marks + 4 * j) > ZERO:
+                    least_kept, most_kept = least_kept + low, most_kept + high
+                else:
+                    least_left, most_left = least_left + low, most_left + high
+            own = a.found + 16 * head
+            store_f64(own, least_left / (least_left + most_kept))
+            store_f64(own + 8, most_left / (most_left + least_kept))
 
     return kernel

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.ops import LEAST_EXTRA, LIST_PAD, STEP, TILE, rescore_work
 from tamis.jit_kernels.contract.types import PAGE, kv_row
+from tamis.jit_kernels.cpu.attention.gathered_scores import pad_list, products_of
+from tamis.jit_kernels.cpu.attention.key_codes import scoring_codes
 from tamis.jit_kernels.cpu.attention.streamed_dot import sweeping_up_to
 from tamis.jit_kernels.cpu.kv.kv_rows import row_at
 from tamis.jit_kernels.cpu.lang.intrinsic import (
@@ -106,9 +108,20 @@ def middle(pos, n_sink, n_local, drop):
     return low, max(n_sink, pos + 1 - n_local)
 
 
-def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
-    """Kernel of SCORE_KEYS: threads share the positions of each KV head, in whole spans."""
-    sweep, size = sweeping_up_to(head_dim, heads, PAGE, type_k), kv_row(type_k, head_dim).itemsize
+def _in_spans(group: int) -> tuple[Any, Any]:
+    """Functions of what SCORE_KEYS and SCORE_CODES share.
+
+    share(tid, n_thread, low, high): the pages of a thread, whole spans. finish(at, tops, sizes,
+    page, middle): join the heads of n rows of a page's scores, write their maxima.
+    """
+
+    @njit(error_model="numpy")
+    def share(tid, n_thread, low, high):
+        first, last = low // PAGE, (high + PAGE - 1) // PAGE
+        span = first // 4
+        n_span = (last + 3) // 4 - span
+        begin = max(first, 4 * (span + n_span * tid // n_thread))
+        return begin, min(last, 4 * (span + n_span * (tid + 1) // n_thread))
 
     @njit(error_model="numpy")
     def join(scores, stride, n):
@@ -129,13 +142,32 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
                 if page * PAGE + i < low or page * PAGE + i >= high:
                     store_f32(scores + stride * r + 4 * i, LOWEST)
 
+    @njit(error_model="numpy")
+    def finish(at, tops, sizes, page, middle):
+        (n, stride), (low, high) = sizes, middle
+        if group > 1:
+            join(at, stride, n)
+        if page * PAGE < low or (page + 1) * PAGE > high:
+            leave_out(at, stride, n, page, low, high)
+        fresh = page % 4 == 0 or page == low // PAGE
+        for r in range(0, n, group):
+            top = load_f32x16(at + stride * r)
+            for i in range(64, 4 * PAGE, 64):
+                top = vmax(top, load_f32x16(at + stride * r + i))
+            to = tops + stride // 16 * r + 64 * (page // 4)
+            store_f32x16(to, top if fresh else vmax(top, load_f32x16(to)))
+
+    return share, finish
+
+
+def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
+    """Kernel of SCORE_KEYS: threads share the positions of each KV head, in whole spans."""
+    sweep, size = sweeping_up_to(head_dim, heads, PAGE, type_k), kv_row(type_k, head_dim).itemsize
+    share, finish = _in_spans(group)
+
     def kernel(tid, n_thread, a):
         low, high = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, a.drop)
-        first, last = low // PAGE, (high + PAGE - 1) // PAGE
-        span = first // 4
-        n_span = (last + 3) // 4 - span
-        begin = max(first, 4 * (span + n_span * tid // n_thread))
-        end = min(last, 4 * (span + n_span * (tid + 1) // n_thread))
+        begin, end = share(tid, n_thread, low, high)
         stride = 4 * a.capacity
         for h in range(a.n_head_kv):
             n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
@@ -151,17 +183,37 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
                 ahead = a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, following)
                 at = row + 4 * PAGE * page
                 sweep(n, queries, keys, ahead, at, stride)
-                if group > 1:
-                    join(at, stride, n)
-                if page * PAGE < low or (page + 1) * PAGE > high:
-                    leave_out(at, stride, n, page, low, high)
-                fresh = page % 4 == 0 or page == first
-                for r in range(0, n, group):
-                    top = load_f32x16(at + stride * r)
-                    for i in range(64, 4 * PAGE, 64):
-                        top = vmax(top, load_f32x16(at + stride * r + i))
-                    to = tops + stride // 16 * r + 64 * (page // 4)
-                    store_f32x16(to, top if fresh else vmax(top, load_f32x16(to)))
+                finish(at, tops, (n, stride), page, (low, high))
+
+    return kernel
+
+
+def score_codes(head_dim: int, heads: int, group: int) -> Any:
+    """Kernel of SCORE_CODES: threads share the positions of each KV head, in whole spans."""
+    score, (share, finish) = scoring_codes(head_dim, heads), _in_spans(group)
+
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, high = middle(pos, a.n_sink, a.n_local, a.drop)
+        begin, end = share(tid, n_thread, low, high)
+        stride = 4 * a.capacity
+        for h in range(a.n_head_kv):
+            if tid == 0:
+                store_i64(a.filled + 8 * h, pos)
+            n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
+            if n == 0 or high <= low:
+                continue
+            i = heads * h
+            queries = (
+                a.q_codes + head_dim * i, a.q_sums + 4 * i, a.q_steps + 4 * i, a.q_centre + 4 * i,
+            )  # fmt: skip
+            codes, steps = a.codes + head_dim * a.capacity * h, a.steps + stride * h
+            row, tops = a.scores + stride * i, a.maxima + stride // 16 * i
+            for page in range(begin, end):
+                first = PAGE * page
+                at = row + 4 * first
+                score(n, queries, codes + head_dim * first, steps + 4 * first, at, stride)
+                finish(at, tops, (n, stride), page, (low, high))
 
     return kernel
 
@@ -252,11 +304,19 @@ def keep_best(scores, items, n, k, out):
 
 @njit(error_model="numpy")
 def survivors(scores, maxima, low, high, k, order):
-    """Compact the scores that may be among the best k to the front of the row; return how many.
+    """As survivors_in, to the front of the row itself."""
+    return survivors_in(scores, maxima, (low, high), k, (scores, order))
 
-    scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; positions, ascending,
-    go to `order`. At least k scores reach the k-th best maximum: lower ones are not in the best k.
+
+@njit(error_model="numpy")
+def survivors_in(scores, maxima, middle, k, to):
+    """Compact the scores that may be among the best k; return how many.
+
+    scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; to: where they go, and
+    their positions, ascending. At least k scores reach the k-th best maximum: lower ones are not in
+    the best k.
     """
+    (low, high), (kept, order) = middle, to
     first, last = low // PAGE * PAGE, (high + PAGE - 1) // PAGE * PAGE
     least, most = first // SPAN * 16, (last + SPAN - 1) // SPAN * 16
     bound = ordered(LOWEST) + 1
@@ -267,7 +327,7 @@ def survivors(scores, maxima, low, high, k, order):
         x = load_f32x16(scores + 4 * j)
         bits = bits_at_least(_in_order(x), bar)
         if bits != 0:
-            store_chosen(scores + 4 * count, x, bits)
+            store_chosen(kept + 4 * count, x, bits)
             store_chosen(order + 4 * count, count_i32x16() + splat_i32x16(j), bits)
             count += count_bits(bits)
     return count
@@ -326,6 +386,77 @@ def write_best(scores, low, high, k, out):
             store_i32(out, j)
             out += 4
         ties -= order == bar
+
+
+def rescore_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
+    """Kernel of RESCORE_KEYS: threads stride over rows."""
+    products, work_size = products_of(head_dim, group, type_k), njit(rescore_work)
+    rows_per_kv = heads // group
+
+    @njit(error_model="numpy")
+    def borderline(row, tops, middle, sizes, lists):
+        """List the positions to be scored again; return how many."""
+        (low, high), (n_top, n_extra), (kept, order) = middle, sizes, lists
+        count = survivors_in(row, tops, middle, min(n_top + n_extra, high - low), (kept, order))
+        bar, sure = LEAST, 0x7FFFFFFF
+        if count > n_top + n_extra:
+            bar = threshold(kept, 0, count, n_top + n_extra)
+        if n_top > n_extra:
+            sure = threshold(kept, 0, count, n_top - n_extra)
+        n = 0
+        for i in range(count):
+            x = ordered(load_f32(kept + 4 * i))
+            store_i32(order + 4 * n, load_i32(order + 4 * i))
+            n += x >= bar and x < sure
+        return n
+
+    @njit(error_model="numpy")
+    def rescore(a, keys, queries, row, lists, n):
+        """Replace the row's scores of n listed positions by exact ones."""
+        (order, lines, tile), h = lists, keys
+        for i in range(n):
+            line = row_at(a.k_table, a.n_head_kv, h, load_i32(order + 4 * i))
+            store_i32(lines + 4 * i, line)
+        pad_list(lines, n)
+        for first in range(0, n, TILE):
+            count = min(TILE, n - first)
+            products(tile, queries, lines + 4 * first, a.k_pages, count)
+            for i in range(count):
+                best = load_f32(tile + 4 * i)
+                for g in range(1, group):
+                    best = max(best, load_f32(tile + 4 * (TILE * g + i)))
+                store_f32(row + 4 * load_i32(order + 4 * (first + i)), best)
+
+    @njit(error_model="numpy")
+    def renew(row, tops, middle, order, n):
+        """Find the maxima that listed positions take part in anew."""
+        first, last = middle[0] // PAGE * PAGE, (middle[1] + PAGE - 1) // PAGE * PAGE
+        for i in range(n):
+            j = load_i32(order + 4 * i)
+            span, best = j // SPAN * SPAN, LOWEST
+            for other in range(span + j % 16, span + SPAN, 16):
+                if first <= other < last:
+                    best = max(best, load_f32(row + 4 * other))
+            store_f32(tops + 4 * (j // SPAN * 16 + j % 16), best)
+
+    def kernel(tid, n_thread, a):
+        ends = middle(load_i64(a.step + STEP.pos), a.n_sink, a.n_local, a.drop)
+        stride, n_extra = 4 * a.capacity, max((a.n_top + 3) // 4, LEAST_EXTRA)
+        for r in range(tid, a.n_head_kv * rows_per_kv, n_thread):
+            h, i = r // rows_per_kv, r % rows_per_kv * group
+            n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
+            if i >= n or ends[1] - ends[0] <= a.n_top or a.n_top == 0:
+                continue
+            head, kept = heads * h + i, a.work + 4 * work_size(a.capacity, group) * r
+            order = kept + stride
+            lists = order, order + stride, order + 2 * stride + 4 * LIST_PAD
+            row, tops = a.scores + stride * head, a.maxima + stride // 16 * head
+            n = borderline(row, tops, ends, (a.n_top, n_extra), (kept, order))
+            if n > 0:
+                rescore(a, h, a.q + 4 * head_dim * head, row, lists, n)
+                renew(row, tops, ends, order, n)
+
+    return kernel
 
 
 def select_best() -> Any:
