@@ -49,7 +49,8 @@ class Backend(Protocol):
     timed: bool  # whether replays measure what `costs` tells; a CPU's always do
     clock: float | None  # cycles a second of an OpCost; None: `roofline.measure` tells
     layout: str = ""  # of strips: copies of another one are not read
-    joins: bool = False  # whether it can `join`
+    joins: int = 0  # most rows of what it can `join`; 0: it cannot
+    joins_alike: bool = False  # whether those are of the same kernels
 
     @property
     def sides(self) -> "tuple[Backend, Backend]":
@@ -70,8 +71,12 @@ class Backend(Protocol):
     def link(self, program: Program) -> Any:
         """What `run` replays, with all that the Program needs."""
 
-    def join(self, steps: Segments) -> Any:
-        """Segments of linked Programs as one that `run` replays, where it `joins`."""
+    def join(self, steps: Segments, before: Any = None) -> Any:
+        """Segments of linked Programs as one that `run` replays, where it `joins`.
+
+        before: what it made of other rows of the same kernels, whose memory may be used again; it
+        does not run any more.
+        """
         raise TypeError(f"{self.name} joins no Programs")
 
     def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:

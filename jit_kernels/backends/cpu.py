@@ -12,6 +12,7 @@ from tamis.jit_kernels.backends.base import Backend, Segments
 from tamis.jit_kernels.compile.library import KernelLibrary, Progress, shared
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
+from tamis.jit_kernels.contract.ops import FEW_ROWS
 from tamis.jit_kernels.contract.program import KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
 from tamis.platform.memory import available_bytes
@@ -98,7 +99,7 @@ class CpuBackend(Backend):
 
     name, on_host = HOST, True
     kv_types: tuple[str, ...] = KV_TYPES
-    strips = joins = True
+    strips, joins = True, FEW_ROWS
     timed = False
     clock = None
 
@@ -130,7 +131,7 @@ class CpuBackend(Backend):
         self.load(program.specs)
         return CpuProgram(program, self.library)
 
-    def join(self, steps: Segments) -> JoinedProgram:
+    def join(self, steps: Segments, _before: JoinedProgram | None = None) -> JoinedProgram:
         """Segments of Programs that this, or another CpuBackend, has linked as one."""
         return JoinedProgram(steps)
 

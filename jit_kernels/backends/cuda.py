@@ -8,19 +8,20 @@ of activations and of the KV cache are never touched, so they take address space
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from tamis.jit_kernels.backends import GPU
-from tamis.jit_kernels.backends.base import Backend
-from tamis.jit_kernels.backends.fusion import Step, candidates, fused, passed_on
+from tamis.jit_kernels.backends.base import Backend, Segments
+from tamis.jit_kernels.backends.cuda_joined import MOST_ROWS, JoinedProgram
+from tamis.jit_kernels.backends.fusion import Step, candidates, fused, merged, passed_on
 from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.contract.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
-from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROWS, expert_scratch, matmul_scratch
-from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Graph
+from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, class_of, expert_scratch, matmul_scratch
+from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Function, Graph
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
 ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
@@ -79,8 +80,8 @@ class CudaProgram:
         self.program = program
         self._mirrors = {at: backend.mirror(array) for at, array in program.arrays.items()}
         self._scratch = backend.scratch(max(map(self._scratch_bytes, program.calls), default=0))
-        self._steps = [self._step_of(call) for call in program.calls]
-        self._private = passed_on(self._steps)
+        self.steps = [self._step_of(call) for call in program.calls]
+        self._private = passed_on(self.steps)
         self._others = dict(self._halves())  # of packed rows: see fused
         steps = (
             value
@@ -97,15 +98,15 @@ class CudaProgram:
 
     @property
     def rows(self) -> str:
-        """Which kernels the next replay needs: those for "few" rows, or for "many"."""
-        return "many" if self._step is not None and self._step[0] > FEW_ROWS else "few"
+        """Which kernels the next replay needs: those for "few" rows, "some" or "many"."""
+        return class_of(1 if self._step is None else int(self._step[0]))
 
     def launches(self, backend: "CudaBackend") -> list[Graph]:
         """Each launch of a replay as a graph of its own, for measurements."""
         found = []
         for step in self._launched(backend, 0, len(self)):
             for function in backend.library.functions(step.spec):
-                if function.rows in ("any", self.rows):
+                if _is_for(function, self.rows):
                     with backend.device.capture() as captured:
                         backend.device.launch(function, tuple(step.fields.values()))
                     found += captured
@@ -113,9 +114,11 @@ class CudaProgram:
 
     def _launched(self, backend: "CudaBackend", first: int, last: int) -> list[Step]:
         """Ops first .. last as they are launched: of few rows, several at a time."""
-        steps = self._steps[first:last]
+        steps = self.steps[first:last]
         if self.rows == "many" or backend.timed or not backend.device.target.overlaps:
             return steps
+        if self.rows == "some":
+            return merged(steps, self._private, self._others.__getitem__)
         return fused(steps, self._private, self._others.__getitem__, backend.n_thread)
 
     def start(self, backend: "CudaBackend", first: int, last: int) -> None:
@@ -135,29 +138,26 @@ class CudaProgram:
 
     def _captured(self, backend: "CudaBackend", first: int, last: int) -> tuple[Graph, _Marks]:
         """The launches, with marks wherever the part of the pass changes if they are timed."""
-        device, beside, calls = backend.device, False, self.program.calls
-        steps = self._launched(backend, first, last)
-        # Products of many rows share their scratch: each waits for the one before.
-        together = device.target.overlaps and self.rows == "few"
-        marks: _Marks = []
-        with device.capture() as captured:
-            for i, step in enumerate(steps, first):  # timed ones are those of the calls
-                marked = backend.timed and (i == first or calls[i].part != calls[i - 1].part)
-                if marked:
-                    marks.append((i, device.mark()))
-                others = together and not step.sync
-                share = SHARE if beside or others else 1
-                for function in backend.library.functions(step.spec):
-                    if function.rows in ("any", self.rows):
-                        device.launch(
-                            function, tuple(step.fields.values()), beside=beside, share=share,
-                            overlaps=not marked,
-                        )  # fmt: skip
-                        marked = False
-                beside = others
-            if backend.timed:
-                marks.append((last, device.mark()))
+        with backend.device.capture() as captured:
+            marks = self.launch(backend, first, last)
         return captured[0], marks
+
+    def launch(self, backend: "CudaBackend", first: int, last: int) -> _Marks:
+        """Launch ops first .. last, within a capture."""
+        calls = self.program.calls
+        marks: _Marks = []
+        steps = self._launched(backend, first, last)
+        if not backend.timed:
+            backend.launch(steps, self.rows)
+            return marks
+        # Those of the calls; marked where another part of the pass begins.
+        parts = [calls[i].part for i in range(first, last)]
+        starts = [i for i in range(len(parts)) if i == 0 or parts[i] != parts[i - 1]]
+        for begin, end in itertools.pairwise([*starts, len(parts)]):
+            marks.append((first + begin, backend.device.mark()))
+            backend.launch(steps[begin:end], self.rows, after_mark=True)
+        marks.append((last, backend.device.mark()))
+        return marks
 
     def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
         """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
@@ -199,7 +199,7 @@ class CudaProgram:
 
     def _halves(self) -> Iterator[tuple[int, int]]:
         """The halves of arrays that rows are packed to, by each other's address."""
-        for call, step in zip(self.program.calls, self._steps, strict=True):
+        for call, step in zip(self.program.calls, self.steps, strict=True):
             if call.spec.op is PACK_ROWS:
                 host = call.values[call.spec.op.fields.index("packed")]
                 first = int(step.fields["packed"])
@@ -216,6 +216,7 @@ class CudaBackend(Backend):
     name, on_host = GPU, False
     kv_types: tuple[str, ...] = KV_TYPES
     strips = timed = False
+    joins, joins_alike = MOST_ROWS, True
     clock = 1e9  # costs are in nanoseconds
 
     def __init__(self) -> None:
@@ -251,14 +252,48 @@ class CudaBackend(Backend):
         with self._lock:
             return CudaProgram(program, self)
 
-    def run(self, linked: CudaProgram, first: int = 0, last: int | None = None) -> None:
+    def run(
+        self, linked: CudaProgram | JoinedProgram, first: int = 0, last: int | None = None
+    ) -> None:
         """Start a replay of ops first..last of a Program (all by default)."""
         stop = len(linked) if last is None else last
         if stop <= first:
             return
         with self._lock:
             self.device.use()
-            linked.start(self, first, stop)
+            if isinstance(linked, JoinedProgram):
+                linked.start(self)
+            else:
+                linked.start(self, first, stop)
+
+    def launch(
+        self, steps: Sequence[Step], rows: str = "few", *, times: int = 1, after_mark: bool = False
+    ) -> None:
+        """Launch the kernels of steps for a class of rows, with so many times their blocks.
+
+        Within a capture. after_mark: the first one does not overlap what is before it.
+        """
+        # Products of more rows may share their scratch: each waits for the one before.
+        together, beside = self.device.target.overlaps and rows == "few", False
+        for step in steps:
+            others = together and not step.sync
+            share = SHARE if beside or others else 1
+            for function in self.library.functions(step.spec):
+                if _is_for(function, rows):
+                    self.device.launch(
+                        function, tuple(step.fields.values()), beside=beside, share=share,
+                        times=times, overlaps=not after_mark,
+                    )  # fmt: skip
+                    after_mark = False
+            beside = others
+
+    def join(self, steps: Segments, before: JoinedProgram | None = None) -> JoinedProgram:
+        """Segments of linked Programs as one, loading the kernels that are not loaded yet."""
+        with self._lock:
+            self.device.use()
+            found = JoinedProgram(self, steps, before)
+            self.library.load(found.specs)
+            return found
 
     def send(self, *arrays: np.ndarray) -> None:
         """Show kernels what Python wrote to these arrays; what none names yet, `link` shows."""
@@ -326,6 +361,10 @@ class CudaBackend(Backend):
         self.device.wait()
         self._weights.clear()
         self._scratch = None
+
+
+def _is_for(function: Function, rows: str) -> bool:
+    return function.rows == "any" or rows in function.rows.split()
 
 
 def _root(array: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from tamis.jit_kernels.contract.ops import (
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.scratch import (
     CHUNK,
+    DEPTH,
     LONGEST_HEAD,
     LONGEST_NORM,
     ROOM,
@@ -85,7 +86,7 @@ def _is_few(spec: KernelSpec) -> bool:
     return q_block == 1 and whole and head_dim <= LONGEST_HEAD
 
 
-def _merges_nothing(spec: KernelSpec) -> bool:
+def merges_nothing(spec: KernelSpec) -> bool:
     """Whether it is an ATTEND_MERGE of rows of one query, whose parts ATTEND has joined."""
     return spec.op is ATTEND_MERGE and spec.constants[1] == 1
 
@@ -129,7 +130,7 @@ def fused(
             if attended:
                 found.append(attended)
                 packed, after = attended.fields["packed"], steps[i + 1 : i + 2]
-                i += 2 if after and _merges_nothing(after[0].spec) else 1
+                i += 2 if after and merges_nothing(after[0].spec) else 1
                 made = _Rows(packed, 0, 0.0) if packed else None
                 continue
             if made is None:
@@ -155,6 +156,31 @@ def fused(
             found += [one] if one else _plain(rows, products)
         else:
             found += _plain(rows, products)
+    return found
+
+
+def merged(steps: Sequence[Step], private: set[int], other: Callable[[int], int]) -> list[Step]:
+    """The ops of a replay of some rows: neighbouring products of the same rows are one launch.
+
+    A gate and what it is for are, too, and what they make is packed. Parameters: see `fused`.
+    """
+    found: list[Step] = []
+    made, i = 0, 0  # where the rows are that the PACK_ROWS that comes next would have made
+    while i < len(steps):
+        products = _products(steps, i, 0)
+        if not products:
+            assert not made
+            found.append(steps[i])
+            i += 1
+            continue
+        rows = _Rows(made or steps[i].fields["packed"], 0, 0.0)
+        found += [] if made else [steps[i]]
+        i += 1 + len(products)
+        one, following = None, _products(steps, i, 0)
+        if following and products[0].fields["n_out"] % DEPTH == 0:
+            one = _gated(rows, products, steps[i], other(rows.packed), private)
+        made = one.fields["to"] if one else 0
+        found += [one] if one else _plain(rows, products)
     return found
 
 
@@ -192,7 +218,12 @@ def _packed(steps: Sequence[Step], i: int) -> int:
 
 
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
-    """The products of the rows that the i-th op packs, if it does and all of them suit."""
+    """The products of the rows that the i-th op packs, if it does and all of them suit.
+
+    n_block: of a launch of few rows, 0: of some.
+    """
+    if i >= len(steps):
+        return []
     spec, packing, _ = steps[i]
     if spec.op is not PACK_ROWS or spec.constants[0] != "quantised":
         return []
@@ -219,7 +250,7 @@ def _suits(step: Step, n_block: int) -> bool:
         fields["w"] % 16 == piece % 16 == n_out % 16 == 0
         and fields["y_stride"] == n_out
         # Three of them may be together, and have half of the blocks.
-        and (not is_long or 6 * n_out // n_block + 32 <= ROOM)
+        and (not is_long or n_block == 0 or 6 * n_out // n_block + 32 <= ROOM)
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tamis.jit_kernels.compile.store import write_object
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.op import EACH, each
 from tamis.jit_kernels.contract.program import KernelSpec
 
 MEMORY_BYTES = 4 << 30  # of address space; the largest kernels of this package take 1.2 GB
@@ -33,7 +34,8 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
         if not line:
             return
         name, constants = json.loads(line)
-        spec = KernelSpec(by_name[name], tuple(constants))
+        op = by_name[name.removeprefix(EACH)]
+        spec = KernelSpec(each(op) if name.startswith(EACH) else op, tuple(constants))
         _limit_cpu()
         code = compile_kernel(spec)
         try:

@@ -122,6 +122,27 @@ def _values_of(record: type) -> Any:
     return namedtuple(record.__name__, tuple(_types_of(record)))
 
 
+class EachRow:
+    """The record of an op that is launched once for the rows of a batch: each has its own record.
+
+    A row's record lies at records + stride * row, 8 bytes a field; a float is a float32.
+    """
+
+    n_row: Address  # int64 [1]: rows that there are
+    records: Address
+    stride: int
+    n_slot: int  # rows that there are blocks for: those from n_row on do nothing
+
+
+EACH = "each_"
+
+
+@functools.cache
+def each(op: Op) -> Op:
+    """The op over the rows of a batch, whose records are `op`'s: see EachRow."""
+    return Op(op.file, type(f"Each{op.record.__name__}", (EachRow,), {}), op.declared, op.reads)
+
+
 class _Step(NamedTuple):
     """Byte offsets of the step record: int64s that change per call."""
 

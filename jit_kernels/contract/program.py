@@ -142,6 +142,12 @@ class Program:
         """The kernels that this Program needs."""
         return {call.spec for call in self.calls}
 
+    @property
+    def kinds(self) -> tuple[KernelSpec, ...]:
+        """The kernels of its ops between transfers to and from the sequence's side, in order."""
+        own = self.segments[1::2]
+        return tuple(call.spec for part in own for call in self.calls[part.start : part.stop])
+
     def __len__(self) -> int:
         return len(self.calls)
 

@@ -16,19 +16,27 @@ import numpy as np
 from tamis.engine.engine import MOST_ADAPTED, Engine
 from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
-from tamis.graph.device_graph import record_rows
-from tamis.graph.workspace import HEAD_ROWS, Chunk, Workspace
+from tamis.graph.device_graph import record_head, record_rows
+from tamis.graph.forward import Answer, answers
+from tamis.graph.workspace import Chunk, Workspace
 from tamis.jit_kernels.backends.base import Backend, LinkedProgram
-from tamis.jit_kernels.contract.program import Call, Program
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Call, KernelSpec, Program
 from tamis.model.model import Model
 from tamis.select.base import Recording
-
-MAX_ROWS = HEAD_ROWS  # sequences of one Program; more run in groups
 
 
 class _Segments(NamedTuple):
     linked: LinkedProgram
     parts: list[range]
+
+
+class _Head(NamedTuple):
+    """The output head of all rows, and where its logits are."""
+
+    linked: LinkedProgram
+    logits: np.ndarray  # f32 [rows, n_vocab]
+    answer: Answer | None  # whose memory this is, None: the workspace's
 
 
 class _Rows:
@@ -37,30 +45,49 @@ class _Rows:
     def __init__(self, model: Model, backend: Backend) -> None:
         self.model, self._backend = model, backend
         self._shared: _Segments | None = None
+        self._heads: list[_Head] = []
         # Of each session's decode Program, by row: its own ops, pointed at that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
         self._placed = weakref.WeakKeyDictionary()
         self._rows: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-        self._joined: tuple[list[_Segments], Any] | None = None  # of the last step
+        self._joined: tuple[list[_Segments], Any] = [], None  # of the last step
+        self._steps = np.zeros((backend.joins, ops.STEP_SIZE), np.int64)  # step records of rows
 
     @cached_property
     def _ws(self) -> Workspace:
-        return Workspace(self.model, self._backend, Chunk(self.model.hp, MAX_ROWS))
+        n = self._backend.joins
+        return Workspace(self.model, self._backend, Chunk(self.model.hp, n, n))
 
-    def step(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
-        """Append a token to each session, of at most MAX_ROWS; their logits."""
-        sessions = self._in_rows(list(tokens))
+    def step(
+        self, tokens: dict[Session, int], own: dict[Session, Program]
+    ) -> dict[Session, np.ndarray]:
+        """Append a token to each session, of at most `joins`; their logits.
+
+        own: their Programs of this step.
+        """
         if self._shared is None:
             self._shared = self._recorded()
-        shared = self._shared
-        own = [self._at_row(session.own_step(), shared, i) for i, session in enumerate(sessions)]
-        self._ws.ids[: len(sessions)] = [tokens[session] for session in sessions]
-        self._ws.step[:3] = len(sessions), 0, 0
-        self._backend.run(self._join(shared, own))
-        logits = self._ws.logits[: len(sessions)].copy()
-        for session in sessions:
+        shared, rows = self._shared, self._in_rows(list(tokens))
+        segments = [self._at_row(own[session], shared, i) for i, session in enumerate(rows)]
+        self._ws.ids[: len(rows)] = [tokens[session] for session in rows]
+        self._ws.step[:3] = len(rows), 0, 0
+        for record, session in zip(self._steps, rows, strict=False):
+            record[:] = 1, session.n_past, 0, session.n_past, session.n_past + 1
+        self._backend.send(self._ws.record, self._steps)
+        self._backend.run(self._join(shared, segments))
+        logits = self._logits(len(rows))
+        for session in rows:
             session.end_step(tokens[session])
-        return dict(zip(sessions, logits, strict=True))
+        order = {session: row for row, session in enumerate(rows)}
+        return {session: logits[order[session]] for session in tokens}
+
+    def _logits(self, n: int) -> np.ndarray:
+        """The logits of the first n rows, the caller's to keep."""
+        free = (head for head in self._heads if head.answer is not None and head.answer.free)
+        head = next(free, self._heads[-1])
+        self._backend.run(head.linked)
+        self._backend.fetch(head.logits[:n])
+        return head.logits[:n].copy() if head.answer is None else head.answer.given()[:n]
 
     def _in_rows(self, sessions: list[Session]) -> list[Session]:
         """The sessions in the order of their rows: as many as can be stay where they were."""
@@ -74,21 +101,26 @@ class _Rows:
 
     def _join(self, shared: _Segments, own: list[_Segments]) -> Any:
         """The Program of these sessions' step."""
-        if self._joined is not None and self._joined[0] == own:
-            return self._joined[1]
-        steps = []
-        for i, part in enumerate(shared.parts):
-            steps.append([(shared.linked, part)])
-            if i < len(own[0].parts):
-                steps.append([(each.linked, each.parts[i]) for each in own])
-        self._joined = own, self._backend.join(steps)
+        if self._joined[0] != own:
+            steps = []
+            for i, part in enumerate(shared.parts):
+                steps.append([(shared.linked, part)])
+                if i < len(own[0].parts):
+                    steps.append([(each.linked, each.parts[i]) for each in own])
+            self._joined = own, self._backend.join(steps, self._joined[1])
         return self._joined[1]
 
     def _recorded(self) -> _Segments:
-        """What all rows share: the ops of a decode step over rows."""
-        ws = self._ws
-        rec = Recording(Program(), ws.step, MAX_ROWS, 1)
-        record_rows(Graph(self.model, ws, rec, Hooks()), ws.logits)
+        """What all rows share: the ops of a decode step over rows, and its heads."""
+        ws, n = self._ws, self._backend.joins
+        rec = Recording(Program(), ws.step, n, 1)
+        record_rows(Graph(self.model, ws, rec, Hooks()))
+        places = [(a.logits, a) for a in answers(self._backend, *ws.logits.shape)]
+        for logits, answer in [*places, (ws.logits, None)]:
+            head = Program()
+            g = Graph(self.model, ws, Recording(head, ws.step, n, 1), Hooks())
+            record_head(g, ws.step, logits)
+            self._heads.append(_Head(self._backend.link(head), logits, answer))
         return _Segments(self._backend.link(rec.program), rec.program.segments[::2])
 
     def _at_row(self, own: Program, shared: _Segments, row: int) -> _Segments:
@@ -100,10 +132,13 @@ class _Rows:
             for transfer, to_transfer in zip(
                 own.transfers, shared.linked.program.transfers, strict=True
             ):
-                for old, new in zip(transfer.rows, to_transfer.rows, strict=True):
-                    begin, to = old.ctypes.data, new[row].ctypes.data
-                    moves.add((begin, begin + old[0].nbytes, to - begin))
-                    program.arrays[to] = new[row]
+                pairs = [(transfer.step, self._steps[row])]
+                both = zip(transfer.rows, to_transfer.rows, strict=True)
+                pairs += [(x[0], y[row]) for x, y in both]
+                for old, new in pairs:
+                    begin, to = old.ctypes.data, new.ctypes.data
+                    moves.add((begin, begin + old.nbytes, to - begin))
+                    program.arrays[to] = new
             for part in own.segments[1::2]:
                 first = len(program)
                 program.calls += [_moved(call, moves) for call in own.calls[part.start : part.stop]]
@@ -115,14 +150,17 @@ class _Rows:
 class Batch:
     """Steps the sessions of an engine together; those that cannot be are stepped one by one.
 
-    These are sessions with an audit or with a KV cache on disk, those on a CUDA device, and
-    one alone of its adapters. Logits differ from `Session.decode`'s by rounding: products of
-    several rows are summed in another order.
+    These are sessions with an audit, with keys on a disk or another device than the weights, and
+    one alone of its adapters; on a GPU also one alone of its method, or of the kind of step that
+    its method makes. Logits differ from `Session.decode`'s by rounding: products of several rows
+    are summed in another order, on a GPU those of more than 4 rows as a prompt's are.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._backend = engine.backend
         self._of: dict[int, _Rows] = {}  # by their models' ids, which they keep
+        self._numbers: dict[tuple[KernelSpec, ...], int] = {}
+        self._kinds: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
 
     def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
         """Append a token to each session; the logits of each, f32 [n_vocab].
@@ -130,23 +168,14 @@ class Batch:
         Raises what `Session.decode` does; no session then holds its token.
         """
         held = {session: session.n_past for session in tokens}
-        together = [s for s in tokens if s.batchable and self._backend.joins]
-        alike: dict[int, list[Session]] = {}  # by their model: products are of one
-        for session in together:
-            alike.setdefault(id(session.model), []).append(session)
-        groups = [
-            sessions[i : i + MAX_ROWS]
-            for sessions in alike.values()
-            for i in range(0, len(sessions), MAX_ROWS)
-        ]
-        groups = [group for group in groups if len(group) > 1]
         found: dict[Session, np.ndarray] = {}
         try:
             for session, token in tokens.items():
                 session.begin_step(token)
-            for group in groups:
+            own = {s: s.own_step() for s in tokens if self._joins(s)}
+            for group in self._groups(own):
                 rows = self._rows_of(group[0].model)
-                found |= rows.step({session: tokens[session] for session in group})
+                found |= rows.step({session: tokens[session] for session in group}, own)
             for session in tokens.keys() - found.keys():
                 found[session] = session.decode(tokens[session])
         except BaseException:
@@ -154,6 +183,26 @@ class Batch:
                 session.truncate(n)
             raise
         return found
+
+    def _joins(self, session: Session) -> bool:
+        here = session.backend is self._backend
+        return bool(self._backend.joins) and here and session.batchable
+
+    def _groups(self, own: dict[Session, Program]) -> list[list[Session]]:
+        """The sessions that are stepped together: of one model, two at least."""
+        alike: dict[tuple[int, int], list[Session]] = {}
+        for session, program in own.items():
+            kind = self._kind_of(program) if self._backend.joins_alike else 0
+            alike.setdefault((id(session.model), kind), []).append(session)
+        n = self._backend.joins
+        groups = [found[i : i + n] for found in alike.values() for i in range(0, len(found), n)]
+        return [group for group in groups if len(group) > 1]
+
+    def _kind_of(self, program: Program) -> int:
+        """A number that Programs of the same kernels of sequences have in common."""
+        if program not in self._kinds:
+            self._kinds[program] = self._numbers.setdefault(program.kinds, len(self._numbers))
+        return self._kinds[program]
 
     def _rows_of(self, model: Model) -> _Rows:
         if id(model) not in self._of:

@@ -24,6 +24,7 @@ from tamis.graph.device_graph import Own, Stage
 from tamis.graph.forward import Forward
 from tamis.graph.topk_logits import MOST, Best
 from tamis.graph.workspace import HEAD_ROWS, workspaces
+from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.cache import KVCache, KVCounts
@@ -263,9 +264,17 @@ class Session(Generating):
 
     @property
     def batchable(self) -> bool:
-        """Whether a Batch may run its steps with others: no audit, the KV cache in memory."""
-        pauses = any(stage.pauses for stage in self._stages)
-        return self._audit is None and self._kv.resident and not pauses
+        """Whether a Batch may run its steps with others.
+
+        It has no audit, one device, and its KV cache in that one's memory.
+        """
+        alone = self._audit is not None or len(self._stages) > 1
+        return not alone and self._kv.resident and not self._stages[0].pauses
+
+    @property
+    def backend(self) -> Backend:
+        """What runs its last layers."""
+        return self._stages[-1].backend
 
     def selected(self, layer: int) -> Selected:
         """What a layer's attention read at the last decode step: see Selected.

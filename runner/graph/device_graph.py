@@ -152,10 +152,11 @@ class Stage:
         self.decoded = pos, phase.program
 
     def own_step(self, pos: int) -> Program:
-        """The Program of the decode step at pos, whose step record is now set, for a Batch."""
+        """The Program of the decode step at pos, for a Batch; kernels see the pages that it has."""
         program = self.phase(pos, None, None).program
         self.decoded = pos, program
-        self.ws.step[:] = 1, pos, 0, pos, pos + 1
+        if not self.backend.on_host:
+            self.backend.send(*self.news())
         return program
 
     def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> LinkedProgram:
@@ -311,13 +312,12 @@ class _Around(Hooks):
         )
 
 
-def record_rows(g: Graph, logits: np.ndarray) -> None:
-    """Record a decode step but for what the hooks would: from ws.ids to logits f32 [n, n_vocab]."""
+def record_rows(g: Graph) -> None:
+    """Record a decode step but for what the hooks would, and the head: from ws.ids to ws.x."""
     record_embedding(g)
     record_begin(g, range(0), None)
     for layer in range(g.hp.n_layer):
         record_layer(g, layer)
-    record_head(g, g.rec.step, logits)
 
 
 class _Noting(Hooks):
@@ -341,7 +341,9 @@ class _Noting(Hooks):
 def measure(model: Model) -> Needs:
     """What the model's graph needs of a workspace. Raises MissingTensor."""
     ws = Measured(model.hp)
-    record_rows(Graph(model, ws, new_recording(Program(), ws.step, 1), _Noting(ws)), ws.logits)
+    g = Graph(model, ws, new_recording(Program(), ws.step, 1), _Noting(ws))
+    record_rows(g)
+    record_head(g, ws.step, ws.logits)
     return ws.needs
 
 

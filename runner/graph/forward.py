@@ -45,8 +45,10 @@ class Forward:
         for stage in stages:
             stage.open()
         self._head = self._ending.backend.link(head)
-        self._answers = _answers(self._ending.backend, model.hp.n_vocab)
-        self._answer: _Answer | None = None  # which of them the last step's logits are in
+        # Where kernels write to host memory, a copy of one row is as good.
+        ending = self._ending.backend
+        self._answers = [] if ending.on_host else answers(ending, model.hp.n_vocab)
+        self._answer: Answer | None = None  # which of them the last step's logits are in
         self._counting = False
         self._best: dict[int, BestLogits] = {}  # by how many
 
@@ -110,7 +112,7 @@ class Forward:
         return self._best[n].find()
 
     def own_step(self, pos: int) -> Program:
-        """The Program of the decode step at pos, whose step record is now set, for a Batch."""
+        """The Program of the decode step at pos, for a Batch."""
         return self._stages[0].own_step(pos)
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
@@ -191,7 +193,7 @@ def output_normed(model: Model, rows: np.ndarray) -> np.ndarray:
     return (x if w.bias is None else x + w.bias).astype(np.float32)
 
 
-class _Answer:
+class Answer:
     """Host memory that kernels of another device write a step's logits to.
 
     They are there as soon as a step ends, and nobody copies them: who asked for them has this
@@ -211,18 +213,18 @@ class _Answer:
         """The logits, an array that its slices keep, as they do where its own base is no array."""
         found = np.frombuffer(self.logits.data, self.logits.dtype)
         self._given = weakref.ref(found)
-        return found
+        return found.reshape(self.logits.shape)
 
 
-def _answers(backend: Backend, n_vocab: int) -> list[_Answer]:
+def answers(backend: Backend, *shape: int) -> list[Answer]:
     """Two, as a step is often decoded while the logits of the one before are still held.
 
-    No one where kernels write to host memory anyway, nor where the system does not allow it: logits
-    are then copied, as they are where both are held.
+    No one where the system does not allow it: logits are then copied, as they are where both are
+    held.
     """
-    _, rows = huge_zeros((2, n_vocab), np.dtype(np.float32))
+    _, rows = huge_zeros((2, *shape), np.dtype(np.float32))
     try:
         held = backend.mapped(rows)
     except MemoryError:
         return []
-    return [] if held is rows else [_Answer(row, held) for row in rows]
+    return [Answer(row, held) for row in rows]

@@ -18,7 +18,7 @@ HEAD_ROWS = 16  # rows of logits that an op computes if all positions are asked 
 class Chunk:
     """What all devices of a session share: what Python tells of a chunk, its rows, the logits."""
 
-    def __init__(self, hp: HParams, n_tok: int) -> None:
+    def __init__(self, hp: HParams, n_tok: int, n_logits: int = HEAD_ROWS) -> None:
         # One array, so that both are sent at once.
         self.record = np.zeros(8 * ops.STEP_SIZE + 4 * n_tok, np.uint8)
         self.step = self.record[: 8 * ops.STEP_SIZE].view(np.int64)  # rows and position
@@ -26,7 +26,7 @@ class Chunk:
         self.head_rows = np.zeros(ops.STEP_SIZE, np.int64)  # which rows the output head reads
         self.head_step = np.zeros(ops.STEP_SIZE, np.int64)  # the same rows, counted from 0
         self.x = zeros((n_tok, hp.n_embd), np.float32)  # the residual stream
-        self.logits = zeros((HEAD_ROWS, hp.n_vocab), np.float32)
+        self.logits = zeros((n_logits, hp.n_vocab), np.float32)
 
     @property
     def n_bytes(self) -> int:

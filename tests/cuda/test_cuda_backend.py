@@ -17,6 +17,8 @@ from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROW, FEW_ROWS, mat
 from tamis.jit_kernels.cuda.lang.target import TARGETS
 from tamis.platform.memory import huge_zeros
 
+FEW, SOME, MANY = "matmul few", "matmul some", "matmul many"
+
 
 @pytest.fixture
 def backend(monkeypatch):
@@ -91,14 +93,15 @@ def test_memory_goes_with_the_program_and_weights_stay(backend):
 
 
 @pytest.mark.parametrize(
-    ("n_tok", "kernel"), [(1, "matmul few"), (4, "matmul few"), (5, "matmul many")]
+    ("n_tok", "kernel"),
+    [(1, "matmul few"), (4, "matmul few"), (5, "matmul some"), (32, "matmul some"), (33, MANY)],
 )
 def test_the_step_record_says_which_kernels_run(backend, n_tok, kernel):
-    step, x = np.array([1, 0, 0]), zeros((8, 64), np.float32)
+    step, x = np.array([1, 0, 0]), zeros((64, 64), np.float32)
     program = Program()
     program.add(
         ops.MATMUL, ("F32",), step=step, packed=0, w=zeros(64 * 64, np.float32), bias=None,
-        y=zeros((8, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
+        y=zeros((64, 64), np.float32), n_in=64, n_out=64, y_stride=64, add=0, scratch=0,
     )  # fmt: skip
     gate(program, step, x[0], x[1])
     linked = backend.link(program)
@@ -130,9 +133,9 @@ def test_products_of_the_same_few_rows_share_the_gpu(backend, n_tok, how):
 
 def feed_forward(step):
     """A Program of rows, a gate of theirs and what is made of it."""
-    program, packed = Program(), zeros(ops.packed_bytes(8, 512), np.uint8)
-    x, y = zeros((8, 256), np.float32), zeros((8, 256), np.float32)
-    gate, up = zeros((8, 512), np.float32), zeros((8, 512), np.float32)
+    program, packed = Program(), zeros(ops.packed_bytes(64, 512), np.uint8)
+    x, y = zeros((64, 256), np.float32), zeros((64, 256), np.float32)
+    gate, up = zeros((64, 512), np.float32), zeros((64, 512), np.float32)
     for source, rows, other, n, products in (
         ("rows", x, None, 256, (gate, up)), ("silu", gate, up, 512, (y,))
     ):  # fmt: skip
@@ -150,7 +153,6 @@ def feed_forward(step):
     return program, packed
 
 
-FEW, MANY = "matmul few", "matmul many"
 FUSED = ["pack_rows", "product_gate", "products"]
 
 
@@ -159,7 +161,11 @@ FUSED = ["pack_rows", "product_gate", "products"]
     [
         (1, False, "sm_90a", FUSED),
         (4, False, "sm_90a", FUSED),
-        (5, False, "sm_90a", ["pack_rows", MANY, MANY, "pack_rows", MANY]),
+        (5, False, "sm_90a", FUSED),
+        (32, False, "sm_90a", FUSED),
+        (33, False, "sm_90a", ["pack_rows", MANY, MANY, "pack_rows", MANY]),
+        (5, True, "sm_90a", ["pack_rows", SOME, SOME, "pack_rows", SOME]),
+        (5, False, "sm_80", ["pack_rows", SOME, SOME, "pack_rows", SOME]),
         (1, True, "sm_90a", ["pack_rows", FEW, FEW, "pack_rows", FEW]),
         (1, False, "sm_80", ["pack_rows", FEW, FEW, "pack_rows", FEW]),
     ],
@@ -176,7 +182,7 @@ def test_ops_of_few_rows_are_launched_together(backend, n_tok, timed, target, na
 def test_each_replay_is_launched_as_it_may_be(backend):
     step = np.array([1, 0, 0])
     linked = backend.link(feed_forward(step)[0])
-    for n_tok, timed, n_launch in ((1, False, 3), (1, True, 5), (8, False, 5), (2, False, 3)):
+    for n_tok, timed, n_launch in ((1, False, 3), (1, True, 5), (40, False, 5), (2, False, 3)):
         step[0], backend.timed = n_tok, timed
         backend.run(linked)
         assert len(backend.device.started) == n_launch

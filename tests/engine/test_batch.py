@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.engine.batch import MAX_ROWS, Batch
+from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError
+from tamis.jit_kernels.contract.ops import FEW_ROWS
 
 # Products of one row and of several are summed in another order, whose last bit may round a key or
 # a value to the next float16 (2^-11 of it); logits here are up to 6.
@@ -74,7 +75,7 @@ def test_sessions_of_any_methods_get_their_own_answers(engine):
 
 
 def test_more_sessions_than_rows_run_in_groups(engine):
-    n = MAX_ROWS + 2
+    n = FEW_ROWS + 2
     ids = [tokens(engine, 100 + i, 9) for i in range(n)]
     sessions = [engine.session(n_ctx=64) for _ in range(n)]
     found = together(Batch(engine), sessions, ids, [5] * n, 4, lambda step: range(n))

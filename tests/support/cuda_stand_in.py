@@ -9,6 +9,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.cuda.lang.target import TARGETS
 from tamis.jit_kernels.cuda.runtime.driver import Function
 
+CLASSES = "few", "some", "many"
 ELSEWHERE = 1 << 40  # how far from memory that is mapped kernels see it
 
 
@@ -31,7 +32,7 @@ class StandIn:
 
     def __init__(self):
         self.held, self.copied, self.started, self._capturing = 0, 0, [], None
-        self.pinned, self.how, self.marks, self.overlapping = {}, [], [], []
+        self.pinned, self.how, self.marks, self.overlapping, self.times = {}, [], [], [], []
         self.mapped = {}
 
     def use(self): ...
@@ -51,9 +52,10 @@ class StandIn:
     def download(self, host, address, n_bytes):
         ctypes.memmove(host, address, n_bytes)
 
-    def launch(self, function, fields, *, beside=False, share=1, overlaps=True):
+    def launch(self, function, fields, *, beside=False, share=1, times=1, overlaps=True):
         self._capturing.append((function.handle, fields))
         self.how.append((beside, share))
+        self.times.append(times)
         self.overlapping.append(overlaps)
 
     def mark(self):
@@ -88,7 +90,7 @@ class StandIn:
 
 
 class Library:
-    """Two kernels of MATMUL, one of every other op."""
+    """Three kernels of MATMUL, one of every other op."""
 
     def __init__(self, device):
         self.loaded = set()
@@ -98,7 +100,7 @@ class Library:
 
     def functions(self, spec):
         if spec.op is ops.MATMUL:
-            return [Function(f"matmul {rows}", 1, 1, 0, rows) for rows in ("few", "many")]
+            return [Function(f"matmul {rows}", 1, 1, 0, rows) for rows in CLASSES]
         return [Function(spec.op.name, 1, 1, 0, "any")]
 
 

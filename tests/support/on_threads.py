@@ -205,6 +205,44 @@ SHARED = Readers(
 )
 
 
+def _device_words(address: Any) -> tuple[int, ...]:
+    """Four words of device memory, at any address."""
+    found = bytes(_at(address, ctypes.c_uint8 * 16))
+    return tuple(np.frombuffer(found, np.uint32).tolist())
+
+
+def _halves(words: Any) -> np.ndarray:
+    return np.array([_low(w) for w in words], np.uint32).view(np.float16).astype(np.float64)
+
+
+def _f16x8(values: Any) -> tuple[int, ...]:
+    return tuple(np.array(values, np.float32).astype(np.float16).view(np.uint32).tolist())
+
+
+def _mma_f16(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
+    """See ptx.mma_f16: every lane has its part of A, B and C."""
+    lanes = exchanged((_halves(a), _halves(b)))
+    one, other, i = np.zeros((16, 16)), np.zeros((16, 8)), np.arange(2)
+    for lane, (left, right) in enumerate(lanes):
+        g, t = lane // 4, 2 * (lane % 4) + i
+        for register, (row, column) in enumerate([(g, 0), (g + 8, 0), (g, 8), (g + 8, 8)]):
+            one[row, column + t] = left[2 * register : 2 * register + 2]
+        for register in range(2):
+            other[8 * register + t, g] = right[2 * register : 2 * register + 2]
+    product, lane = one @ other, local.thread % 32
+    g, t = lane // 4, 2 * (lane % 4)
+    found = *product[g, t : t + 2], *product[g + 8, t : t + 2]
+    return tuple(np.float32(x + float(y)) for x, y in zip(found, c, strict=True))
+
+
+def _bytes_f32(kind: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
+    def floats(low: Any, high: Any) -> tuple[Any, ...]:
+        both = np.array([_low(low), _low(high)], np.uint32).view(kind)
+        return tuple(both.astype(np.float32))
+
+    return floats
+
+
 def _dot(signed: bool) -> Callable[[Any, Any, Any], int]:
     def dot(one: Any, other: Any, total: Any) -> int:
         bytes_ = (np.array([_low(x)], np.uint32).view(np.uint8) for x in (one, other))
@@ -285,6 +323,15 @@ MEANINGS: dict[str, Any] = {
     "const_f32": _loading(ctypes.c_float, np.float32),
     "const_u128": _u128,
     "const_f16": lambda address: np.float32(_half(address)[0]),
+    "const_i8": _loading(ctypes.c_int8, np.float32),
+    "const_u8": _loading(ctypes.c_uint8),
+    "const_u16": _loading(ctypes.c_uint16),
+    **dict.fromkeys(("words", "words_even", "words_any"), _device_words),
+    "bytes_f32": _bytes_f32(np.uint8),
+    "signed_bytes_f32": _bytes_f32(np.int8),
+    "affine8": lambda x, d, m: tuple(np.float32(each * d + m) for each in x),
+    "f16x8": _f16x8,
+    "mma_f16": _mma_f16,
     "store_i32": _storing(ctypes.c_int32),
     "store_i64": _storing(ctypes.c_int64),
     "store_f32": _storing(ctypes.c_float, float),
@@ -317,7 +364,7 @@ MEANINGS: dict[str, Any] = {
     "reciprocal": lambda x: np.float32(1) / np.float32(x),
     "inverse_root": lambda x: np.float32(1 / math.sqrt(x)),
     "rounded": lambda x: int(np.rint(x)),
-    "keep": lambda x: x,
+    **dict.fromkeys(("keep", "keep_u32", "keep_f32"), lambda x: x),
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
     "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),

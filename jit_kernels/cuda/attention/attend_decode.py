@@ -94,6 +94,14 @@ def n_part_of(n, block, n_split, out):
 
 
 @device
+def most_parts(high, a):
+    """The most split-KV parts that a row has whose queries see keys up to position high."""
+    if a.out == 0:
+        return a.n_split
+    return min(a.n_split, quotient(high + a.block + STRIDE - 1, STRIDE))
+
+
+@device
 def over_quad(x):
     """The sum over the four lanes of a query."""
     x += shuffle_xor(x, 1)
@@ -229,9 +237,10 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     def start(tid, n_thread, a):
         """The prologue: looks up a block's first keys, unless the previous kernel writes them."""
         n_tok, pos, _ = step_of(a.step)
-        if a.early == 0 or tid >= n_tok * a.n_row * n_pass * a.n_split:
+        most = most_parts(pos + a.stride * (n_tok - 1), a)
+        if a.early == 0 or tid >= n_tok * a.n_row * n_pass * most:
             return 0, 0, 0, int32(0), int32(0), float32(0)
-        part, row, tok, head = place_of(tid, a.n_row, a.n_split)
+        part, row, tok, head = place_of(tid, a.n_row, most)
         seen = seen_by(pos, a.stride, tok, a.window)
         begin, end, n_part = span_of(
             a.indptr + 4 * row, a.indices, a.block, seen, part, a.n_split, a.out
@@ -252,10 +261,10 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         if all_there:  # then rows have a multiple of 32 elements
             n_k, n_v = int64(head_dim // 32), int64(head_dim // 64) if whole else n_v
         at = a.k_pages, a.v_pages, max(n_k, 0), max(n_v, 0)
-        item = tid - n_thread
-        while item + n_thread < n_tok * a.n_row * n_pass * a.n_split:  # a range divides by its step
+        item, most = tid - n_thread, most_parts(pos + a.stride * (n_tok - 1), a)
+        while item + n_thread < n_tok * a.n_row * n_pass * most:  # a range divides by its step
             item += n_thread
-            part, row, tok, head = place_of(item, a.n_row, a.n_split)
+            part, row, tok, head = place_of(item, a.n_row, most)
             seen, query = seen_by(pos, a.stride, tok, a.window), n_head * tok + head
             n = head_dim * n_head
             at_row = packed + FEW_ROW.size * (n >> 2) * tok if packed != 0 else 0
@@ -308,7 +317,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             finish(a, shared, 1, query, n_head, (part, n_part, a.n_split), packed_row)
             if n_part > 1 and a.out != 0:
                 # A row that is one query has a counter: n_tok is 1, heads are few.
-                counter = a.scratch - COUNTERS + 4 * quotient(item, a.n_split)
+                counter = a.scratch - COUNTERS + 4 * quotient(item, most)
                 if is_last(counter, n_part):
                     join(query, heads, a.partial, (n_part, a.n_split), a.out, a.lse, packed_row)
             sync_block()  # before the next item's results overwrite what is read here

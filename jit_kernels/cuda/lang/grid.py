@@ -19,13 +19,16 @@ WARPS = THREADS // WARP
 sync_block: Any = cuda.syncthreads
 
 
+MORE = "some many"  # see Launch
+
+
 class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
     blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
-    (at most FEW_ROWS), "many", or "any". start: what the kernel does first, where it can while the
-    kernel before it still runs, reading nothing that other kernels write. hands_on: what start
-    returns is the kernel's last argument.
+    (at most FEW_ROWS), of "some" (at most SOME_ROWS), of "many", of two of these, or of "any".
+    start: what the kernel does first, where it can while the kernel before it still runs, reading
+    nothing that other kernels write. hands_on: what start returns is the kernel's last argument.
     """
 
     kernel: Any

@@ -342,6 +342,8 @@ LANE = Text("mov.u32 $0, %laneid;", uint32, ())  # grid.lane, as a text
 keep = _ptx("mov.b64 $0, $1;", int64, int64, volatile=True)(
     "The same number; what it is made of is not computed again wherever it is used."
 )
+keep_u32 = _ptx("mov.b32 $0, $1;", uint32, uint32, volatile=True)("As keep, of 32 bits.")
+keep_f32 = _ptx("mov.f32 $0, $1;", float32, float32, volatile=True)("As keep, of a float32.")
 count_bits = _ptx("popc.b32 $0, $1;", uint32, uint32)("How many bits are set (9.7.1.14).")
 or_i64 = _ptx("red.global.or.b64 [$0], $1;", void, int64, int64, volatile=True)(
     "Set the bits $1 of the int64 at $0, whatever other threads do to it (9.7.13.7)."

@@ -7,6 +7,14 @@ from tamis.formats.ggml_types import GGMLType
 # Most rows that products read weights anew for; of more, weights are unpacked once. CPUs have a
 # number of their own in contract/ops: a GPU's matrix units are worth it sooner.
 FEW_ROWS = 4
+SOME_ROWS = 32  # most rows of those that tensor cores multiply with weights from registers
+
+
+def class_of(n_row: int) -> str:
+    """Which kernels products of so many rows have: "few", "some" or "many"."""
+    return "few" if n_row <= FEW_ROWS else "some" if n_row <= SOME_ROWS else "many"
+
+
 COUNTERS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel runs
 DEPTH = 64  # elements of a row that the matrix product holds at a time
 HEADS = 8  # most queries that a warp multiplies keys with at a time: see tile_few.py

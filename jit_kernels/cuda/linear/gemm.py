@@ -103,7 +103,7 @@ def fill(row, n, width):
         store_f16(row + 2 * i, float32(0))
 
 
-def narrowing(type: str) -> Launch:
+def narrowing(type: str, n_row: str) -> Launch:
     """The kernel that writes the weights to scratch: warps stride over rows."""
     narrow, row_bytes = _narrow(type), row_bytes_of(type)
 
@@ -113,7 +113,7 @@ def narrowing(type: str) -> Launch:
             narrow(a.w + size * r, a.n_in, a.scratch + 2 * width * r)
             fill(a.scratch + 2 * width * r, a.n_in, width)
 
-    return Launch(kernel, blocks=4, rows="many")
+    return Launch(kernel, blocks=4, rows=n_row)
 
 
 @device
@@ -240,7 +240,7 @@ def first_slice():
     return (int64(shared_address(cuda.shared.array(0, uint8))) + 1023) & ~1023
 
 
-def gemm() -> Launch:
+def gemm(n_row: str) -> Launch:
     """The kernel that multiplies packed and scratch: blocks stride over tiles."""
     multiply_rows = multiplying(copy_slice, copy_slice)
 
@@ -254,4 +254,4 @@ def gemm() -> Launch:
             write_tile(shared, (m, n), (n_tok, a.n_out), (a.y, a.y_stride, a.bias, a.add))
             sync_block()  # before the next tile's copies overwrite what is read here
 
-    return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows="many")
+    return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows=n_row)

@@ -55,6 +55,7 @@ from tamis.jit_kernels.cuda.lang.scratch import (
     WORKERS,
     bundle_of,
 )
+from tamis.jit_kernels.cuda.linear import matmul_some
 from tamis.jit_kernels.cuda.linear.activation import gelu, silu
 from tamis.jit_kernels.cuda.linear.dequant import halves_of, row_bytes_of
 from tamis.jit_kernels.cuda.linear.matmul_few import before_of, four_sums, multiplying, x_unit
@@ -428,7 +429,34 @@ def products(type: str) -> list[Launch]:
         to = (a.y, a.y2, a.y3), (a.bias, a.bias2, a.bias3), (a.n, a.n2, a.n3), a.add
         run((a.w, a.w2, a.w3, a.n, a.n2), (a.packed, a.normed, a.eps), a.n_in, to, work)
 
-    return _launch(kernel, start, ring)
+    return [*_launch(kernel, start, ring), _some_products(type)]
+
+
+@device
+def put_row(to, row, t, value, other):
+    """Write one product of PRODUCTS, or add it."""
+    ys, biases, (n, n2, n3), add = to
+    y, i = chosen(ys, row, n, n2)
+    bias, _ = chosen(biases, row, n, n2)
+    width, _ = chosen((n, n2, n3), row, n, n2)
+    at = y + 4 * (width * t + i)
+    store_f32(at, before_of(at, bias, add, i) + value)
+
+
+def _some_products(type: str) -> Launch:
+    """Kernel of PRODUCTS for some rows, packed as float16 and never normed."""
+    begin, run = matmul_some.running(type, matmul_some.Rows(1, of_three, put_row))
+
+    def start(tid, n_thread, a):
+        weights = a.w, a.w2, a.w3, a.n, a.n2
+        return begin(tid, n_thread, weights, a.n_in, a.n + a.n2 + a.n3)
+
+    def kernel(tid, n_thread, a, looked):
+        weights, n_row = (a.w, a.w2, a.w3, a.n, a.n2), a.n + a.n2 + a.n3
+        to = (a.y, a.y2, a.y3), (a.bias, a.bias2, a.bias3), (a.n, a.n2, a.n3), a.add
+        run(tid, n_thread, a.step, a.packed, weights, a.n_in, n_row, to, looked)
+
+    return matmul_some.launched(kernel, start)
 
 
 def _to_norm() -> Rows:
@@ -515,7 +543,28 @@ def product_gate(type: str, activation: str) -> list[Launch]:
     def kernel(tid, n_thread, a, work):
         run((a.w, a.w2), (a.packed, a.normed, a.eps), a.n_in, (a.n, a.to), work)
 
-    return _launch(kernel, start, ring)
+    return [*_launch(kernel, start, ring), _some_gates(type, activation)]
+
+
+def _some_gates(type: str, activation: str) -> Launch:
+    """Kernel of PRODUCT_GATE for some rows; `to` is float16."""
+    function = {"silu": silu, "gelu": gelu}[activation]
+
+    @device
+    def put(to, row, t, gate, up):
+        n, packed = to
+        store_f16(packed + 2 * (n * t + row), function(gate) * up)
+
+    begin, run = matmul_some.running(type, matmul_some.Rows(2, of_gates, put))
+
+    def start(tid, n_thread, a):
+        return begin(tid, n_thread, (a.w, a.w2), a.n_in, 2 * a.n)
+
+    def kernel(tid, n_thread, a, looked):
+        to = a.n, a.to
+        run(tid, n_thread, a.step, a.packed, (a.w, a.w2), a.n_in, 2 * a.n, to, looked)
+
+    return matmul_some.launched(kernel, start)
 
 
 def _rotated_pairs(neox: int, rows: int) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.lang.grid import (
+    MORE,
     THREADS,
     WARP,
     WARPS,
@@ -196,7 +197,7 @@ def _ordering() -> Launch:
             narrow_floats(a.x + 4 * a.n_in * r, a.n_in, a.scratch + 2 * width * r)
             fill(a.scratch + 2 * width * r, a.n_in, width)
 
-    return Launch(kernel, blocks=2, rows="many")
+    return Launch(kernel, blocks=2, rows=MORE)
 
 
 @device
@@ -298,7 +299,7 @@ def _many(type: str) -> Launch:
             write_slots(shared, slots, n_row, n, a.n_out, a.y)
             sync_block()  # before the next tile overwrites what is read here
 
-    return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows="many")
+    return Launch(kernel, blocks=2, shared=GEMM_SHARED, rows=MORE)
 
 
 def moe_matmul(type: str) -> list[Launch]:

@@ -11,14 +11,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from numba import cuda, types
+from llvmlite import ir
+from numba import cuda, int32, types
 from numba.cuda import dispatcher
+from numba.cuda.extending import intrinsic
 
 from tamis.jit_kernels.compile.worker import serve
-from tamis.jit_kernels.contract.op import PARAMETERS, Op
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.op import EACH, PARAMETERS, Op
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.grid import Launch
-from tamis.jit_kernels.cuda.lang.intrinsic import device
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    FLOAT,
+    I64,
+    const_i64,
+    device,
+    load_constant,
+    quotient,
+)
 from tamis.jit_kernels.cuda.lang.ptx import let_next_start, wait_for_kernel
 from tamis.jit_kernels.cuda.lang.target import TARGETS, Target, use
 
@@ -27,7 +37,7 @@ def launches(spec: KernelSpec) -> list[Launch]:
     """The kernels of an op. Raises TypeError where one does not take the op's record."""
     module = importlib.import_module(f"tamis.jit_kernels.cuda.{spec.op.file}")
     constants = dict(zip(spec.op.constants, spec.constants, strict=True))
-    found = getattr(module, spec.op.name)(**constants)
+    found = getattr(module, spec.op.name.removeprefix(EACH))(**constants)
     for launch in found:
         names = list(inspect.signature(launch.kernel).parameters)
         names = names[:-1] if launch.hands_on else names
@@ -36,35 +46,77 @@ def launches(spec: KernelSpec) -> list[Launch]:
     return found
 
 
+def reading(op: Op) -> Any:
+    """The function (address) -> an op's record that lies there, as EachRow has it."""
+    kind = record_type(op)
+
+    def read(_typing_context, _address):
+        def codegen(context, b, _signature, values):
+            found = []
+            for i, type in enumerate(kind.types):
+                at = b.add(values[0], ir.Constant(I64, 8 * i))
+                found.append(load_constant(b, at, FLOAT if type == types.float32 else I64, 8))
+            return context.make_tuple(b, kind, found)
+
+        return kind(types.int64), codegen
+
+    return intrinsic(read)
+
+
 def record_type(op: Op) -> Any:
     """Numba's type of an op's record."""
     fields = [types.float32 if name in op.floats else types.int64 for name in op.fields]
     return types.BaseTuple.from_types(fields, op.values)
 
 
+@device
+def of_all(given, block, n_block):
+    """The record of a launch, the number of a block, that of blocks, whether it has work."""
+    return given, block, n_block, True
+
+
+def of_one(op: Op) -> Any:
+    """As of_all: the record of the row that a block is of; where there is none, of the first."""
+    read = reading(ops.declared()[op.name.removeprefix(EACH)])
+
+    @device
+    def of(rows, block, n_block):
+        share = quotient(n_block, rows.n_slot)
+        row = quotient(block, share)
+        live = row < const_i64(rows.n_row)
+        at = rows.records + rows.stride * (row if live else 0)
+        return read(at), int32(block - share * row), int32(share), live
+
+    return of
+
+
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
     """PTX of one kernel, whose entry is `name`.
 
     Its parameters are the fields of its op, then whether it may run beside the kernel before it.
+    Of an op over the rows of a batch, each row has as many blocks.
     """
     body, overlaps = device(launch.kernel), target.overlaps
     starts, hands_on = launch.start is not None, launch.hands_on
     start: Any = device(launch.start) if starts else None
+    of = of_one(spec.op) if spec.op.name.startswith(EACH) else of_all
 
-    def entry(record, beside):
+    def entry(given, beside):
+        record, tid, n_thread, live = of(given, cuda.blockIdx.x, cuda.gridDim.x)
         handed = None
         if starts:
-            handed = start(cuda.blockIdx.x, cuda.gridDim.x, record)
+            handed = start(tid, n_thread, record)
         if overlaps:
             # Where this kernel starts, all blocks of the one before it have waited for what comes
             # before that one: beside it, nothing is missing.
             if beside == 0:
                 wait_for_kernel()
             let_next_start()
-        if hands_on:
-            body(cuda.blockIdx.x, cuda.gridDim.x, record, handed)
-        else:
-            body(cuda.blockIdx.x, cuda.gridDim.x, record)
+        if live:
+            if hands_on:
+                body(tid, n_thread, record, handed)
+            else:
+                body(tid, n_thread, record)
         if overlaps and beside != 0:
             wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
 

@@ -178,9 +178,10 @@ class Device:
         *,
         beside: bool = False,
         share: int = 1,
+        times: int = 1,
         overlaps: bool = True,
     ) -> None:
-        """Start a kernel with these parameters, of every share-th block only.
+        """Start a kernel with these parameters, of every share-th block only, or of more of them.
 
         beside: it reads nothing that the last one writes. overlaps: where a kernel may be launched
         before the one before it ends, this one is; False after a `mark`.
@@ -188,7 +189,7 @@ class Device:
         values = (*fields, int(beside))
         kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in values)
         config = self._d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block // share, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block * times // share, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
         config.sharedMemBytes, config.hStream = function.shared, self.stream
         if self.target.overlaps and overlaps:

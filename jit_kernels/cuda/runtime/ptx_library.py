@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tamis.jit_kernels.compile.code import KernelCode
 from tamis.jit_kernels.compile.workers import NoKernelError, Progress
+from tamis.jit_kernels.contract.op import EACH
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda import OPS
 from tamis.jit_kernels.cuda.runtime.driver import Device, Function
@@ -27,7 +28,7 @@ class PtxLibrary:
         """
         with self._lock:
             wanted = {s.symbol: s for s in specs if s.symbol not in self._functions}
-            if absent := sorted({s.op.name for s in wanted.values()} - OPS):
+            if absent := sorted({s.op.name.removeprefix(EACH) for s in wanted.values()} - OPS):
                 raise NoKernelError(
                     f"on a GPU there is no kernel yet for {', '.join(absent)}, which this model or "
                     "attn needs: leave out device='cuda' and n_gpu_layers"

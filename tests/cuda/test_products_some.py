@@ -1,0 +1,104 @@
+"""Products of 5 to 32 rows on tensor cores, thread by thread in Python, against NumPy float64."""
+
+import importlib
+
+import numpy as np
+import pytest
+from matmul_cases import normal, weights
+from on_threads import as_python, run_block
+from oracle import silu
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.cuda.lang.scratch import DEPTH
+
+pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
+FILES = (
+    "linear.activation", "linear.dequant", "lang.grid", "linear.gemm", "linear.matmul_few",
+    "linear.matmul_some", "linear.matmul", "linear.gemv_epilogue",
+)  # fmt: skip
+MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
+N_BLOCK = 2
+
+
+def halved(x):
+    """Rows as PACK_ROWS leaves them: float16, up to a multiple of DEPTH elements."""
+    found = np.zeros((len(x), -(-x.shape[1] // DEPTH) * DEPTH), np.float16)
+    found[:, : x.shape[1]] = x
+    return found
+
+
+def run(op, constants, fields):
+    """Run an op's kernel for some rows over these arrays and numbers."""
+    arrays = [value for value in fields.values() if isinstance(value, np.ndarray)]
+    record = op.values(
+        **{
+            name: value.ctypes.data if isinstance(value, np.ndarray) else value
+            for name, value in (dict.fromkeys(op.fields, 0) | fields).items()
+        }
+    )
+    with as_python(*MODULES):
+        module = importlib.import_module(f"tamis.jit_kernels.cuda.{op.file}")
+        named = dict(zip(op.constants, constants, strict=True))
+        (launch,) = (one for one in getattr(module, op.name)(**named) if one.rows == "some")
+        for tid in range(N_BLOCK):
+
+            def body(tid=tid):
+                handed = launch.start(tid, N_BLOCK, record)
+                launch.kernel(tid, N_BLOCK, record, handed)
+
+            run_block(body, launch.threads, arrays)
+
+
+def bound(x, decoded):
+    """Rows and weights are rounded to float16: by at most 2^-11 of each."""
+    return 2**-10 * np.abs(x).astype(np.float64) @ np.abs(decoded).T + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("type_", "n_in", "n_out", "n_tok"),
+    # Units that lanes have half of; rows that are no multiple of 16; two passes over the weights.
+    [("Q8_0", 96, 40, 5), ("Q4_K", 256, 24, 9), ("Q6_K", 512, 16, 17), ("Q5_0", 160, 300, 6)],
+)
+def test_products_are_those_of_float16(type_, n_in, n_out, n_tok):
+    rng = np.random.default_rng(n_tok)
+    data, decoded = weights(type_, rng, n_out, n_in)
+    x, bias, y = normal(rng, n_tok, n_in), normal(rng, n_out), normal(rng, n_tok, n_out + 3)
+    before = y.copy()
+    run(
+        ops.MATMUL, (type_,),
+        {"step": np.array([n_tok, 0, 0, 0, 0]), "packed": halved(x), "w": data, "bias": bias,
+         "y": y, "n_in": n_in, "n_out": n_out, "y_stride": n_out + 3, "add": 1},
+    )  # fmt: skip
+    expected = before[:, :n_out] + x.astype(np.float64) @ decoded.T + bias
+    assert (np.abs(y[:, :n_out] - expected) <= bound(x, decoded)).all()
+    np.testing.assert_array_equal(y[:, n_out:], before[:, n_out:])
+
+
+def test_products_of_three_matrices_are_one_launch():
+    rng, n_in, widths, n_tok = np.random.default_rng(3), 64, (48, 16, 32), 7
+    x, step = normal(rng, n_tok, n_in), np.array([n_tok, 0, 0, 0, 0])
+    fields = {"step": step, "packed": halved(x), "n_in": n_in}
+    made = []
+    for end, n in zip(("", "2", "3"), widths, strict=True):
+        data, decoded = weights("Q8_0", rng, n, n_in)
+        y, bias = np.full((n_tok, n), np.nan, np.float32), normal(rng, n)
+        fields |= {f"w{end}": data, f"bias{end}": bias, f"y{end}": y, f"n{end}": n}
+        made.append((decoded, bias, y))
+    run(ops.PRODUCTS, ("Q8_0",), fields)
+    for decoded, bias, y in made:
+        expected = x.astype(np.float64) @ decoded.T + bias
+        assert (np.abs(y - expected) <= bound(x, decoded)).all()
+
+
+def test_a_gate_and_what_it_is_for_are_packed():
+    rng, n_in, n, n_tok = np.random.default_rng(4), 96, 64, 18
+    x, step = normal(rng, n_tok, n_in) / 8, np.array([n_tok, 0, 0, 0, 0])
+    (gate, one), (up, other) = (weights("Q8_0", rng, n, n_in) for _ in range(2))
+    to = np.full((n_tok, n), np.nan, np.float16)
+    run(
+        ops.PRODUCT_GATE, ("Q8_0", "silu"),
+        {"step": step, "packed": halved(x), "n_in": n_in, "w": gate, "w2": up, "n": n, "to": to},
+    )  # fmt: skip
+    left, right = x.astype(np.float64) @ one.T, x.astype(np.float64) @ other.T
+    most = bound(x, one) * (np.abs(right) + 1) * 1.1 + bound(x, other) * np.abs(left)
+    assert (np.abs(to - silu(left) * right) <= most + 2**-11 * np.abs(left * right)).all()
