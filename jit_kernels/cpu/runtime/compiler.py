@@ -7,12 +7,16 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import llvmlite.binding as llvm
+import numba
+import numpy as np
 from numba import njit, types
 from numba._dynfunc import make_function
 from numba.core import codegen, config, cpu
+from numba.core.dispatcher import Dispatcher
 
 from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract.layout import TURNS
@@ -65,12 +69,11 @@ def _private(module: Any, symbol: str, native: str) -> None:
           ret void
         }}""")
     module.link_in(wrapper)
-    for function in module.functions:
-        if not function.is_declaration and function.name != symbol:
-            function.linkage = "internal"
-    for variable in module.global_variables:
-        if not variable.is_declaration:
-            variable.linkage = "internal"
+    own = [f for f in module.functions if not f.is_declaration and f.name != symbol]
+    own += [v for v in module.global_variables if not v.is_declaration]
+    for i, value in enumerate(own):
+        # Numba's names count what this process compiled before: object code is not to depend on it.
+        value.linkage, value.name = "internal", f"own.{i}"
 
 
 def compile_kernel(spec: KernelSpec) -> bytes:
@@ -124,6 +127,49 @@ def target_machine() -> Any:
     )
 
 
+def share_functions() -> None:
+    """Have `njit` give one dispatcher to functions that are made alike; for compile workers.
+
+    A kernel's builder makes its functions anew for each value of its constants. Those of the same
+    code over the same values are typed and lowered once a process. Kernel modules import `njit` by
+    name: this comes before them.
+    """
+    shared, njit_anew = dict[Any, Any](), numba.njit
+
+    def njit(function: Any = None, /, **options: Any) -> Any:
+        if function is None:
+            return lambda f: njit(f, **options)
+        if not inspect.isfunction(function) or (key := _made_of(function)) is None:
+            return njit_anew(function, **options)
+        key = key, repr(sorted(options.items()))
+        if key not in shared:
+            shared[key] = njit_anew(function, **options)
+        return shared[key]
+
+    vars(numba)["njit"] = njit
+
+
+def _made_of(function: Any) -> Any:
+    """What a function is made of, as a key: its code and what it closes over; None: not known.
+
+    Types are part of it: 1, 1.0 and True are one key, and three constants.
+    """
+
+    def key(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value), tuple(key(item) for item in value)
+        if isinstance(value, int | float | str | np.generic | Dispatcher | NoneType):
+            return type(value), value
+        raise TypeError
+
+    try:
+        cells = tuple(key(cell.cell_contents) for cell in function.__closure__ or ())
+        # Equal code of two modules may name other globals.
+        return function.__code__, id(function.__globals__), key(function.__defaults__), cells
+    except (TypeError, ValueError):
+        return None
+
+
 def take_only_ir() -> None:
     """Keep Numba from making machine code in this process: it can then compile, but not run.
 
@@ -157,5 +203,6 @@ def take_only_ir() -> None:
 def main(folder: str, level: str) -> None:
     """Serve as a worker whose kernels are of a level of CPU features."""
     features.use(level)
+    share_functions()
     take_only_ir()
     serve(Path(folder), compile_kernel)
