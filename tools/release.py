@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bindings", "formats", "jit_kernels", "runner", "tools")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 KERNELS = "tamis/jit_kernels/compile/kernels"
+INSTALL = Path(__file__).with_name("install.sh")  # fetches the program, given where a release is
 TAG = "py3-none-manylinux_2_17_{}"  # of kernels: they need a C library of no later version
 
 
@@ -184,6 +185,7 @@ def everything(out: Path, kernels: Path, wanted: Wanted) -> None:
     materials = dependencies.materials(tamis.__version__, source_date())
     (out / f"tamis-{tamis.__version__}.cdx.json").write_text(materials)
     shutil.copy(dependencies.LOCK, out / "requirements.lock")
+    shutil.copy(INSTALL, out)
     checksums(out)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -213,6 +214,28 @@ def test_half_a_program_says_so(program, tmp_path):
     target.write_bytes(target.read_bytes()[:-40])
     done = call(target, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, "fetch it again" in done.stderr) == (1, True)
+
+
+def install(release, folder):
+    script = build_binary.HERE / "install.sh"
+    return subprocess.run(
+        ["sh", script, str(release), str(folder)], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_program_is_installed_from_a_release_and_not_where_it_was_changed(tmp_path):
+    name = f"tamis-1.2.3-linux-{platform.machine()}"
+    (tmp_path / "release").mkdir()
+    program = tmp_path / "release" / name
+    program.write_text("#!/bin/sh\necho 1.2.3\n")
+    release.checksums(tmp_path / "release")
+    done = install(tmp_path / "release", tmp_path / "bin")
+    assert done.stdout.strip() == str(tmp_path / "bin" / "tamis"), done.stderr
+    assert subprocess.check_output([tmp_path / "bin" / "tamis"]) == b"1.2.3\n"
+    program.write_text("#!/bin/sh\necho other\n")
+    done = install(tmp_path / "release", tmp_path / "bin")
+    assert (done.returncode, f"{name} is not what SHA256SUMS says" in done.stderr) == (1, True)
+    assert subprocess.check_output([tmp_path / "bin" / "tamis"]) == b"1.2.3\n"
 
 
 def test_kernels_are_checked_against_the_sources_of_their_kind(tmp_path):
