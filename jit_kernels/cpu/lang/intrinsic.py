@@ -66,6 +66,24 @@ def call(builder: Any, name: str, ret: ir.Type, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
 
 
+# ---- memory of a call ----------------------------------------------------------------------------
+def _stack_bytes(_context: Any, n: Any) -> Any:
+    """The address of n bytes on the stack, at a cache line, until the kernel returns."""
+    if not isinstance(n, types.IntegerLiteral):
+        return None
+
+    def codegen(_context: Any, builder: Any, _sig: Any, _values: Any) -> Any:
+        with builder.goto_entry_block():
+            memory = builder.alloca(I8, ir.Constant(I32, n.literal_value))
+            memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+    return int64(n), codegen
+
+
+stack_bytes: Any = intrinsic(_stack_bytes)
+
+
 # ---- scalars -------------------------------------------------------------------------------------
 @op(int64, int64)
 def load_i64(b, p):

@@ -1,4 +1,8 @@
-"""Linear attention over a state of head_k rows: threads share its independent columns."""
+"""Linear attention over a state of head_k rows: threads share its independent columns.
+
+Of several tokens, a vector of columns is copied to the stack for all of them: in the state its rows
+lie a power of two apart and take each other's places in the first-level cache.
+"""
 
 from typing import Any
 
@@ -6,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from tamis.jit_kernels.contract.ops import STEP
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, stack_bytes, store_f32
 from tamis.jit_kernels.cpu.lang.simd import (
     LANES,
     broadcast_f,
@@ -17,6 +21,8 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f,
 )
 
+WIDTH = 4 * LANES  # bytes of a vector
+COPIED = 4  # tokens from which copying pays
 ROWS = 4  # rows of the state that a pass adds to sums of their own: one sum alone would wait
 
 
@@ -40,10 +46,10 @@ ONE = (load_f32, store_f32, load_f32, _splat_one, _zero_one, _fma_one)
 VECTOR = (load_f, store_f, broadcast_f, splat_f, zero_f, fma)
 
 
-def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, head_v: int) -> Any:
+def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, row_bytes: int) -> Any:
     """The function that advances columns of a head's state S by a token and returns S^T q."""
     load, store, broadcast, splat, zero, add = words
-    delta, by_channel, row_bytes = rule == "delta", decay == "channel", 4 * head_v
+    delta, by_channel = rule == "delta", decay == "channel"
 
     @njit(error_model="numpy")
     def decay_of(gates, i):
@@ -102,18 +108,31 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
         raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
     if head_k % ROWS:
         raise ValueError(f"head_k is {head_k}, expected a multiple of {ROWS}")
-    vectors, ones = (_columns(words, rule, decay, head_k, head_v) for words in (VECTOR, ONE))
+    vectors = _columns(VECTOR, rule, decay, head_k, 4 * head_v)
+    near_vectors = _columns(VECTOR, rule, decay, head_k, WIDTH)
+    ones = _columns(ONE, rule, decay, head_k, 4 * head_v)
+    size = head_k * WIDTH
     n_vector = head_v // LANES
     n_part = n_vector + head_v % LANES  # vectors of columns, then single ones
 
+    @njit(error_model="numpy")
+    def copy_rows(source, source_apart, to, to_apart):
+        for i in range(head_k):
+            store_f(to + to_apart * i, load_f(source + source_apart * i))
+
     def kernel(tid, n_thread, a):
+        near = stack_bytes(size)
         n_tok, per_head = load_i64(a.step + STEP.n_tok), head_k if by_channel else 1
+        is_few = n_tok < COPIED
         for item in range(tid, a.n_head * n_part, n_thread):
             h, part = item // n_part, item % n_part
             single = part >= n_vector
             column = 4 * (LANES * n_vector + part - n_vector if single else LANES * part)
             kv = h % a.n_head_k if a.tiled != 0 else h // (a.n_head // a.n_head_k)
             columns = a.state + 4 * head_k * head_v * h + column
+            is_near = not single and not is_few
+            if is_near:
+                copy_rows(columns, 4 * head_v, near, WIDTH)
             for t in range(n_tok):
                 at = a.stride * t + a.qk_step * kv
                 value = a.v + 4 * (a.stride * t + a.v_step * h) + column
@@ -125,9 +144,15 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
                     one = ones(columns, a.q + 4 * at, a.k + 4 * at, value, gates, rate)
                     store_f32(out, one * a.scale + through * load_f32(value))
                 else:
-                    found = vectors(columns, a.q + 4 * at, a.k + 4 * at, value, gates, rate)
+                    q, k = a.q + 4 * at, a.k + 4 * at
+                    if is_near:
+                        found = near_vectors(near, q, k, value, gates, rate)
+                    else:
+                        found = vectors(columns, q, k, value, gates, rate)
                     added = splat_f(through) * load_f(value)
                     store_f(out, fma(found, splat_f(a.scale), added))
+            if is_near:
+                copy_rows(near, WIDTH, columns, 4 * head_v)
 
     by_channel = decay == "channel"
     return kernel
