@@ -430,7 +430,8 @@ def broadcast_words(b, p, rows, cols, factor):
 )
 def load_byte_row(b, p, shift, cols, zero, signed, apart):
     """A row of vectors: bits shift .. shift + 7 of words `apart` words apart, less `zero`."""
-    up = splatted(b, b.trunc(b.sub(ir.Constant(I64, 24), shift), I32), LANES)
+    count = ir.Constant(I64, shift) if isinstance(shift, int) else shift
+    up = splatted(b, b.trunc(b.sub(ir.Constant(I64, 24), count), I32), LANES)
     made = []
     for at in spaced(b, p, 4 * LANES * apart, cols):
         words = vector_at(b, at, ir.VectorType(I32, LANES * apart))
