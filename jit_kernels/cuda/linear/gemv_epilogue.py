@@ -454,7 +454,7 @@ def _some_products(type: str) -> Launch:
     def kernel(tid, n_thread, a, looked):
         weights, n_row = (a.w, a.w2, a.w3, a.n, a.n2), a.n + a.n2 + a.n3
         to = (a.y, a.y2, a.y3), (a.bias, a.bias2, a.bias3), (a.n, a.n2, a.n3), a.add
-        run(tid, n_thread, a.step, a.packed, weights, a.n_in, n_row, to, looked)
+        run(tid, n_thread, a.step, (a.packed, a.n_in), (weights, n_row), to, looked)
 
     return matmul_some.launched(kernel, start)
 
@@ -561,8 +561,8 @@ def _some_gates(type: str, activation: str) -> Launch:
         return begin(tid, n_thread, (a.w, a.w2), a.n_in, 2 * a.n)
 
     def kernel(tid, n_thread, a, looked):
-        to = a.n, a.to
-        run(tid, n_thread, a.step, a.packed, (a.w, a.w2), a.n_in, 2 * a.n, to, looked)
+        weights = (a.w, a.w2), 2 * a.n
+        run(tid, n_thread, a.step, (a.packed, a.n_in), weights, (a.n, a.to), looked)
 
     return matmul_some.launched(kernel, start)
 

@@ -35,7 +35,8 @@ def _some(type: str) -> Launch:
 
     def kernel(tid, n_thread, a, looked):
         to = a.y, a.y_stride, a.bias, a.add
-        run(tid, n_thread, a.step, a.packed, (a.w, a.n_out), a.n_in, a.n_out, to, looked)
+        weights = (a.w, a.n_out), a.n_out
+        run(tid, n_thread, a.step, (a.packed, a.n_in), weights, to, looked)
 
     return launched(kernel, start)
 

@@ -5,7 +5,7 @@ unpacks 64 elements of each, 16 a lane, to float16 in its registers: they are th
 left side, up to 16 rows of x its right side. A sum may be taken in any order, so elements stay in
 the lane that has unpacked them. Where there are fewer rows of weights than warps, several warps
 share the elements of 16 of them, and add their sums in shared memory. The first weights of a warp
-are on their way while the kernel before still runs.
+are in flight while the kernel before still runs.
 """
 
 from typing import Any, NamedTuple
@@ -157,8 +157,8 @@ def running(type: str, which: Rows) -> tuple[Any, Any]:
         return kept(look(one_row, i, n_in)), kept(look(other_row, i, n_in))
 
     @device
-    def run(tid, n_thread, step, packed, weights, n_in, n_row, to, looked):
-        parts = cuda.shared.array((WARPS, SUMS), float32)
+    def run(tid, n_thread, step, x, of, to, looked):
+        parts, (packed, n_in), (weights, n_row) = cuda.shared.array((WARPS, SUMS), float32), x, of
         n_tok, _, _ = step_of(step)
         n_tile, size = quotient(n_row + ROWS - 1, ROWS), row_bytes(n_in)
         n_part = sharing_of(n_tile, n_thread, WARPS // n_group)
