@@ -4,7 +4,8 @@
 OPS = frozenset(
     [
         "add_positions", "attend", "attend_score_mod", "attend_merge", "attend_pack", "attend_sink",
-        "audit_heads", "bounded_decay", "cis_gate", "cis_sets", "copy_kv", "copy_rows", "decay",
+        "audit_heads", "bank_begin", "bank_fetch", "bank_lookup", "bounded_decay",
+        "cis_gate", "cis_sets", "copy_kv", "copy_rows", "decay",
         "delta_add", "delta_rows", "embed", "gate", "gate_clamped", "gate_rows", "gated_norm",
         "hip_estimate", "hip_means", "hip_search", "hip_select", "kv_allocate", "kv_evict",
         "kv_fetch", "kv_mark", "kv_write_back", "l2_norm", "layer_norm", "lfps_bypass",

@@ -63,6 +63,7 @@ class Stage:
                 )
             self.state = indexer_state(self.state.shape, model.hp)
         self._model, self._audit = model, audit
+        self.kv.expect(choosing=self.state.chooses)
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
             raise MethodError(
                 "layers share sets, which are on one device only: leave out n_gpu_layers, or "
@@ -181,13 +182,15 @@ class Stage:
 
     def _replay(self, linked: LinkedProgram, first: int, last: int) -> None:
         """Run ops first .. last - 1, stopping where pages of the KV cache must be fetched."""
-        pauses = dict(linked.program.pauses)
-        for stop in sorted({*self._stops[linked], *pauses}):
+        pauses, stops = dict(linked.program.pauses), self._stops[linked]
+        if stops:
+            stops = self.kv.due(linked.program, stops)
+        for stop in sorted({*stops, *pauses}):
             if first <= stop < last:
                 self.backend.run(linked, first, stop)
                 if stop in pauses:
                     pauses[stop]()
-                if stop in self._stops[linked]:
+                if stop in stops:
                     self.kv.fetch(linked.program, stop)
                 first = stop
         self.backend.run(linked, first, last)

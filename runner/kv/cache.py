@@ -108,6 +108,10 @@ class KVCache(Protocol):
         """What kernels see of a layer: pages that are not there are -1. Its arrays stay."""
         ...
 
+    def expect(self, *, choosing: bool) -> None:
+        """Told before anything is recorded: whether a method chooses what decode reads."""
+        return
+
     def program(self, _step: np.ndarray) -> Program:
         """An empty Program for passes that `step` tells of."""
         return Program()
@@ -123,6 +127,10 @@ class KVCache(Protocol):
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` must be called: none. Raises ValueError: cannot be."""
         return []
+
+    def due(self, program: Program, stops: list[int]) -> list[int]:
+        """Those of `stops` that the pass that has begun needs. Raises KVFileError, ValueError."""
+        return stops
 
     def begin(self, pos: int, n_tok: int) -> None:
         """A pass begins that writes positions pos .. pos + n_tok - 1. Raises KVFileError."""

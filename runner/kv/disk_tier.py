@@ -1,8 +1,10 @@
 """The KV cache of one sequence in a fixed amount of memory, the rest in a file.
 
-What an op reads is fetched just before it runs: the Program stops there. Whole pages are written
-back later, by a thread; while a layer runs, threads prefetch what the next layer chose in the last
-step.
+What an op reads is fetched just before it runs. Where a method chose it for one token, that is a
+few units, which the Program itself reads into a token bank (kv/token_bank.py). For other ops the
+Program stops; sinks and recent positions, which methods look at in every layer, stay in memory and
+cost no stop. Whole pages are written back later, by a thread; while a layer runs, the system
+prefetches what the next layer chose in the last step.
 """
 
 import weakref
@@ -14,9 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.program import Call, Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
 from tamis.kv import access_spans as reads
+from tamis.kv import token_bank
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.frame_pool import Frames, Load, OutOfFramesError
@@ -27,6 +30,9 @@ from tamis.model.hparams import HParams
 T = TypeVar("T")
 N_READER = 4  # threads: a disk answers several requests in the time of one
 MARGIN = 8  # frames beyond what a layer and the pages being written take
+FEW_KEPT = 8  # pages of a layer, sinks and recent ones, that mostly stay in memory
+MOST_KEPT = 24  # and at most
+MOST_THREADS = 1024  # that a Program may run on
 
 
 class DiskTier(KVCache):
@@ -61,14 +67,32 @@ class DiskTier(KVCache):
         self._writing: list[tuple[Future[None], int, int, np.ndarray]] = []
         self._failed = False  # something could not be written; it is still in memory
         self._ahead: list[tuple[int, list[Future[None]], Load]] = []
-        self._step = 0
+        self._step, self._n_tok, self._n_ctx = 0, 0, n_ctx
+        self._bank: token_bank.TokenBank | None = None  # once a Program needs it
+        self._spans: dict[tuple[int, int], _SpanReader] = {}  # by Program and call
+        self._kept: dict[int, frozenset[int]] = {}  # by layer, the pages that stay
+        self._stopping = set[int]()  # layers whose ops a pass stops for
         weakref.finalize(self, _close, self._pool, self._writer, self._file)
 
     # ---- positions and Python's side -------------------------------------------------------------
     @property
     def counts(self) -> KVCounts:
         """What was asked of memory and file."""
-        return self._counts
+        if self._bank is None:
+            return self._counts
+        n_hit, n_miss, n_read = self._bank.counted
+        own, sides = self._counts, len(self._sides)
+        unit = self._bank.unit * self.types.row_bytes(self._hp.head_dim)
+        asked = unit * (n_hit + n_miss)
+        return KVCounts(
+            own.n_hit + sides * n_hit,
+            own.n_miss + sides * n_miss,
+            own.n_ahead,
+            own.n_read + n_read,
+            own.n_written,
+            own.n_chosen + asked,
+            own.n_covered + asked,
+        )
 
     @property
     def capacity(self) -> int:
@@ -96,6 +120,9 @@ class DiskTier(KVCache):
         self._settle(wait=True, check=False)
         self._join()
         first = -(-n_tokens // PAGE)
+        if self._bank is not None:
+            self._bank.truncate(n_tokens)
+        self._kept.clear()
         for layer in range(self._hp.n_layer):
             for side in self._sides:
                 side.drop(layer, first)
@@ -137,6 +164,9 @@ class DiskTier(KVCache):
         self._settle(wait=True, check=False)
         self._join()
         end = page * PAGE + len(k)
+        if self._bank is not None:
+            self._bank.truncate(page * PAGE)
+        self._kept.clear()
         for side, rows, type in zip(self._sides, (k, v), self.types, strict=True):
             own = as_type(rows, type)
             side.drop(layer, page)
@@ -160,16 +190,126 @@ class DiskTier(KVCache):
         self._file.drop_cached()
 
     # ---- kernels' side ---------------------------------------------------------------------------
+    def program(self, step: np.ndarray) -> Program:
+        """An empty Program, whose attention to what a method chose will read a token bank."""
+        return _BankedProgram(self, step)
+
+    def bank(self) -> token_bank.TokenBank | None:
+        """The token bank, made of a half of the memory; None where there is too little for one."""
+        n_least = token_bank.least(self._n_ctx)
+        n_half, n_left = self._n_frame // 2, self._spare
+        n_bank = min(
+            max(n_least, n_half), max(n_least, n_left - FEW_KEPT * self._hp.n_layer), n_left
+        )
+        if self._bank is None and n_bank >= n_least and self._step == 0:
+            self._bank = token_bank.TokenBank(self._hp, self._n_ctx, self.types, n_bank)
+            self._buffers = np.zeros((MOST_THREADS, ops.BANK_BUFFER), np.uint8)
+            self._n_frame -= n_bank
+            for side in self._sides:
+                side.limit(self._n_frame)
+        return self._bank
+
+    def record_read(self, program: Program, ahead: np.ndarray, how: dict[str, Any]) -> None:
+        """Record that what the token bank lacks is read from the file."""
+        (k, v), layer = self._sides, how["layer"]
+        program.add(
+            ops.BANK_READ,
+            k_frames=k.frames,
+            v_frames=v.frames,
+            k_table=k.table[layer],
+            v_table=v.table[layer],
+            k_sums=k.sums,
+            v_sums=v.sums,
+            buffers=self._buffers,
+            ahead=ahead,
+            handle=self._file.handle,
+            k_start=k.first_byte,
+            v_start=v.first_byte,
+            n_page=self._n_page,
+            file_unit=self._unit,
+            k_bytes=k.unit_bytes // self._unit,
+            v_bytes=v.unit_bytes // self._unit,
+            **how,
+        )
+
     def stops(self, program: Program) -> list[int]:
-        """The calls before which `fetch` must be called. Raises ValueError: cannot be."""
-        calls = program.calls
-        if any(reads.reads_all(call, program) for call in calls):
+        """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
+        calls = [(i, call) for i, call in enumerate(program.calls) if self._fetches(call, program)]
+        if any(reads.reads_all(call, program) for _, call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return [i for i, call in enumerate(calls) if call.spec.op.reads is not ops.READS_NOTHING]
+        return [i for i, _ in calls]
+
+    def _fetches(self, call: Call, program: Program) -> bool:
+        if call.spec.op.reads is ops.READS_NOTHING:
+            return False
+        table = reads.fields_of(call, program)["k_table"]
+        return self._bank is None or not self._bank.reads_it(table)
+
+    def due(self, program: Program, stops: list[int]) -> list[int]:
+        """Those of `stops` that this pass needs; what the others read stays in memory.
+
+        Raises KVFileError, ValueError.
+        """
+        if self._n_tok != 1:
+            self._stopping = set(range(self._hp.n_layer))
+            return stops
+        left, keep = [], dict[int, set[int]]()
+        self._stopping = set()
+        for at in stops:
+            reader = self._spans.get((id(program), at))
+            if reader is None:
+                reader = self._spans[id(program), at] = self._reader(program, at)
+            pages = reader.pages(-(-int(self._end[reader.layer]) // PAGE))
+            if pages is None:
+                left.append(at)
+                self._stopping.add(reader.layer)
+            else:
+                keep.setdefault(reader.layer, set()).update(pages)
+        if sum(map(len, keep.values())) > self._spare:
+            self._stopping, keep, left = set(range(self._hp.n_layer)), {}, stops
+        self._keep({layer: frozenset(pages) for layer, pages in keep.items() if pages})
+        return left
+
+    @property
+    def _spare(self) -> int:
+        """Frames beyond what an op that reads every key, and the pages being written, take."""
+        return self._n_frame - (self._n_page + MARGIN + self._n_allocated)
+
+    def _reader(self, program: Program, at: int) -> "_SpanReader":
+        call = program.calls[at]
+        fields = reads.fields_of(call, program)
+        offset = fields["k_table"] - self.table.ctypes.data
+        return _SpanReader(call, program, offset // self.table.strides[0])
+
+    def _keep(self, pages: dict[int, frozenset[int]]) -> None:
+        """Have pages of layers in memory until the next call."""
+        if pages == self._kept:
+            return
+        self._join()
+        self._unpin()
+        for side in self._sides:
+            side.release()
+        self._kept = {}
+        for layer, some in pages.items():
+            listed = np.array(sorted(some), np.int64)
+            need = np.zeros((int(listed.max()) + 1, self._hp.n_head_kv * PAGE // self._unit), bool)
+            need[listed] = True
+            self.fetch_units(layer, [need] * len(self._sides))
+            for side in self._sides:
+                side.keep(layer, listed)
+        self._unpin()
+        self._kept = pages
 
     def begin(self, pos: int, n_tok: int) -> None:
         """Make positions pos .. pos + n_tok - 1 writable in all layers. Raises KVFileError."""
         self._step += 1
+        self._n_tok = n_tok
+        if n_tok > 1:
+            self._kept = {}
+            for side in self._sides:
+                side.release()
+        if self._bank is not None and pos < self._end.max():
+            self._bank.truncate(pos)
         self._join()  # no frame that is still being filled may be taken for new pages
         self._unpin()
         self._settle()
@@ -177,6 +317,8 @@ class DiskTier(KVCache):
             self._failed = False
             self._write_behind(pos // PAGE)
             self._settle(wait=True)
+        if self._bank is not None and n_tok == 1 and self._writing:
+            self._settle(wait=True)  # the bank reads all but the last page from the file
         first, last = pos // PAGE, (pos + n_tok - 1) // PAGE
         pages = np.arange(first, last + 1)
         for layer in range(self._hp.n_layer):
@@ -189,7 +331,13 @@ class DiskTier(KVCache):
                 self._with_frames(partial(side.allocate, layer, pages), layer)
 
     def finish(self, pos: int, n_tok: int) -> None:
-        """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file."""
+        """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file.
+
+        Raises KVFileError, where the token bank was not given what was written.
+        """
+        if self._bank is not None and self._bank.failed():
+            self._bank.truncate(0)
+            raise self._file.damaged()
         if pos // PAGE < (pos + n_tok) // PAGE:
             self._write_behind((pos + n_tok) // PAGE)
 
@@ -213,8 +361,9 @@ class DiskTier(KVCache):
             self._counts.n_chosen += n_key * side.unit_bytes // self._unit
             self._counts.n_covered += int(flat.sum()) * side.unit_bytes
         self.fetch_units(layer, [flat] * n_side)
-        if call.spec.op.reads is ops.READS_SELECTION:
-            self._read_ahead((layer + 1) % self._hp.n_layer)
+        following = (layer + 1) % self._hp.n_layer
+        if call.spec.op.reads is ops.READS_SELECTION and following in self._stopping:
+            self._read_ahead(following)
 
     def _fill(self, layer: int, page: int, n_line: int) -> None:
         """Fetch the first lines of a page into memory, which is then written to."""
@@ -344,6 +493,62 @@ class DiskTier(KVCache):
                 f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "
                 f"{-(-least >> 20)} MiB at this context: raise kv_ram, or lower n_ctx"
             )
+
+
+class _SpanReader:
+    """A call that reads a few positions that are known before it runs, told by its record."""
+
+    def __init__(self, call: Call, program: Program, layer: int) -> None:
+        self._call, self._program, self.layer = call, program, layer
+        self._is_known = call.spec.op.reads not in (ops.READS_SELECTION, ops.READS_ALL)
+
+    def pages(self, n_page: int) -> set[int] | None:
+        """The pages that it reads, of n_page; None where they are many, or not known yet."""
+        if not self._is_known:
+            return None
+        found = set[int]()
+        for first, end in reads.spans(self._call, self._program):
+            last = min(-(-end // PAGE), n_page)
+            if last - first // PAGE > MOST_KEPT:
+                return None
+            found.update(range(first // PAGE, last))
+        return found
+
+
+class _BankedProgram(Program):
+    """A Program whose attention of one token to what a method chose reads a token bank."""
+
+    def __init__(self, kv: DiskTier, step: np.ndarray) -> None:
+        super().__init__()
+        self._kv, self._step = kv, step
+        self._ahead: list[np.ndarray] = []  # of each layer that does
+
+    def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
+        if op is ops.ATTEND:
+            how = self._banked(dict(zip(op.constants, constants, strict=True)), how)
+        super().add(op, constants, **how)
+
+    def _banked(self, constants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
+        table = self._kv.table
+        if constants["q_block"] != 1 or not token_bank.TokenBank.serves(self, how):
+            return how
+        bank = self._kv.bank()
+        if bank is None or not bank.fits(how["block"]):
+            return how
+        layer = (how["k_table"].ctypes.data - table.ctypes.data) // table.strides[0]
+        own = np.zeros(ops.BANK_AHEAD_SIZE, np.int64)
+        said = how["indptr"].ctypes.data, how["indices"].ctypes.data, how["block"], how["n_row"]
+        if self._ahead:
+            self._ahead[-1][:] = *said, layer
+        else:
+            bank.open(how["block"])
+            bank.record_begin(self, self._step)
+        self._ahead.append(own)
+
+        def read(fields: dict[str, Any]) -> None:
+            self._kv.record_read(self, own, fields)
+
+        return bank.record(self, self._step, how, layer, read)
 
 
 def _close(pool: ThreadPoolExecutor, writer: ThreadPoolExecutor, file: KVFile) -> None:

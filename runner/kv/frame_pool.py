@@ -63,6 +63,7 @@ class Frames:
         self._asked = np.zeros(hp.n_layer, np.int64)  # the step that last asked for the layer's
         self._dirty = np.zeros(n_frame, bool)  # the file does not have it
         self._pinned = np.zeros(n_frame, bool)  # being read or waited for
+        self._kept = np.zeros(n_frame, bool)  # see keep
         self._free = list(range(n_frame - 1, -1, -1))
 
     @property
@@ -102,6 +103,29 @@ class Frames:
     def loaded(self, load: Load) -> None:
         """What a Load read is there."""
         self._valid.reshape(-1)[load.places] = True
+
+    def limit(self, n_frame: int) -> None:
+        """Use only so many frames; before any is."""
+        assert len(self._free) == len(self._owner)
+        self._free = self._free[-n_frame:]
+
+    def keep(self, layer: int, pages: np.ndarray) -> None:
+        """Pages that are there stay until `release`."""
+        self._kept[self.table[layer, pages]] = True
+
+    def release(self) -> None:
+        """What was kept may be taken again."""
+        self._kept[:] = False
+
+    @property
+    def first_byte(self) -> int:
+        """The byte of the file from which on these pages lie there."""
+        return self._units.start
+
+    @property
+    def sums(self) -> np.ndarray:
+        """Checksums of the file's units, uint32, in their order."""
+        return self._units.sums
 
     def unpin(self) -> None:
         """Frames that were looked up may be taken again."""
@@ -164,7 +188,7 @@ class Frames:
         return [self._free.pop() for _ in range(n)]
 
     def _idle(self) -> np.ndarray:
-        return np.flatnonzero((self._owner >= 0) & ~self._dirty & ~self._pinned)
+        return np.flatnonzero((self._owner >= 0) & ~(self._dirty | self._pinned | self._kept))
 
     def _evict(self, n: int, layer: int) -> None:
         """Evict the n frames whose page was chosen longest ago.

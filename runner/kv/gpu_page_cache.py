@@ -1,8 +1,10 @@
 """The KV cache of one sequence in the host's memory, and some of its pages on a GPU.
 
 All pages are in a backing store that kernels reach. The device has frames, each for a page of one
-layer: those of the positions that are being written, and those that ops read last. A
-Program itself fetches what an op reads, just before the op: it does not stop for that.
+layer: those of the positions that are being written, and those that ops read last. Where decode
+attention reads what a method chooses, a token bank (kv/token_bank.py) has what the pages of a layer
+leave: units of one KV head. A Program itself fetches what an op reads, just before the op: it does
+not stop for that.
 """
 
 from collections.abc import Callable
@@ -13,9 +15,10 @@ import numpy as np
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
+from tamis.kv import token_bank
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
-from tamis.kv.types import KVTypes
+from tamis.kv.types import UNIT, KVTypes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import huge_zeros
 
@@ -48,15 +51,15 @@ class GpuPageCache(KVCache):
         self._n_first, n_frame = n_layer * self._n_ring, kv_vram // self._page_bytes - 1
         self._n_cache = (n_frame - self._n_first) // AT_ONCE * AT_ONCE
         self._check()
-        page, rows = (hp.n_head_kv, PAGE), [kv_row(type, hp.head_dim) for type in types]
-        n_home, n_frame = n_layer * self._n_page, 1 + self._n_first + self._n_cache
-        self._store = [huge_zeros((n_home, *page), row)[1] for row in rows]
+        self._page, self._rows = (hp.n_head_kv, PAGE), [kv_row(type, hp.head_dim) for type in types]
+        n_home = n_layer * self._n_page
+        self._store = [huge_zeros((n_home, *self._page), row)[1] for row in self._rows]
         self._held = [mapped(stored) for stored in self._store]
-        self._frames = [huge_zeros((n_frame, *page), row)[1][1:] for row in rows]
         # What kernels know of frames: see ops.KV_ALLOCATE.
         self._table = np.zeros((n_layer, self._n_page), np.int32)
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
-        self._owner, self._used = zeros((2, self._n_cache), np.int32)
+        self._bank: token_bank.TokenBank | None = None
+        self._new_frames()
         self._nothing = np.zeros(0, np.int32)
         self._state = np.zeros(ops.KV_STATE_SIZE, np.int64)
         self._state[ops.KV_STATE.serial // 8] = 1
@@ -64,6 +67,22 @@ class GpuPageCache(KVCache):
         self._counts = np.zeros(ops.KV_RANKS, np.int32)
         self._drop()
         self._end = 0  # positions that were made writable
+
+    def _new_frames(self) -> None:
+        n_frame = 1 + self._n_first + self._n_cache
+        self._frames = [huge_zeros((n_frame, *self._page), row)[1][1:] for row in self._rows]
+        self._owner, self._used = zeros((2, self._n_cache), np.int32)
+
+    def expect(self, *, choosing: bool) -> None:
+        """Give a token bank what a layer's pages leave of the memory, where that is enough."""
+        n_least = -(-self._n_page // AT_ONCE) * AT_ONCE
+        n_bank = self._n_cache - n_least
+        if choosing and n_bank >= token_bank.least(PAGE * self._n_page):
+            self._bank = token_bank.TokenBank(self._hp, PAGE * self._n_page, self.types, n_bank)
+            self._bank.open(UNIT)
+            self._n_cache = n_least
+            self._new_frames()
+            self._drop()
 
     # ---- positions and Python's side -------------------------------------------------------------
     @property
@@ -79,7 +98,8 @@ class GpuPageCache(KVCache):
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """What `read` and `write` see: to be fetched before, and sent after."""
-        return (*self._store, self._table, self._ring, self._owner, self._used)
+        bank = () if self._bank is None else self._bank.arrays
+        return (*self._store, self._table, self._ring, self._owner, self._used, *bank)
 
     def view(self, layer: int) -> KVView:
         """What kernels see of a layer: pages that are in no frame are -1."""
@@ -148,11 +168,33 @@ class GpuPageCache(KVCache):
             n_ring=self._n_ring,
             **self._copies(),
         )
+        if self._bank is not None:
+            self._bank.record_begin(program, step)
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
         """Record that the backing store gets a chunk's positions, of all layers."""
         fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
         program.add(ops.KV_WRITE_BACK, step=step, **fields)
+
+    def banked(
+        self, program: Program, step: np.ndarray, fields: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Record that ATTEND of one query finds its keys in the token bank: its fields then.
+
+        None where it must read pages.
+        """
+        bank = self._bank
+        if bank is None or not bank.fits(fields["block"]) or not bank.serves(program, fields):
+            return None
+        at = fields["k_table"].ctypes.data - self._table.ctypes.data
+        layer = at // self._table.strides[0]
+        copies = self._copies()
+        del copies["n_head_kv"]
+
+        def fetch(how: dict[str, Any]) -> None:
+            program.add(ops.BANK_FETCH, table=self._table[layer], **copies, **how)
+
+        return bank.record(program, step, fields, layer, fetch)
 
     def record_fetch(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
@@ -205,15 +247,23 @@ class GpuPageCache(KVCache):
     @property
     def counters(self) -> tuple[np.ndarray, ...]:
         """The arrays that `counts` reads."""
-        return (self._state,)
+        return (self._state,) if self._bank is None else (self._state, self._bank.state)
 
     @property
     def counts(self) -> KVCounts:
-        """What was asked of the frames, in pages, as of when `counters` were fetched."""
+        """What was asked of the frames, in pages, and of the token bank, in its units.
+
+        As of when `counters` were fetched.
+        """
         n_hit, n_miss = (
             int(self._state[at // 8]) for at in (ops.KV_STATE.n_hit, ops.KV_STATE.n_miss)
         )
-        return KVCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_miss * self._page_bytes)
+        n_read = n_miss * self._page_bytes
+        if self._bank is not None:
+            hits, misses, _ = self._bank.counted
+            n_hit, n_miss = n_hit + hits, n_miss + misses
+            n_read += misses * self._bank.unit * self.types.row_bytes(self._hp.head_dim)
+        return KVCounts(n_hit=n_hit, n_miss=n_miss, n_read=n_read)
 
     def _copies(self) -> dict[str, Any]:
         (k_store, v_store), (k_frames, v_frames) = self._store, self._frames
@@ -232,6 +282,8 @@ class GpuPageCache(KVCache):
         """All frames are empty."""
         self._table[...], self._ring[...], self._owner[...] = -1, -1, -1
         self._used[...] = -ops.KV_OLD
+        if self._bank is not None:
+            self._bank.truncate(0)
 
     def _check(self) -> None:
         n_least = -(-self._n_page // AT_ONCE) * AT_ONCE
@@ -253,6 +305,10 @@ class _FetchingProgram(Program):
 
     def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
         if op.reads is not ops.READS_NOTHING:
-            named = dict(zip(op.constants, constants, strict=True))
-            self._kv.record_fetch(self, self._step, op, how, named.get("q_block", 0))
+            named, found = dict(zip(op.constants, constants, strict=True)), None
+            if op is ops.ATTEND and named["q_block"] == 1:
+                found = self._kv.banked(self, self._step, how)
+            if found is None:
+                self._kv.record_fetch(self, self._step, op, how, named.get("q_block", 0))
+            how = found or how
         super().add(op, constants, **how)

@@ -67,6 +67,11 @@ class KVFile:
             n += done
         return True
 
+    @property
+    def handle(self) -> int:
+        """The number that the system knows it by."""
+        return self._file.fileno()
+
     def damaged(self) -> KVFileError:
         """The error of a file that somebody else wrote to."""
         return KVFileError(
@@ -91,16 +96,16 @@ class Units:
     """
 
     def __init__(self, file: KVFile, start: int, n_unit: int, size: int) -> None:
-        self._file, self._start, self._size = file, start, size
-        self._sums = np.zeros(n_unit, np.uint32)
+        self._file, self.start, self._size = file, start, size
+        self.sums = np.zeros(n_unit, np.uint32)  # checksums
         shared().load([_CRC32C])
 
     def write(self, first: int, pages: list[np.ndarray]) -> None:
         """Units first .. from pages, each uint8 [n, size]. Raises KVFileError."""
-        self._file.write(self._start + first * self._size, [_bytes(page) for page in pages])
+        self._file.write(self.start + first * self._size, [_bytes(page) for page in pages])
         for page in pages:
             rows = np.arange(len(page), dtype=np.int64)
-            self._sums[first : first + len(page)] = checksums(page, rows)
+            self.sums[first : first + len(page)] = checksums(page, rows)
             first += len(page)
 
     def read(self, numbers: np.ndarray, memory: np.ndarray, places: np.ndarray) -> None:
@@ -116,10 +121,10 @@ class Units:
             at = int(places[first]) * size
             call.append(data[at : at + (last - first) * size])
             if last == len(numbers) or jumps[last - 1]:
-                end = self._start + (int(numbers[last - 1]) + 1) * size
+                end = self.start + (int(numbers[last - 1]) + 1) * size
                 self._file.read(end - sum(map(len, call)), call)
                 call = []
-        if (checksums(memory, places) != self._sums[numbers]).any():
+        if (checksums(memory, places) != self.sums[numbers]).any():
             raise self._file.damaged()
 
 

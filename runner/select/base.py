@@ -210,6 +210,11 @@ class SelectorState:
         return []
 
     @property
+    def chooses(self) -> bool:
+        """Whether decode attention may read less than everything."""
+        return type(self).decode is not SelectorState.decode
+
+    @property
     def n_recall(self) -> int:
         """Last tokens whose queries must have been observed before a decode step; 0: none."""
         return 0
@@ -425,6 +430,10 @@ class _PerRoleState(SelectorState):
 
     def phase(self, step: int) -> str:
         return self._for_decode.phase(step)
+
+    @property
+    def chooses(self) -> bool:
+        return self._for_decode.chooses
 
     def _serving(self, rec: Recording) -> SelectorState:
         return self._for_decode if rec.n_tok == 1 else self._for_prefill

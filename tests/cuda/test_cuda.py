@@ -197,6 +197,9 @@ MEANT = {
         KernelSpec(ops.KV_EVICT, (reader,)): ["atom.*shared", "match.any.sync", "popc"]
         for reader in ops.KV_READERS
     },
+    KernelSpec(ops.BANK_BEGIN, ()): ["bar.sync", "st.global.u64"],
+    KernelSpec(ops.BANK_LOOKUP, ()): ["atom.global.exch.b32", "atom.*shared", "red.global.add.u64"],
+    KernelSpec(ops.BANK_FETCH, ()): ["ld.global.v4.u32", "st.global.v4.u32"],
     KernelSpec(ops.KV_FETCH, ()): ["ld.global.v4.u32", "st.global.v4.u32", NO_CONSTANT],
     KernelSpec(ops.COPY_KV, (64, *F16)): ["st.global.u16|st.global.b16"],
     KernelSpec(ops.COPY_KV, (64, "q8_0", "q4_0")): ["st.global.u16|st.global.b16"],

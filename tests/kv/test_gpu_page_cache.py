@@ -80,6 +80,23 @@ def test_logits_are_those_of_a_session_in_memory(path, whole, gpu, attn):
     engine.close()
 
 
+@pytest.mark.parametrize("attn", GPU_METHODS[1:])
+def test_with_room_for_a_token_bank_logits_are_the_same(path, whole, gpu, attn):
+    engine = loaded(path, -1)
+    how = {"n_ctx": N_CTX, "n_ubatch": 128, "attn": attn}
+    page = engine.memory_plan(PAGE).kv // N_LAYER
+    tiered = engine.session(kv_vram=least(engine) + 80 * page, **how)
+    other = whole.session(**how)
+    assert tiered._kv._bank is not None
+    for n, n_token in ((1500, 40), (300, 9)):
+        check_same(tiered, other, n, n_token)
+        assert tiered.kv_counts.n_hit > 0
+        assert attn.startswith("window") or tiered._kv._bank.counted[0] > 0
+        for session in (tiered, other):
+            session.truncate(1200)
+    engine.close()
+
+
 @pytest.mark.parametrize("n_gpu_layers", [2, -1])
 @pytest.mark.parametrize(
     "prefill",

@@ -185,3 +185,165 @@ class KvFetch:
 
 
 KV_FETCH = op("kv.page_cache", KvFetch)
+
+# The token bank: KV rows of single units, of some positions of one KV head, that decode attention
+# reads. A slot of KV head h is `unit` rows of that head, anywhere in pages of the bank; all layers
+# share the slots. ATTEND reads the bank in place of the cache: its Selection is translated from
+# positions to rows of the bank, its pages are in order. The last slot of a head has the unit that
+# is being written, so that what is not written yet comes after all that is.
+
+BANK_BUFFER = 1 << 17  # bytes of a file that are read at once, at most
+BANK_GROUP = 16  # slots of which the one used longest ago is evicted
+
+
+class _BankState(NamedTuple):
+    """Byte offsets of the state of a token bank: int64s."""
+
+    serial: int  # of the next BANK_LOOKUP, from 1 on: what a slot that it uses is stamped with
+    n_hit: int  # units that were in the bank when they were asked for; counted, never reset
+    n_miss: int  # and those that were not
+    n_bad: int  # units of the file that were not what was written
+    n_written: int  # positions that were written: units beyond hold nothing
+    n_read: int  # bytes read from the file
+
+
+BANK_STATE = _BankState(0, 8, 16, 24, 32, 40)
+BANK_STATE_SIZE = 6
+
+
+class _BankAhead(NamedTuple):
+    """Byte offsets of what BANK_READ knows of the next call: addresses, then numbers; int64s."""
+
+    indptr: int  # 0: there is none
+    indices: int
+    block: int
+    n_row: int
+    layer: int
+
+
+BANK_AHEAD = _BankAhead(0, 8, 16, 24, 32)
+BANK_AHEAD_SIZE = 5
+
+
+class BankBegin:
+    """Begin a pass: units from position pos on are dropped, where positions there were written."""
+
+    step: Address
+    # int64 [STEP_SIZE]: ATTEND's step record: the position of the pass's query in the bank.
+    row_step: Address
+    state: Address  # int64 [BANK_STATE_SIZE], see BANK_STATE
+    slots: Address  # int32 [n_layer, n_head_kv, n_unit]: a unit's slot, or -1
+    owner: Address  # int32 [n_head_kv, n_slot]: layer * n_unit + unit, or -1
+    used: Address  # int32 [n_head_kv, n_slot]: the serial of its last use
+    n_layer: int
+    n_head_kv: int
+    n_unit: int
+    n_slot: int
+    unit: int  # positions
+
+
+BANK_BEGIN = op("kv.token_bank", BankBegin)
+
+
+class BankLookup:
+    """Slots for all units that a Selection of one query token reads, and the Selection of rows.
+
+    A unit that is not in the bank takes the slot that was used longest ago of BANK_GROUP, the
+    groups in turn, none that this call uses; the head's first n_missing of missing name these. Of
+    slots that their layer used in the last n_layer calls, those of the layers that come up last are
+    taken first. Raises serial.
+    """
+
+    step: Address
+    state: Address  # as for BANK_BEGIN, the next three too
+    slots: Address
+    owner: Address
+    used: Address
+    hands: Address  # int64 [n_head_kv]: the group that is next
+    missing: Address  # int32 [n_head_kv, n_unit]
+    n_missing: Address  # int64 [n_head_kv]
+    indptr: Address  # of the Selection, of n_row rows
+    indices: Address
+    rows: Address  # int32, as many as indices: the Selection's blocks in the bank
+    layer: int
+    n_layer: int
+    n_head_kv: int
+    n_unit: int
+    n_slot: int  # whole groups, of those before the last, have room for n_unit
+    n_row: int  # a multiple of n_head_kv
+    block: int
+    unit: int  # a multiple of block, a divisor of PAGE
+
+
+BANK_LOOKUP = op("kv.token_bank", BankLookup)
+
+
+class BankFetch:
+    """Fetch the missing units from the backing store to their slots, the newest from its frame.
+
+    The store has all positions before pos; page pos / PAGE is in a frame.
+    """
+
+    step: Address
+    state: Address  # as for BANK_LOOKUP
+    slots: Address
+    missing: Address
+    n_missing: Address
+    k_bank: Address  # the bank's rows, [n_slot * unit / PAGE, n_head_kv, PAGE] of k_bytes
+    v_bank: Address  # of v_bytes
+    k_store: Address  # as for KV_ALLOCATE, the next three too
+    v_store: Address
+    k_frames: Address
+    v_frames: Address
+    table: Address  # int32 [n_page]: the frames of this layer's pages
+    layer: int
+    n_page: int
+    n_head_kv: int
+    n_unit: int
+    n_slot: int
+    unit: int
+    k_bytes: int  # of a row, a multiple of 2
+    v_bytes: int
+
+
+BANK_FETCH = op("kv.token_bank", BankFetch)
+
+
+class BankRead:
+    """Fetch the missing units from a file to their slots, those of pos's page from its frame.
+
+    Neighbours are read at once, and checked: n_bad counts those whose checksum is another one. The
+    system is told of all of them before the first is waited for, and of what the next call's
+    Selection named when it was made last.
+    """
+
+    step: Address
+    state: Address  # as for BANK_LOOKUP
+    slots: Address
+    missing: Address
+    n_missing: Address
+    k_bank: Address  # as for BANK_FETCH
+    v_bank: Address
+    k_frames: Address
+    v_frames: Address
+    k_table: Address  # int32 [n_page]: the frames of this layer's pages
+    v_table: Address
+    k_sums: Address  # uint32: checksums of the file's units, in their order
+    v_sums: Address
+    buffers: Address  # uint8 [n_thread, BANK_BUFFER]
+    ahead: Address  # int64 [BANK_AHEAD_SIZE]: of the next call, see BANK_AHEAD
+    handle: int  # of the file
+    k_start: int  # the byte that keys start at in the file
+    v_start: int
+    layer: int
+    n_page: int
+    n_head_kv: int
+    n_unit: int
+    n_slot: int
+    unit: int
+    file_unit: int  # positions of a checksum, a divisor of PAGE
+    k_bytes: int
+    v_bytes: int
+
+
+BANK_READ = op("kv.token_bank", BankRead)

@@ -116,7 +116,7 @@ def gather(batch, cursor, keys, tables, h):
             n += count
             j += count
         if j >= stop:
-            s += 1
+            s, j = s + 1, 0  # blocks of a token bank are in no order
     pad(batch, n)
     return n, (s, j)
 

@@ -66,8 +66,8 @@ def _slow_word(crc, word):
     return crc
 
 
-def crc32c() -> Any:
-    """Kernel of CRC32C: threads stride over four rows."""
+def _steps() -> tuple[Any, Any, Any]:
+    """Functions word and byte, of a checksum after 8 bytes more and after one, and rest."""
     fast = features.current().crc32
     word, byte = (_crc_word, _crc_byte) if fast else (_slow_word, _slow_byte)
 
@@ -80,6 +80,24 @@ def crc32c() -> Any:
             crc = byte(crc, load_u8(p))
             p += 1
         return crc
+
+    return word, byte, rest
+
+
+def summing() -> Any:
+    """The function that gives the checksum of n bytes at p."""
+    _, _, rest = _steps()
+
+    @njit
+    def sum_of(p, n):
+        return rest(ALL_ONES, p, p + n) ^ ALL_ONES
+
+    return sum_of
+
+
+def crc32c() -> Any:
+    """Kernel of CRC32C: threads stride over four rows."""
+    word, _, rest = _steps()
 
     def kernel(tid, n_thread, a):
         whole = a.size // 8 * 8

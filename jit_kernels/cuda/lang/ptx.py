@@ -345,6 +345,12 @@ keep = _ptx("mov.b64 $0, $1;", int64, int64, volatile=True)(
 keep_u32 = _ptx("mov.b32 $0, $1;", uint32, uint32, volatile=True)("As keep, of 32 bits.")
 keep_f32 = _ptx("mov.f32 $0, $1;", float32, float32, volatile=True)("As keep, of a float32.")
 count_bits = _ptx("popc.b32 $0, $1;", uint32, uint32)("How many bits are set (9.7.1.14).")
+exchange_i32 = _ptx("atom.global.exch.b32 $0, [$1], $2;", int32, int64, int32, volatile=True)(
+    "Write an int32, atomically; the one before (9.7.12.4)."
+)
+add_i64 = _ptx("red.global.add.u64 [$0], $1;", void, int64, int64, volatile=True)(
+    "Add to an int64, atomically (9.7.12.5)."
+)
 or_i64 = _ptx("red.global.or.b64 [$0], $1;", void, int64, int64, volatile=True)(
     "Set the bits $1 of the int64 at $0, whatever other threads do to it (9.7.13.7)."
 )

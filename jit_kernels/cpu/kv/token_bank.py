@@ -1,0 +1,352 @@
+"""Ops of the token bank: begin a pass, look units up, fetch them from a store or from a file."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+
+from tamis.jit_kernels.contract.ops import (
+    BANK_AHEAD,
+    BANK_BUFFER,
+    BANK_GROUP,
+    BANK_STATE,
+    KV_OLD,
+    STEP,
+)
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.kv.checksum import summing
+from tamis.jit_kernels.cpu.kv.page_cache import copy_bytes
+from tamis.jit_kernels.cpu.lang.intrinsic import (
+    I8,
+    I32,
+    I64,
+    atomic_add,
+    call,
+    int64,
+    load_i32,
+    load_i64,
+    load_u16,
+    load_u32,
+    op,
+    pointer,
+    store_i16,
+    store_i32,
+    store_i64,
+)
+
+WILLNEED = 3  # POSIX_FADV_WILLNEED
+AT_ONCE = 32  # units that a thread takes at a time
+
+
+@op(int64, int64, int64, int64, int64)
+def pread(b, handle, to, n, at):
+    """Read n bytes of a file from byte `at` on; how many came, -1 on an error."""
+    return call(b, "pread64", I64, [b.trunc(handle, I32), pointer(b, to, I8), n, at])
+
+
+@op(int64, int64, int64, int64)
+def will_need(b, handle, at, n):
+    """Have the system start reading n bytes of a file from byte `at` on."""
+    advice = ir.Constant(I32, WILLNEED)
+    return b.sext(call(b, "posix_fadvise64", I32, [b.trunc(handle, I32), at, n, advice]), I64)
+
+
+def bank_begin() -> Any:
+    """Kernel of BANK_BEGIN, by one thread: there is nothing to drop but after a truncation."""
+
+    def kernel(tid, n_thread, a):
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        end = load_i64(a.state + BANK_STATE.n_written)
+        for h in range(a.n_head_kv if pos < end else 0):
+            for layer in range(a.n_layer):
+                slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
+                for u in range(pos // a.unit, (end - 1) // a.unit + 1):
+                    slot = load_i32(slots + 4 * u)
+                    if slot >= 0:
+                        store_i32(slots + 4 * u, -1)
+                        store_i32(a.owner + 4 * (a.n_slot * h + slot), -1)
+                        store_i32(a.used + 4 * (a.n_slot * h + slot), -KV_OLD)
+        store_i64(a.state + BANK_STATE.n_written, pos + n_tok)
+        store_i64(a.row_step + STEP.n_tok, n_tok)
+        store_i64(a.row_step + STEP.pos, (a.n_slot - 1) * a.unit + pos % a.unit)
+
+    return kernel
+
+
+@njit
+def rank_of(used, now, n_layer):
+    """The eviction rank of a slot: the largest is evicted first, rank 0 never."""
+    age = (now - used) & 0xFFFFFFFF
+    if age == 0:
+        return 0
+    return age if age >= n_layer else n_layer - age
+
+
+@njit
+def take_slot(maps, sizes, h, unit, now):
+    """Assign a slot of head h to a unit of a layer, evicting another one; the slot."""
+    slots, owner, used, hands = maps
+    layer, n_layer, n_head_kv, n_unit, n_slot = sizes
+    own, stamps = owner + 4 * n_slot * h, used + 4 * n_slot * h
+    n_group, hand = (n_slot - 1) // BANK_GROUP, load_i64(hands + 8 * h)
+    best, slot = 0, 0
+    while best == 0:  # fewer units are read at once than there are slots
+        for i in range(BANK_GROUP * hand, BANK_GROUP * (hand + 1)):
+            rank = rank_of(load_i32(stamps + 4 * i), now, n_layer)
+            if rank > best:
+                best, slot = rank, i
+        hand = hand + 1 if hand + 1 < n_group else 0
+    store_i64(hands + 8 * h, hand)
+    before = load_i32(own + 4 * slot)
+    if before >= 0:
+        its_layer, its_unit = before // n_unit, before % n_unit
+        store_i32(slots + 4 * (n_unit * (its_layer * n_head_kv + h) + its_unit), -1)
+    store_i32(own + 4 * slot, n_unit * layer + unit)
+    store_i32(stamps + 4 * slot, now)
+    store_i32(slots + 4 * (n_unit * (layer * n_head_kv + h) + unit), slot)
+    return slot
+
+
+def bank_lookup() -> Any:
+    """Kernel of BANK_LOOKUP: threads stride over KV heads."""
+
+    def kernel(tid, n_thread, a):
+        pos, now = load_i64(a.step + STEP.pos), load_i64(a.state + BANK_STATE.serial)
+        newest, top = pos // a.unit, a.n_slot - 1
+        maps = a.slots, a.owner, a.used, a.hands
+        sizes = a.layer, a.n_layer, a.n_head_kv, a.n_unit, a.n_slot
+        rows = a.n_row // a.n_head_kv
+        for h in range(tid, a.n_head_kv, n_thread):
+            slots = a.slots + 4 * a.n_unit * (a.layer * a.n_head_kv + h)
+            stamps, missing = a.used + 4 * a.n_slot * h, a.missing + 4 * a.n_unit * h
+            n_missing, n_hit = 0, 0
+            first = load_i32(a.indptr + 4 * rows * h)
+            last = load_i32(a.indptr + 4 * rows * (h + 1))
+            for i in range(first, last):  # before any is evicted
+                unit = load_i32(a.indices + 4 * i) * a.block // a.unit
+                slot = load_i32(slots + 4 * unit) if unit < newest else -1
+                if slot >= 0 and load_i32(stamps + 4 * slot) != now:
+                    store_i32(stamps + 4 * slot, now)
+                    n_hit += 1
+            for i in range(first, last):
+                start = load_i32(a.indices + 4 * i) * a.block
+                unit = start // a.unit
+                slot = top if unit >= newest else load_i32(slots + 4 * unit)
+                if slot < 0:
+                    slot = take_slot(maps, sizes, h, unit, now)
+                    store_i32(missing + 4 * n_missing, unit)
+                    n_missing += 1
+                store_i32(a.rows + 4 * i, (slot * a.unit + start % a.unit) // a.block)
+            store_i64(a.n_missing + 8 * h, n_missing)
+            atomic_add(a.state + BANK_STATE.n_hit, n_hit)
+            atomic_add(a.state + BANK_STATE.n_miss, n_missing)
+
+    return kernel
+
+
+@njit
+def line_at(n_head_kv, h, line):
+    """The row of position `line` of head h in pages that are in order."""
+    return (line // PAGE * n_head_kv + h) * PAGE + line % PAGE
+
+
+@njit
+def copy_unit(rows, frames, banks, sizes, n_line):
+    """Copy the first n_line rows of a unit, of keys and of values, to the bank.
+
+    rows: the first one's number of keys, of values, and in the bank.
+    """
+    (k_row, v_row, to), (k, v), (k_bank, v_bank), (k_bytes, v_bytes) = rows, frames, banks, sizes
+    copy_rows(k + k_bytes * k_row, k_bank + k_bytes * to, k_bytes * n_line)
+    copy_rows(v + v_bytes * v_row, v_bank + v_bytes * to, v_bytes * n_line)
+
+
+@njit
+def copy_rows(source, to, n):
+    """Copy n bytes, a multiple of 2."""
+    if n % 16 == 0:
+        copy_bytes(source, to, 0, n)
+    else:
+        for i in range(0, n, 2):
+            store_i16(to + i, load_u16(source + i))
+
+
+def bank_fetch() -> Any:
+    """Kernel of BANK_FETCH: threads stride over the units of each head."""
+
+    def kernel(tid, n_thread, a):
+        pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head_kv
+        banks, sizes = (a.k_bank, a.v_bank), (a.k_bytes, a.v_bytes)
+        home = a.n_page * n_head_kv * PAGE * a.layer
+        for h in range(n_head_kv):
+            slots = a.slots + 4 * a.n_unit * (a.layer * n_head_kv + h)
+            for i in range(tid, load_i64(a.n_missing + 8 * h), n_thread):
+                unit = load_i32(a.missing + 4 * (a.n_unit * h + i))
+                to = line_at(n_head_kv, h, load_i32(slots + 4 * unit) * a.unit)
+                row = home + line_at(n_head_kv, h, unit * a.unit)
+                copy_unit((row, row, to), (a.k_store, a.v_store), banks, sizes, a.unit)
+        for h in range(tid, n_head_kv, n_thread):
+            first, to = pos // a.unit * a.unit, line_at(n_head_kv, h, (a.n_slot - 1) * a.unit)
+            frame = load_i32(a.table + 4 * (pos // PAGE))
+            row = (frame * n_head_kv + h) * PAGE + first % PAGE
+            copy_unit((row, row, to), (a.k_frames, a.v_frames), banks, sizes, pos - first + 1)
+        if tid == 0:
+            store_i64(a.state + BANK_STATE.serial, load_i64(a.state + BANK_STATE.serial) + 1)
+
+    return kernel
+
+
+@njit
+def file_unit_of(shape, layer, h, position):
+    """The number of the unit of a file that a position of a head is in."""
+    n_page, n_head_kv, file_unit = shape
+    page = layer * n_page + position // PAGE
+    return (page * n_head_kv + h) * (PAGE // file_unit) + position % PAGE // file_unit
+
+
+def bank_read() -> Any:
+    """Kernel of BANK_READ: threads stride over runs of the units of each head."""
+    sum_of = summing()
+
+    @njit
+    def run_of(missing, units, i, last, size):
+        """The run of file units from missing unit i on: their first and last, and the next i."""
+        shape, layer, h, unit, dirty = units
+        start = load_i32(missing + 4 * i) * unit
+        first = file_unit_of(shape, layer, h, start)
+        end = file_unit_of(shape, layer, h, start + unit - 1)
+        i += 1
+        while i < last:
+            start = load_i32(missing + 4 * i) * unit
+            if start >= dirty:
+                break
+            one = file_unit_of(shape, layer, h, start)
+            if one < end or one > end + 1:
+                break
+            other = file_unit_of(shape, layer, h, start + unit - 1)
+            if (other - first + 1) * size > BANK_BUFFER:
+                break
+            end = other
+            i += 1
+        return first, end, i
+
+    @njit
+    def read(handle, at, buffer, n):
+        """Read n bytes; whether all came."""
+        done = 0
+        while done < n:
+            got = pread(handle, buffer + done, n - done, at + done)
+            if got <= 0:
+                return False
+            done += got
+        return True
+
+    @njit
+    def advise(handle, start, missing, units, span, size):
+        """Tell the system of the runs of units span[0] .. span[1] - 1."""
+        i, last = span
+        while i < last:
+            if load_i32(missing + 4 * i) * units[3] >= units[4]:
+                i += 1
+                continue
+            first, end, i = run_of(missing, units, i, last, size)
+            will_need(handle, start + first * size, (end - first + 1) * size)
+
+    @njit
+    def read_side(side, missing, slots, units, span, buffer, state):
+        """Read units span[0] .. span[1] - 1 of keys, or of values."""
+        handle, start, sums, frames, table, bank, row = side
+        (n_page, n_head_kv, file_unit), layer, h, unit, dirty = units
+        size, (i, last), n_read = file_unit * row, span, 0
+        while i < last:
+            position = load_i32(missing + 4 * i) * unit
+            if position >= dirty:
+                slot = load_i32(slots + 4 * (position // unit))
+                to = bank + row * line_at(n_head_kv, h, slot * unit)
+                frame = load_i32(table + 4 * (position // PAGE))
+                source = (frame * n_head_kv + h) * PAGE + position % PAGE
+                copy_rows(frames + row * source, to, row * unit)
+                i += 1
+                continue
+            first, end, following = run_of(missing, units, i, last, size)
+            good = read(handle, start + first * size, buffer, (end - first + 1) * size)
+            n_read += (end - first + 1) * size
+            for n in range(end - first + 1 if good else 0):
+                if sum_of(buffer + size * n, size) != load_u32(sums + 4 * (first + n)):
+                    good = False
+            if not good:
+                atomic_add(state + BANK_STATE.n_bad, 1)
+            while i < following:
+                position = load_i32(missing + 4 * i) * unit
+                slot = load_i32(slots + 4 * (position // unit))
+                to = bank + row * line_at(n_head_kv, h, slot * unit)
+                n = file_unit_of((n_page, n_head_kv, file_unit), layer, h, position) - first
+                copy_rows(buffer + size * n + row * (position % file_unit), to, row * unit)
+                i += 1
+        atomic_add(state + BANK_STATE.n_read, n_read)
+
+    @njit
+    def read_ahead(a, ahead, side, dirty):
+        """Tell the system of what the next call's Selection named and the bank lacks."""
+        (start, row), handle, rows = side, a.handle, load_i64(ahead + BANK_AHEAD.n_row)
+        layer, block = load_i64(ahead + BANK_AHEAD.layer), load_i64(ahead + BANK_AHEAD.block)
+        indptr, indices = load_i64(ahead + BANK_AHEAD.indptr), load_i64(ahead + BANK_AHEAD.indices)
+        shape, size, before, behind = (a.n_page, a.n_head_kv, a.file_unit), a.file_unit * row, 0, -1
+        for r in range(rows):
+            h = r * a.n_head_kv // rows
+            slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
+            for i in range(load_i32(indptr + 4 * r), load_i32(indptr + 4 * (r + 1))):
+                position = load_i32(indices + 4 * i) * block
+                if position >= dirty or load_i32(slots + 4 * (position // a.unit)) >= 0:
+                    continue
+                one = file_unit_of(shape, layer, h, position)
+                if before <= one <= behind + 1 and behind >= 0:
+                    behind = max(behind, one)
+                    continue
+                if behind >= 0:
+                    will_need(handle, start + before * size, (behind - before + 1) * size)
+                before = behind = one
+        if behind >= 0:
+            will_need(handle, start + before * size, (behind - before + 1) * size)
+
+    def kernel(tid, n_thread, a):
+        pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head_kv
+        dirty = pos // PAGE * PAGE
+        buffer, shape = a.buffers + BANK_BUFFER * tid, (a.n_page, n_head_kv, a.file_unit)
+        keys = a.handle, a.k_start, a.k_sums, a.k_frames, a.k_table, a.k_bank, a.k_bytes
+        values = a.handle, a.v_start, a.v_sums, a.v_frames, a.v_table, a.v_bank, a.v_bytes
+        for wait in range(2):  # first all is asked for, then it is waited for
+            turn = 0
+            for h in range(n_head_kv):
+                slots = a.slots + 4 * a.n_unit * (a.layer * n_head_kv + h)
+                missing, n = a.missing + 4 * a.n_unit * h, load_i64(a.n_missing + 8 * h)
+                units = shape, a.layer, h, a.unit, dirty
+                for first in range(0, n, AT_ONCE):
+                    span, turn = (first, min(n, first + AT_ONCE)), turn + 1
+                    if turn % n_thread != tid:
+                        continue
+                    if wait == 0:
+                        k_size, v_size = a.file_unit * a.k_bytes, a.file_unit * a.v_bytes
+                        advise(a.handle, a.k_start, missing, units, span, k_size)
+                        advise(a.handle, a.v_start, missing, units, span, v_size)
+                    else:
+                        read_side(keys, missing, slots, units, span, buffer, a.state)
+                        read_side(values, missing, slots, units, span, buffer, a.state)
+        for h in range(tid, n_head_kv, n_thread):
+            first, to = pos // a.unit * a.unit, line_at(n_head_kv, h, (a.n_slot - 1) * a.unit)
+            line, page = first % PAGE, 4 * (pos // PAGE)
+            k_row = (load_i32(a.k_table + page) * n_head_kv + h) * PAGE + line
+            v_row = (load_i32(a.v_table + page) * n_head_kv + h) * PAGE + line
+            frames, banks = (a.k_frames, a.v_frames), (a.k_bank, a.v_bank)
+            copy_unit((k_row, v_row, to), frames, banks, (a.k_bytes, a.v_bytes), pos - first + 1)
+        if load_i64(a.ahead + BANK_AHEAD.indptr) != 0:
+            if tid == n_thread - 1:
+                read_ahead(a, a.ahead, (a.k_start, a.k_bytes), dirty)
+            if tid == max(0, n_thread - 2):
+                read_ahead(a, a.ahead, (a.v_start, a.v_bytes), dirty)
+        if tid == 0:
+            store_i64(a.state + BANK_STATE.serial, load_i64(a.state + BANK_STATE.serial) + 1)
+
+    return kernel

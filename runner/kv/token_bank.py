@@ -1,0 +1,181 @@
+"""The token bank of a sequence: KV rows of single units that decode attention reads.
+
+Attention of a method reads a few positions here and there, other ones for each KV head, and mostly
+those of the step before. Where the cache has memory for a part of the context only, the bank keeps
+what was used last, in units of a Selection's block of one KV head: of the two caches of HiP's
+offloading (Lee et al. 2024, arXiv 2406.09827, 3.3) the one of sparse attention, with its vector map
+from tokens to slots. A Program fetches what the bank lacks itself; it does not stop for that.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import PAGE, kv_row
+from tamis.kv.types import KVTypes
+from tamis.model.hparams import HParams
+from tamis.platform.memory import huge_zeros
+
+LEAST_UNIT = 2  # positions, where single ones are chosen
+
+
+def least(n_ctx: int) -> int:
+    """The least pages of a bank: each head has a slot for all units of a layer, in whole groups."""
+    return -(-n_ctx // PAGE) + ops.BANK_GROUP + 1
+
+
+class TokenBank:
+    """n_page pages of rows, in which each KV head has slots; at least `least` of the context.
+
+    unit: positions of a slot; 0: those of the first Selection that is recorded.
+    """
+
+    def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, n_page: int, unit: int = 0) -> None:
+        self._hp, self._n_ctx, self._n_bank = hp, -(-n_ctx // PAGE) * PAGE, n_page
+        assert n_page >= least(n_ctx)
+        shape = (n_page, hp.n_head_kv, PAGE)
+        self._banks = [huge_zeros(shape, kv_row(type, hp.head_dim))[1] for type in types]
+        self._table = np.arange(n_page, dtype=np.int32)
+        self._state = np.zeros(ops.BANK_STATE_SIZE, np.int64)
+        self._state[ops.BANK_STATE.serial // 8] = 1
+        self._row_step = np.zeros(ops.STEP_SIZE, np.int64)
+        self.unit = 0
+        self._maps: dict[str, np.ndarray] = {}
+        if unit:
+            self.open(unit)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What says which units there are: to be fetched before, and sent after `drop`."""
+        return (
+            self._state,
+            *(self._maps[name] for name in ("slots", "owner", "used") if self.unit),
+        )
+
+    @property
+    def state(self) -> np.ndarray:
+        """What kernels count in: see ops.BANK_STATE."""
+        return self._state
+
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        """Units that were there when they were asked for, and that were not; bytes of the file."""
+        at = ops.BANK_STATE
+        n_hit, n_miss, n_read = (int(self._state[i // 8]) for i in (at.n_hit, at.n_miss, at.n_read))
+        return n_hit, n_miss, n_read
+
+    def failed(self) -> bool:
+        """Whether units were not what was written since the last call."""
+        at = ops.BANK_STATE.n_bad // 8
+        n_bad, self._state[at] = int(self._state[at]), 0
+        return n_bad > 0
+
+    @staticmethod
+    def serves(program: Program, fields: dict[str, Any]) -> bool:
+        """Whether ATTEND of one query can read a bank: where an op chooses its Selection.
+
+        Not where positions count, as in a layer with a window.
+        """
+        if fields["window"] or fields["stride"] != 1:
+            return False
+        return any(fields["indices"].ctypes.data in call.values for call in program.calls)
+
+    def fits(self, block: int) -> bool:
+        """Whether blocks of so many positions are parts of its units."""
+        return (self.unit or PAGE) % block == 0
+
+    def record(
+        self,
+        program: Program,
+        step: np.ndarray,
+        fields: dict[str, Any],
+        layer: int,
+        fetch: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any]:
+        """Record that an attention op's units come to the bank; the op's fields as it reads them.
+
+        fetch: records the op that fetches what is missing, with fields that it is given.
+        """
+        block, indices = fields["block"], fields["indices"]
+        rows = np.zeros(len(indices), np.int32)
+        found = {name: self._maps[name] for name in ("slots", "missing", "n_missing")}
+        sizes = {name: self._sizes[name] for name in ("n_head_kv", "n_unit", "n_slot", "unit")}
+        common: dict[str, Any] = {
+            "step": step,
+            "state": self._state,
+            "layer": layer,
+            **found,
+            **sizes,
+        }
+        program.add(
+            ops.BANK_LOOKUP,
+            owner=self._maps["owner"],
+            used=self._maps["used"],
+            hands=self._maps["hands"],
+            indptr=fields["indptr"],
+            indices=indices,
+            rows=rows,
+            n_layer=self._hp.n_layer,
+            n_row=fields["n_row"],
+            block=block,
+            **common,
+        )
+        k_bank, v_bank = self._banks
+        fetch({**common, "k_bank": k_bank, "v_bank": v_bank})
+        read = {
+            "k_pages": k_bank,
+            "v_pages": v_bank,
+            "k_table": self._table,
+            "v_table": self._table,
+        }
+        return fields | read | {"indices": rows, "step": self._row_step}
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Record that a pass drops what it is about to write anew, before anything else of it."""
+        maps: dict[str, Any] = {name: self._maps[name] for name in ("slots", "owner", "used")}
+        sizes: dict[str, Any] = {"n_layer": self._hp.n_layer, **self._sizes}
+        program.add(
+            ops.BANK_BEGIN,
+            step=step,
+            row_step=self._row_step,
+            state=self._state,
+            **maps,
+            **sizes,
+        )
+
+    def reads_it(self, table: int) -> bool:
+        """Whether an op with this address of a page table reads the bank."""
+        return table == self._table.ctypes.data
+
+    def truncate(self, n_tokens: int) -> None:
+        """Drop the units that hold a position from n_tokens on."""
+        if not self.unit:
+            return
+        slots = self._maps["slots"][:, :, n_tokens // self.unit :]
+        for h in range(slots.shape[1]):
+            found = slots[:, h][slots[:, h] >= 0]
+            self._maps["owner"][h, found] = -1
+            self._maps["used"][h, found] = -ops.KV_OLD
+        slots[...] = -1
+
+    def open(self, block: int) -> None:
+        """Make its units blocks of so many positions, where they have no size yet."""
+        if self.unit:
+            return
+        hp, unit = self._hp, max(block, LEAST_UNIT)
+        n_unit, n_slot = self._n_ctx // unit, self._n_bank * PAGE // unit
+        self.unit = unit
+        self._sizes = {"n_head_kv": hp.n_head_kv, "n_unit": n_unit, "n_slot": n_slot, "unit": unit}
+        self._maps = {
+            "slots": np.zeros((hp.n_layer, hp.n_head_kv, n_unit), np.int32),
+            "owner": np.zeros((hp.n_head_kv, n_slot), np.int32),
+            "used": np.zeros((hp.n_head_kv, n_slot), np.int32),
+            "hands": np.zeros(hp.n_head_kv, np.int64),
+            "missing": np.zeros((hp.n_head_kv, n_unit), np.int32),
+            "n_missing": np.zeros(hp.n_head_kv, np.int64),
+        }
+        self._maps["slots"][...], self._maps["owner"][...] = -1, -1
+        self._maps["used"][...] = -ops.KV_OLD
