@@ -35,7 +35,7 @@ from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
 from tamis.model.model import Model
-from tamis.select.base import Selector, SelectorShape
+from tamis.select.base import Selector, SelectorShape, SelectorState
 from tamis.select.dense import Dense
 from tamis.select.meter import Mass, mass_of
 from tamis.text.tokenizer import Tokenizer
@@ -73,13 +73,7 @@ class Session(Generating):
         n_tok = max(2, n_ubatch)
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
         shape = _selector_shape(hp, window, n_kv, n_tok)
-        chosen = [
-            selector.open(replace(shape, int8_keys=place.kv_backend.on_host))
-            for place in loaded.places
-        ]
-        copies: dict[str, int] = {}
-        for place, state in zip(loaded.places, chosen, strict=True):
-            copies[place.kv_device] = copies.get(place.kv_device, 0) + state.n_bytes
+        chosen, copies = _opened(loaded, selector, shape)
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
@@ -716,6 +710,17 @@ def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
     for type in types:
         if type not in loaded.backend.kv_types:
             raise ValueError(f"this device has no {type} KV cache: use f16")
+
+
+def _opened(
+    loaded: LoadedModel, selector: Selector, shape: SelectorShape
+) -> tuple[list[SelectorState], dict[str, int]]:
+    """The method's state at each place, and the bytes that they keep of the keys, by device."""
+    chosen, copies = [], dict.fromkeys((place.kv_device for place in loaded.places), 0)
+    for place in loaded.places:
+        chosen.append(selector.open(replace(shape, int8_keys=place.kv_backend.on_host)))
+        copies[place.kv_device] += chosen[-1].n_bytes
+    return chosen, copies
 
 
 def _selector_shape(

@@ -68,6 +68,7 @@ SELECT_SHARED = {
     "tamis.select",
     "tamis.select.base",
     "tamis.select.in_numpy",
+    "tamis.select.key_codes",
     "tamis.select.meter",
     "tamis.select.metered",
     "tamis.select.notation",
