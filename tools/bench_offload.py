@@ -8,7 +8,7 @@
 model of random weights, whose own choices would have no locality: HiP searches as it always does,
 and then attends to the recorded blocks in place of its own. Those of a longer context are the same
 ones in runs of 32 positions, spread evenly. Sessions with all in memory and with a share of it
-take turns; a row is the median of the rounds, the ratio is of the two sides of a round.
+alternate; a row is the median of the rounds, the ratio is of the two sides of a round.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.backends import on_host
 from tamis.select import hip
 from tamis.select.base import DECODE
 
@@ -148,9 +149,8 @@ def run(given: argparse.Namespace) -> None:
             if share < 1:
                 n_byte = int(share * plan.kv)
                 on_gpu = {"kv_vram": n_byte}
-                tier = (
-                    on_gpu if given.device == "cuda" else {"kv_ram": n_byte, "kv_dir": given.kv_dir}
-                )
+                on_disk = {"kv_ram": n_byte, "kv_dir": given.kv_dir}
+                tier = on_disk if on_host(given.device) else on_gpu
             session = engine.session(given.n_ctx, attn=method, prefill=given.prefill, **tier)
             start = time.perf_counter()
             session.prefill(ids)

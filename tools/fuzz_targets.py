@@ -23,6 +23,7 @@ from tamis.engine import session_file
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session, SessionFileError
 from tamis.formats.dequant import dequantize
+from tamis.formats.documents import DocumentError, html_text, read_document
 from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.jit_kernels.compile.library import KernelLibrary
@@ -35,7 +36,6 @@ from tamis.sampling.grammar import gbnf_grammar, json_grammar
 from tamis.select.base import DECODE, PREFILL, SelectorShape
 from tamis.select.notation import methods, parse_method
 from tamis.summary.cache import Cache, key_of
-from tamis.summary.documents import DocumentError, html_text, read_document
 from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tokenizer import TokenizerError
 from tamis.tools.random_model import Shape, write_random_model

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tamis.platform.machine_code import code_memory, make_executable, system_function
+from tamis.platform.memory import code_memory, make_executable, system_function
 from tamis.platform.processor import MACHINE
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

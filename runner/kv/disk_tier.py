@@ -234,10 +234,9 @@ class DiskTier(KVCache):
 
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
-        calls = [(i, call) for i, call in enumerate(program.calls) if self._fetches(call, program)]
-        if any(reads.reads_all(call, program) for _, call in calls):
+        if any(reads.reads_all(call, program) for call in program.calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return [i for i, _ in calls]
+        return [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
 
     def _fetches(self, call: Call, program: Program) -> bool:
         if call.spec.op.reads is ops.READS_NOTHING:

@@ -77,11 +77,13 @@ class TokenBank:
     def serves(program: Program, fields: dict[str, Any]) -> bool:
         """Whether ATTEND of one query can read a bank: where an op chooses its Selection.
 
-        Not where positions count, as in a layer with a window.
+        Not where positions count, as in a layer with a window, nor where all or the last are read.
         """
         if fields["window"] or fields["stride"] != 1:
             return False
-        return any(fields["indices"].ctypes.data in call.values for call in program.calls)
+        at = fields["indices"].ctypes.data
+        makers = {call.spec.op for call in program.calls if at in call.values}
+        return bool(makers - {ops.SELECT_WINDOW})
 
     def fits(self, block: int) -> bool:
         """Whether blocks of so many positions are parts of its units."""

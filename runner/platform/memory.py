@@ -1,12 +1,20 @@
-"""Memory of the process: large arrays in pages of their own, and how much the machine has."""
+"""Memory of the process: large arrays in pages of their own, machine code, how much there is.
 
+Machine code is written first, executable then, never both.
+"""
+
+import contextlib
 import ctypes
 import mmap
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from tamis.platform.processor import MACHINE
+
+_MATH = "libm.so.6"  # the C library's other half
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's number; Python 3.13 has the name
 
 
@@ -75,3 +83,37 @@ def read_ahead(handle: int, first: int, n_bytes: int) -> None:
 
 _MAP_FIXED = 0x10
 _libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+
+
+def code_memory(size: int) -> tuple[mmap.mmap, int]:
+    """Memory that can be written, and its address, a multiple of the page size. Raises OSError."""
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def make_executable(memory: mmap.mmap, address: int) -> None:
+    """Let what was written be run, and not be written any more; it stays until the process ends.
+
+    Raises OSError where the system does not allow it.
+    """
+    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t(len(memory))
+    if libc.mprotect(ctypes.c_void_p(address), size, mmap.PROT_READ | mmap.PROT_EXEC):
+        number = ctypes.get_errno()
+        raise OSError(number, f"memory for kernels: {os.strerror(number)}")
+    if MACHINE == "aarch64":
+        # Instructions are fetched past the cache that they were written to. Linux cleans pages that
+        # become executable, but does not promise it; every compiled extension brings this library.
+        clear = ctypes.CDLL("libgcc_s.so.1")["__clear_cache"]
+        clear(ctypes.c_void_p(address), ctypes.c_void_p(address + len(memory)))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+
+
+@cache
+def system_function(name: str) -> int | None:
+    """The address of a function of the C library; None where it has none of that name."""
+    for library in (None, _MATH):
+        with contextlib.suppress(AttributeError):
+            function = getattr(ctypes.CDLL(library), name)
+            if address := ctypes.cast(function, ctypes.c_void_p).value:
+                return address
+    return None

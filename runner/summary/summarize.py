@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tamis import __version__
+from tamis.formats.documents import Document
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
-from tamis.summary.documents import Document
 from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings, choose
 from tamis.summary.prompts import Task, message, notes

@@ -95,7 +95,7 @@ def test_every_named_format_writes_the_conversation(llama_cpp, path):
         assert found.stops
         assert not found.prompt.endswith(("Q2", " ")) or name in ("chatglm3", "open-orca")
         n += 1
-    assert n == 24
+    assert n == 25
     for name in OF_THE_FILE:
         assert llama_cpp.Llama(path, n_ctx=64, chat_format=name)
     assert formats.format_zephyr(messages=MESSAGES[1:2]).prompt == (

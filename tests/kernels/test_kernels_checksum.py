@@ -2,21 +2,12 @@
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from guarded import in_child, runs
 
 from tamis.jit_kernels.contract import ops
 
 KERNELS = [(ops.CRC32C, ())]
-
-
-def crc32c(data: bytes) -> int:
-    """The definition: the remainder of a division of polynomials over two elements."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def sums_of(data, rows):

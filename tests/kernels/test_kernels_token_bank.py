@@ -1,13 +1,17 @@
 """The ops of the token bank, between unmapped pages: who is where, and what came."""
 
+import os
+import tempfile
+
 import numpy as np
 import pytest
+from crc32c import crc32c
 from guarded import in_child, runs, step_of
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
 
-KERNELS = [(ops.BANK_BEGIN, ()), (ops.BANK_LOOKUP, ()), (ops.BANK_FETCH, ())]
+KERNELS = [(op, ()) for op in (ops.BANK_BEGIN, ops.BANK_LOOKUP, ops.BANK_FETCH, ops.BANK_READ)]
 N_LAYER, N_HEAD_KV, N_PAGE, ROWS = 3, 2, 9, (34, 96)  # rows: of q8_0 and of f16, in bytes
 AT = {name: at // 8 for name, at in ops.BANK_STATE._asdict().items()}
 NOW, N_BANK = 70, N_PAGE + ops.BANK_GROUP + 1
@@ -184,3 +188,62 @@ def test_what_is_missing_comes_to_its_slots(unit, pos):
                 np.testing.assert_array_equal(one[:seen], other[:seen])
             assert kept.shape == found[name].shape
         assert found["state"][AT["serial"]] == NOW + 1
+
+
+@pytest.mark.parametrize(("unit", "file_unit"), [(2, 16), (16, 16), (16, 4), (64, 16)])
+@pytest.mark.parametrize("damaged", [False, True])
+@in_child
+def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damaged):
+    rng, layer, pos = np.random.default_rng(unit + file_unit), 2, 530
+    bank, dirty = Bank(rng, unit, N_BANK, 0.9), pos // PAGE * PAGE
+    stores, banks, frames = (
+        [rng.integers(0, 256, (n, N_HEAD_KV, PAGE * size), np.uint8) for size in ROWS]
+        for n in (N_LAYER * N_PAGE, N_BANK, 20)
+    )
+    tables = [rng.permutation(20)[:N_PAGE].astype(np.int32) for _ in ROWS]
+    sums = [
+        np.array(
+            [crc32c(each.tobytes()) for each in store.reshape(-1, file_unit * size)], np.uint32
+        )
+        for store, size in zip(stores, ROWS, strict=True)
+    ]
+    missing = np.zeros((N_HEAD_KV, bank.n_unit), np.int32)
+    n_missing = np.zeros(N_HEAD_KV, np.int64)
+    expected = [each.copy() for each in banks]
+    for h in range(N_HEAD_KV):
+        some = np.flatnonzero(bank.slots[layer, h, : pos // unit] >= 0)
+        missing[h, : len(some)], n_missing[h] = some, len(some)
+        for store, frame, table, to in zip(stores, frames, tables, expected, strict=True):
+            home = store[N_PAGE * layer : N_PAGE * (layer + 1)]
+            for u in map(int, some):
+                page = u * unit // PAGE
+                source = home[page] if u * unit < dirty else frame[table[page]]
+                own = lines(source[None], h, u * unit % PAGE, unit)
+                lines(to, h, int(bank.slots[layer, h, u]) * unit, unit)[...] = own
+            n, first = pos % unit + 1, pos // unit * unit
+            own = lines(frame[table[first // PAGE]][None], h, first % PAGE, n)
+            lines(to, h, (bank.n_slot - 1) * unit, n)[...] = own
+    with tempfile.TemporaryFile() as file:
+        k_start, v_start = 100, 100 + stores[0].nbytes
+        os.pwrite(file.fileno(), stores[0].tobytes() + stores[1].tobytes(), k_start)
+        if damaged:  # a unit of the values that is among the missing ones
+            at = (layer * N_PAGE * N_HEAD_KV) * PAGE + int(missing[0, 0]) * unit
+            os.pwrite(file.fileno(), b"\1\2\3", v_start + ROWS[1] * at)
+        out = {"k_bank": banks[0], "v_bank": banks[1], "state": bank.state}
+        for found in runs(
+            ops.BANK_READ, out=out | {"buffers": np.zeros((8, ops.BANK_BUFFER), np.uint8)},
+            step=step_of(1, pos), slots=bank.slots, missing=missing, n_missing=n_missing,
+            k_frames=frames[0], v_frames=frames[1], k_table=tables[0], v_table=tables[1],
+            k_sums=sums[0], v_sums=sums[1], ahead=np.zeros(ops.BANK_AHEAD_SIZE, np.int64),
+            handle=file.fileno(), k_start=k_start, v_start=v_start, layer=layer, n_page=N_PAGE, file_unit=file_unit, k_bytes=ROWS[0],
+            v_bytes=ROWS[1], **bank.sizes,
+        ):  # fmt: skip
+            assert (found["state"][AT["n_bad"]] > 0) == damaged
+            assert found["state"][AT["n_read"]] > 0
+            assert found["state"][AT["serial"]] == NOW + 1
+            for name, to in zip(("k_bank", "v_bank"), expected, strict=True):
+                for h in range(0 if damaged else N_HEAD_KV):
+                    seen = (bank.n_slot - 1) * unit + pos % unit + 1
+                    one = found[name][:, h].reshape(N_BANK * PAGE, -1)
+                    other = to[:, h].reshape(N_BANK * PAGE, -1)
+                    np.testing.assert_array_equal(one[:seen], other[:seen])

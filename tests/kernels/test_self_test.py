@@ -3,11 +3,12 @@
 import pytest
 
 from tamis.jit_kernels.compile import self_test
-from tamis.jit_kernels.compile.elf import _sections, load_code
+from tamis.jit_kernels.compile.elf import _MACHINES, _sections, load_code
 from tamis.jit_kernels.compile.library import CompileError, KernelLibrary
 from tamis.jit_kernels.compile.store import open_folder, write_object
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.platform.processor import MACHINE
 
 GATE = KernelSpec(ops.GATE, ("silu",))
 PRODUCT = [
@@ -47,7 +48,7 @@ def loaded():
 def damaged(code):
     """Object code with every float constant's exponent changed: it runs, and is wrong."""
     data = bytearray(code)
-    for section in _sections(code):
+    for section in _sections(code, _MACHINES[MACHINE]):
         if section.type == 1 and section.flags == 2 | 0x10:  # constants that may be merged
             for at in range(section.offset + 3, section.offset + section.size, 4):
                 data[at] ^= 1

@@ -22,7 +22,7 @@ def test_only_layers_that_append_keys_are_counted(name, tmp_path):
     engine = Engine.load(write_kit_model(name, tmp_path / "m.gguf"))
     assert engine.model.kv_layers == KEEPING[name]
     shape, n_layer = engine.hp, len(KEEPING[name])
-    a_layer = 2 * 2 * shape.n_head_kv * shape.head_dim  # float16 keys and values of a token
+    a_layer = 2 * 2 * shape.n_head_kv * shape.head_dim  # float16 K and V of a token
     assert engine.memory_plan(4 * PAGE).kv == n_layer * a_layer * 4 * PAGE
     engine.close()
 

@@ -191,7 +191,7 @@ def test_run_shows_the_audit_beside_the_answer(model, capsys):
     found = json.loads(out)["audit"]
     assert found["steps"] >= 1
     assert {"mass", "mass_p5", "recall", "error", "tokens", "mb_selection"} <= set(found)
-    assert len(found["bounds"]) == 2
+    assert len(found["bounds"]) == 4
     assert err == ""
 
 

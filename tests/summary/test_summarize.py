@@ -21,12 +21,13 @@ from tamis.cli import main
 from tamis.cli.commands import summarize as command
 from tamis.cli.options import common
 from tamis.engine.engine import Engine
-from tamis.engine.session import ContextError, Piece
+from tamis.engine.errors import ContextError
+from tamis.engine.generate import Piece
+from tamis.formats.documents import Document
 from tamis.sampling.chain import SamplerParams
 from tamis.select.notation import LONG_PREFILL
 from tamis.summary import plan as planning
 from tamis.summary.cache import Cache
-from tamis.summary.documents import Document
 from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Settings, choose
 from tamis.summary.prompts import Task

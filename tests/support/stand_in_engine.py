@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tamis.engine.generate import Piece
 from tamis.engine.memory_plan import MemoryPlan
-from tamis.engine.session import Piece
 from tamis.kv.types import KVTypes
 from tamis.text.chat_template import ChatTemplate
 

@@ -7,7 +7,7 @@ from typing import Any
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import invalid
 from tamis.bindings.serve.requests import Reader
-from tamis.summary.documents import DocumentError, read_document
+from tamis.formats.documents import DocumentError, read_document
 
 MOST_BYTES = 32 << 20  # of a request; base64 makes three bytes four
 _NAME_LENGTH = 200

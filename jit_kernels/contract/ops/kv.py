@@ -313,7 +313,7 @@ class BankRead:
     """Fetch the missing units from a file to their slots, those of pos's page from its frame.
 
     Neighbours are read at once, and checked: n_bad counts those whose checksum is another one. The
-    system is told of all of them before the first is waited for, and of what the next call's
+    system starts reading all of them before the first is waited for, and what the next call's
     Selection named when it was made last.
     """
 

@@ -206,53 +206,81 @@ def file_unit_of(shape, layer, h, position):
     return (page * n_head_kv + h) * (PAGE // file_unit) + position % PAGE // file_unit
 
 
+@njit
+def run_of(missing, units, i, last, size):
+    """The run of file units from missing unit i on: their first and last, and the next i."""
+    shape, layer, h, unit, dirty = units
+    start = load_i32(missing + 4 * i) * unit
+    first = file_unit_of(shape, layer, h, start)
+    end = file_unit_of(shape, layer, h, start + unit - 1)
+    i += 1
+    while i < last:
+        start = load_i32(missing + 4 * i) * unit
+        if start >= dirty:
+            break
+        one = file_unit_of(shape, layer, h, start)
+        if one < end or one > end + 1:
+            break
+        other = file_unit_of(shape, layer, h, start + unit - 1)
+        if (other - first + 1) * size > BANK_BUFFER:
+            break
+        end = other
+        i += 1
+    return first, end, i
+
+
+@njit
+def read_bytes(handle, at, buffer, n):
+    """Read n bytes; whether all came."""
+    done = 0
+    while done < n:
+        got = pread(handle, buffer + done, n - done, at + done)
+        if got <= 0:
+            return False
+        done += got
+    return True
+
+
+@njit
+def advise(handle, start, missing, units, span, size):
+    """Have the system start reading the runs of units span[0] .. span[1] - 1."""
+    i, last = span
+    while i < last:
+        if load_i32(missing + 4 * i) * units[3] >= units[4]:
+            i += 1
+            continue
+        first, end, i = run_of(missing, units, i, last, size)
+        will_need(handle, start + first * size, (end - first + 1) * size)
+
+
+@njit
+def read_ahead(a, ahead, side, dirty):
+    """Have the system start reading what the next call's Selection named and the bank lacks."""
+    (start, row), handle, rows = side, a.handle, load_i64(ahead + BANK_AHEAD.n_row)
+    layer, block = load_i64(ahead + BANK_AHEAD.layer), load_i64(ahead + BANK_AHEAD.block)
+    indptr, indices = load_i64(ahead + BANK_AHEAD.indptr), load_i64(ahead + BANK_AHEAD.indices)
+    shape, size, before, behind = (a.n_page, a.n_head_kv, a.file_unit), a.file_unit * row, 0, -1
+    for r in range(rows):
+        h = r * a.n_head_kv // rows
+        slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
+        for i in range(load_i32(indptr + 4 * r), load_i32(indptr + 4 * (r + 1))):
+            position = load_i32(indices + 4 * i) * block
+            if position >= dirty or load_i32(slots + 4 * (position // a.unit)) >= 0:
+                continue
+            one = file_unit_of(shape, layer, h, position)
+            if before <= one <= behind + 1 and behind >= 0:
+                behind = max(behind, one)
+                continue
+            if behind >= 0:
+                will_need(handle, start + before * size, (behind - before + 1) * size)
+            before = behind = one
+    if behind >= 0:
+        will_need(handle, start + before * size, (behind - before + 1) * size)
+
+
 def bank_read() -> Any:
     """Kernel of BANK_READ: threads stride over runs of the units of each head."""
     sum_of = summing()
-
-    @njit
-    def run_of(missing, units, i, last, size):
-        """The run of file units from missing unit i on: their first and last, and the next i."""
-        shape, layer, h, unit, dirty = units
-        start = load_i32(missing + 4 * i) * unit
-        first = file_unit_of(shape, layer, h, start)
-        end = file_unit_of(shape, layer, h, start + unit - 1)
-        i += 1
-        while i < last:
-            start = load_i32(missing + 4 * i) * unit
-            if start >= dirty:
-                break
-            one = file_unit_of(shape, layer, h, start)
-            if one < end or one > end + 1:
-                break
-            other = file_unit_of(shape, layer, h, start + unit - 1)
-            if (other - first + 1) * size > BANK_BUFFER:
-                break
-            end = other
-            i += 1
-        return first, end, i
-
-    @njit
-    def read(handle, at, buffer, n):
-        """Read n bytes; whether all came."""
-        done = 0
-        while done < n:
-            got = pread(handle, buffer + done, n - done, at + done)
-            if got <= 0:
-                return False
-            done += got
-        return True
-
-    @njit
-    def advise(handle, start, missing, units, span, size):
-        """Tell the system of the runs of units span[0] .. span[1] - 1."""
-        i, last = span
-        while i < last:
-            if load_i32(missing + 4 * i) * units[3] >= units[4]:
-                i += 1
-                continue
-            first, end, i = run_of(missing, units, i, last, size)
-            will_need(handle, start + first * size, (end - first + 1) * size)
 
     @njit
     def read_side(side, missing, slots, units, span, buffer, state):
@@ -271,7 +299,7 @@ def bank_read() -> Any:
                 i += 1
                 continue
             first, end, following = run_of(missing, units, i, last, size)
-            good = read(handle, start + first * size, buffer, (end - first + 1) * size)
+            good = read_bytes(handle, start + first * size, buffer, (end - first + 1) * size)
             n_read += (end - first + 1) * size
             for n in range(end - first + 1 if good else 0):
                 if sum_of(buffer + size * n, size) != load_u32(sums + 4 * (first + n)):
@@ -286,30 +314,6 @@ def bank_read() -> Any:
                 copy_rows(buffer + size * n + row * (position % file_unit), to, row * unit)
                 i += 1
         atomic_add(state + BANK_STATE.n_read, n_read)
-
-    @njit
-    def read_ahead(a, ahead, side, dirty):
-        """Tell the system of what the next call's Selection named and the bank lacks."""
-        (start, row), handle, rows = side, a.handle, load_i64(ahead + BANK_AHEAD.n_row)
-        layer, block = load_i64(ahead + BANK_AHEAD.layer), load_i64(ahead + BANK_AHEAD.block)
-        indptr, indices = load_i64(ahead + BANK_AHEAD.indptr), load_i64(ahead + BANK_AHEAD.indices)
-        shape, size, before, behind = (a.n_page, a.n_head_kv, a.file_unit), a.file_unit * row, 0, -1
-        for r in range(rows):
-            h = r * a.n_head_kv // rows
-            slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
-            for i in range(load_i32(indptr + 4 * r), load_i32(indptr + 4 * (r + 1))):
-                position = load_i32(indices + 4 * i) * block
-                if position >= dirty or load_i32(slots + 4 * (position // a.unit)) >= 0:
-                    continue
-                one = file_unit_of(shape, layer, h, position)
-                if before <= one <= behind + 1 and behind >= 0:
-                    behind = max(behind, one)
-                    continue
-                if behind >= 0:
-                    will_need(handle, start + before * size, (behind - before + 1) * size)
-                before = behind = one
-        if behind >= 0:
-            will_need(handle, start + before * size, (behind - before + 1) * size)
 
     def kernel(tid, n_thread, a):
         pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head_kv

@@ -171,7 +171,7 @@ def copy_part(source, to, n, whole):
 
 
 def bank_fetch() -> list[Launch]:
-    """Kernel of BANK_FETCH: warps stride over units' keys and values."""
+    """Kernel of BANK_FETCH: warps stride over units' rows of K and V."""
 
     def kernel(tid, n_thread, a):
         pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head_kv

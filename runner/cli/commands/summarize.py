@@ -291,7 +291,7 @@ class _Work:
             self._meter.expect(name, [Work(n, self._settings.task.n_token)])
 
     def _outcome(self, name: str) -> dict[str, Any]:
-        from tamis.summary.documents import read_document
+        from tamis.formats.documents import read_document
         from tamis.summary.summarize import finished
 
         called = "standard input" if name == "-" else name

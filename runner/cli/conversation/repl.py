@@ -298,7 +298,7 @@ class Chat:
 
     def _do_read(self, rest: str) -> None:
         """Read a file's text now, so that what is asked about it is answered at once."""
-        from tamis.summary.documents import read_document
+        from tamis.formats.documents import read_document
 
         if not rest:
             raise ValueError("/read needs a file name")

@@ -5,7 +5,7 @@ import sys
 import pytest
 from small_pdf import pdf
 
-from tamis.summary.documents import DocumentError, html_text, read_document
+from tamis.formats.documents import DocumentError, html_text, read_document
 
 
 def test_text_and_markdown_stay_as_they_are_but_for_line_ends_and_byte_order_marks():
