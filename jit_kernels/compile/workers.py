@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tamis.jit_kernels.compile.worker import CPU_SECONDS, MEMORY_BYTES
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.platform.private_files import remove_unfinished
 from tamis.platform.processes import child_environment
@@ -120,6 +119,8 @@ class _Worker:
             raise CompileError(self._why(code, last))
 
     def _why(self, code: int, last: str) -> str:
+        from tamis.jit_kernels.compile.worker import CPU_SECONDS, MEMORY_BYTES
+
         if code == -signal.SIGXCPU:
             return (
                 f"compiling kernel {self._current} took more than {CPU_SECONDS} s: the model or "

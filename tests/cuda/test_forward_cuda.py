@@ -228,7 +228,9 @@ def test_an_audit_finds_what_it_finds_on_the_cpu(attn, tmp_path):
             session.decode(int(i))
         audits.append(session.audit)
         engine.close()
-    assert audits[0].n_bytes() == audits[1].n_bytes()
+    (on_gpu, selected, dense), (on_cpu, by_codes, other) = (audit.n_bytes() for audit in audits)
+    assert (on_gpu, dense) == (on_cpu, other)
+    assert min(selected, by_codes) > 0  # not the same: the CPU scores keys by an int8 copy
     np.testing.assert_allclose(audits[0].samples, audits[1].samples, rtol=1e-3, atol=1e-4)
 
 
