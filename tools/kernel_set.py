@@ -211,6 +211,7 @@ def _sessions() -> Iterator[dict[str, Any]]:
         for role, words_of in itertools.product(method.roles, words):
             yield {roles[role]: f"{text}:{words_of}", "n_ctx": N_CTX}
     yield {"attn": "tactic:rows=joint,sample=128", "n_ctx": N_CTX}
+    yield {"attn": "topk", "audit": 4, "n_ctx": N_CTX}
 
 
 def main() -> None:

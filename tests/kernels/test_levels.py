@@ -160,6 +160,8 @@ def assembly():
 
 def _assembly(level):
     kernels = INSPECTED if level in LOWER else INSPECTED[:1]
+    if level == "neon-i8mm":  # what it adds to the level below is for panels
+        kernels = [("MATMUL", ["Q8_0x16"])]
     return subprocess.run(
         [sys.executable, "-c", ASSEMBLY, level, json.dumps(kernels)],
         env=os.environ | {"NUMBA_OPT": "0"}, capture_output=True, text=True, check=False,
