@@ -193,6 +193,7 @@ def _of_heads(head_dim: int, group: int) -> set[KernelSpec]:
         }
     for neox, order in itertools.product((0, 1), ("norm", "rope")):
         found.add(KernelSpec(ops.ROPE_HEADS, (head_dim, neox, order)))
+    found.add(KernelSpec(ops.MASS_BRACKET, (head_dim,)))  # of audits of methods with int8 keys
     attend = [spec.constants for spec in found if spec.op is ops.ATTEND]
     return found | {KernelSpec(ops.ATTEND_SCORE_MOD, c) for c in attend if c[3:] == ("f16", "f16")}
 
@@ -211,7 +212,6 @@ def _sessions() -> Iterator[dict[str, Any]]:
         for role, words_of in itertools.product(method.roles, words):
             yield {roles[role]: f"{text}:{words_of}", "n_ctx": N_CTX}
     yield {"attn": "tactic:rows=joint,sample=128", "n_ctx": N_CTX}
-    yield {"attn": "topk", "audit": 4, "n_ctx": N_CTX}
 
 
 def main() -> None:
