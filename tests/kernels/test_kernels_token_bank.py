@@ -235,7 +235,8 @@ def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damage
             step=step_of(1, pos), slots=bank.slots, missing=missing, n_missing=n_missing,
             k_frames=frames[0], v_frames=frames[1], k_table=tables[0], v_table=tables[1],
             k_sums=sums[0], v_sums=sums[1], ahead=np.zeros(ops.BANK_AHEAD_SIZE, np.int64),
-            handle=file.fileno(), k_start=k_start, v_start=v_start, layer=layer, n_page=N_PAGE, file_unit=file_unit, k_bytes=ROWS[0],
+            handle=file.fileno(), k_start=k_start, v_start=v_start, layer=layer, n_page=N_PAGE,
+            file_unit=file_unit, k_bytes=ROWS[0],
             v_bytes=ROWS[1], **bank.sizes,
         ):  # fmt: skip
             assert (found["state"][AT["n_bad"]] > 0) == damaged
