@@ -26,6 +26,7 @@ FILES = (
     "lang.grid",
     "kv.kv_rows",
     "linear.matmul_few",
+    "linear.matmul_some",
     "linear.pack",
     "linear.gemv_epilogue",
     "lang.readers",

@@ -20,6 +20,7 @@ import numpy as np
 from tamis.formats.codebooks import SHAPES, grid_of
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.cuda.lang.readers import Readers
+from tamis.jit_kernels.cuda.lang.scratch import class_of
 
 local = threading.local()
 memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
@@ -467,12 +468,17 @@ class OnThreads:
         return program
 
     def run(self, program: Any) -> None:
-        """Run its ops, a block after the other."""
+        """Run its ops, a block after the other: of their launches those for so many rows."""
         arrays = list(program.arrays.values())
         for call in program.calls:
             module = importlib.import_module(f"tamis.jit_kernels.cuda.{call.spec.op.file}")
             constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
+            fields = dict(zip(call.spec.op.fields, call.values, strict=True))
+            step = program.arrays.get(fields.get("step", 0))
+            rows = class_of(1 if step is None else int(step.reshape(-1)[0]))
             for launch in getattr(module, call.spec.op.name)(**constants):
+                if launch.rows != "any" and rows not in launch.rows.split():
+                    continue
                 for tid in range(self._n_block):
                     record = call.spec.op.values(*call.values)
                     body = partial(_both, launch, tid, self._n_block, record)
