@@ -86,6 +86,8 @@ class Counts(NamedTuple):
     read_seconds: float = 0.0
     answer_seconds: float = 0.0
     mass: Sequence[Any] | None = None  # the fields of a select.meter.Mass, where it is measured
+    n_drafted: int = 0  # of what speculative decoding proposed
+    n_accepted: int = 0  # of them, those that are in the answer
 
     def attention(self) -> dict[str, Any]:
         """What usage has beyond tokens: the attention that a metered method holds, by estimate."""

@@ -199,6 +199,7 @@ def timings(counts: Counts) -> dict[str, Any]:
         "cache_n": c.n_cached,
         **rates("prompt", c.n_read, c.read_seconds),
         **rates("predicted", c.n_answer, c.answer_seconds),
+        **({"draft_n": c.n_drafted, "draft_n_accepted": c.n_accepted} if c.n_drafted else {}),
     }
 
 

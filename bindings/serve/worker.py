@@ -60,6 +60,8 @@ class Completion(Job):
     cached: bool = field(default=True, kw_only=True)  # whether what a slot holds may be used
     begun: float = field(default=0.0, kw_only=True)  # times on the monotonic clock
     read: float = field(default=0.0, kw_only=True)
+    n_drafted: int = field(default=0, kw_only=True)  # tokens
+    n_accepted: int = field(default=0, kw_only=True)  # of them
 
     @property
     def reads_all(self) -> bool:
@@ -70,7 +72,8 @@ class Completion(Job):
         """What it has taken so far."""
         now, n_read = time.monotonic(), len(self.prompt) - self.n_cached
         seconds = self.read - self.begun, now - self.read
-        return Taken(self.n_cached, n_read, self.n_answer, *seconds)
+        counts = Taken(self.n_cached, n_read, self.n_answer, *seconds)
+        return counts._replace(n_drafted=self.n_drafted, n_accepted=self.n_accepted)
 
 
 class _Slot:
@@ -411,6 +414,8 @@ class Worker:
         row = None if slot.drafting is None else slot.drafting.take(token)
         if row is not None:
             slot.row = row
+            assert isinstance(slot.job, Completion)
+            slot.job.n_accepted += 1
         return row is not None
 
     def _rows(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
@@ -420,8 +425,11 @@ class Worker:
         if alone is None or alone.drafting is None:
             return self._batch.step(tokens)
         ((session, token),) = tokens.items()
+        n_before = alone.drafting.n_drafted
         found = alone.drafting.decode_best(token, None)
         assert isinstance(found, np.ndarray)
+        assert isinstance(alone.job, Completion)
+        alone.job.n_drafted += alone.drafting.n_drafted - n_before
         return {session: found}
 
     def _has_room(self, slot: _Slot) -> bool:

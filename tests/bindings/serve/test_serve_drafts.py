@@ -40,7 +40,10 @@ def test_answers_are_those_without_drafts(engine, client, sampled):
     server = local_server(engine, sessions, prepare=prepare)
     with TestClient(server.app, base_url="http://localhost") as drafted:
         for _ in range(2):  # the second time much of the prompt is held
-            assert drafted.post("/completion", json=body).json()["tokens"] == plain
+            found = drafted.post("/completion", json=body).json()
+            assert found["tokens"] == plain
+            assert found["timings"]["draft_n"] > found["timings"]["draft_n_accepted"] > 5
+        assert "draft_n" not in client.post("/completion", json=body).json()["timings"]
         assert sum(own.n_taken for own in drafting) > 10
         for own, session in zip(drafting, sessions, strict=True):
             assert own.n_past == session.n_past
