@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tamis.evals.tasks.base import EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE, Draft, Task
+from tamis.evals.tasks.base import EDIT, EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE, Draft, Task
 
-METRICS = (MATCH_PART, MATCH_ALL, F1, EXACT, ROUGE)
-N_PREDICT = {MATCH_PART: 64, MATCH_ALL: 128, F1: 64, EXACT: 64, ROUGE: 256}
+METRICS = (MATCH_PART, MATCH_ALL, F1, EXACT, EDIT, ROUGE)
+N_PREDICT = {MATCH_PART: 64, MATCH_ALL: 128, F1: 64, EXACT: 64, EDIT: 64, ROUGE: 256}
 GROUP = "data"
-# What LongBench scores its sets with; its code sets take an edit similarity, which is not here.
+# What LongBench scores its sets with.
 _LONGBENCH = {
     F1: "narrativeqa qasper multifieldqa_en multifieldqa_zh hotpotqa 2wikimqa musique triviaqa",
     ROUGE: "dureader gov_report qmsum multi_news vcsum samsum",
     MATCH_PART: "trec lsht passage_retrieval_en passage_retrieval_zh passage_count",
+    EDIT: "lcc repobench-p",
 }
 _METRIC_OF = {name: metric for metric, names in _LONGBENCH.items() for name in names.split()}
 

@@ -4,11 +4,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.evals.tasks.base import EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE
+from tamis.evals.tasks.base import EDIT, EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE
 
 Z95 = 1.959963984540054
 N_RESAMPLE = 2000
@@ -55,14 +56,24 @@ def exact(answer: str, expected: Sequence[str]) -> float:
     return float(any(own == _words(text) for text in expected))
 
 
+def edit(answer: str, expected: Sequence[str]) -> float:
+    """How like an expected line the first line of code is: difflib's ratio (LongBench's code sets).
+
+    Fences and lines with comments are passed over. LongBench rounds to hundredths, as here.
+    """
+    lines = answer.lstrip("\n").split("\n")
+    code = next((line for line in lines if not re.search("`|#|//", line)), "")
+    return max(round(SequenceMatcher(None, code, text).ratio(), 2) for text in expected)
+
+
 def _words(text: str) -> list[str]:
     words = re.sub(r"[^\w\s]", "", text.lower()).split()
     return [word for word in words if word not in ("a", "an", "the")]
 
 
 # How an answer is scored, beside ROUGE. Of FINAL ones more text can lower the score.
-MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part, F1: f1, EXACT: exact}
-FINAL = {F1, EXACT, ROUGE}
+MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part, F1: f1, EXACT: exact, EDIT: edit}
+FINAL = {F1, EXACT, EDIT, ROUGE}
 
 
 def rouge(answer: str, reference: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`tamis eval --data`: a file's prompts and answers, in three forms, by four metrics and ROUGE."""
+"""`tamis eval --data`: a file's prompts and answers, in three forms, by five metrics and ROUGE."""
 
 import csv
 import json
@@ -25,6 +25,7 @@ def test_three_forms_are_read(tmp_path):
         {"prompt": "P", "answers": ["A", "B"], "metric": "f1", "max_tokens": 7},
         {"context": "C", "input": "Q?", "answers": ["A"], "dataset": "hotpotqa_e", "_id": "x"},
         {"context": "C", "input": "", "answers": ["A"], "dataset": "gov_report"},
+        {"context": "C", "input": "I", "answers": ["A"], "dataset": "repobench-p"},
         {"index": 0, "input": "I", "outputs": ["A", "B"], "length": 4096},
     )
     found = [
@@ -36,6 +37,7 @@ def test_three_forms_are_read(tmp_path):
         ("P", ("A", "B"), "f1", 7),
         ("C\n\nQ?", ("A",), "f1", 64),
         ("C", ("A",), "rouge", 256),
+        ("C\n\nI", ("A",), "edit", 64),
         ("I", ("A", "B"), "match_all", 128),
     ]
     assert {example.metric for example in read_data(path, "exact").examples} == {"exact"}
@@ -50,7 +52,7 @@ def test_three_forms_are_read(tmp_path):
         ({"prompt": 1, "answer": "A"}, "are texts"),
         ({"prompt": "P", "answer": "A", "metric": "bleu"}, "metric is 'bleu', expected match_part"),
         ({"prompt": "P", "answer": "A", "max_tokens": 0}, "max_tokens is 0"),
-        ({"context": "C", "input": "", "answers": ["A"], "dataset": "lcc"}, "no metric here"),
+        ({"context": "C", "input": "", "answers": ["A"], "dataset": "vqa"}, "no metric here"),
     ],
 )
 def test_a_wrong_line_is_reported_with_its_number(tmp_path, row, said):
@@ -59,6 +61,14 @@ def test_a_wrong_line_is_reported_with_its_number(tmp_path, row, said):
         read_data(path)
     assert f"{path}, line 2" in str(found.value)
     assert said in str(found.value)
+
+
+def test_an_edit_similarity_is_of_the_first_line_of_code():
+    answer = "\n```python\n# as above\nreturn a + b\nprint(a)\n```"
+    assert scoring.edit(answer, ["return a + b"]) == 1
+    assert scoring.edit("return a + c // 2\nreturn a", ["x", "return b"]) == 0.88
+    assert scoring.edit("abcd", ["bcde"]) == 0.75
+    assert scoring.edit("# nothing", ["return"]) == 0
 
 
 def test_f1_and_exact_are_of_words():

@@ -135,7 +135,8 @@ def test_a_kernel_that_did_not_come_along_is_an_error_with_the_remedy(folder, mo
     done = start(folder, model, tmp_path / "home", attn="topk:k=20,recent=8")
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert "is not among those that come with tamis" in last and "kernel tamis_" in last
+    assert "is not among those that come with tamis" in last
+    assert "kernel tamis_" in last
     assert "pip install 'tamis[compile]'" in last
 
 

@@ -91,7 +91,8 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         "--metric",
         choices=METRICS,
         help="of all of --data: a string of the answers, or all of them, is in the text, F1 of "
-        "words, exact, ROUGE-L (default: what the file says, else match_part)",
+        "words, exact, edit similarity of a line of code, ROUGE-L (default: what the file says, "
+        "else match_part)",
     )
 
 

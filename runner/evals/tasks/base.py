@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tamis.evals.tasks import words
 
 MATCH_ALL, MATCH_PART, ROUGE = "match_all", "match_part", "rouge"
-F1, EXACT = "f1", "exact"
+F1, EXACT, EDIT = "f1", "exact", "edit"
 RULER = "ruler"  # the group of the 13 tasks
 
 
