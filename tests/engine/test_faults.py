@@ -5,9 +5,12 @@ came of the operation.
 """
 
 import hashlib
+import json
 import shutil
+import threading
 import zipfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,16 @@ import pytest
 from faults import DONE, FAILED, FAULTS, KILLED, outcomes
 
 from tamis.bindings.drop_in.caches import LlamaDiskCache, LlamaState
+from tamis.bindings.serve.offline import Answers as BatchAnswers
+from tamis.bindings.serve.offline import Item
 from tamis.engine import session_file
 from tamis.evals.store import Store, StoreError
 from tamis.fetch import packages
 from tamis.fetch.base import put_in_place
 from tamis.jit_kernels.compile.store import read_object, write_object
 from tamis.kv.unit_file import KVFile, Units
+from tamis.model.prepared import Prepared
+from tamis.platform.memory import huge_zeros
 from tamis.platform.private_files import remove_unfinished, write_whole
 from tamis.summary.cache import Cache, key_of
 
@@ -158,6 +165,67 @@ class Results(Operation):
         assert [row["key"] for row in Store(folder / "r").rows] == [*keys, "next"]
 
 
+class Batch(Operation):
+    """Answers of a batch: those of an earlier run stay, and the next run goes on."""
+
+    items = tuple(Item(i, f"r{i}") for i in range(5))
+
+    def add(self, folder: Path, numbers: Iterable[int], *, retry_failed: bool = False) -> None:
+        answers = BatchAnswers(folder / "out.jsonl", retry_failed=retry_failed)
+        try:
+            for i in numbers:
+                if self.items[i].key not in answers.finished:
+                    status = 500 if i == 0 and not retry_failed else 200
+                    answers.write(self.items[i], status, b'{"n": %d}' % i)
+        finally:
+            answers.close()
+
+    def prepare(self, folder: Path) -> None:
+        self.add(folder, (0, 1))
+
+    def run(self, folder: Path) -> None:
+        self.add(folder, range(4), retry_failed=True)
+
+    def check(self, folder: Path, outcome: str) -> None:
+        found = self.ids(folder)
+        assert "r1" in found, "an answer of an earlier run is gone"
+        assert outcome != DONE or sorted(found) == ["r0", "r1", "r2", "r3"]
+        self.add(folder, range(5), retry_failed=True)
+        found = self.ids(folder)
+        assert sorted(found) == [item.custom_id for item in self.items]
+        assert not list(folder.glob("*.tamis-part")), "litter"
+
+    def ids(self, folder: Path) -> list[str]:
+        """Of the whole lines."""
+        whole = (folder / "out.jsonl").read_text().rpartition("\n")[0]
+        return [json.loads(line)["custom_id"] for line in whole.splitlines()]
+
+
+class Weights(Whole):
+    """Prepared weights: the whole file or none."""
+
+    may_be_missing = True
+
+    def of(self, folder: Path) -> Prepared:
+        (folder / "w").mkdir(mode=0o700, exist_ok=True)
+        return Prepared.of(folder / "w", b"k", [(0, 5000), (8192, 30000)], 1 << 20, "m.gguf")
+
+    def write(self, folder: Path, value: int) -> None:
+        prepared = self.of(folder)
+        _, memory = huge_zeros((prepared.n_bytes,), np.dtype(np.uint8))
+        memory[:] = value
+        if not prepared.write(memory, threading.Event()):
+            raise OSError("not written")
+        assert (memory == value).all()
+
+    def read(self, folder: Path) -> int | None:
+        found = self.of(folder).map()
+        if found is None:
+            return None
+        assert (found == found[0]).all()
+        return int(found[0])
+
+
 class Tier(Operation):
     """Units of the KV cache: read back as they were, or an error."""
 
@@ -210,6 +278,7 @@ class Pull(Operation):
 OPERATIONS: dict[str, Any] = {
     "session": Session, "conversation": Conversation, "kernel": Kernel, "answers": Answers,
     "states": States, "results": Results, "tier": Tier, "pull": Pull,
+    "batch": Batch, "weights": Weights,
 }  # fmt: skip
 
 

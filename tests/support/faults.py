@@ -64,6 +64,9 @@ class Injector:
         return what, *others
 
     def _open(self, file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if not isinstance(file, int) and mode == "a+b" and not arguments:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            return io.BufferedRandom(_Raw(os.open(file, flags, 0o666), "a+"))
         if not isinstance(file, int) and "b" in mode and "+" not in mode and not arguments:
             flags = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC}.get(mode[0])
             if flags is not None:
@@ -90,6 +93,11 @@ class _Raw(io.FileIO):
         data = os.read(self.fileno(), len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self.tell() if size is None else size
+        os.ftruncate(self.fileno(), size)
+        return size
 
     def readall(self) -> bytes:
         return b"".join(iter(lambda: os.read(self.fileno(), 1 << 16), b""))
