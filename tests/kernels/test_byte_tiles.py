@@ -5,6 +5,7 @@ import pytest
 from levels import EMULATED, call, run_at
 from numba import njit
 
+from tamis.jit_kernels.contract.ops import STRIP, strip_block
 from tamis.jit_kernels.cpu.lang.byte_tiles import (
     OFFSET,
     add_each,
@@ -29,6 +30,7 @@ from tamis.jit_kernels.cpu.lang.byte_tiles import (
     with_bits,
 )
 from tamis.jit_kernels.cpu.lang.simd import load_f32x16
+from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
 from tamis.jit_kernels.cpu.runtime.compiler import OPTIONS
 
 
@@ -90,11 +92,11 @@ def check_sums_of_rows():
         q = stacked(load_bytes(weights, 2), load_bytes(weights + 128, 2))
         s = stacked(load_bytes(signed, 2), load_bytes(signed + 128, 2))
         x, factors, y = rows_at(planes, 16, 3, 4), rows_at(scales, 8, 3, 4), rows_at(out, 140, 3, 4)
-        whole = times_each(dot_planes(q, x, 0, 8), factors, 0)
+        whole = times_each(dot_planes(q, x, 0, 8, 127), factors, 0)
         sums = add_each(add_times(no_sums(4, 2), whole, d), m, factors, 4)
         store_rows(y, 64, add_rows(sums, y, 64))
         y = rows_at(out + 420, 140, 3, 4)
-        store_rows(y, 76, dot_signed_planes(s, x, 0, 8))
+        store_rows(y, 76, dot_signed_planes(s, x, 0, 8, 128))
 
     run(kernel, weights, signed, planes, scales, by_lane, out)
     x = planes[:, 0].astype(np.float64) * 128 + planes[:, 1]
@@ -113,3 +115,49 @@ def check_sums_of_rows():
 
 def test_sums_of_rows(level):
     run_at(level, check_sums_of_rows)
+
+
+def check_largest_products(most):
+    """Eight vectors of the largest values times the largest planes: no sum on the way wraps."""
+    weights = np.full((8, 16, 4), most, np.uint8)
+    signed = np.where(np.arange(16)[:, None] % 2, most, -most).astype(np.int8) * np.ones(
+        (8, 1, 4), np.int8
+    )
+    planes = np.zeros((2, 64), np.int8)
+    planes[:, :32] = [[127], [-127]]  # high
+    planes[:, 32:] = [[63], [-64]]  # low
+    out = np.zeros((2, 2, 16), np.float32)
+
+    def kernel(weights, signed, planes, out):
+        x = rows_at(planes, 64, 2, 2)
+        store_rows(rows_at(out, 64, 2, 2), 0, dot_planes(load_bytes(weights, 8), x, 0, 32, most))
+        y = dot_signed_planes(load_bytes(signed, 8), x, 0, 32, most)
+        store_rows(rows_at(out + 128, 64, 2, 2), 0, y)
+
+    run(kernel, weights, signed, planes, out)
+    x = planes[:, :32].astype(np.float64) * 128 + planes[:, 32:]
+    for found, w in ((out[0], weights), (out[1], signed + OFFSET)):
+        np.testing.assert_array_equal(found, x @ w.swapaxes(0, 1).reshape(16, 32).T.astype(float))
+
+
+@pytest.mark.parametrize("most", [3, 15, 63, 127])
+def test_the_largest_products_fit(level, most):
+    run_at(level, check_largest_products, most)
+
+
+@pytest.mark.parametrize("type_", OF_TYPE)
+def test_values_are_within_their_bound(type_):
+    """Of random bytes in a strip, no value is above the type's bound, and one reaches a third."""
+    of, size = OF_TYPE[type_], strip_block(type_)
+    strip = random_bytes(STRIP * size)
+    n_unit, n_vector = of.block // of.unit, of.unit // 4
+    out = np.zeros((n_unit, n_vector * 64), np.uint8)
+    values = of.values
+
+    def kernel(strip, out):
+        for i in range(n_unit):
+            store_bytes(out + n_vector * 64 * i, values(strip, i))
+
+    run(kernel, strip, out)
+    found = out.view(np.int8).astype(int) if of.signed else out.astype(int)
+    assert of.most / 3 <= np.abs(found).max() <= of.most

@@ -31,8 +31,12 @@ from tamis.jit_kernels.cpu.lang.simd import (
     f32x16,
     fused,
     i32x16,
+    magnitude,
+    plus_pairs,
     shuffled,
+    signed_like,
     splatted,
+    sums_of_two,
     table_lookup,
     vector_op,
 )
@@ -264,13 +268,17 @@ def rows_at(b, p, stride, n, rows):
 OFFSET = 128.0 if CPU.vnni else 0.0
 
 
-def _products(x: Any, starts: Any, _offset: Any, apart: Any) -> Any:
+def _products(x: Any, starts: Any, _offset: Any, apart: Any, most: Any) -> Any:
     fits = isinstance(x, Grid) and x.vector == BYTES and isinstance(starts, Addresses)
-    return Grid(starts.n, x.rows, FLOATS) if fits and _literals(apart) else None
+    return Grid(starts.n, x.rows, FLOATS) if fits and _literals(apart, most) else None
 
 
-def _dotted(b: Any, x: Any, starts: Any, offset: Any, apart: int, signed: bool) -> Any:
+def _dotted(
+    b: Any, x: Any, starts: Any, offset: Any, apart: int, most: int, *, signed: bool
+) -> Any:
     """Vector by vector, so that a word of activations is read once for all strips."""
+    if CPU.avx2 and not CPU.vnni:
+        return _dotted_in_shorts(b, x, starts, offset, apart, most, signed=signed)
     strips, rows = rows_of(b, x), [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
     sums = [[[const(WORDS, 0)] * len(strips) for _ in range(2)] for _ in rows]
     for j in range(len(strips[0])):
@@ -292,20 +300,47 @@ def _dotted(b: Any, x: Any, starts: Any, offset: Any, apart: int, signed: bool) 
     return grid_of(b, [[joined(*pair) for pair in zip(*planes, strict=True)] for planes in sums])
 
 
+def _dotted_in_shorts(
+    b: Any, x: Any, starts: Any, offset: Any, apart: int, most: int, *, signed: bool
+) -> Any:
+    """As `_dotted` without VNNI: products are added up as int16 while they fit."""
+    strips, rows = rows_of(b, x), [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
+    n, at_once = len(strips[0]), max(1, 0x7FFF // (2 * 127 * most))
+    sums = [[const(WORDS, 0)] * len(strips) for _ in rows]
+    for first in range(0, n, at_once):
+        shorts = [[[const(SHORTS, 0)] * len(strips) for _ in range(2)] for _ in rows]
+        for j in range(first, min(first + at_once, n)):
+            for row, planes in zip(rows, shorts, strict=True):
+                for plane, totals in enumerate(planes):
+                    at = b.add(row, _i64(apart * plane + 4 * j))
+                    word = b.load(pointer(b, at, I32), align=4)
+                    y = b.bitcast(splatted(b, word, N), BYTES)
+                    for i, strip in enumerate(strips):
+                        u, s = strip[j], y
+                        if signed:
+                            u, s = magnitude(b, u), signed_like(b, y, u)
+                        totals[i] = b.add(totals[i], sums_of_two(b, u, s))
+        for totals, (high, low) in zip(sums, shorts, strict=True):
+            for i, pair in enumerate(zip(high, low, strict=True)):
+                for half, factor in zip(pair, (128, 1), strict=True):
+                    totals[i] = plus_pairs(b, totals[i], half, factor)
+    return grid_of(b, [[b.sitofp(total, FLOATS) for total in totals] for totals in sums])
+
+
 @vector_op(_products)
-def dot_planes(b, x, starts, offset, apart):
+def dot_planes(b, x, starts, offset, apart, most):
     """Row r, strip i: sums of 128 * high + low of row r times four elements a lane of all of x[i].
 
-    x: unsigned bytes, up to 127 unless CPU.mixed_bytes. high: signed bytes, not -128, `offset`
-    after each start; low: `apart` after these.
+    x: unsigned bytes, up to `most`, which is 127 or less unless CPU.mixed_bytes. high: signed
+    bytes, not -128, `offset` after each start; low: from -64 to 64, `apart` after these.
     """
-    return _dotted(b, x, starts, offset, apart, False)
+    return _dotted(b, x, starts, offset, apart, most, signed=False)
 
 
 @vector_op(_products)
-def dot_signed_planes(b, x, starts, offset, apart):
-    """As `dot_planes` for signed bytes, to each of which OFFSET is added."""
-    return _dotted(b, x, starts, offset, apart, True)
+def dot_signed_planes(b, x, starts, offset, apart, most):
+    """As `dot_planes` for signed bytes of -most to most, to each of which OFFSET is added."""
+    return _dotted(b, x, starts, offset, apart, most, signed=True)
 
 
 # ---- sums ----------------------------------------------------------------------------------------

@@ -879,17 +879,29 @@ def dotted_u8(b: Any, acc: Any, u: Any, s: Any) -> Any:
     if CPU.vnni and native:
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * n}", acc.type, [acc, u, s])
     if native:
-        pairs = ir.VectorType(I16, 2 * n)
-        by_two, by_four = {
-            8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-            16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-        }[n]
-        products = call(b, by_two, pairs, [u, s])
-        return b.add(acc, call(b, by_four, acc.type, [products, const(pairs, 1)]))
+        return plus_pairs(b, acc, sums_of_two(b, u, s), 1)
     if CPU.avx2 and n > 8:
         return by_halves(b, dotted_u8, acc, u, s)
     words = lanes_of(I32, u)
     return b.add(acc, summed_groups(b, b.mul(b.zext(u, words), b.sext(s, words)), 4))
+
+
+def sums_of_two(b: Any, u: Any, s: Any) -> Any:
+    """Sums of two neighbouring products of u (unsigned) and s (signed), int16; AVX2."""
+    n = u.type.count
+    if n > 32 and not CPU.avx512:
+        return by_halves(b, sums_of_two, u, s)
+    name = {32: "llvm.x86.avx2.pmadd.ub.sw", 64: "llvm.x86.avx512.pmaddubs.w.512"}[n]
+    return call(b, name, ir.VectorType(I16, n // 2), [u, s])
+
+
+def plus_pairs(b: Any, acc: Any, shorts: Any, factor: int) -> Any:
+    """The sum of acc and of two neighbouring int16 times a factor; AVX2."""
+    n = acc.type.count
+    if n > 8 and not CPU.avx512:
+        return by_halves(b, lambda b, acc, x: plus_pairs(b, acc, x, factor), acc, shorts)
+    name = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}[n]
+    return b.add(acc, call(b, name, acc.type, [shorts, const(shorts.type, factor)]))
 
 
 def dotted_i16(b: Any, acc: Any, x: Any, y: Any) -> Any:

@@ -139,7 +139,7 @@ def strip_writer(type: str) -> Any:
     They are elements k .. k + DEPTH of a strip, which are whole numbers as they are; spare: 2560
     bytes.
     """
-    block, unit, values, scales, zero, signed = OF_TYPE[type]
+    block, unit, _, values, scales, zero, signed = OF_TYPE[type]
     strip_size, minima, middle = STRIP * strip_block(type), zero is None, zero or 0
 
     @njit(error_model="numpy")

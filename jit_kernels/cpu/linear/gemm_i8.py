@@ -171,7 +171,7 @@ def strip_writer(type: str) -> Any:
 
     They are elements k .. k + DEPTH of a strip.
     """
-    block, unit, values, scales, zero, signed = OF_TYPE[type]
+    block, unit, _, values, scales, zero, signed = OF_TYPE[type]
     strip_size, n_unit = STRIP * strip_block(type), DEPTH // unit
     assert zero is not None or n_unit == 1
     offset, in_eights = signed and BYTE_OFFSET, CPU.i8mm
@@ -200,7 +200,7 @@ def tiles_of(type: str) -> Any:
 
     type: of the strips that the panels are made of.
     """
-    _, unit, _, _, middle, is_signed = OF_TYPE[type]
+    _, unit, _, _, _, middle, is_signed = OF_TYPE[type]
     minima, n_unit, signed = middle is None, DEPTH // unit, int(is_signed)
     zero = (middle or 0) + (BYTE_OFFSET if is_signed else 0)
     below_zero, negative, in_eights = -zero, int(is_signed and not BYTE_OFFSET), CPU.i8mm

@@ -75,6 +75,7 @@ class Strips(NamedTuple):
 
     block: int  # elements of a block
     unit: int
+    most: int  # the largest |q|
     values: Any  # (block, i): unit / 4 vectors of whole numbers q, see words.py
     scales: Any  # (block, i): d and m of sixteen rows; weights are d * q + m
     zero: int | None  # m is -zero * d; None: it has bits of its own
@@ -364,30 +365,30 @@ def nvfp4_scales(block, i):
 
 
 OF_TYPE = {
-    "Q4_0": Strips(32, 32, four_bit(HALVES), *around(8)),
-    "Q4_1": Strips(32, 32, four_bit(2 * HALVES), from_minimum, None),
-    "Q5_0": Strips(32, 32, five_bit(HALVES), *around(16)),
-    "Q5_1": Strips(32, 32, five_bit(2 * HALVES), from_minimum, None),
-    "Q8_0": Strips(32, 32, eight_bit, *around(0), signed=True),
-    "IQ4_NL": Strips(32, 32, iq4_nl, *around(0), signed=True),
-    "MXFP4": Strips(32, 32, mxfp4, *around(0, load_bf16x16), signed=True),
-    "Q2_K": Strips(256, 16, q2_k, q2_k_scales, None),
-    "Q3_K": Strips(256, 16, q3_k, *around_signed(4)),
-    "Q4_K": Strips(256, 32, q4_k, k_scales, None),
-    "Q5_K": Strips(256, 32, q5_k, k_scales, None),
-    "Q6_K": Strips(256, 16, q6_k, *around_signed(32)),
-    "IQ4_XS": Strips(256, 32, iq4_xs, *around_signed(0), signed=True),
-    "TQ1_0": Strips(256, 32, pairs_of_32(HALVES), *around(1)),
-    "TQ2_0": Strips(256, 32, pairs_of_32(HALVES), *around(1)),
-    "Q2_0": Strips(64, 32, q2_0, *around(1)),
-    "NVFP4": Strips(64, 16, nvfp4, nvfp4_scales, 0, signed=True),
-    "IQ1_S": Strips(256, 32, pairs_of_32(PAIRS_32), iq1_s_scales, None),
-    "IQ1_M": Strips(256, 16, iq1_m, times_bytes(1 / 8), 0, signed=True),
-    "IQ2_XXS": Strips(256, 32, iq2(32), times_bytes(1 / 8), 0, signed=True),
-    "IQ2_XS": Strips(256, 16, iq2(16), times_bytes(1 / 8), 0, signed=True),
-    "IQ2_S": Strips(256, 16, iq2(16), times_bytes(1 / 8), 0, signed=True),
-    "IQ3_XXS": Strips(256, 32, iq3(IQ3_LEVELS["IQ3_XXS"]), times_bytes(1 / 4), 0, signed=True),
-    "IQ3_S": Strips(256, 32, iq3(IQ3_LEVELS["IQ3_S"]), times_bytes(1), 0, signed=True),
+    "Q4_0": Strips(32, 32, 15, four_bit(HALVES), *around(8)),
+    "Q4_1": Strips(32, 32, 15, four_bit(2 * HALVES), from_minimum, None),
+    "Q5_0": Strips(32, 32, 31, five_bit(HALVES), *around(16)),
+    "Q5_1": Strips(32, 32, 31, five_bit(2 * HALVES), from_minimum, None),
+    "Q8_0": Strips(32, 32, 128, eight_bit, *around(0), signed=True),
+    "IQ4_NL": Strips(32, 32, 127, iq4_nl, *around(0), signed=True),
+    "MXFP4": Strips(32, 32, 12, mxfp4, *around(0, load_bf16x16), signed=True),
+    "Q2_K": Strips(256, 16, 3, q2_k, q2_k_scales, None),
+    "Q3_K": Strips(256, 16, 15, q3_k, *around_signed(4)),
+    "Q4_K": Strips(256, 32, 15, q4_k, k_scales, None),
+    "Q5_K": Strips(256, 32, 31, q5_k, k_scales, None),
+    "Q6_K": Strips(256, 16, 63, q6_k, *around_signed(32)),
+    "IQ4_XS": Strips(256, 32, 127, iq4_xs, *around_signed(0), signed=True),
+    "TQ1_0": Strips(256, 32, 3, pairs_of_32(HALVES), *around(1)),
+    "TQ2_0": Strips(256, 32, 3, pairs_of_32(HALVES), *around(1)),
+    "Q2_0": Strips(64, 32, 3, q2_0, *around(1)),
+    "NVFP4": Strips(64, 16, 12, nvfp4, nvfp4_scales, 0, signed=True),
+    "IQ1_S": Strips(256, 32, 3, pairs_of_32(PAIRS_32), iq1_s_scales, None),
+    "IQ1_M": Strips(256, 16, 9, iq1_m, times_bytes(1 / 8), 0, signed=True),
+    "IQ2_XXS": Strips(256, 32, 43, iq2(32), times_bytes(1 / 8), 0, signed=True),
+    "IQ2_XS": Strips(256, 16, 43, iq2(16), times_bytes(1 / 8), 0, signed=True),
+    "IQ2_S": Strips(256, 16, 43, iq2(16), times_bytes(1 / 8), 0, signed=True),
+    "IQ3_XXS": Strips(256, 32, 62, iq3(IQ3_LEVELS["IQ3_XXS"]), times_bytes(1 / 4), 0, signed=True),
+    "IQ3_S": Strips(256, 32, 15, iq3(IQ3_LEVELS["IQ3_S"]), times_bytes(1), 0, signed=True),
 }
 
 
@@ -402,7 +403,7 @@ def of_strips(type: str) -> tuple[Any, Any]:
 
     As Strips has them of one; scales are rows of vectors, with what the products' OFFSET takes.
     """
-    _, _, values, scales, _, signed = OF_TYPE[type]
+    _, _, _, values, scales, _, signed = OF_TYPE[type]
     row_offset = f32(-OFFSET if signed else 0)
 
     @njit
@@ -440,7 +441,7 @@ def product_of(type: str, rows: int) -> Any:
     address, bytes apart and number of rows as pack.pack_rows leaves few of them. y: where sixteen
     products of the first row go, bytes apart; bias: their sixteen, or 0.
     """
-    block, unit, _, _, _, signed = OF_TYPE[type]
+    block, unit, most, _, _, _, signed = OF_TYPE[type]
     values, scales = of_strips(type)
     size, wide = strip_block(type), WIDE
     dot, n_unit = dot_signed_planes if signed else dot_planes, block // unit
@@ -463,7 +464,7 @@ def product_of(type: str, rows: int) -> Any:
                     if wide == 2:
                         prefetch(strip + apart + ahead + unit_bytes * i + line)
                 q, (d, m) = values(strip, apart, i), scales(strip, apart, i)
-                whole = dot(q, x_rows, plane, CHUNK)
+                whole = dot(q, x_rows, plane, CHUNK, most)
                 sums = add_times(sums, times_each(whole, x_rows, pairs), d)
                 sums = add_each(sums, m, x_rows, pairs + 4)
                 plane, pairs = plane + unit, pairs + 8
@@ -499,7 +500,7 @@ def decoder_of(type: str) -> Any:
 
     k is a multiple of 32; spare: 512 bytes.
     """
-    block, unit, values, scales, _, signed = OF_TYPE[type]
+    block, unit, _, values, scales, _, signed = OF_TYPE[type]
     size = strip_block(type)
     first, second, third, fourth = (byte_of(e, signed) for e in range(4))
 
