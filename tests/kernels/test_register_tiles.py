@@ -9,6 +9,7 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_bytes,
     add_outer,
     add_outer_eights,
+    add_outer_in_shorts,
     add_products,
     add_scaled_words,
     addresses,
@@ -155,6 +156,39 @@ def check_bytes():
 
 def test_products_of_bytes(level):
     run_at(level, check_bytes)
+
+
+def check_products_in_shorts(most):
+    """Eight words of the largest bytes: sums in 16 bits do not wrap; and random ones."""
+    rng, n = np.random.default_rng(most), 8
+    x = rng.integers(-127, 128, (3, 4 * n)).astype(np.int8)
+    x[0], x[1] = 127, -127
+    w = rng.integers(0, most + 1, (2, n, 2 * LANES, 4))
+    w[:, :, ::2] = most
+    w[1] *= rng.choice([-1, 1], w[1].shape)
+    w[1, :, ::4] = -most
+    bytes_, out = w.astype(np.int8), np.zeros((2, 3, 2 * LANES), np.float32)
+    ones = np.ones(2 * LANES, np.float32)
+    before = rng.integers(-1000, 1000, (3, 1)).astype(np.int32)
+    size = 8 * LANES
+
+    def kernel(x, w, before, ones, out):
+        column, row, nothing = broadcast_column(ones, 4, 3), load_row(ones, 2), zero_grid(3, 2)
+        words = broadcast_words(before, 3, 2, 1)
+        plain = add_outer_in_shorts(words, x, 32, w, 8, most, 0)
+        signed = add_outer_in_shorts(words, x, 32, w + 8 * size, 8, most, 1)
+        store_grid(out, size, add_scaled_words(nothing, plain, column, row))
+        store_grid(out + 3 * size, size, add_scaled_words(nothing, signed, column, row))
+
+    run(kernel, x, bytes_, before, ones, out)
+    rows = x.reshape(3, n, 4).astype(int)
+    np.testing.assert_array_equal(out, before + np.einsum("rkb,skjb->srj", rows, w))
+
+
+@pytest.mark.parametrize("most", [3, 15, 31, 63, 126])
+@pytest.mark.parametrize("of", ["avx2", "avx512"])
+def test_products_in_shorts(of, most):
+    run_at(of, check_products_in_shorts, most)
 
 
 def check_products_of_eights():

@@ -26,6 +26,7 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     BYTE_OFFSET,
     add_outer_bytes,
     add_outer_eights,
+    add_outer_in_shorts,
     add_products,
     add_scaled_words,
     broadcast_column,
@@ -200,7 +201,8 @@ def tiles_of(type: str) -> Any:
 
     type: of the strips that the panels are made of.
     """
-    _, unit, _, _, _, middle, is_signed = OF_TYPE[type]
+    _, unit, most, _, _, middle, is_signed = OF_TYPE[type]
+    n_step, in_shorts = unit // 4, CPU.avx2 and not CPU.vnni and most < 127
     minima, n_unit, signed = middle is None, DEPTH // unit, int(is_signed)
     zero = (middle or 0) + (BYTE_OFFSET if is_signed else 0)
     below_zero, negative, in_eights = -zero, int(is_signed and not BYTE_OFFSET), CPU.i8mm
@@ -236,6 +238,14 @@ def tiles_of(type: str) -> Any:
             return add_scaled_words(sums, words, x_scales, load_row(panel + w_scales, NV))
 
         @njit(error_model="numpy")
+        def add_unit_in_shorts(sums, panel, block):
+            words = broadcast_words(block + whole, MR, NV, below_zero)
+            at, step = block + 4 * first, panel + WORD_ROW * first
+            words = add_outer_in_shorts(words, at, DEPTH, step, n_step, most, signed)
+            x_scales = broadcast_column(block + SCALES, 4, MR)
+            return add_scaled_words(sums, words, x_scales, load_row(panel + w_scales, NV))
+
+        @njit(error_model="numpy")
         def add_unit_in_eights(sums, panel, block):
             words = paired(broadcast_words(block + whole, MR, NV, below_zero))
             for k in range(first, first + unit // 4, 2):
@@ -246,6 +256,8 @@ def tiles_of(type: str) -> Any:
             )
             return add_scaled_words(sums, unpaired(words), x_scales, w_row)
 
+        if in_shorts:
+            return add_unit_in_shorts
         return add_unit_in_eights if in_eights else add_unit
 
     add_first, add_second = adder_of(0), adder_of(1)
