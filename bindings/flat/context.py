@@ -28,6 +28,7 @@ from tamis.bindings.flat.status import (
 from tamis.engine.adapters import Adapters
 from tamis.engine.batch import Batch
 from tamis.engine.session import MAX_CTX, Session
+from tamis.platform.processes import usable_cpus
 
 MAX_SEQ = 256
 
@@ -110,9 +111,12 @@ class Context:
         return self.n_ctx_seq * self.n_seq_max
 
     def check_threads(self, n: Any, name: str) -> None:
-        """Raise Refusal for another number of threads than the model's."""
+        """Raise Refusal for another number of threads than the model's.
+
+        More than there are processors are as many as those, for a model too.
+        """
         own = self.model.engine.n_threads
-        if as_int(n, name, 0) not in (0, own):
+        if min(as_int(n, name, 0), usable_cpus()) not in (0, own):
             message = f"{name} is {n}, the model has {own}: set llama_model_params.n_threads"
             raise Refusal(LLAMA_UNSUPPORTED, message)
 

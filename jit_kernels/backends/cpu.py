@@ -1,9 +1,10 @@
 """The CPU backend: links Programs to loaded kernels and replays them on a thread team."""
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tamis.jit_kernels.contract.layout import TAPE, TEAM, TURNS
 from tamis.jit_kernels.contract.ops import FEW_ROWS
 from tamis.jit_kernels.contract.program import KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
+from tamis.platform.cores import pin, pinned, places
 from tamis.platform.memory import available_bytes
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
@@ -181,10 +183,9 @@ class _Team:
         self._n_thread = n_thread
         self._run = library.function(RUN)
         worker = library.function(WORKER)
-        threads = [
-            threading.Thread(target=worker, args=(self._address, n_thread, tid), daemon=True)
-            for tid in range(1, n_thread)
-        ]
+        self._places = places(n_thread)
+        args = [(worker, self._address, n_thread, tid, self._places) for tid in range(1, n_thread)]
+        threads = [threading.Thread(target=_work, args=each, daemon=True) for each in args]
         for thread in threads:
             thread.start()
         # The library is held too: its memory is the code that the threads run.
@@ -193,7 +194,17 @@ class _Team:
     def run(self, tape: np.ndarray) -> None:
         self._words[TEAM.tape // 8] = tape.ctypes.data
         self._words[TEAM.n_op // 8] = len(tape)
-        self._run(self._address, self._n_thread, 0)
+        with pinned(self._places[0]) if self._places else contextlib.nullcontext():
+            self._run(self._address, self._n_thread, 0)
+
+
+def _work(
+    worker: Callable[[int, int, int], None], team: int, n_thread: int, tid: int, cpus: Sequence[int]
+) -> None:
+    """A thread of the team, until the team ends. cpus: of each thread; none: any."""
+    if cpus:
+        pin(cpus[tid])
+    worker(team, n_thread, tid)
 
 
 def _end(

@@ -69,7 +69,8 @@ class Engine:
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
-        n_threads: None = one a core this process may use. library: of kernels, the process's own by
+        n_threads: None = one a processor this process may use, and never more: each op would wait
+        for threads that wait for a processor. library: of kernels, the process's own by
         default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda". n_gpu_layers:
         how many of the last layers are on the latter, the others and the output on the CPU; more
         than there are, or -1: all, and the output. offload_kqv: False leaves keys, values and
@@ -84,8 +85,8 @@ class Engine:
         report = progress or (lambda stage, done, total: None)
         check_path(path)
         check_whole("n_threads", n_threads)
-        n_threads = n_threads if n_threads is not None else usable_cpus()
-        if not 1 <= n_threads <= 1024:
+        n_cpu = usable_cpus()
+        if n_threads is not None and not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
@@ -94,7 +95,7 @@ class Engine:
         file = GGUFFile(path)
         model = load_model(file, rope)
         report("load", 1, 3)
-        cpu = open_host(n_threads, library)
+        cpu = open_host(min(n_threads or n_cpu, n_cpu), library)
         places = on_one_device(cpu, model.hp.n_layer)
         if gpu is not None:
             places = on_two_devices(cpu, gpu, model.hp.n_layer, n_gpu_layers)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tamis.platform.cores import spread
 from tamis.platform.processor import MACHINE
 
 _MATH = "libm.so.6"  # the C library's other half
@@ -34,7 +35,8 @@ def available_bytes() -> int:
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
     """Zeros in pages that hold nothing else; the system is asked for huge pages.
 
-    A device can be shown such memory (Backend.mapped). No memory is taken before it is written to.
+    A device can be shown such memory (Backend.mapped). No memory is taken before it is written to;
+    on a machine of several NUMA nodes it is then taken from all of them.
     Raises OSError where address space is limited.
     """
     size = dtype.itemsize * int(np.prod(shape))
@@ -42,7 +44,9 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.n
     memory = mmap.mmap(-1, max(1, size), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory, np.ndarray(shape, dtype, memory)
+    zeros = np.ndarray(shape, dtype, memory)
+    spread(zeros)
+    return memory, zeros
 
 
 def drop(memory: mmap.mmap, first: int, last: int) -> None:

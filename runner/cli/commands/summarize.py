@@ -352,7 +352,7 @@ class _Work:
         if not on_host(where["device"]) and self._engines:
             return self._engines[0]
         if self._settings.n_session > 1:
-            n_threads = n_threads or usable_cpus()
+            n_threads = min(n_threads or usable_cpus(), usable_cpus())
             n_threads = max(1, n_threads // self._settings.n_session)
         engine = Engine.load(self._model, n_threads=n_threads, progress=self._progress, **where)
         self._progress.clear()

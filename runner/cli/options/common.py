@@ -422,14 +422,14 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
 
 
 def warn_of_threads(n_thread: int | None) -> None:
-    """Say that there are more threads than processors for them: each op waits for the slowest."""
+    """Say that more threads are asked for than work; see Engine.load."""
     from tamis.platform.processes import usable_cpus
 
     if n_thread is not None and n_thread > usable_cpus():
         n = usable_cpus()
         note(
-            f"-t {n_thread}: this process may use {n} processor{'s' if n > 1 else ''}, and is "
-            f"slower with more threads than that; leave out -t, or say -t {n}"
+            f"-t {n_thread}: this process may use {n} processor{'s' if n > 1 else ''}, and more "
+            f"threads would wait for each other: {n} work{'s' if n == 1 else ''}"
         )
 
 
