@@ -384,6 +384,71 @@ def test_bench_of_several_sequences_is_llama_batched_benchs_table(tmp_path, caps
     assert "leave out --profile, -d" in capsys.readouterr().err
 
 
+def bench_rows(path, *rows):
+    """A file of `tamis bench --json`; rows: test, median, minimum, maximum."""
+    names = {"model": "m.gguf", "threads": 2, "attn": "dense", "prefill": "dense"}
+    keys = ("test", "tok_s", "min", "max")
+    text = [json.dumps(names | dict(zip(keys, row, strict=True))) for row in rows]
+    path.write_text("\n".join(text) + "\n")
+    return str(path)
+
+
+def test_bench_sets_two_files_of_rows_beside_each_other(tmp_path, capsys):
+    old = bench_rows(tmp_path / "a", ("pp4", 100, 90, 110), ("tg2", 50, 48, 52))
+    # Two rounds of pp4, whose medians are 104 and 112; tg2 is slower in each run, pp4 in some.
+    new = bench_rows(
+        tmp_path / "b", ("pp4", 104, 88, 110), ("tg2", 40, 38, 47), ("pp4", 112, 99, 120)
+    )
+    assert main(["bench", "--compare", old, new, "--json"]) == 1
+    told = capsys.readouterr()
+    pp, tg = (json.loads(line) for line in told.out.splitlines())
+    assert (pp["test"], pp["old"], pp["new"], pp["ratio"]) == ("pp4", 100, 108, 1.08)
+    assert (pp["ratio_min"], pp["ratio_max"]) == (0.8, 1.333)  # 88 / 110, 120 / 90
+    assert (tg["ratio"], tg["ratio_min"], tg["ratio_max"]) == (0.8, 0.731, 0.979)
+    assert "slower in every run, and by 5 % or more: tg2" in told.err
+    # The other way round nothing is slower: pp4's medians are, but not each run.
+    assert main(["bench", "--compare", new, old]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+    assert main(["bench", "--compare", old, old, "--csv"]) == 0
+    assert capsys.readouterr().out.startswith("model,threads,attn,prefill,test,old,new,ratio")
+
+
+def test_rows_of_several_sequences_compare_too(tmp_path, capsys):
+    words = ["bench", "-m", str(tiny_file(tmp_path)), "-p", "8,0", "-n", "2", "-t", "1", "-r", "1"]
+    assert main([*words, "-np", "1,3", "--json"]) == 0
+    path = tmp_path / "rows"
+    path.write_text(capsys.readouterr().out)
+    assert main(["bench", "--compare", str(path), str(path), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["test"] for row in rows} == {"pp8 x 1", "pp8 x 3", "tg2 x 1", "tg2 x 3"}
+    assert {row["ratio"] for row in rows} == {1.0}
+
+
+def test_files_that_do_not_compare_are_refused(tmp_path, capsys):
+    old = bench_rows(tmp_path / "a", ("pp4", 100, 90, 110), ("tg2", 50, 48, 52))
+    one = bench_rows(tmp_path / "b", ("pp4", 100, 90, 110))
+    zero = bench_rows(tmp_path / "c", ("pp4", 0, 0, 1))
+    for name, text in (("d", ""), ("e", "[1]\n"), ("f", "{\n"), ("g", '{"model": []}\n')):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "h").write_bytes(b"\xff\xfe")
+    for new, told in (
+        (one, "b has no row of tg2, m.gguf, 2 threads, dense and dense: measure the same tests"),
+        (zero, "c:1 is "),
+        (tmp_path / "d", "d is empty"),
+        (tmp_path / "e", "e:1 is '[1]': expected a row of tamis bench --json"),
+        (tmp_path / "f", "f:1 is '{'"),
+        (tmp_path / "g", "g:1 is "),
+        (tmp_path / "h", "h is not text"),
+        (tmp_path / "i", "No such file"),
+    ):
+        assert main(["bench", "--compare", old, str(new)]) != 0
+        err = capsys.readouterr().err
+        assert told in err
+        assert len(err.splitlines()) == 1
+
+
 def test_a_profile_adds_the_ops_of_one_label_and_says_how_near_the_ceiling_they_are(capsys):
     ceiling = Ceiling(read_bytes=10e9, flop=100e9, cycles=2e9)
     costs = [

@@ -2,7 +2,7 @@
 
 Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
 several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
-With -np several sequences at once, see batched.py.
+With -np several sequences at once, see batched.py; --compare measures nothing, see against.py.
 """
 
 import argparse
@@ -12,11 +12,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tamis.cli.measure import batched, compare, profile, states
+from tamis.cli.measure import against, batched, compare, profile, states
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import table
@@ -77,6 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
     )
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        type=Path,
+        help="measure nothing: set two files of --json beside each other; status 1 where a test "
+        "became slower",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a line")
     form.add_argument("--csv", action="store_true", help="a table as CSV")
@@ -84,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row a test: the median speed with minimum and maximum."""
+    if arguments.compare:
+        return _compare(arguments)
     tests = [("pp", n) for n in arguments.n_prompt if n] + [("tg", n) for n in arguments.n_gen if n]
     if not tests:
         raise UsageError("nothing to measure: -p and -n are both 0")
@@ -113,6 +124,21 @@ def run(arguments: argparse.Namespace) -> int:
         if "profile" in row and not arguments.json:
             profile.write_table(f"{row['test']}, {row['threads']} threads", row["profile"])
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """The table of --compare; 1 where a test became slower. Raises UsageError, OSError."""
+    rows = against.compare(*arguments.compare)
+    if arguments.json:
+        sys.stdout.writelines(json.dumps(row) + "\n" for row in rows)
+    elif arguments.csv:
+        _write_csv(rows, against.COLUMNS)
+    else:
+        sys.stdout.write("\n".join(table.lines(rows, against.COLUMNS)) + "\n")
+    slower = [row["test"] for row in rows if against.is_slower(row)]
+    if slower:
+        common.note(f"slower in every run, and by 5 % or more: {', '.join(slower)}")
+    return int(bool(slower))
 
 
 def _batched(arguments: argparse.Namespace, methods: list[str]) -> int:
