@@ -91,7 +91,8 @@ class Llama:
     """A model and one sequence, with llama_cpp.Llama's interface.
 
     Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
-    writes them, and min_mass, the share of attention that each head is to hold: see Engine.session.
+    writes them, and min_mass, the share of attention that each head is to hold: see Engine.session;
+    and precision, "fast" or "exact", of a prompt's activations on the CPU: see Engine.load.
     n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
     type_v: ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with
     logprobs does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError,
@@ -149,6 +150,7 @@ class Llama:
         attn: str = "dense",
         prefill: str = "dense",
         min_mass: float | None = None,
+        precision: Literal["fast", "exact"] = "fast",
         **kwargs: Any,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")}
@@ -167,7 +169,13 @@ class Llama:
         if vocab_only:
             self._engine, self._session = VocabOnly(model_path), NoSession()
         else:
-            self._engine = load_engine(model_path, n_threads, n_gpu_layers, offload_kqv=offload_kqv)
+            self._engine = load_engine(
+                model_path,
+                n_threads,
+                n_gpu_layers,
+                offload_kqv=offload_kqv,
+                precision=precision,
+            )
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
         if not vocab_only:
             self._session = self._engine.session(

@@ -49,7 +49,12 @@ def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> Non
 
 
 def load_engine(
-    path: str, n_threads: int | None, n_gpu_layers: int, *, offload_kqv: bool
+    path: str,
+    n_threads: int | None,
+    n_gpu_layers: int,
+    *,
+    offload_kqv: bool,
+    precision: str,
 ) -> Engine:
     """The engine, its last n_gpu_layers layers on the CUDA device where there is one."""
     if n_gpu_layers:
@@ -60,10 +65,11 @@ def load_engine(
                 device=device_for(n_gpu_layers),
                 n_gpu_layers=n_gpu_layers,
                 offload_kqv=offload_kqv,
+                precision=precision,
             )
         except (CudaError, ImportError) as e:
             warnings.warn(f"n_gpu_layers has no effect, the CPU is used: {e}", stacklevel=3)
-    return Engine.load(path, n_threads=n_threads or None)
+    return Engine.load(path, n_threads=n_threads or None, precision=precision)
 
 
 def lora_of(path: str | None, scale: float) -> Adapters | None:

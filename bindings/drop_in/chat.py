@@ -14,6 +14,7 @@ from tamis.bindings.drop_in.sampling import StoppingCriteriaList
 from tamis.bindings.drop_in.tools import (
     BARE,
     HERMES,
+    allowed,
     as_tools,
     call_schema,
     forced,
@@ -262,10 +263,10 @@ class Wanted(NamedTuple):
 
 def wanted(given: Mapping[str, Any]) -> Wanted:
     """What create_chat_completion's arguments on tools and form ask for. Raises ValueError."""
-    tools = as_tools(given["tools"], given["functions"])
-    choice = given["tool_choice"] or given["function_call"]
+    tools, tool_choice = allowed(as_tools(given["tools"], given["functions"]), given["tool_choice"])
+    choice = tool_choice or given["function_call"]
     tools = [] if choice == "none" else tools
-    must = forced(tools, given["tool_choice"], given["function_call"])
+    must = forced(tools, tool_choice, given["function_call"])
     grammar = grammar_of(given["response_format"]) or given["grammar"]
     required = choice == "required" and bool(tools)
     if must is not None:

@@ -36,6 +36,23 @@ def as_tools(
     return [dict(tool) for tool in tools or ()] + found
 
 
+def allowed(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+    """The tools of a choice of the kind allowed_tools, and its mode; of others what was given.
+
+    Raises ValueError.
+    """
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    given = choice.get("allowed_tools", choice)
+    mode, some = given.get("mode", "auto"), given.get("tools") or ()
+    if mode not in ("auto", "required"):
+        raise ValueError(f"tool choice has mode {mode!r}, expected auto or required")
+    names = {tool.get("function", tool).get("name") for tool in some}
+    if unknown := names - {tool["function"]["name"] for tool in tools}:
+        raise ValueError(f"tool choice {sorted(map(str, unknown))[0]!r} is not among the tools")
+    return [tool for tool in tools if tool["function"]["name"] in names], mode
+
+
 def forced(
     tools: list[dict[str, Any]], tool_choice: Any, function_call: Any
 ) -> tuple[str, Mapping[str, Any]] | None:

@@ -28,7 +28,7 @@ from tamis.bindings.compat import (
 )
 from tamis.bindings.drop_in import chat as chats
 from tamis.bindings.drop_in.completion import Piece
-from tamis.bindings.drop_in.tools import call_schema, plain_messages
+from tamis.bindings.drop_in.tools import allowed, call_schema, plain_messages
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.sampling.chain import SamplerParams
@@ -589,6 +589,40 @@ def test_arguments_without_effect_are_named_and_usual_ones_are_silent(path):
     for wrong in ({"type_k": 3}, {"pooling_type": 9}, {"attn": "none such"}, {"n_ctx": -1}):
         with pytest.raises(ValueError, match=r"expected|method"):
             Llama(path, verbose=False, **wrong)
+
+
+def test_a_choice_among_some_of_the_tools():
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    of_chat = {"mode": "required", "tools": [{"type": "function", "function": {"name": "b"}}]}
+    for choice in (
+        {"type": "allowed_tools", "allowed_tools": of_chat},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"name": "b"}]},  # responses
+    ):
+        assert allowed(tools, choice) == ([tools[1]], "required")
+    assert allowed(tools, "auto") == (tools, "auto")
+    one = {"type": "function", "function": {"name": "a"}}
+    assert allowed(tools, one) == (tools, one)
+    for wrong in ({"mode": "some"}, {"tools": [{"name": "d"}]}, {"tools": [{}]}):
+        with pytest.raises(ValueError, match="tool choice"):
+            allowed(tools, {"type": "allowed_tools"} | wrong)
+
+
+def test_exact_activations_are_the_engines(tmp_path):
+    quantized = write_tiny_model(tmp_path / "q4.gguf", TinySpec(type_="Q4_0"))
+    ids, rows = list(range(5, 45)), {}
+    for precision in ("fast", "exact"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            llm = Llama(str(quantized), n_ctx=64, precision=precision, verbose=False)
+        llm.eval(ids)
+        rows[precision] = llm.scores[-1].copy()
+        llm.close()
+        engine = Engine.load(quantized, precision=precision)
+        assert np.array_equal(engine.session(n_ctx=64).prefill(ids), rows[precision])
+        engine.close()
+    assert not np.array_equal(rows["fast"], rows["exact"])
+    with pytest.raises(ValueError, match="precision is 'half', expected one of fast, exact"):
+        Llama(str(quantized), precision="half", verbose=False)
 
 
 def test_other_types_and_methods_are_the_engines(path):

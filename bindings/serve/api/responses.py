@@ -202,7 +202,7 @@ def _choice(choice: Any) -> Any:
         if choice.get("type") == "local_shell":
             return {"type": "function", "function": {"name": "local_shell"}}
         if choice.get("type") == "allowed_tools":
-            return choice.get("mode", "auto")
+            return choice
         raise invalid("tool_choice is of a type that is not supported", "tool_choice")
     return choice
 
@@ -391,6 +391,10 @@ class Responses(Reply):
     def frame(self, event: Any) -> str:
         """With the name of the event."""
         return f"event: {event['type']}\ndata: {as_json(event)}\n\n"
+
+    def alive(self) -> str:
+        """That it is in progress: Codex waits for events, of which comments are none."""
+        return self.frame(self._event("in_progress", response=self._response("in_progress")))
 
     def error(self, error: ApiError, path: str) -> str:
         """That the response has failed."""

@@ -43,6 +43,15 @@ def test_items_become_messages():
     assert "tools.web_search" in fields, "what is left out is named in a header"
 
 
+def test_a_choice_among_some_of_the_tools(path):
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]}
+    task = responses.read(
+        reader(path), Body({"input": "Hi", "tools": TOOLS, "tool_choice": choice})
+    )
+    assert [tool["function"]["name"] for tool in task.wanted.tools] == ["look"]
+    assert task.wanted.required
+
+
 @pytest.mark.parametrize("n", [1, 7, 500])
 def test_events_come_in_the_order_of_the_items(path, n):
     text = "<think>\nHm.\n</think>\n\nWell.\n" + call("look", {}) + "\n"
