@@ -183,15 +183,20 @@ class Drafting(Generating):
         if not self._draft.watches:
             return session.prefill(ids, progress)
         done, pos, steps = 0, session.n_past, session.prefill_steps(ids)
-        while True:
-            try:
-                upto = next(steps)
-            except StopIteration as end:
-                return end.value
-            self._draft.saw(pos + done, session.forward.hidden(upto - done))
-            done = upto
-            if progress is not None:
-                progress(done, len(ids))
+        try:
+            while True:
+                try:
+                    upto = next(steps)
+                except StopIteration as end:
+                    return end.value
+                self._draft.saw(pos + done, session.forward.hidden(upto - done))
+                done = upto
+                if progress is not None:
+                    progress(done, len(ids))
+        except BaseException:
+            steps.close()
+            session.truncate(pos)
+            raise
 
     def _show(self, n: int) -> None:
         """Show what drafts the last n tokens' rows."""

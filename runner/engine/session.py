@@ -208,15 +208,21 @@ class Session(Generating):
     def prefill_steps(self, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
         """As `prefill`, a chunk a step: yields how many tokens are done; returns the logits.
 
-        Other sessions may run between steps. Closed early, it has appended nothing.
+        Other sessions may run between steps. Closed early, it has appended what was done; on an
+        error nothing.
         """
         self._check_predicts()
-        done, logits = 0, None
-        for chunk, last in self._append(ids, None):
-            if last:
-                logits = self._forward.logits(len(chunk) - 1, 1)[0]
-            done += len(chunk)
-            yield done
+        done, logits, steps = 0, None, self._append(ids, None)
+        try:
+            for chunk, last in steps:
+                if last:
+                    logits = self._forward.logits(len(chunk) - 1, 1)[0]
+                done += len(chunk)
+                yield done
+        except GeneratorExit:
+            self._tokens += list(map(int, ids[:done]))  # before the pages of others are given back
+            steps.close()
+            raise
         assert logits is not None
         return logits
 
@@ -583,7 +589,7 @@ class Session(Generating):
 
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
-    ) -> Iterator[tuple[np.ndarray, bool]]:
+    ) -> Generator[tuple[np.ndarray, bool], None, None]:
         """Run the chunks of `ids`, yielding each with whether it is the last.
 
         The tokens count as held when the generator ends; on any error their pages are given back.

@@ -167,7 +167,7 @@ def test_it_is_copied_saved_loaded_and_shifted(path, whole, gpu, attn, types, tm
     engine.close()
 
 
-def test_a_prompt_that_is_left_early_changes_nothing(path, whole, gpu):
+def test_a_prompt_that_is_left_early_leaves_what_was_read(path, whole, gpu):
     engine, ids = loaded(path, -1), ids_of(1200)
     how = {"n_ctx": N_CTX, "n_ubatch": 128}
     sessions = engine.session(kv_vram=least(engine), **how), whole.session(**how)
@@ -177,6 +177,7 @@ def test_a_prompt_that_is_left_early_changes_nothing(path, whole, gpu):
         next(steps)
         next(steps)
         steps.close()
+        assert session.n_past == 210 + 2 * 128
     check_same(*sessions, 300)
     engine.close()
 

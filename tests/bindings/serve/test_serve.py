@@ -459,6 +459,34 @@ def test_a_cancelled_job_frees_its_slot_and_leaves_no_trace(engine, worker):
     assert worker.counts.cancelled == 1
 
 
+def test_what_was_read_of_a_prompt_stays_for_a_client_that_asks_again(engine, worker):
+    alone, found = job(engine, range(5, 450), 8)
+    worker.submit([alone])
+    expected, n_all = answer(found)
+    other = Worker(engine, sessions(engine, 1))
+    read, go_on = threading.Event(), threading.Event()
+
+    def emit(event):  # holds the worker up once half of the prompt has been read
+        if isinstance(event, Progress) and event.done > 200:
+            read.set()
+            go_on.wait(60)
+
+    impatient, _ = job(engine, range(5, 450), 8)
+    impatient.emit = emit
+    other.submit([impatient])
+    assert read.wait(60)
+    impatient.cancelled = True
+    go_on.set()
+    again, found = job(engine, range(5, 450), 8)
+    other.submit([again])
+    text, n_chunk = answer(found)
+    assert (text, other.counts.cancelled) == (expected, 1)
+    assert again.n_cached > 200
+    assert n_chunk < n_all
+    other.stop()
+    other.join()
+
+
 def test_what_another_slot_holds_is_not_read_again(engine, worker):
     shared = list(range(5, 5 + 2 * N_UBATCH + 70))
     first, events = job(engine, [*shared, 300], 200)
