@@ -20,21 +20,33 @@ OPEN = {
     "/ready",
 }  # that need no key: a page and states without data of anyone
 LOCAL = ("localhost", "127.0.0.1", "::1")
+ANY = "*"
 READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing and start nothing
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: the names this server is called by, and the keys, a line each, "" for none."""
+    """Who may ask: the names this server is called by, and the keys, a line each, "" for none.
+
+    origins: of pages of other sites that may read replies (CORS); "localhost": all pages of this
+    machine, "*": all there are.
+    """
 
     hosts: tuple[str, ...] = LOCAL
     key: str = ""
+    origins: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys, each of a client of its own."""
         return tuple(line.strip() for line in self.key.splitlines() if line.strip())
+
+    def grants(self, origin: str) -> bool:
+        """Whether pages of an Origin may read replies."""
+        if not origin or ANY in self.origins or origin.lower() in self.origins:
+            return bool(origin)
+        return "localhost" in self.origins and _host_of(origin) in LOCAL
 
 
 class Guard:
@@ -49,29 +61,48 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, status = time.monotonic(), 0
+        begin, status, headers = time.monotonic(), 0, Headers(scope=scope)
+        added = [*_SAFE, *self._granted(headers)]
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_SAFE]
+                given = {name for name, _ in message["headers"]}  # a model's own guard's
+                new = [header for header in added if header[0] not in given]
+                message["headers"] = [*message["headers"], *new]
             await send(message)
 
         try:
-            headers = Headers(scope=scope)
             owner = self._owner(headers)
             error = self._refusal(scope, headers, known=owner is not None)
             client = scope.get("client")
             scope["tamis.owner"] = (client[0] if client else "") if owner is None else owner
             if error is not None:
                 await _refuse(error, scope["path"], noted)
+            elif _is_preflight(scope, headers):
+                await _empty(noted)
             else:
                 await self._app(scope, receive, noted)
         finally:
             seconds = time.monotonic() - begin
             path = scope["path"][:80].encode("ascii", "backslashreplace").decode()
             self._log(f"{scope['method']} {path!r} {status or 'cut off'} {seconds:.2f} s")
+
+    def _granted(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """What a browser wants to hear before it lets a page read the reply."""
+        origin = headers.get("origin", "")
+        if not self._access.grants(origin):
+            return []
+        wanted = headers.get("access-control-request-headers", "*")
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+            (b"access-control-allow-headers", wanted.encode("latin-1")),
+            (b"access-control-expose-headers", b"*"),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"Origin"),
+        ]
 
     def _owner(self, headers: Headers) -> int | None:
         """The number of the key that a request has; None where it has none of them."""
@@ -90,17 +121,23 @@ class Guard:
             return ApiError(
                 403, "this server does not answer to that Host: see --allow-host", code="host"
             )
-        if self._keys and not known and scope["path"] not in OPEN:
+        is_open = scope["path"] in OPEN or _is_preflight(scope, headers)  # browsers send no key
+        if self._keys and not known and not is_open:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
             return error
+        packed = headers.get("content-encoding", "identity")
+        if packed != "identity":
+            message = f"the body is compressed ({packed[:20]}): send it as it is"
+            return ApiError(415, message, code="content_encoding")
         return None if scope["method"] in READS else self._of_a_page(scope["path"], headers)
 
     def _of_a_page(self, path: str, headers: Headers) -> ApiError | None:
         """Why a request may be one that a page of another site makes a browser send.
 
         Such a page can send some types without asking this server first, but not without an Origin
-        or Sec-Fetch-Site; application/json is not among them, and no preflight is granted.
+        or Sec-Fetch-Site; application/json is not among them, and a preflight is granted to no
+        others than --cors-origins names.
         """
         if not self._may_ask(headers.get("origin", "")):
             message = "this server does not answer to pages of that Origin"
@@ -116,11 +153,27 @@ class Guard:
 
     def _may_ask(self, origin: str) -> bool:
         """Whether an Origin is none of a site, or one of a host that this server is called by."""
+        if self._access.grants(origin):
+            return True
         try:
             url = urlsplit(origin)
             return url.scheme not in ("http", "https") or url.hostname in self._access.hosts
         except ValueError:
             return False
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser asks what a page may send, before it does."""
+    return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+
+
+def _host_of(origin: str) -> str | None:
+    """The host of an Origin; None where it is none of a site."""
+    try:
+        url = urlsplit(origin)
+        return url.hostname if url.scheme in ("http", "https") else None
+    except ValueError:
+        return None
 
 
 _SAFE = (
@@ -142,6 +195,12 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+async def _empty(send: Send) -> None:
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _refuse(error: ApiError, path: str, send: Send) -> None:

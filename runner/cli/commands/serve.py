@@ -132,6 +132,15 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that clients call this machine by, beside localhost; may be given again",
     )
+    parser.add_argument(
+        "--cors-origins",
+        type=_names,
+        default=(),
+        metavar="ORIGIN",
+        help="pages that may ask this server in a browser, with commas between, such as "
+        "https://chat.example, app://obsidian.md; localhost: all of this machine, *: any, which "
+        "wants a key (default: none but its own)",
+    )
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
@@ -371,14 +380,19 @@ class Source:
             step_seconds=given.timeout_step,
         )
 
+    def text(self, offer: Any, n_ctx: int = 0) -> Any:
+        """Vocabulary and template of a model; n_ctx: of the texts that its tokenizer takes."""
+        from tamis.bindings.serve.text import TextModel
+
+        return TextModel.load(offer.path, n_ctx, self._template)
+
     def serve(self, offer: Any, worker: Any) -> Any:
         """The application of a model that is loaded."""
         from tamis.bindings.serve.http.app import Server
         from tamis.bindings.serve.models import Model
-        from tamis.bindings.serve.text import TextModel
 
         loaded = worker.wait()
-        text = TextModel.load(offer.path, loaded.n_ctx, self._template)
+        text = self.text(offer, loaded.n_ctx)
         # The log has a line for each request already: the router's.
         model = Model(offer.name, offer.path, text, loaded, worker)
         return Server(model, self._settings, lambda line: None)
@@ -445,7 +459,7 @@ def _folder(path: str | None) -> Path | None:
 
 def _access(arguments: argparse.Namespace) -> Any:
     """Names and key. Raises UsageError for an address that others reach without a key."""
-    from tamis.bindings.serve.http.guard import LOCAL, Access, is_local
+    from tamis.bindings.serve.http.guard import ANY, LOCAL, Access, is_local
     from tamis.bindings.serve.http.listen import hosts_of
 
     key = arguments.api_key
@@ -457,7 +471,10 @@ def _access(arguments: argparse.Namespace) -> Any:
     if not all(map(is_local, hosts)) and not key:
         raise UsageError(f"--host {arguments.host} lets other machines in: add --api-key-file")
     names = (*LOCAL, *hosts, *arguments.allow_host)
-    return Access(tuple(name.lower() for name in names), key)
+    origins = tuple(origin.lower().rstrip("/") for origin in arguments.cors_origins)
+    if ANY in origins and not key:
+        raise UsageError("--cors-origins * lets any site's page in: add --api-key-file")
+    return Access(tuple(name.lower() for name in names), key, origins)
 
 
 def _log(line: str) -> None:
