@@ -12,6 +12,12 @@ _KINDS = {
     503: "unavailable_error",
 }
 
+_ANTHROPIC_KINDS = {
+    "server_error": "api_error",
+    "unavailable_error": "overloaded_error",
+    "not_supported_error": "invalid_request_error",
+}
+
 
 class ApiError(Exception):
     """A request that is refused. Its text is for the client and names no part of a prompt."""
@@ -49,10 +55,18 @@ class ApiError(Exception):
         if path.startswith("/api/"):
             return {"error": self.message}
         if path.startswith("/v1/messages"):
-            kind = {"server_error": "api_error"}.get(self.kind, self.kind)
-            kind = "invalid_request_error" if self.more else kind
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            return {"type": "error", "error": self._as_anthropics()}
         return self.body
+
+    def _as_anthropics(self) -> dict[str, str]:
+        """In the words by which Claude Code and others know that they must shorten a prompt."""
+        n, most = (self.more.get(key) for key in ("n_prompt_tokens", "n_ctx"))
+        if n is not None and most is not None:
+            message = f"prompt is too long: {n} tokens > {most} maximum: shorten it, or start the "
+            message += "server with a larger --ctx"
+            return {"type": "invalid_request_error", "message": message}
+        kind = "request_too_large" if self.status == 413 else self.kind
+        return {"type": _ANTHROPIC_KINDS.get(kind, kind), "message": self.message}
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:

@@ -66,6 +66,9 @@ class Source(Protocol):
     def start(self, offer: Offer) -> Supervisor:
         """Begin to load one."""
 
+    def text(self, offer: Offer) -> TextModel:
+        """Vocabulary and template of one, loaded or not."""
+
     def serve(self, offer: Offer, worker: Supervisor) -> Served:
         """The application of one that is loaded."""
 
@@ -179,6 +182,13 @@ class Models:
     async def offers(self) -> list[Offer]:
         """All models there are."""
         return await asyncio.to_thread(self._source.offers)
+
+    def text(self, offer: Offer) -> TextModel:
+        """Vocabulary and template of a model, loaded or not; reads its file, in any thread.
+
+        Raises OSError, GGUFError, TokenizerError.
+        """
+        return self._source.text(offer)
 
     def load(self, offer: Offer) -> None:
         """Begin to load a model that no request waits for; where that fails the log says so.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,8 @@ from tamis.bindings.drop_in.completion import Counts, Piece, TokenInfo
 from tamis.bindings.serve.errors import ApiError, ended
 from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens, Started
 from tamis.bindings.serve.tasks import Task
+
+QUIET = 10.0  # seconds of a stream without a word, as where a long prompt is read
 
 
 class Mailbox:
@@ -120,6 +123,10 @@ class Reply:
         """An event as text."""
         return f"data: {as_json(event)}\n\n"
 
+    def alive(self) -> str:
+        """A sign of life where nothing comes for long, so that the client waits on: a comment."""
+        return ": still here\n\n"
+
     def error(self, error: ApiError, path: str) -> str:
         """What a stream ends with where it fails."""
         return self.frame(error.body_for(path))
@@ -158,9 +165,15 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
     try:
         for event in reply.begin():
             yield reply.frame(event)
-        left = len(reply.counts)
+        left, told = len(reply.counts), time.monotonic()
         while left:
-            i, found = await events.next()
+            try:
+                async with asyncio.timeout(max(0.0, told + QUIET - time.monotonic())):
+                    i, found = await events.next()
+            except TimeoutError:
+                told = time.monotonic()
+                yield reply.alive()
+                continue
             parts: Iterable[Any] = ()
             if isinstance(found, PromptTokens):
                 reply.prompt[i] = found.tokens
@@ -174,6 +187,7 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
                 parts = reply.piece(i, found)
                 left -= found.finish is not None
             for part in parts:
+                told = time.monotonic()
                 yield reply.frame(part)
         for event in reply.end():
             yield reply.frame(event)

@@ -186,15 +186,15 @@ def test_scales_by_id():
             scales(wrong, 3)
 
 
-def in_q8_0(path, to, added=None):
-    """A copy of an F32 model, matrices in Q8_0; or in F32, those values with an addition."""
+def quantized(path, to, kind, added=None):
+    """A copy of an F32 model, matrices of a kind; or in F32, those values with an addition."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(to, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             of_items = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=of_items)
-    kind = gguf.GGMLQuantizationType.Q8_0
+    kind = gguf.GGMLQuantizationType[kind]
     for tensor in reader.tensors:
         name, values = tensor.name.removesuffix(".weight"), np.array(tensor.data)
         if name not in shapes(path):
@@ -213,18 +213,19 @@ def in_q8_0(path, to, added=None):
     return to
 
 
-def test_an_adapter_of_a_quantized_model_is_as_if_merged(made, tmp_path):
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_an_adapter_of_a_quantized_model_is_as_if_merged(made, tmp_path, kind):
     path = made["llama"][0].path
     added = write_lora(tmp_path / "a", "llama", shapes(path))
     lora = Adapters(((Lora.load(tmp_path / "a"), 1.0),))
     with (
-        Engine.load(in_q8_0(path, tmp_path / "q8.gguf"), precision="exact") as engine,
-        Engine.load(in_q8_0(path, tmp_path / "merged.gguf", added)) as other,
+        Engine.load(quantized(path, tmp_path / "a.gguf", kind), precision="exact") as engine,
+        Engine.load(quantized(path, tmp_path / "merged.gguf", kind, added)) as other,
     ):
         expected, plain = rows(other), rows(engine)
         largest = np.abs(expected).max()
         assert np.abs(plain - expected).max() > 0.05 * largest
-        # Products with Q8_0 have activations of 14 bits and more, an error of 1e-4 a product.
+        # Products with these have activations of 14 bits and more, an error of 1e-4 a product.
         assert np.abs(rows(engine, adapters=lora) - expected).max() < 5e-3 * largest
 
 

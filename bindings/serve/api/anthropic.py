@@ -1,6 +1,7 @@
 """Anthropic's messages: requests as chats, answers as content blocks."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,9 @@ from tamis.text.tool_calls import Delta
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# What Claude Code tells Anthropic's server, not the model, before all else: with a word of each
+# request's own (cch), so that no prompt would begin as the one before.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;)+\s*")
 
 
 def read(reader: Reader, body: Body) -> Task:
@@ -31,7 +35,7 @@ def count(reader: Reader, body: Body) -> int:
 def as_chat(body: Body) -> Body:
     """A request as OpenAI's chat completions have it. Raises ApiError."""
     messages = []
-    system = _joined(body.get("system"), "system")
+    system = _BILLING.sub("", _joined(body.get("system"), "system"))
     if system:
         messages.append({"role": "system", "content": system})
     for message in body.records("messages", MAX_MESSAGES):
@@ -106,17 +110,18 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
         elif kind == "tool_use":
             calls.append(_call(block))
         elif kind == "tool_result":
-            text = _joined(block.get("content"), "messages")
-            text = f"Error: {text}" if block.get("is_error") is True else text
+            said = _joined(block.get("content"), "messages")
+            said = f"Error: {said}" if block.get("is_error") is True else said
             name = str(block.get("tool_use_id") or "")
-            results.append({"role": "tool", "tool_call_id": name, "content": text})
-        elif kind != "redacted_thinking":
-            _joined([block], "messages")
-    found: dict[str, Any] = {"role": role, "content": "".join(texts)}
+            results.append({"role": "tool", "tool_call_id": name, "content": said})
+        elif kind != "redacted_thinking":  # a document's text, or an error
+            texts.append(_joined([block], "messages"))
+    text = "\n".join(texts)  # as parts of OpenAI's messages are joined
+    found: dict[str, Any] = {"role": role, "content": text}
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        found |= {"tool_calls": calls, "content": "".join(texts) or None}
+        found |= {"tool_calls": calls, "content": text or None}
     return [*results, *([found] if texts or calls or thoughts or not results else [])]
 
 
@@ -137,12 +142,30 @@ def _joined(content: Any, param: str) -> str:
     texts = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "document" and (text := _of_document(block)) is not None:
+            texts.append(text)
+            continue
         if kind in ("image", "document"):
             raise invalid(f"{kind} input is not supported: a block is no text", param)
         if kind != "text" or not isinstance(block.get("text"), str):
             raise invalid(f"{param} has a block that is no text", param)
         texts.append(block["text"])
     return "".join(texts)
+
+
+def _of_document(block: dict[str, Any]) -> str | None:
+    """The text of a document that is plain text or blocks; None for other kinds."""
+    source = block.get("source")
+    if not isinstance(source, dict):
+        return None
+    kind = source.get("type")
+    found = source.get("data" if kind == "text" else "content")
+    if kind == "content" and found is not None:
+        found = _joined(found, "messages")
+    if kind not in ("text", "content") or not isinstance(found, str):
+        return None
+    title = block.get("title")
+    return f"{title}\n\n{found}\n" if isinstance(title, str) and title else f"{found}\n"
 
 
 class Messages(Reply):
@@ -264,6 +287,10 @@ class Messages(Reply):
     def frame(self, event: Any) -> str:
         """With the name of the event."""
         return f"event: {event['type']}\ndata: {as_json(event)}\n\n"
+
+    def alive(self) -> str:
+        """Anthropic's own sign of life."""
+        return self.frame({"type": "ping"})
 
     def error(self, error: ApiError, path: str) -> str:
         """An event of its own."""

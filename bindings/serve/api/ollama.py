@@ -177,6 +177,10 @@ class _Ollama(Reply):
 class Chat(_Ollama):
     """/api/chat."""
 
+    def alive(self) -> str:
+        """A line without text: NDJSON has no comments."""
+        return self.frame(self._line(message=_spoken(), done=False))
+
     def __init__(self, task: Task, about: About) -> None:
         super().__init__(task, about)
         assert task.wanted is not None
@@ -239,6 +243,10 @@ def _as_call(call_id: str, name: str, text: str) -> dict[str, Any]:
 
 class Generate(_Ollama):
     """/api/generate."""
+
+    def alive(self) -> str:
+        """A line without text: NDJSON has no comments."""
+        return self.frame(self._line(response="", done=False))
 
     def __init__(self, task: Task, about: About) -> None:
         super().__init__(task, about)

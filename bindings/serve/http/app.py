@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import itertools
 import json
@@ -12,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -140,12 +140,12 @@ class Server:
         # Of LoRA adapters, for requests that name none.
         self.lora_scales = tuple(scale for _, scale in settings.loras)
         self._facts: ModelFile | None = None
+        self.created = Path(model.path).stat().st_mtime
         seen = json.dumps([config.identity, __version__, model.name])
         fingerprint = "b" + hashlib.sha256(seen.encode()).hexdigest()[:12]
         self.about = About(model.name, fingerprint, n_ctx, lambda: self.reader.format)
         self._helpers = Helpers(config, settings.timeout_request, settings.n_queue)
         self._mailbox, self._requests = Mailbox(), itertools.count()
-        self._page, self._policy = page()
         self.app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(Guard, access=settings.access, log=log)],
@@ -173,9 +173,8 @@ class Server:
             Route("/health", self.health),
             Route("/v1/health", self.health),
             Route("/ready", self.ready),
+            front(self.settings),
         ]
-        if self.settings.page:
-            routes.append(Route("/", self.page))
         return [*routes, Route("/metrics", self.metrics)] if self.settings.metrics else routes
 
     def usual_settings(self) -> dict[str, Any]:
@@ -206,16 +205,10 @@ class Server:
                 raise ApiError(503, f"the model's file: {error}", code="unavailable") from None
         return self._facts
 
-    def capabilities(self) -> list[str]:
-        """What ollama calls the things that a model can do."""
-        if not self._model.loaded.predicts:
-            return ["embedding"]
-        found = ["completion"]
-        with contextlib.suppress(ApiError):
-            form = self.reader.format.parsed(tools=True)
-            found += ["tools"] + (["thinking"] if form.think is not None else [])
-        fills = {"pre", "suf", "mid"} <= self.text.vocab.fim.keys()
-        return found + (["insert"] if fills else [])
+    @property
+    def predicts(self) -> bool:
+        """Whether the model writes texts."""
+        return self._model.loaded.predicts
 
     def serves(self, path: str) -> bool:
         """Whether a model's file is in use."""
@@ -305,7 +298,7 @@ class Server:
 
     async def models(self, _request: Request) -> Response:
         """/v1/models: the one that there is."""
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return JSONResponse(listing([self._described()]))
 
     async def model(self, request: Request) -> Response:
         """/v1/models/NAME."""
@@ -316,7 +309,7 @@ class Server:
     def _described(self) -> dict[str, Any]:
         m = self._model.loaded
         meta = {"n_ctx": m.n_ctx, "n_ctx_train": m.n_ctx_train, "n_embd": m.n_embd}
-        head = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "tamis"}
+        head = model_entry(self._model.name, self.created)
         lists = {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
         return head | lists | {"meta": meta | {"n_vocab": m.n_vocab}}
 
@@ -342,18 +335,13 @@ class Server:
         """/metrics, in Prometheus' text format."""
         return PlainTextResponse(exposition(self.worker), media_type="text/plain; version=0.0.4")
 
-    async def page(self, _request: Request) -> Response:
-        """The built-in page; it may run its own script and ask this server, nothing else."""
-        headers = {"content-security-policy": self._policy, "x-frame-options": "DENY"}
-        return Response(self._page, media_type="text/html", headers=headers)
-
     # --- how they run ----------------------------------------------------------------------------
 
     async def complete(
         self, name: str, form: type[Reply], request: Request, body: bytes | None = None
     ) -> Response:
         """Answer a request that READERS[name] reads, in the form of an API."""
-        if not self._model.loaded.predicts:
+        if not self.predicts:
             raise ApiError(
                 501,
                 "this model embeds texts, it writes none: ask /v1/embeddings or /v1/rerank",
@@ -570,10 +558,28 @@ class _EventStream(StreamingResponse):
 async def on_error(request: Request, error: Exception) -> Response:
     """The reply to a request that failed."""
     if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, error.detail, code="not_found")
+        headers, status = dict(error.headers or {}), error.status_code
+        error = ApiError(status, error.detail, code="not_found" if status == 404 else None)
+        error.headers = headers
     if not isinstance(error, ApiError):
         error = ApiError(500, f"a bug of tamis: {type(error).__name__}", code="internal")
     return JSONResponse(error.body_for(request.url.path), error.status, headers=error.headers)
+
+
+def model_entry(name: str, created: float) -> dict[str, Any]:
+    """A model in lists: what OpenAI's clients read of it, and what Anthropic's do."""
+    at = datetime.fromtimestamp(created, UTC).isoformat(timespec="seconds")
+    of_anthropic = {"type": "model", "display_name": name, "created_at": at}
+    return {"id": name, "object": "model", "created": int(created), "owned_by": "tamis"} | (
+        of_anthropic
+    )
+
+
+def listing(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A list of all models, for both as well: the first page is the last."""
+    first, last = (entries[i]["id"] if entries else None for i in (0, -1))
+    pages = {"has_more": False, "first_id": first, "last_id": last}
+    return {"object": "list", "data": list(entries)} | pages
 
 
 def facts_of(path: Path) -> ModelFile:
@@ -592,7 +598,23 @@ def facts_of(path: Path) -> ModelFile:
     )
 
 
-def page() -> tuple[bytes, str]:
+def front(settings: Settings) -> Route:
+    """/: the built-in page, which may run its own script and ask this server, nothing else.
+
+    Without it a word for clients that ask whether there is a server.
+    """
+    data, policy = _page()
+    headers = {"content-security-policy": policy, "x-frame-options": "DENY"}
+
+    async def shown(_request: Request) -> Response:
+        if not settings.page:
+            return PlainTextResponse("tamis is running")
+        return Response(data, media_type="text/html", headers=headers)
+
+    return Route("/", shown)
+
+
+def _page() -> tuple[bytes, str]:
     """The page, and a policy that lets it load nothing but its own script and style."""
     data = (files("tamis.bindings.serve.http") / "page.html").read_bytes()
 

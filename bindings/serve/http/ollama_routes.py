@@ -1,6 +1,7 @@
 """Ollama's paths but for chats and completions: models, what they are, embeddings."""
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator
@@ -12,14 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.serve.api import ollama
-from tamis.bindings.serve.body import Body, parse
+from tamis.bindings.serve.body import Body, parse, seconds_of
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.replies import as_json
 from tamis.fetch import registry
 
 if TYPE_CHECKING:
     from tamis.bindings.serve.http.app import ModelFile, Server
+    from tamis.bindings.serve.text import TextModel
 
 API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
 NDJSON = "application/x-ndjson"
@@ -70,7 +73,11 @@ def _small(data: bytes) -> Body | None:
 
 def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
     """A request without a prompt loads the model, or with keep_alive 0 would unload it."""
-    reason = "unload" if body.get("keep_alive") in (0, "0", "0s") else "load"
+    keep = body.get("keep_alive")
+    try:
+        reason = "unload" if keep is not None and seconds_of(keep) == 0 else "load"
+    except ValueError as error:
+        raise invalid(str(error), "keep_alive") from None
     head = {"model": server.about.model, "created_at": datetime.now(UTC).isoformat()}
     return JSONResponse(head | empty | {"done": True, "done_reason": reason})
 
@@ -144,25 +151,35 @@ def _billions(n: int) -> str:
 
 async def _show(server: "Server", request: Request) -> Response:
     body = parse(await server.body(request))
-    if not isinstance(
-        body.get(
-            "model",
-        ),
-        str,
-    ) and not isinstance(body.get("name"), str):
+    if not any(isinstance(body.get(name), str) for name in ("model", "name")):
         raise invalid("model is no name", "model")
     model = await server.aside(server.facts)
-    found = {
+    predicts = server.predicts
+    return JSONResponse(await server.aside(lambda: described(model, server.text, predicts)))
+
+
+def described(model: "ModelFile", text: "TextModel", predicts: bool) -> dict[str, Any]:
+    """/api/show's reply; predicts: the model writes texts."""
+    return {
         "license": str(model.metadata.get("general.license", "")),
         "modelfile": f"FROM {model.name}\n",
         "parameters": "",
-        "template": server.text.template_source,
+        "template": text.template_source,
         "details": _details(model),
         "model_info": dict(model.metadata),
-        "capabilities": await server.aside(server.capabilities),
+        "capabilities": _capabilities(text) if predicts else ["embedding"],
         "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
     }
-    return JSONResponse(found)
+
+
+def _capabilities(text: "TextModel") -> list[str]:
+    """What ollama calls the things that a model can do that writes texts."""
+    found = ["completion"]
+    with contextlib.suppress(ValueError):  # of a template that cannot be used
+        form = ChatFormat(text, None).parsed(tools=True)
+        found += ["tools"] + (["thinking"] if form.think is not None else [])
+    fills = {"pre", "suf", "mid"} <= text.vocab.fim.keys()
+    return found + (["insert"] if fills else [])
 
 
 async def pull(server: "Bodies", request: Request) -> Response:

@@ -22,10 +22,20 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tamis import __version__
+from tamis.arch.load import arch_of
 from tamis.bindings.serve.body import seconds_of
 from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
 from tamis.bindings.serve.http import ollama_routes
-from tamis.bindings.serve.http.app import Settings, facts_of, on_error, page, received, unless_gone
+from tamis.bindings.serve.http.app import (
+    Settings,
+    facts_of,
+    front,
+    listing,
+    model_entry,
+    on_error,
+    received,
+    unless_gone,
+)
 from tamis.bindings.serve.http.guard import Guard, Log
 from tamis.bindings.serve.http.metrics import exposition
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
@@ -50,8 +60,9 @@ class Router:
     def __init__(self, models: Models, settings: Settings, log: Log, only: Offer | None) -> None:
         """only: the model that answers every request."""
         self.models, self._settings, self._only = models, settings, only
-        self._page, self._policy = page()
-        self._entries: dict[tuple[str, float], dict[str, Any]] = {}  # of files as they were
+        # In ollama's lists, and as /api/show has them: of files as they were.
+        self._entries: dict[tuple[str, float], dict[str, Any]] = {}
+        self._shown: dict[tuple[str, float], dict[str, Any]] = {}
         self.app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(Guard, access=settings.access, log=log)],
@@ -69,12 +80,14 @@ class Router:
             Route("/v1/models/{name:path}", self.one),
             Route("/api/tags", self.tags),
             Route("/api/version", partial(ollama_routes.version, self)),
+            Route("/api/show", self.show, methods=["POST"]),
             Route("/api/pull", partial(ollama_routes.pull, self), methods=["POST"]),
             Route("/api/delete", partial(ollama_routes.delete, self), methods=["DELETE"]),
-            Route("/", self.first_page),
+            front(self._settings),
         ]
         own = [
             Route("/health", self.health),
+            Route("/v1/health", self.health),
             Route("/ready", self.ready),
             Route("/api/ps", self.running),
             *([Route("/metrics", self.metrics)] if self._settings.metrics else []),
@@ -144,10 +157,27 @@ class Router:
                 return {"name": offer.name, "model": offer.name}
         return self._entries[key]
 
+    async def show(self, request: Request) -> Response:
+        """/api/show: what a model is, by its file alone: asking loads and unloads nothing."""
+        offer = await self._named(request)
+        key = offer.path, offer.modified
+        if key not in self._shown:
+            try:
+                self._shown[key] = await asyncio.to_thread(self._described, offer)
+            except (OSError, ValueError) as error:
+                raise ApiError(503, f"the model's file: {error}", code="unavailable") from None
+        return JSONResponse(self._shown[key])
+
+    def _described(self, offer: Offer) -> dict[str, Any]:
+        """Raises OSError, GGUFError, TokenizerError, ArchError."""
+        facts = facts_of(Path(offer.path))
+        predicts = not arch_of(facts.arch).is_encoder
+        return ollama_routes.described(facts, self.models.text(offer), predicts)
+
     async def listed(self, _request: Request) -> Response:
         """/v1/models: all that can be loaded."""
         offers = await self.models.offers()
-        return JSONResponse({"object": "list", "data": [self._entry(offer) for offer in offers]})
+        return JSONResponse(listing([self._entry(offer) for offer in offers]))
 
     async def one(self, request: Request) -> Response:
         """/v1/models/NAME."""
@@ -188,9 +218,9 @@ class Router:
 
     def _entry(self, offer: Offer) -> dict[str, Any]:
         state = self.models.state(offer.path)
-        head = {"id": offer.name, "object": "model", "created": int(offer.modified)}
         meta = {"n_bytes": offer.n_byte, "loaded": state == "loaded"}
-        return head | {"owned_by": "tamis", "meta": meta, "status": {"value": state}}
+        head = model_entry(offer.name, offer.modified)
+        return head | {"meta": meta, "status": {"value": state}}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server lives; one that is stopping does not."""
@@ -214,11 +244,6 @@ class Router:
     async def metrics(self, _request: Request) -> Response:
         """/metrics, of all models together."""
         return PlainTextResponse(exposition(self.models), media_type="text/plain; version=0.0.4")
-
-    async def first_page(self, _request: Request) -> Response:
-        """The built-in page; it may run its own script and ask this server, nothing else."""
-        headers = {"content-security-policy": self._policy, "x-frame-options": "DENY"}
-        return Response(self._page, media_type="text/html", headers=headers)
 
 
 class _Forwarded(Response):

@@ -1,10 +1,14 @@
 """Anthropic's messages: conversions, the order of events, errors; a tiny model answers."""
 
+import re
+from datetime import datetime
+
 import pytest
 from serving import reader, said
 
 from tamis.bindings.serve.api import anthropic
 from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.errors import ApiError
 
 ASKED = {"messages": [{"role": "user", "content": "the hand"}], "max_tokens": 8}
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"at": {"enum": ["a"]}}}}
@@ -118,6 +122,83 @@ def test_a_model_answers_and_counts(client):
         lines = [line for line in response.iter_lines() if line.startswith("event: ")]
     assert lines[0] == "event: message_start"
     assert lines[-1] == "event: message_stop"
+
+
+HEAD = "x-anthropic-billing-header: cc_version=2.1.7.e5; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize("end", ["", "\n", " "])
+def test_prompts_of_claude_code_begin_alike(end):
+    def system(stamp, *more):
+        first = {"type": "text", "text": HEAD.format(stamp) + end}
+        blocks = [first, *({"type": "text", "text": text} for text in more)]
+        messages = anthropic.as_chat(Body(ASKED | {"system": blocks})).fields["messages"]
+        return [m["content"] for m in messages if m["role"] == "system"]
+
+    assert system("a5145", "Be brief.") == system("00fe1", "Be brief.") == ["Be brief."]
+    assert system("a5145") == []
+    quoted = "What is " + HEAD.format("a5145")
+    kept = anthropic.as_chat(Body(ASKED | {"system": quoted})).fields["messages"]
+    assert kept[0]["content"] == quoted
+
+
+def test_documents_of_text_are_text_and_blocks_are_lines_of_their_own():
+    source = {"type": "text", "media_type": "text/plain", "data": "One."}
+    inner = {"type": "content", "content": [{"type": "text", "text": "Two."}]}
+    content = [
+        {"type": "document", "title": "A", "source": source},
+        {"type": "document", "source": inner},
+        {"type": "text", "text": "So?"},
+    ]
+    body = ASKED | {"messages": [{"role": "user", "content": content}]}
+    (message,) = anthropic.as_chat(Body(body)).fields["messages"]
+    assert message["content"] == "A\n\nOne.\n\nTwo.\n\nSo?"
+
+
+@pytest.mark.parametrize("kind", ["base64", "url", "file", None])
+def test_documents_that_are_no_text_are_refused_in_clear_words(kind):
+    block = {"type": "document", "source": {"type": kind, "data": "JVBERg==", "url": "x"}}
+    body = ASKED | {"messages": [{"role": "user", "content": [block]}]}
+    with pytest.raises(ApiError, match="document input is not supported"):
+        anthropic.as_chat(Body(body))
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for(client):
+    body = ASKED | {"messages": [{"role": "user", "content": "the hand " * 600}]}
+    found = client.post("/v1/messages", json=body)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    n, most = re.match(
+        r"prompt is too long: (\d+) tokens > (\d+) maximum", error["message"]
+    ).groups()
+    assert int(n) > int(most) == 512
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "invalid_request_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_errors_are_of_anthropics_kinds(status, kind):
+    found = ApiError(status, "why").body_for("/v1/messages/count_tokens")
+    assert found == {"type": "error", "error": {"type": kind, "message": "why"}}
+
+
+def test_models_are_listed_for_anthropics_clients_too(client):
+    found = client.get("/v1/models", params={"limit": 1000}).json()
+    (model,) = found["data"]
+    assert (model["type"], model["display_name"], model["id"]) == ("model", "tiny", "tiny")
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
+    assert (found["has_more"], found["first_id"], found["last_id"]) == (False, "tiny", "tiny")
 
 
 def test_a_tool_that_is_asked_for_is_called(client):

@@ -20,6 +20,7 @@ from tamis.bindings.serve.http.router import Router, asked_of
 from tamis.bindings.serve.jobs import Counts
 from tamis.bindings.serve.models import Models, Offer, named
 from tamis.bindings.serve.supervisor import Loaded, LoadError
+from tamis.bindings.serve.text import TextModel
 from tamis.cli import main
 from tamis.cli.commands import serve
 from tamis.cli.options.errors import UsageError
@@ -325,6 +326,29 @@ def test_no_more_models_are_loaded_than_may_be():
         ]
 
     run(work, n_model=2)
+
+
+def test_asking_what_models_are_loads_none(tmp_path):
+    """VS Code and others ask /api/show of each model in a list."""
+    path = write_tiny_model(tmp_path / "a.gguf", TinySpec())
+    source = Source()
+    source.offers = lambda: [Offer("a", str(path), 1, 0.0), offer("b")]
+    source.text = lambda offer: TextModel.load(offer.path, 0)
+    models = Models(source, keep=60, n_byte=None, n_queue=8, log=lambda line: None)
+    server = Router(models, Settings(page=False), lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        for body in ({"model": "a"}, {"name": "a:latest"}):
+            shown = client.post("/api/show", json=body).json()
+            assert shown["model_info"]["general.architecture"] == "llama"
+            assert shown["capabilities"] == ["completion", "tools"]
+            assert shown["template"]
+        assert client.post("/api/show", json={"model": "b"}).status_code == 503  # no such file
+        assert client.post("/api/show", json={"model": "none"}).status_code == 404
+        assert client.post("/api/show", json={}).status_code == 400
+        assert client.get("/").text == "tamis is running"
+        assert client.get("/v1/health").status_code == 200
+        assert client.get("/v1/models").json()["last_id"] == "b"
+    assert source.order == []
 
 
 def test_models_are_loaded_only_where_that_is_asked_for():

@@ -1,0 +1,124 @@
+"""Streams that are silent for long, and replies to what is no request for an answer."""
+
+import asyncio
+import gzip
+import json
+
+import pytest
+from serving import N_CTX, local_server, reader
+from starlette.testclient import TestClient
+
+from tamis.bindings.drop_in.completion import Counts, Piece
+from tamis.bindings.serve import replies
+from tamis.bindings.serve.api import anthropic, llamacpp, ollama, openai, responses
+from tamis.bindings.serve.api.readers import READERS
+from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.http.app import Settings
+from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.replies import About, Events, Mailbox
+
+CHAT = {"messages": [{"role": "user", "content": "the hand"}], "stream": True}
+FORMS = [
+    ("chat", openai.Chat, CHAT),
+    ("completion", openai.Text, {"prompt": "the", "stream": True}),
+    ("llama completion", llamacpp.Completion, {"prompt": "the", "stream": True}),
+    ("responses", responses.Responses, {"input": "the hand", "stream": True}),
+    ("messages", anthropic.Messages, CHAT | {"max_tokens": 5}),
+    ("ollama chat", ollama.Chat, CHAT),
+    ("ollama generate", ollama.Generate, {"prompt": "the hand", "stream": True}),
+]
+
+
+def streamed(path, name, form, body, wait):
+    """The frames of a stream whose prompt is being read while `wait` goes on."""
+
+    async def run():
+        about = About("tiny", "b0", N_CTX, lambda: reader(path).format)
+        task = READERS[name](reader(path), Body(body))
+        events = Events(Mailbox())
+        emit = events.emitter(0)
+        found = []
+
+        async def listen():
+            async for text in replies.stream(form(task, about), events, "/"):
+                found.append(text)
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.wait_for(wait(emit, found), 60)
+        emit(Piece("Hi", [], "stop", (5,), None, Counts(0, 5, 1, 0.1, 0.1)))
+        await asyncio.wait_for(listening, 10)
+        return found
+
+    return asyncio.run(run())
+
+
+async def silence(_emit, found):
+    """Until the client has heard something four times."""
+    n = len(found)
+    while len(found) < n + 4:
+        await asyncio.sleep(0.01)
+
+
+async def reading(emit, found):
+    """The same, while more and more of the prompt has been read."""
+    n, done = len(found), 0
+    while len(found) < n + 4:
+        emit(Progress(done, 10_000, 0))
+        done += 1
+        await asyncio.sleep(0.01)
+
+
+async def nothing(_emit, _found):
+    pass
+
+
+@pytest.mark.parametrize(("name", "form", "body"), FORMS, ids=[name for name, *_ in FORMS])
+def test_a_client_hears_that_a_long_prompt_is_being_read(path, monkeypatch, name, form, body):
+    monkeypatch.setattr(replies, "QUIET", 0.05)
+    usual = streamed(path, name, form, body, nothing)
+    for wait in (silence, reading):
+        found = streamed(path, name, form, body, wait)
+        assert len(found) >= len(usual) + 2, "the first may be the role of a message"
+        for text in filter(None, found):
+            assert text.endswith("\n")
+            assert all(line[:1] in ("d", "e", ":", "{", "") for line in text.split("\n"))
+
+
+def test_openais_streams_have_comments_and_no_empty_chunks(path, monkeypatch):
+    monkeypatch.setattr(replies, "QUIET", 0.05)
+    found = streamed(path, *FORMS[0], silence)
+    assert ": still here\n\n" in found
+    data = [json.loads(t[6:]) for t in found if t.startswith("data: {")]
+    assert all(chunk["choices"] for chunk in data)
+
+
+def test_a_method_that_a_path_has_not_is_named(client):
+    found = client.get("/v1/chat/completions")
+    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+    assert found.json()["error"]["code"] is None
+    assert client.get("/v1/none").json()["error"]["code"] == "not_found"
+    for path in ("/", "/v1/models", "/api/tags", "/api/version", "/health"):
+        found = client.head(path)
+        assert (found.status_code, found.content) == (200, b"")
+
+
+def test_a_body_that_is_compressed_is_refused_by_that_name(client):
+    data = gzip.compress(json.dumps({"content": "a"}).encode())
+    kind = {"Content-Type": "application/json"}
+    found = client.post("/tokenize", content=data, headers=kind | {"Content-Encoding": "gzip"})
+    assert found.status_code == 415
+    assert "compressed (gzip)" in found.json()["error"]["message"]
+    plain = client.post(
+        "/tokenize", content=b'{"content": "a"}', headers=kind | {"Content-Encoding": "identity"}
+    )
+    assert plain.status_code == 200
+
+
+def test_without_the_page_clients_find_a_server_all_the_same(engine):
+    server = local_server(engine, [engine.session(n_ctx=64)], Settings(page=False))
+    with TestClient(server.app, base_url="http://localhost") as client:
+        found = client.get("/")
+        assert (found.status_code, found.text) == (200, "tamis is running")
+        assert client.head("/").status_code == 200
+    server.stop()
+    server.close()
