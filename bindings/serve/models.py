@@ -133,8 +133,10 @@ class Models:
 
     @property
     def running(self) -> list[Running]:
-        """Those that are loaded, the last used first."""
-        found = [one for one in self._running.values() if one.served is not None]
+        """Those that are loaded and stay so, the last used first."""
+        found = [
+            one for one in self._running.values() if one.served is not None and not one.leaving
+        ]
         return sorted(found, key=lambda one: (one.users == 0, -one.used))
 
     @property

@@ -1,6 +1,7 @@
 """Models that come and go: loaded when asked for, unloaded when unused, within a budget."""
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -419,20 +420,38 @@ def test_two_real_models_with_a_budget_for_one(tmp_path, capsys):
             body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
             return server.post(body | how, TEXT, timeout=120)
 
+        def streamed(name, n_line=None):
+            """The text of a stream, or of its first lines: the client goes then."""
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
+            with server.open(TEXT, body | {"stream": True}, timeout=120) as response:
+                lines = list(itertools.islice(response, n_line))
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+            if n_line is None:
+                assert lines[-2] == b"data: [DONE]\n"
+            return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
         alone = {name: ask(name)[1]["choices"][0]["text"] for name in ("one", "two")}
-        found = []
+        found, listed = [], []
 
         def client(i):
             for j in range(3):
                 name = ("one", "two")[(i + j) % 2]
                 found.append((name, ask(name), len(server.children())))
+                if j == 0:
+                    assert alone[name].startswith(streamed(name, 1))
+                if j == 1:
+                    streams.append(streamed(name) == alone[name])
+                listed.append(json.loads(server.get("/api/ps")[1])["models"])
 
+        streams: list[bool] = []
         threads = [threading.Thread(target=client, args=[i]) for i in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert len(found) == 18
+        assert streams == [True] * 6
+        assert all(len(models) <= 1 for models in listed), "there is room for one"
         for name, (status, reply), _ in found:
             assert status == 200, reply
             assert reply["choices"][0]["text"] == alone[name]
