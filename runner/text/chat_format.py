@@ -84,6 +84,7 @@ class ChatFormat:
     arguments_as_text: bool = False
     null_content: bool = True
     thought_key: str | None = None
+    joins_responses: bool = False  # answers of tools are a part of the message that calls them
 
     @classmethod
     def of(cls, template: ChatTemplate) -> "ChatFormat":
@@ -94,6 +95,8 @@ class ChatFormat:
         """Texts of control tokens that a parser must see, where the vocabulary has them."""
         tools = self.tools or ToolFormat("")
         texts = {*(self.think or ()), *self.wrappers, *tools.openers, *tools.closers}
+        # Gemma 4's thoughts begin with a control token and a word.
+        texts.update(mark for text in self.think or () for mark in re.findall(r"<[^<>\s]+>", text))
         texts.update(*map(_tokens, tools.argument))
         if tools.style == "harmony":
             texts |= HARMONY_MARKS
@@ -108,7 +111,8 @@ class ChatFormat:
         and None becomes an empty text where the template cannot do with it. Arguments that are no
         JSON object stay text.
         """
-        return [self._normalized(dict(message)) for message in messages]
+        found = [self._normalized(dict(message)) for message in messages]
+        return _joined(found) if self.joins_responses else found
 
     def _normalized(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("tool_calls"):
@@ -154,6 +158,43 @@ HARMONY_MARKS = frozenset(
     f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return")
 )
 GEMMA_QUOTE = '<|"|>'
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have their answers, as Gemma 4's first templates read them.
+
+    Each message with calls has the tools' answers after it as ``tool_responses``, and the text of
+    the assistant's next message.
+    """
+    found: list[dict[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        found.append(message)
+        if message.get("role") != "assistant" or not message.get("tool_calls"):
+            continue
+        message.pop("content", None)
+        calls, responses = message["tool_calls"], []
+        while left and left[0].get("role") == "tool":
+            answer = left.pop(0)
+            call = calls[len(responses)] if len(responses) < len(calls) else {}
+            name = call.get("function", {}).get("name") or answer.get("tool_call_id", "")
+            responses.append({"name": name, "response": _value(answer.get("content"))})
+        if responses:
+            message["tool_responses"] = responses
+        following = left[0] if left else {}
+        speaks = following.get("content") and not following.get("tool_calls")
+        if following.get("role") == "assistant" and speaks:
+            message["content"] = left.pop(0)["content"]
+    return found
+
+
+def _value(content: Any) -> Any:
+    """What a tool's answer says as JSON, or the text."""
+    try:
+        return json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        return content
 
 
 def _as_blocks(message: dict[str, Any], thought: str) -> dict[str, Any]:
@@ -206,7 +247,8 @@ class _Reader:
         key, think = self._thoughts()
         tools = self._tool_format(before, after)
         wrappers = self._wrappers(before, after, think)
-        return ChatFormat(think, wrappers, tools, self._as_text, self._null_content, key)
+        joins = "'<|tool_call>call:'" in source and "OpenAI Chat Completions:" not in source
+        return ChatFormat(think, wrappers, tools, self._as_text, self._null_content, key, joins)
 
     def _tail(self, messages: Sequence[Message], **extra: Any) -> str | None:
         """What is rendered after the question; None if the template refuses."""

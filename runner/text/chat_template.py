@@ -99,6 +99,8 @@ class ChatTemplate:
         self._env = TemplateEnvironment()
         self._env.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         self._template: Template = _guarded(self._env.from_string, source)
+        # Gemma 4's begins no answer after a message with text, calls and their answers.
+        self._turn = "<|turn>model\n" if "'<|tool_call>call:'" in source else ""
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any
@@ -134,7 +136,10 @@ class ChatTemplate:
         meter = Meter.for_input(_guarded(size, variables, _MAX_INPUT))
         own = self._tokens | {"add_generation_prompt": add_generation_prompt}
         context = self._template.new_context(own | variables)
-        return _guarded(lambda: self._env.write(self._template.root_render_func(context), meter))
+        text = _guarded(lambda: self._env.write(self._template.root_render_func(context), meter))
+        if add_generation_prompt and self._turn and text.endswith("<turn|>\n"):
+            text += self._turn
+        return text
 
 
 def encode_chat(

@@ -207,6 +207,9 @@ class OutputParser:
         start, end = self._format.think or ("", "")
         tools, wrappers = self._tools, self._format.wrappers
         triggers = tools.triggers if tools else ()
+        # Gemma 4 thinks again within an answer, and leaves marks of thoughts that are none.
+        channel = "<|channel>"
+        again = (start, end, channel) if start.startswith(channel) else ()
         may_think, thinking = bool(end), _is_open(prompt, start, end)
         if thinking:
             yield from self._thought(end)
@@ -223,9 +226,14 @@ class OutputParser:
             thinking = may_think = False
             if tools is not None and not triggers:
                 yield from self._bare_calls(tools)
-            mark = yield from self._until((*triggers, *wrappers), self._content)
+            mark = yield from self._until((*triggers, *wrappers, *again), self._content)
             if mark is None:
                 return
+            if mark in again:
+                if mark == start:
+                    self._end_of("content", spaces=False)
+                    yield from self._thought(end)
+                continue
             if tools is not None and mark in triggers:
                 yield from self._calls(tools, mark)
                 may_think = bool(end)

@@ -287,6 +287,66 @@ def test_gemma_objects():
     assert said(parsed(chat(TEXT + calls(one)), text)) == ("", "", expected)
 
 
+GEMMA_THOUGHT = (
+    "{{ '<|channel>thought' + '\\n' + m.reasoning_content + '<channel|>' if m.reasoning_content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\nHm.<channel|>Yes.<channel|>", ("Yes.", "Hm.")),
+        ("Yes.<|channel>thought\n<channel|>", ("Yes.", "")),
+        ("<|channel><|channel>thought\nHm.<channel|>Yes.", ("Yes.", "Hm.")),
+        (
+            "<|channel>thought\nA.<channel|>One.<|channel>thought\nB.<channel|>Two.",
+            ("One.Two.", "A.B."),
+        ),
+        ("<|chan", ("<|chan", "")),
+    ],
+)
+def test_gemma_thinks_again_and_leaves_marks(text, expected):
+    template = chat(GEMMA_THOUGHT + TEXT)
+    assert said(parsed(template, text))[:2] == expected
+
+
+def test_the_control_token_that_begins_a_thought_is_shown():
+    """It is a token of its own, the word after it is another one."""
+    assert "<|channel>" in ChatFormat.of(ChatTemplate(chat(GEMMA_THOUGHT + TEXT))).marks()
+
+
+def gemma_template(told: str = "") -> str:
+    """Which has answers of tools as a part of the message that calls them."""
+    one = "{{ '<|tool_call>call:' + f.name + '{' }}" + EACH + "{{ k }}:{{ v }}{% endfor %}"
+    answers = "{% for r in m.tool_responses %}[{{ r.name }}:{{ r.response.t }}]{% endfor %}"
+    body = calls(one + "{{ '}' }}<tool_call|>") + answers + TEXT
+    return chat(body) + told
+
+
+def test_answers_of_tools_go_where_the_first_gemma_templates_have_them():
+    found = ChatFormat.of(ChatTemplate(gemma_template()))
+    asking = {"role": "assistant", "content": "Well.", "tool_calls": [call("stop", {"days": 1})]}
+    messages = [
+        {"role": "user", "content": "When?"},
+        asking,
+        {"role": "tool", "tool_call_id": "x", "content": '{"t": 3}'},
+        {"role": "assistant", "content": "At 3."},
+    ]
+    _, joined = found.normalized(messages)
+    assert joined["tool_responses"] == [{"name": "stop", "response": {"t": 3}}]
+    assert joined["content"] == "At 3."
+    assert asking["content"] == "Well."  # those given stay as they are
+    later = ChatFormat.of(ChatTemplate(gemma_template("{#- OpenAI Chat Completions: -#}")))
+    assert len(later.normalized(messages)) == 4
+
+
+def test_a_gemma_prompt_ends_with_the_beginning_of_an_answer():
+    template = ChatTemplate("{#'<|tool_call>call:'#}{{ messages[0].content }}<turn|>\n{# #}\n")
+    assert template.render([{"role": "user", "content": "a"}]).endswith("<turn|>\n<|turn>model\n")
+    plain = template.render([{"role": "user", "content": "a"}], add_generation_prompt=False)
+    assert plain.endswith("<turn|>\n")
+
+
 def test_calls_without_marks_are_of_known_tools_only():
     template = chat(TEMPLATES["llama"])
     other = '{"name": "other", "parameters": {}}'
