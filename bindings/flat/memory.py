@@ -14,7 +14,7 @@ from tamis.bindings.flat.params import KV_TYPE_NAMES, llama_context_params
 from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
 from tamis.engine.memory_plan import MemoryPlan
 from tamis.graph.audit import Findings
-from tamis.kv.types import KVTypes, kv_bytes
+from tamis.kv.types import KVTypes
 
 
 class MemoryStats(NamedTuple):
@@ -188,14 +188,14 @@ def tamis_memory_plan(model: int, params: llama_context_params) -> MemoryPlan | 
 def tamis_memory_stats(ctx: int) -> MemoryStats | None:
     """What a context holds; None: no context."""
     with using(ctx) as context:
-        hp = context.model.engine.hp
+        loaded = context.model.engine.loaded
         held = [s for s in context.sessions.values() if s.n_past]
         types = KVTypes(*context.session(0).kv_types)
         return MemoryStats(
             n_seq=len(held),
             n_tokens=sum(s.n_past for s in held) - sum(map(len, context.gaps.values())),
-            kv_bytes=sum(kv_bytes(hp, s.n_past, types) for s in held),
-            kv_bytes_max=context.n_seq_max * kv_bytes(hp, context.n_ctx_seq, types),
+            kv_bytes=sum(loaded.kv_bytes(s.n_past, types) for s in held),
+            kv_bytes_max=context.n_seq_max * loaded.kv_bytes(context.n_ctx_seq, types),
         )
 
 

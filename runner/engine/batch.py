@@ -7,7 +7,7 @@ may have another one.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -127,22 +127,25 @@ class _Rows:
         """A session's own ops, reading and writing row `row` of this workspace."""
         by_row = self._placed.setdefault(own, {})
         if row not in by_row:
-            moves, program, parts = set(), Program(), []
+            program, parts = Program(), []
             program.arrays = dict(own.arrays)
-            for transfer, to_transfer in zip(
-                own.transfers, shared.linked.program.transfers, strict=True
-            ):
+            # By where a row begins; layers may have rows of other widths in the same buffer.
+            moves: dict[int, tuple[int, int, int]] = {}
+            both = zip(own.transfers, shared.linked.program.transfers, strict=True)
+            for i, (transfer, to_transfer) in enumerate(both):
                 pairs = [(transfer.step, self._steps[row])]
-                both = zip(transfer.rows, to_transfer.rows, strict=True)
-                pairs += [(x[0], y[row]) for x, y in both]
+                rows = zip(transfer.rows, to_transfer.rows, strict=True)
+                pairs += [(x[0], y[row]) for x, y in rows]
                 for old, new in pairs:
                     begin, to = old.ctypes.data, new.ctypes.data
-                    moves.add((begin, begin + old.nbytes, to - begin))
+                    moves[begin] = begin, begin + old.nbytes, to - begin
                     program.arrays[to] = new
-            for part in own.segments[1::2]:
-                first = len(program)
-                program.calls += [_moved(call, moves) for call in own.calls[part.start : part.stop]]
-                parts.append(range(first, len(program)))
+                if i % 2:  # what the sequence's side does ends here
+                    part, first = own.segments[i], len(program)
+                    program.calls += [
+                        _moved(call, moves.values()) for call in own.calls[part.start : part.stop]
+                    ]
+                    parts.append(range(first, len(program)))
             by_row[row] = _Segments(self._backend.link(program), parts)
         return by_row[row]
 
@@ -212,7 +215,7 @@ class Batch:
         return self._of[id(model)]
 
 
-def _moved(call: Call, moves: set[tuple[int, int, int]]) -> Call:
+def _moved(call: Call, moves: Iterable[tuple[int, int, int]]) -> Call:
     """The call with each address of a move (begin, end, by how much) moved."""
 
     def moved(name: str, value: int | float) -> int | float:

@@ -9,7 +9,7 @@ from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.types import PAGE
-from tamis.kv.types import KVOptions, KVTypes
+from tamis.kv.types import KVOptions, KVTypes, kv_bytes
 from tamis.model.hparams import HParams
 from tamis.model.model import Model
 from tamis.model.placement import Place
@@ -30,8 +30,8 @@ class LoadedModel:
     vocab: Vocab
     tokenizer: Tokenizer
     places: tuple[Place, ...]
-    # The pages that sessions share, by number of layers and types: see `page_store`.
-    _stores: dict[tuple[int, KVTypes], "PageStore"] = field(default_factory=dict)
+    # The pages that sessions share, by the shape of a page of all layers, and types.
+    _stores: dict[tuple[int, int, int, KVTypes], "PageStore"] = field(default_factory=dict)
     # By their keys: sets of adapters, and the same with them.
     adapted: dict[str, "tuple[Adapters, LoadedModel]"] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -70,10 +70,30 @@ class LoadedModel:
     ) -> "KVCache":
         """A KV cache for a place's layers, of chunks of up to n_tok tokens.
 
-        whole: whether memory has room for all of it.
+        One for all layers with like heads. whole: whether memory has room for all of it.
         """
-        hp = place.kv_shape(self.model)
-        if not whole and place.n_kv_layer(self.model):
+        from tamis.kv.composite import CompositeKV, divided
+
+        shapes = place.kv_shapes(self.model)
+        sizes = [max(1, kv_bytes(hp, n_ctx, kv.types)) for hp, _ in shapes]
+        rams = divided(kv.tier.ram, sizes) if kv.tier else [0] * len(sizes)
+        vrams = divided(kv.vram, sizes) if kv.vram else [kv.vram] * len(sizes)
+        parts: list[tuple[list[int], KVCache]] = []
+        for (hp, layers), ram, vram in zip(shapes, rams, vrams, strict=True):
+            share = kv._replace(tier=kv.tier and kv.tier._replace(ram=ram), vram=vram)
+            try:
+                parts.append((layers, self._cache(place, hp, n_ctx, n_tok, share, whole=whole)))
+            except ValueError as error:
+                if len(sizes) > 1:
+                    error.add_note(f"of {len(layers)} layers; others have the rest of the memory")
+                raise
+        return parts[0][1] if len(parts) == 1 else CompositeKV(parts)
+
+    def _cache(
+        self, place: Place, hp: HParams, n_ctx: int, n_tok: int, kv: KVOptions, *, whole: bool
+    ) -> "KVCache":
+        """A KV cache of layers with like heads, which hp has the shape of."""
+        if not whole and hp.n_layer:
             if kv.vram is not None and not place.kv_backend.on_host:
                 from tamis.kv.gpu_page_cache import GpuPageCache
 
@@ -85,19 +105,23 @@ class LoadedModel:
                 return DiskTier(hp, n_ctx, kv.types, kv.tier, n_tok)
         from tamis.kv.paged import PagedKV
 
-        return PagedKV(hp, n_ctx, self.page_store(place, kv.types, -(-n_ctx // PAGE)))
+        return PagedKV(hp, n_ctx, self._page_store(place, hp, kv.types, -(-n_ctx // PAGE)))
 
-    def page_store(self, place: Place, types: KVTypes, n_page: int) -> "PageStore":
+    def kv_bytes(self, n_ctx: int, types: KVTypes) -> int:
+        """Bytes of the KV cache at n_ctx tokens, on all devices."""
+        shapes = [hp for place in self.places for hp, _ in place.kv_shapes(self.model)]
+        return sum(kv_bytes(hp, n_ctx, types) for hp in shapes)
+
+    def _page_store(self, place: Place, hp: HParams, types: KVTypes, n_page: int) -> "PageStore":
         """The pages that all sessions of these types share, or room of its own for one session.
 
         The latter on a device that copies whole arrays, and where address space is limited.
         """
         from tamis.kv.page_store import PageStore, most_slots
 
-        hp = place.kv_shape(self.model)
-        if not place.kv_backend.on_host or not place.n_kv_layer(self.model):
+        if not place.kv_backend.on_host or not hp.n_layer:
             return PageStore(hp, types, n_page)
-        key = hp.n_layer, types
+        key = hp.n_layer, hp.n_head_kv, hp.head_dim, types
         if key not in self._stores:
             try:
                 n_slot = max(n_page, most_slots(hp, types))

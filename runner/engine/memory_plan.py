@@ -61,9 +61,10 @@ def plans(
             if p.device == device
         )
         n_kv = sum(
-            kv_bytes(p.kv_shape(loaded.model), n_ctx, kv.types)
+            kv_bytes(hp, n_ctx, kv.types)
             for p in places
             if p.kv_device == device
+            for hp, _ in p.kv_shapes(loaded.model)
         )
         tier_ram = None if kv.tier is None else kv.tier.ram
         most = tier_ram if backend.on_host else kv.vram

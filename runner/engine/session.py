@@ -28,8 +28,8 @@ from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.cache import KVCache, KVCounts
+from tamis.kv.composite import CompositeKV
 from tamis.kv.convert import all_finite
-from tamis.kv.placed import PlacedKV
 from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.rerotate import close_up
 from tamis.kv.types import KVOptions, KVTypes
@@ -100,7 +100,13 @@ class Session(Generating):
             )
         self._kv: KVCache = self._stages[0].kv
         if len(self._stages) > 1:
-            self._kv = PlacedKV([(stage.n_kv_layer, stage.kv) for stage in self._stages])
+            kv_layers = model.kv_layers
+            self._kv = CompositeKV(
+                [
+                    ([i for i, layer in enumerate(kv_layers) if layer in stage.layers], stage.kv)
+                    for stage in self._stages
+                ]
+            )
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
         self._tokens: list[int] = []
@@ -514,13 +520,16 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
-            n_layer = len(self._loaded.model.kv_layers)
-            shape = (len(tokens), self._loaded.hp.n_head_kv)
-            rows = [kv_row(type, self._loaded.hp.head_dim) for type in types]
-            sizes = [math.prod(shape) * row.itemsize for row in rows] * n_layer
+            own = [self._loaded.hp.of(layer) for layer in self._loaded.model.kv_layers]
+            rows = [
+                ((len(tokens), hp.n_head_kv), kv_row(type, hp.head_dim))
+                for hp in own
+                for type in types
+            ]
+            sizes = [math.prod(shape) * row.itemsize for shape, row in rows]
             states = [self._states.live.nbytes] if self._states.shapes else []
             arrays = saved.arrays(sizes + states)
-            for row in rows * n_layer:
+            for shape, row in rows:
                 if not all_finite(np.ndarray(shape, row, next(arrays))):
                     raise saved.error("has keys or values that are not numbers")
             for array in arrays:
@@ -528,8 +537,9 @@ class Session(Generating):
                     raise saved.error("has recurrent states that are not numbers")
             arrays = saved.arrays(sizes + states)
             with self._restoring():
-                for layer in range(n_layer):
-                    k, v = (np.ndarray(shape, row, next(arrays)) for row in rows)
+                for layer in range(len(own)):
+                    both = rows[2 * layer : 2 * layer + 2]
+                    k, v = (np.ndarray(shape, row, next(arrays)) for shape, row in both)
                     self._kv.write(layer, k, v)
                 self._send_kv()
                 for array in arrays:
@@ -554,7 +564,8 @@ class Session(Generating):
             raise saved.error(f"has a KV cache of the types {kv!r}")
         types = KVTypes(*kv)
         try:
-            types.check(hp.head_dim)
+            for shape in hp.kinds:
+                types.check(shape.head_dim)
         except ValueError as error:
             raise saved.error(f"does not fit the model ({error})") from None
         return tokens, types
@@ -707,7 +718,8 @@ def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) ->
 
 def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
     """Raise ValueError for types that the device has not, or that the model's rows cannot have."""
-    types.check(loaded.hp.head_dim)
+    for shape in loaded.hp.kinds:
+        types.check(shape.head_dim)
     if loaded.hp.latent.n_latent and types.k != types.v:
         raise ValueError(
             f"type_v is {types.v}, expected {types.k}: this model keeps one latent, which is key "

@@ -87,8 +87,10 @@ class Audit:
             raise ValueError(f"audit is {every}, expected at least 1: every how manyth step")
         self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
         self._n_thread = n_thread
-        self._kv_types, self._row_bytes = kv_types, kv_types.row_bytes(hp.head_dim)
-        self._report = np.zeros((hp.n_layer, hp.n_head, len(AUDIT)), np.float64)
+        self._kv_types = kv_types
+        self._layers = [hp.of(layer) for layer in range(hp.n_layer)]
+        most = max(own.n_head for own in hp.kinds)
+        self._report = np.zeros((hp.n_layer, most, len(AUDIT)), np.float64)
         self._work: np.ndarray | None = None  # made when there is a team to know the size of
         self._n_decoded = 0
         self.reset()
@@ -114,7 +116,8 @@ class Audit:
     @property
     def specs(self) -> set[KernelSpec]:
         """The kernels it needs."""
-        return {KernelSpec(ops.AUDIT_HEADS, (self._hp.head_dim, *self._kv_types))}
+        dims = {hp.head_dim for hp in self._hp.kinds}
+        return {KernelSpec(ops.AUDIT_HEADS, (dim, *self._kv_types)) for dim in dims}
 
     def due(self) -> bool:
         """Whether the decode step that now begins is one of the N-th."""
@@ -123,9 +126,9 @@ class Audit:
 
     def record(self, rec: Recording, queries: Queries, kv: KVView, sel: Selection) -> None:
         """Record the check of what attention has made of the queries."""
-        hp = self._hp
+        hp = self._layers[queries.layer]
         if self._work is None:
-            n_work = ops.audit_work(self._n_ctx, hp.head_dim)
+            n_work = max(ops.audit_work(self._n_ctx, own.head_dim) for own in self._hp.kinds)
             self._work = np.zeros((min(self._n_thread, hp.n_head), n_work), np.float64)
         rec.program.add(
             ops.AUDIT_HEADS,
@@ -153,22 +156,27 @@ class Audit:
 
     def take(self, program: Program, state: SelectorState, step: int, pos: int) -> None:
         """Keep what the audited step just made. Raises AuditError where a bound does not hold."""
-        report, group = self._report.copy(), self._hp.group
-        for field in (AUDIT.max_k, AUDIT.max_v):
-            report[:, :, field] = np.repeat(report[:, ::group, field], group, axis=1)
+        report, dense = self._report.copy(), 0
+        for hp, heads in zip(self._layers, report, strict=True):
+            for field in (AUDIT.max_k, AUDIT.max_v):
+                own = heads[: hp.n_head, field]
+                own[:] = np.repeat(own[:: hp.group], hp.group)
+            rows = hp.n_head_kv * int(heads[0, AUDIT.n_seen])
+            dense += self._kv_types.row_bytes(hp.head_dim) * rows
         self._samples.append(report)
         if state.meter is not None:
             estimated = state.meter.report[..., METER.mass]
-            both = np.stack([estimated, report[..., AUDIT.mass]], axis=-1)
+            exact = report[:, : estimated.shape[1], AUDIT.mass]
+            both = np.stack([estimated, exact], axis=-1)
             self._estimates.append(both[estimated >= 0])
         moved = {SELECT: 0, ATTEND: 0}
         for call in program.calls:
             if call.part in moved:
                 moved[call.part] += call.cost(1, pos)[0]
-        dense = self._row_bytes * self._hp.n_head_kv * int(report[:, 0, AUDIT.n_seen].sum())
         self._bytes.append((moved[ATTEND], moved[SELECT], dense))
         for layer, heads in enumerate(report):
-            self._check(layer, heads, state, step)
+            if not self._hp.has_own_heads(layer):  # those no method serves
+                self._check(layer, heads[: self._hp.n_head], state, step)
 
     def _check(self, layer: int, heads: np.ndarray, state: SelectorState, step: int) -> None:
         for bound in state.bounds(layer, heads):
@@ -185,10 +193,9 @@ class Audit:
 
     def groups(self) -> list[Findings]:
         """Of each layer and KV head, over its query heads."""
-        hp = self._hp
         return [
             self._found(layer, h)
-            for layer in range(hp.n_layer)
+            for layer, hp in enumerate(self._layers)
             for h in range(hp.n_head_kv)
             if self._samples
         ]
@@ -235,9 +242,13 @@ class Audit:
         )
 
     def _found(self, layer: int | None, head_kv: int | None) -> Findings:
-        at, group = self.samples, self._hp.group
+        at = self.samples
         if layer is not None and head_kv is not None:
-            at = at[:, layer : layer + 1, head_kv * group : (head_kv + 1) * group]
+            group = self._layers[layer].group
+            at = at[:, layer, head_kv * group : (head_kv + 1) * group]
+        else:
+            each = enumerate(self._layers)
+            at = np.concatenate([at[:, i, : hp.n_head] for i, hp in each], axis=1)
         mass = at[..., AUDIT.mass]
         norm = np.maximum(at[..., AUDIT.norm], np.finfo(np.float32).tiny)
         return Findings(

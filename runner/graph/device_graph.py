@@ -24,7 +24,7 @@ from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.types import KVTypes
 from tamis.model.model import Model, Needs
 from tamis.model.placement import Place
-from tamis.select.base import Recording, SelectorState
+from tamis.select.base import Recording, SelectorState, with_heads
 from tamis.select.notation import MethodError
 
 
@@ -55,13 +55,15 @@ class Stage:
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
         self.place, self.backend, self.layers = place, place.backend, place.layers
         self.ws, self.kv, self.state, self.states = own
-        self.n_kv_layer = place.n_kv_layer(model)
         if model.hp.indexer.top_k:
             if type(self.state) is not SelectorState:
                 raise MethodError(
                     "this model chooses the keys that it attends to: leave out attn and prefill"
                 )
             self.state = indexer_state(self.state.shape, model.hp)
+        # Of layers that a method does not serve, since their heads are others.
+        shapes = [with_heads(self.state.shape, hp) for hp in model.hp.kinds[1:]]
+        self._plain = [SelectorState(shape) for shape in shapes]
         self._model, self._audit = model, audit
         self.kv.expect(choosing=self.state.chooses)
         if self.state.sharing and 0 < len(self.layers) < model.hp.n_layer:
@@ -74,16 +76,16 @@ class Stage:
                 "prefill freezes tokens, but this model has recurrent layers, whose state every "
                 "token must pass: choose another prefill, or cpe:psi=1"
             )
-        if self.state.freezing and model.hp.n_layer_kv:
+        if self.state.freezing and (model.hp.n_layer_kv or self._plain):
             raise MethodError(
-                "prefill freezes tokens, but layers of this model share their KV cache: choose "
-                "another prefill, or cpe:psi=1"
+                "prefill freezes tokens, but layers of this model share their KV cache, or have "
+                "heads of other widths: choose another prefill, or cpe:psi=1"
             )
         self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
         self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
         self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
-        self._table = b""  # of pages, as it was shown to kernels
+        self._tables = b""  # of pages, as they were shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
@@ -111,12 +113,12 @@ class Stage:
         return bool(self._decoding[1].pauses)
 
     def news(self) -> list[np.ndarray]:
-        """The page table, where it is not what was told the last time."""
-        table = self.kv.table.tobytes()
-        if table == self._table:
+        """The page tables, where they are not what was told the last time."""
+        tables = b"".join(table.tobytes() for table in self.kv.tables)
+        if tables == self._tables:
             return []
-        self._table = table
-        return [self.kv.table]
+        self._tables = tables
+        return [*self.kv.tables]
 
     @property
     def programs(self) -> list[LinkedProgram]:
@@ -231,6 +233,10 @@ class Stage:
         before = sum(own < self.layers.start for own in self._model.kv_layers)
         return self.kv.view(self._model.kv_layers.index(layer) - before)
 
+    def state_of(self, layer: int) -> SelectorState:
+        """The method's state, of a layer that it serves; else one that chooses nothing."""
+        return self._plain[0] if self._model.hp.has_own_heads(layer) else self.state
+
     def record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
         """Record that the frozen rows of source are those of target."""
         n = self._model.hp.n_embd
@@ -274,7 +280,8 @@ class _Around(Hooks):
     ) -> None:
         stage = self._stage
         kv = stage.view(g.model.kv_layer(layer))
-        record_attention(g, stage.state, Queries(layer, q, out, lse), kv, self._audit)
+        state = stage.state_of(layer)
+        record_attention(g, state, Queries(layer, q, out, lse), kv, self._audit)
         if isinstance(stage.state, IndexerState):
             stage.state.index = None
 

@@ -69,12 +69,14 @@ class Workspace(Buffers):
     def __init__(self, model: Model, backend: Backend, chunk: Chunk) -> None:
         hp = model.hp
         super().__init__(chunk, model.needs)
-        n = max(ops.matmul_scratch(self._n_in), ops.attend_scratch(hp.group, hp.head_dim))
+        rooms = [ops.attend_scratch(own.group, own.head_dim) for own in hp.kinds]
+        n = max(ops.matmul_scratch(self._n_in), *rooms)
         n_in, n_used, n_expert = model.needs.experts
         if n_used:
             n = max(n, ops.expert_scratch(n_in, self._n_tok * n_used, n_expert))
         self.scratch = zeros(backend.n_thread * n, np.uint8)
-        self.partial = zeros((hp.n_head, backend.n_part, hp.head_dim + 2), np.float32)
+        n_head, wide = (max(getattr(own, n) for own in hp.kinds) for n in ("n_head", "head_dim"))
+        self.partial = zeros((n_head, backend.n_part, wide + 2), np.float32)
         own = self.packed, self.scratch, self.partial, *self._rows.values()
         self.n_bytes = chunk.n_bytes + sum(array.nbytes for array in own)
 

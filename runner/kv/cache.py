@@ -1,8 +1,8 @@
 """What a session asks of its KV cache, wherever the pages are: the protocol of all of them.
 
 `PagedKV` has all pages where kernels read them, `DiskTier` some in memory and all in a file,
-`GpuPageCache` some on a GPU and all in RAM, `PlacedKV` is one of these a device. The defaults here
-are those of a cache that a Program may read at any time.
+`GpuPageCache` some on a GPU and all in RAM, `CompositeKV` is some of these together. The defaults
+here are those of a cache that a Program may read at any time.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView
 from tamis.kv.types import KVTypes
@@ -100,8 +101,8 @@ class KVCache(Protocol):
 
     # ---- kernels' side ---------------------------------------------------------------------------
     @property
-    def table(self) -> np.ndarray:
-        """The page table of all views that Python writes, which kernels are to be shown."""
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """The page tables of all views that Python writes, which kernels are to be shown."""
         ...
 
     def view(self, layer: int) -> KVView:
@@ -112,9 +113,20 @@ class KVCache(Protocol):
         """Told before anything is recorded: whether a method chooses what decode reads."""
         return
 
-    def program(self, _step: np.ndarray) -> Program:
-        """An empty Program for passes that `step` tells of."""
-        return Program()
+    def program(self, step: np.ndarray) -> Program:
+        """An empty Program for passes that `step` tells of; `before` is asked for its ops."""
+        return _ReadingProgram(self, step)
+
+    def before(
+        self,
+        program: Program,
+        step: np.ndarray,
+        op: ops.Op,
+        constants: dict[str, Any],
+        fields: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Record what an op that reads keys needs before it; its fields as it reads them."""
+        return fields
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
         """Record what a pass needs before its K and V are written: nothing."""
@@ -145,6 +157,10 @@ class KVCache(Protocol):
         return
 
     # ---- measurements ----------------------------------------------------------------------------
+    def drop_cached(self) -> None:
+        """Let the system drop its copies of what is in a file."""
+        return
+
     @property
     def counters(self) -> tuple[np.ndarray, ...]:
         """What kernels count in: to be fetched before `counts`."""
@@ -154,3 +170,17 @@ class KVCache(Protocol):
     def counts(self) -> KVCounts | None:
         """What the file or the frames have been asked for; None where there are none."""
         return None
+
+
+class _ReadingProgram(Program):
+    """A Program that asks a KV cache before each op that reads keys."""
+
+    def __init__(self, kv: KVCache, step: np.ndarray) -> None:
+        super().__init__()
+        self._kv, self._step = kv, step
+
+    def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
+        if op.reads is not ops.READS_NOTHING:
+            named = dict(zip(op.constants, constants, strict=True))
+            how = self._kv.before(self, self._step, op, named, how)
+        super().add(op, constants, **how)

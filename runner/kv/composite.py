@@ -1,70 +1,174 @@
-"""The KV cache of one sequence whose layers are on several devices: a cache on each."""
+"""The KV cache of one sequence in several: one a device, or one a shape of heads."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
-from tamis.kv.cache import KVCache
+from tamis.kv.cache import KVCache, KVCounts
 
 
-class PlacedKV(KVCache):
-    """For what concerns the whole sequence; passes run over the caches themselves."""
+class CompositeKV(KVCache):
+    """Calls that name a layer go to the cache that has it, those of the whole sequence to all."""
 
-    def __init__(self, parts: Sequence[tuple[int, KVCache]]) -> None:
-        """parts: how many layers, and their cache; layers are counted over all parts."""
-        ends = np.cumsum([n for n, _ in parts]).tolist()
-        self._parts = [(range(end - n, end), kv) for end, (n, kv) in zip(ends, parts, strict=True)]
-        caches = [kv for _, kv in self._parts]
-        self.types = caches[0].types
-        self.kv_ram = next((kv.kv_ram for kv in caches if kv.kv_ram is not None), None)
-        self.kv_vram = next((kv.kv_vram for kv in caches if kv.kv_vram is not None), None)
+    def __init__(self, parts: Sequence[tuple[Sequence[int], KVCache]]) -> None:
+        """parts: which layers, counted over all parts, and their cache."""
+        self._caches = [kv for _, kv in parts]
+        self._of = {layer: (kv, i) for layers, kv in parts for i, layer in enumerate(layers)}
+        self._by_table: dict[int, KVCache] = {}
+        for kv, i in self._of.values():
+            self._by_table[kv.view(i).k_table.ctypes.data] = kv
+        # Of a Program, the cache that each of its stops is of.
+        self._stops: dict[int, dict[int, KVCache]] = {}
+        self.types = self._caches[0].types
+        self.resident = all(kv.resident for kv in self._caches)
+        self.kv_ram = _sum([kv.kv_ram for kv in self._caches])
+        self.kv_vram = _sum([kv.kv_vram for kv in self._caches])
 
+    # ---- positions -------------------------------------------------------------------------------
     @property
     def capacity(self) -> int:
         """Tokens that fit."""
-        return min(kv.capacity for _, kv in self._parts)
-
-    @property
-    def table(self) -> np.ndarray:
-        """That of the first cache: passes run over the caches themselves."""
-        return self._parts[0][1].table
-
-    def view(self, layer: int) -> KVView:
-        """What kernels see of a layer."""
-        kv, own = self._of(layer)
-        return kv.view(own)
+        return min(kv.capacity for kv in self._caches)
 
     def reserve(self, first: int, n_tokens: int) -> None:
         """Make positions first .. n_tokens - 1 writable. Raises OutOfPagesError."""
-        for _, kv in self._parts:
+        for kv in self._caches:
             kv.reserve(first, n_tokens)
 
     def truncate(self, n_tokens: int) -> None:
         """Give back the pages that hold no position below n_tokens."""
-        for _, kv in self._parts:
+        for kv in self._caches:
             kv.truncate(n_tokens)
+
+    def share(self, other: KVCache, n_tokens: int) -> bool:
+        """Hold what another sequence holds of its first n_tokens positions, without copying.
+
+        False where that cannot be, and this one holds nothing then.
+        """
+        if not isinstance(other, CompositeKV) or len(self._caches) != len(other._caches):
+            return False
+        pairs = zip(self._caches, other._caches, strict=True)
+        if all(mine.share(theirs, n_tokens) for mine, theirs in pairs):
+            return True
+        self.truncate(0)
+        return False
+
+    # ---- Python's side ---------------------------------------------------------------------------
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What `read` and `write` see: to be fetched before, and sent after."""
+        return tuple(array for kv in self._caches for array in kv.arrays)
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv]."""
-        kv, own = self._of(layer)
+        kv, own = self._of[layer]
         return kv.read(own, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
         """Set K and V from the first position of a page on, converted where they differ."""
         self.reserve(page * PAGE, page * PAGE + len(k))  # where no layer is, too
-        kv, own = self._of(layer)
+        kv, own = self._of[layer]
         kv.write(own, k, v, page)
 
     def pages_from(self, first: int) -> list[Any]:
         """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""
-        return [kv.pages_from(first) for _, kv in self._parts]
+        return [kv.pages_from(first) for kv in self._caches]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
         """Undo what was written since `pages_from(first)`; the same pages must be held."""
-        for (_, kv), kept in zip(self._parts, pages, strict=True):
+        for kv, kept in zip(self._caches, pages, strict=True):
             kv.put_back(first, kept)
 
-    def _of(self, layer: int) -> tuple[KVCache, int]:
-        return next((kv, layer - own.start) for own, kv in self._parts if layer in own)
+    # ---- kernels' side ---------------------------------------------------------------------------
+    @property
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """The page tables that Python writes, which kernels are to be shown."""
+        return tuple(table for kv in self._caches for table in kv.tables)
+
+    def view(self, layer: int) -> KVView:
+        """What kernels see of a layer."""
+        kv, own = self._of[layer]
+        return kv.view(own)
+
+    def expect(self, *, choosing: bool) -> None:
+        """Told before anything is recorded: whether a method chooses what decode reads."""
+        for kv in self._caches:
+            kv.expect(choosing=choosing)
+
+    def before(
+        self, program: Program, step: np.ndarray, op: ops.Op, constants: Any, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Record what an op that reads keys needs before it; its fields as it reads them."""
+        kv = self._by_table[fields["k_table"].ctypes.data]
+        return kv.before(program, step, op, constants, fields)
+
+    def record_begin(self, program: Program, step: np.ndarray) -> None:
+        """Record what a pass needs before its K and V are written."""
+        for kv in self._caches:
+            kv.record_begin(program, step)
+
+    def record_end(self, program: Program, step: np.ndarray) -> None:
+        """Record what a pass needs after its K and V of all layers are written."""
+        for kv in self._caches:
+            kv.record_end(program, step)
+
+    def stops(self, program: Program) -> list[int]:
+        """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
+        found = {at: kv for kv in self._caches for at in kv.stops(program)}
+        self._stops[id(program)] = found
+        return sorted(found)
+
+    def due(self, program: Program, stops: list[int]) -> list[int]:
+        """Those of `stops` that this pass needs. Raises KVFileError, ValueError."""
+        of, found = self._stops[id(program)], list[int]()
+        for kv in self._caches:
+            found += kv.due(program, [at for at in stops if of[at] is kv])
+        return sorted(found)
+
+    def begin(self, pos: int, n_tok: int) -> None:
+        """A pass begins that writes positions pos .. pos + n_tok - 1."""
+        for kv in self._caches:
+            kv.begin(pos, n_tok)
+
+    def fetch(self, program: Program, at: int) -> None:
+        """Fetch what a call reads to where it reads it. Raises KVFileError, ValueError."""
+        self._stops[id(program)][at].fetch(program, at)
+
+    def finish(self, pos: int, n_tok: int) -> None:
+        """Positions pos .. pos + n_tok - 1 are written in all layers."""
+        for kv in self._caches:
+            kv.finish(pos, n_tok)
+
+    def drop_cached(self) -> None:
+        """Let the system drop its copies of what is in files: for measurements."""
+        for kv in self._caches:
+            kv.drop_cached()
+
+    # ---- measurements ----------------------------------------------------------------------------
+    @property
+    def counters(self) -> tuple[np.ndarray, ...]:
+        """What kernels count in: to be fetched before `counts`."""
+        return tuple(array for kv in self._caches for array in kv.counters)
+
+    @property
+    def counts(self) -> KVCounts | None:
+        """What all files or frames together have been asked for; None where there are none."""
+        found = [kv.counts for kv in self._caches if kv.counts is not None]
+        if not found:
+            return None
+        names = KVCounts.__slots__
+        return KVCounts(*(sum(getattr(counts, name) for counts in found) for name in names))
+
+
+def divided(n_bytes: int, sizes: Sequence[int]) -> list[int]:
+    """Bytes of memory for caches of these sizes, each its share."""
+    return [n_bytes * size // sum(sizes) for size in sizes]
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [n for n in numbers if n is not None]
+    return sum(known) if known else None

@@ -69,6 +69,8 @@ class DiskTier(KVCache):
         self._ahead: list[tuple[int, list[Future[None]], Load]] = []
         self._step, self._n_tok, self._n_ctx = 0, 0, n_ctx
         self._bank: token_bank.TokenBank | None = None  # once a Program needs it
+        # Of each Program, what its layers that read the bank tell the one before: BANK_AHEAD.
+        self._banked = weakref.WeakKeyDictionary[Program, list[np.ndarray]]()
         self._spans: dict[tuple[int, int], _SpanReader] = {}  # by Program and call
         self._kept: dict[int, frozenset[int]] = {}  # by layer, the pages that stay
         self._stopping = set[int]()  # layers whose ops a pass stops for
@@ -100,8 +102,12 @@ class DiskTier(KVCache):
         return self._n_page * PAGE
 
     @property
-    def table(self) -> np.ndarray:
+    def tables(self) -> tuple[np.ndarray, ...]:
         """The page table of the keys."""
+        return (self._table,)
+
+    @property
+    def _table(self) -> np.ndarray:
         return self._sides[0].table
 
     def view(self, layer: int) -> KVView:
@@ -190,11 +196,39 @@ class DiskTier(KVCache):
         self._file.drop_cached()
 
     # ---- kernels' side ---------------------------------------------------------------------------
-    def program(self, step: np.ndarray) -> Program:
-        """An empty Program, whose attention to what a method chose will read a token bank."""
-        return _BankedProgram(self, step)
+    def before(
+        self,
+        program: Program,
+        step: np.ndarray,
+        op: ops.Op,
+        constants: dict[str, Any],
+        fields: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Record that attention of one token to what a method chose reads a token bank."""
+        serves = op is ops.ATTEND and constants["q_block"] == 1
+        if not serves or not token_bank.TokenBank.serves(program, fields):
+            return fields
+        bank = self._own_bank()
+        if bank is None or not bank.fits(fields["block"]):
+            return fields
+        layer = self._layer_of(fields["k_table"].ctypes.data)
+        own = np.zeros(ops.BANK_AHEAD_SIZE, np.int64)
+        said = [fields[name] for name in ("indptr", "indices", "block", "n_row")]
+        said[:2] = (array.ctypes.data for array in said[:2])
+        others = self._banked.setdefault(program, [])
+        if others:
+            others[-1][:] = *said, layer
+        else:
+            bank.open(fields["block"])
+            bank.record_begin(program, step)
+        others.append(own)
 
-    def bank(self) -> token_bank.TokenBank | None:
+        def read(how: dict[str, Any]) -> None:
+            self._record_read(program, own, how)
+
+        return bank.record(program, step, fields, layer, read)
+
+    def _own_bank(self) -> token_bank.TokenBank | None:
         """The token bank, made of a half of the memory; None where there is too little for one."""
         n_least = token_bank.least(self._n_ctx)
         n_half, n_left = self._n_frame // 2, self._spare
@@ -209,7 +243,7 @@ class DiskTier(KVCache):
                 side.limit(self._n_frame)
         return self._bank
 
-    def record_read(self, program: Program, ahead: np.ndarray, how: dict[str, Any]) -> None:
+    def _record_read(self, program: Program, ahead: np.ndarray, how: dict[str, Any]) -> None:
         """Record that what the token bank lacks is read from the file."""
         (k, v), layer = self._sides, how["layer"]
         program.add(
@@ -234,15 +268,25 @@ class DiskTier(KVCache):
 
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
-        if any(reads.reads_all(call, program) for call in program.calls):
+        own = [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
+        calls = [program.calls[i] for i in own]
+        chosen = {reads.fields_of(call, program).values.get("indices") for call in calls}
+        chosen.discard(None)
+        calls += [call for call in program.calls if call.values and chosen & {*call.values}]
+        if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
+        return own
 
     def _fetches(self, call: Call, program: Program) -> bool:
+        """Whether an op reads pages of this cache."""
         if call.spec.op.reads is ops.READS_NOTHING:
             return False
-        table = reads.fields_of(call, program)["k_table"]
-        return self._bank is None or not self._bank.reads_it(table)
+        at = reads.fields_of(call, program)["k_table"] - self._table.ctypes.data
+        return 0 <= at < self._table.nbytes
+
+    def _layer_of(self, table: int) -> int:
+        """The layer with this address of a page table."""
+        return (table - self._table.ctypes.data) // self._table.strides[0]
 
     def due(self, program: Program, stops: list[int]) -> list[int]:
         """Those of `stops` that this pass needs; what the others read stays in memory.
@@ -276,9 +320,8 @@ class DiskTier(KVCache):
 
     def _reader(self, program: Program, at: int) -> "_SpanReader":
         call = program.calls[at]
-        fields = reads.fields_of(call, program)
-        offset = fields["k_table"] - self.table.ctypes.data
-        return _SpanReader(call, program, offset // self.table.strides[0])
+        layer = self._layer_of(reads.fields_of(call, program)["k_table"])
+        return _SpanReader(call, program, layer)
 
     def _keep(self, pages: dict[int, frozenset[int]]) -> None:
         """Have pages of layers in memory until the next call."""
@@ -346,9 +389,7 @@ class DiskTier(KVCache):
         Raises KVFileError, ValueError.
         """
         call = program.calls[at]
-        layer = (reads.fields_of(call, program)["k_table"] - self.table.ctypes.data) // (
-            self.table.strides[0]
-        )
+        layer = self._layer_of(reads.fields_of(call, program)["k_table"])
         n_page = -(-int(self._end[layer]) // PAGE)
         if call.spec.op.reads is ops.READS_SELECTION:
             need, n_key = reads.chosen(call, program, n_page, self._unit)
@@ -512,42 +553,6 @@ class _SpanReader:
                 return None
             found.update(range(first // PAGE, last))
         return found
-
-
-class _BankedProgram(Program):
-    """A Program whose attention of one token to what a method chose reads a token bank."""
-
-    def __init__(self, kv: DiskTier, step: np.ndarray) -> None:
-        super().__init__()
-        self._kv, self._step = kv, step
-        self._ahead: list[np.ndarray] = []  # of each layer that does
-
-    def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
-        if op is ops.ATTEND:
-            how = self._banked(dict(zip(op.constants, constants, strict=True)), how)
-        super().add(op, constants, **how)
-
-    def _banked(self, constants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
-        table = self._kv.table
-        if constants["q_block"] != 1 or not token_bank.TokenBank.serves(self, how):
-            return how
-        bank = self._kv.bank()
-        if bank is None or not bank.fits(how["block"]):
-            return how
-        layer = (how["k_table"].ctypes.data - table.ctypes.data) // table.strides[0]
-        own = np.zeros(ops.BANK_AHEAD_SIZE, np.int64)
-        said = how["indptr"].ctypes.data, how["indices"].ctypes.data, how["block"], how["n_row"]
-        if self._ahead:
-            self._ahead[-1][:] = *said, layer
-        else:
-            bank.open(how["block"])
-            bank.record_begin(self, self._step)
-        self._ahead.append(own)
-
-        def read(fields: dict[str, Any]) -> None:
-            self._kv.record_read(self, own, fields)
-
-        return bank.record(self, self._step, how, layer, read)
 
 
 def _close(pool: ThreadPoolExecutor, writer: ThreadPoolExecutor, file: KVFile) -> None:

@@ -60,7 +60,6 @@ class GpuPageCache(KVCache):
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
         self._bank: token_bank.TokenBank | None = None
         self._new_frames()
-        self._nothing = np.zeros(0, np.int32)
         self._state = np.zeros(ops.KV_STATE_SIZE, np.int64)
         self._state[ops.KV_STATE.serial // 8] = 1
         self._marks, self._missing = np.zeros((2, self._n_page), np.int32)
@@ -91,9 +90,9 @@ class GpuPageCache(KVCache):
         return self._n_page * PAGE
 
     @property
-    def table(self) -> np.ndarray:
-        """Nothing: kernels change the page table, Python does not."""
-        return self._nothing
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """None: kernels change the page table, Python does not."""
+        return ()
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -150,9 +149,21 @@ class GpuPageCache(KVCache):
             self.write(layer, k, v, first // PAGE)
 
     # ---- kernels' side ---------------------------------------------------------------------------
-    def program(self, step: np.ndarray) -> Program:
-        """An empty Program that will fetch what its ops read, of passes that `step` tells of."""
-        return _FetchingProgram(self, step)
+    def before(
+        self,
+        program: Program,
+        step: np.ndarray,
+        op: ops.Op,
+        constants: dict[str, Any],
+        fields: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Record that what an op is about to read comes to frames, or to the token bank."""
+        found = None
+        if op is ops.ATTEND and constants["q_block"] == 1:
+            found = self._banked(program, step, fields)
+        if found is None:
+            self._record_fetch(program, step, op, fields, constants.get("q_block", 0))
+        return found or fields
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
         """Record that a chunk's positions get frames, before anything is written to them."""
@@ -176,7 +187,7 @@ class GpuPageCache(KVCache):
         fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
         program.add(ops.KV_WRITE_BACK, step=step, **fields)
 
-    def banked(
+    def _banked(
         self, program: Program, step: np.ndarray, fields: dict[str, Any]
     ) -> dict[str, Any] | None:
         """Record that ATTEND of one query finds its keys in the token bank: its fields then.
@@ -196,7 +207,7 @@ class GpuPageCache(KVCache):
 
         return bank.record(program, step, fields, layer, fetch)
 
-    def record_fetch(
+    def _record_fetch(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
     ) -> None:
         """Record that what an op is about to read comes to frames.
@@ -294,21 +305,3 @@ class GpuPageCache(KVCache):
                 f"{-(-least >> 20)} MiB of the GPU: the pages of a layer and those of a chunk in "
                 "all layers; raise kv_vram, or lower n_ctx"
             )
-
-
-class _FetchingProgram(Program):
-    """A Program that records, before each op that reads keys, that what it reads is fetched."""
-
-    def __init__(self, kv: GpuPageCache, step: np.ndarray) -> None:
-        super().__init__()
-        self._kv, self._step = kv, step
-
-    def add(self, op: ops.Op, constants: Any = (), **how: Any) -> None:
-        if op.reads is not ops.READS_NOTHING:
-            named, found = dict(zip(op.constants, constants, strict=True)), None
-            if op is ops.ATTEND and named["q_block"] == 1:
-                found = self._kv.banked(self, self._step, how)
-            if found is None:
-                self._kv.record_fetch(self, self._step, op, how, named.get("q_block", 0))
-            how = found or how
-        super().add(op, constants, **how)

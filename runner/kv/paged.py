@@ -32,9 +32,9 @@ class PagedKV(KVCache):
         return len(self._table) * PAGE
 
     @property
-    def table(self) -> np.ndarray:
+    def tables(self) -> tuple[np.ndarray, ...]:
         """The page table of all views: what `reserve` and `truncate` change."""
-        return self._table
+        return (self._table,)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:

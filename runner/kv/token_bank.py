@@ -148,10 +148,6 @@ class TokenBank:
             **sizes,
         )
 
-    def reads_it(self, table: int) -> bool:
-        """Whether an op with this address of a page table reads the bank."""
-        return table == self._table.ctypes.data
-
     def truncate(self, n_tokens: int) -> None:
         """Drop the units that hold a position from n_tokens on."""
         if not self.unit:

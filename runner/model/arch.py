@@ -41,6 +41,7 @@ class Arch:
     facts: Callable[[HParams], dict[str, Any]] | None = None
     # Learned positions are added to the token embeddings: "all" files have them, or "some".
     positions: str = ""
+    chunked: bool = False  # what has a window attends within chunks: a session holds one at most
     nope_every: int = 0  # layer i has no rotary positions where (i + 1) % this == 0; 0: all have
     nope_full: bool = False  # layers without a window have no rotary positions
     window_scaled: bool = False  # rotary scaling is that of layers with a window too

@@ -77,6 +77,11 @@ class LayerShape:
     head_dim: int
     n_ff: int
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """What the KV cache of layers that differ in it cannot share."""
+        return self.n_head, self.n_head_kv, self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
@@ -185,7 +190,8 @@ class HParams:
     n_ctx_orig: int = field(default=0, repr=False)  # beyond it LongRoPE has other factors
     attention_softcap: float = field(default=0.0, repr=False)  # of scores, likewise
     max_alibi_bias: float = field(default=0.0, repr=False)  # ALiBi: see Model.slopes
-    # Where layers differ, the shape of each; n_head, n_head_kv and head_dim then hold all of them.
+    # Where layers differ, the shape of each; n_head, n_head_kv and head_dim are then those of
+    # layers without a window, n_ff is the largest.
     layers: tuple[LayerShape, ...] = field(default=(), repr=False)
     nope_layers: tuple[int, ...] = field(default=(), repr=False)  # without rotary positions
     n_token_type: int = field(default=0, repr=False)  # rows of token_types
@@ -203,6 +209,10 @@ class HParams:
     n_expert_latent: int = field(default=0, repr=False)  # width that experts read; 0: n_embd
     situ: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # limits of gates, of ups
     stacks: tuple[int, int, int] = field(default=(0, 0, 0), repr=False)  # see STACKS
+    lora_ranks: tuple[int, ...] = field(default=(), repr=False)  # of RWKV-7's products
+    n_hash: int = field(default=0, repr=False)  # first layers whose experts a token's id chooses
+    # Of each layer what xIELU has for exp(x) - 1 - x below 0, for x^2 above it, and for x.
+    xielu: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
     parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
     activation: str = field(default="", repr=False)  # of gates, as the file names it
 
@@ -223,6 +233,20 @@ class HParams:
             head_dim=own.head_dim,
             n_ff=own.n_ff,
         )
+
+    def has_own_heads(self, layer: int) -> bool:
+        """Whether the heads of a layer, which has a window, are others than the model's."""
+        return bool(self.layers) and self.layers[layer].heads != (
+            self.n_head,
+            self.n_head_kv,
+            self.head_dim,
+        )
+
+    @property
+    def kinds(self) -> tuple["HParams", ...]:
+        """The model's shape, and that of layers with heads of their own, where there are some."""
+        apart = next(filter(self.has_own_heads, range(len(self.layers))), None)
+        return (self,) if apart is None else (self, self.of(apart))
 
     @property
     def n_embd_q(self) -> int:
@@ -301,6 +325,8 @@ EMBD_LAYER = "embedding_length_per_layer_input"
 ROPE_PATTERN, FINETUNED = "attention.rope_pattern", "rope.scaling.finetuned"
 CTX_ORIG = "rope.scaling.original_context_length"  # from which on LongRoPE has other factors
 RMS_EPS = "attention.layer_norm_rms_epsilon"
+# Where YaRN's ramp begins and ends, and how much of it there is.
+YARN = tuple(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "beta_fast", "beta_slow"))
 FULL_EVERY = "full_attention_interval"
 HEAT = "attention.temperature_scale"
 GATE_LEAST = "kda.gate_lower_bound"
@@ -339,12 +365,14 @@ NGRAM_LAYERS, LOW_RANK = "ple.layers", "hyper_connection.low_rank"
 # Of attention to compressed entries: see Compressed.
 OUT_GROUPS, OUT_RANK = "attention.output_group_count", "attention.output_lora_rank"
 BASE_ENTRIES = "attention.compress_rope_freq_base"
+HASH_LAYERS, XIELU = "hash_layer_count", "xielu.alpha_n"
+LORA_RANK = "attention.decay_lora_rank"  # and the other ranks of RWKV-7's products
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
-    *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *NUMBERS),
+    *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *YARN, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
-    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, HASH_LAYERS, XIELU, LORA_RANK),
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
@@ -353,17 +381,6 @@ OPTIONAL_KEYS = {
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
 MAX_EXPERT_GROUP = 32  # that a kernel chooses from
 MAX_STREAM = 16
-
-
-def holding(layers: Sequence[LayerShape]) -> tuple[int, int, int]:
-    """Heads, KV heads and elements of a head that hold those of all layers.
-
-    As many query heads share a KV head as in the layer where fewest do: a layer in which more do
-    has each of its KV heads several times.
-    """
-    group = min(own.n_head // own.n_head_kv for own in layers)
-    n_head_kv = max(-(-own.n_head // group) for own in layers)
-    return group * n_head_kv, n_head_kv, max(own.head_dim for own in layers)
 
 
 class UnsupportedKey(ValueError):
@@ -399,7 +416,7 @@ class _Reader:
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
         layers = self._layers(n_embd) if HEAD_SWA in self._keys else ()
-        n_head, n_head_kv, head_dim = holding(layers) if layers else self._heads(n_embd)
+        n_head, n_head_kv, head_dim = self._heads_of(layers) if layers else self._heads(n_embd)
         n_rot = self._count("rope.dimension_count", head_dim, default=head_dim, least=0)
         eps = LAYER_NORM_EPS if LAYER_NORM_EPS in self._keys else RMS_EPS
         n_ff = max((own.n_ff for own in layers), default=0) or self._count(
@@ -464,7 +481,8 @@ class _Reader:
             n_state=self._count("ssm.state_size", 1 << 12, default=0, least=0),
             n_rank=self._count("ssm.time_step_rank", MAX_EMBD, default=0, least=0),
             n_group=self._count("ssm.group_count", MAX_EMBD, default=0, least=0),
-            n_key=self._count("kda.head_dim", MAX_HEAD_DIM, default=0, least=0),
+            n_key=self._count("kda.head_dim", MAX_HEAD_DIM, default=0, least=0)
+            or self._count("wkv.head_size", MAX_HEAD_DIM, default=0, least=0),
         )
 
     def _option(self, key: str, most: int) -> int:
@@ -486,6 +504,7 @@ class _Reader:
     def _heads(self, n_embd: int) -> tuple[int, int, int]:
         """Heads, KV heads and elements of a head."""
         has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
+        has_state = has_state or LORA_RANK in self._keys
         n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
         if n_head == 0:
             return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has a KV cache
@@ -690,10 +709,28 @@ class _Reader:
             for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
         )
 
+    def _heads_of(self, layers: Sequence[LayerShape]) -> tuple[int, int, int]:
+        """Heads, KV heads and elements of a head of layers without a window.
+
+        Raises GGUFError where layers of one kind differ.
+        """
+        windows = self._swa_layers() or (0,) * len(layers)
+        full, others = (
+            {own.heads for own, window in zip(layers, windows, strict=True) if bool(window) is kind}
+            for kind in (False, True)
+        )
+        if max(len(full), len(others)) > 1:
+            what = "differ between layers that all have a window, or all have none"
+            self._fail("attention.head_count_kv", f"{what}, which is not supported")
+        return next(iter(full or others))
+
     def _of_few(self) -> dict[str, Any]:
         """What one architecture each has."""
         return {
             "stacks": self._stacks(),
+            "lora_ranks": self._lora_ranks(),
+            "n_hash": self._option(HASH_LAYERS, MAX_LAYER),
+            "xielu": self._xielu(),
             "n_ff_chunk": self._option(CHUNK_FF, 1 << 22),
             "group_each": self._option(GROUP_EACH, MAX_EXPERT),
             "n_res_block": self._option(RES_BLOCK, MAX_LAYER),
@@ -706,6 +743,37 @@ class _Reader:
             return 0.0, 0.0
         gate, up = SITU
         return self._number(gate, 1e-6, 1e6), self._number(up, -1e6, 1e6)
+
+    def _lora_ranks(self) -> tuple[int, ...]:
+        if LORA_RANK not in self._keys:
+            return ()
+        names = ("decay", "iclr", "value_residual_mix", "gate")
+        keys = [f"attention.{name}_lora_rank" for name in names]
+        found = {self._count(key, MAX_EMBD, default=0, least=0) for key in keys}
+        return tuple(sorted(found - {0}))
+
+    def _xielu(self) -> tuple[tuple[float, float, float], ...]:
+        """Raises GGUFError where what is cut off near 0 could be seen."""
+        if XIELU not in self._keys:
+            return ()
+        low, high, slope, eps = (
+            self._floats(f"xielu.{name}") for name in ("alpha_n", "alpha_p", "beta", "eps")
+        )
+        if min(eps) < -1e-5:
+            raise self._file.error(f"is {min(eps)}, expected at least -1e-05", key="xielu.eps")
+        return tuple(
+            (c + float(np.logaddexp(0, a)), float(np.logaddexp(0, b)), c)
+            for a, b, c in zip(low, high, slope, strict=True)
+        )
+
+    def _floats(self, key: str) -> list[float]:
+        """A number of each layer, of a key without the architecture; or one for all."""
+        n_layer, value = self._n_layer(), self._file.metadata.get(key)
+        found = np.full(n_layer, value) if isinstance(value, float | int) else value
+        own = found[:n_layer] if isinstance(found, np.ndarray) else np.zeros(0)
+        if len(own) < n_layer or own.dtype.kind != "f" or not np.isfinite(own).all():
+            raise self._file.error(f"is {value!r}, expected {n_layer} finite numbers", key=key)
+        return [float(x) for x in own]
 
     def _stacks(self) -> tuple[int, int, int]:
         """Raises GGUFError where the file has not as many layers as all passes have together."""
@@ -783,24 +851,30 @@ class _Reader:
         return tuple(int(n) for n in value)
 
     def _rope_scaling(self) -> RopeScaling:
-        kind = self._get("rope.scaling.type", str, "none")
+        kind = self._get("rope.scaling.type", str, "linear")
         if kind not in ("none", "linear", "yarn", "longrope"):
             self._fail(
                 "rope.scaling.type", f"{kind!r} is not known; expected linear, yarn or longrope"
             )
         if kind == "longrope" and CTX_ORIG not in self._keys:
             self._fail("rope.scaling.type", "longrope is not supported for this architecture")
-        factor = self._number("rope.scaling.factor", 0.0, 1e6, default=1.0)
-        if kind == "none" or (factor == 0.0 and kind != "longrope"):
-            return RopeScaling()
+        old = self._number("rope.scale_linear", 0.0, 1e6, default=0.0)  # of the first files
+        factor = self._number("rope.scaling.factor", 0.0, 1e6, default=old) or 1.0
+        attn_factor = self._number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0)
+        if kind == "none" or (kind == "linear" and factor == 1.0):
+            return RopeScaling(attn_factor=attn_factor)
+        ext_factor, fast, slow = (
+            self._number(key, -1e6, 1e6, default=default) if key in self._keys else default
+            for key, default in zip(YARN, (-1.0, 32.0, 1.0), strict=True)
+        )
         return RopeScaling(
             kind=kind,
-            factor=factor or 1.0,
+            factor=factor,
             n_ctx_orig=self._n_ctx_orig(),
-            attn_factor=self._number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0),
-            ext_factor=self._number("rope.scaling.yarn_ext_factor", 0.0, 1e6, default=1.0),
-            beta_fast=self._number("rope.scaling.yarn_beta_fast", 0.0, 1e6, default=32.0),
-            beta_slow=self._number("rope.scaling.yarn_beta_slow", 0.0, 1e6, default=1.0),
+            attn_factor=attn_factor,
+            ext_factor=1.0 if ext_factor < 0 else ext_factor,
+            beta_fast=fast,
+            beta_slow=slow,
         )
 
     def _n_ctx_orig(self) -> int:

@@ -51,6 +51,9 @@ class Model:
 
     def window(self, layer: int) -> int:
         """The layer's own sliding window in tokens, 0 = full attention."""
+        return 0 if self.arch.chunked else self._window(layer)
+
+    def _window(self, layer: int) -> int:
         hp, every = self.hp, self.arch.full_attention_every
         at = layer if self.arch.full_first else layer + 1
         has_window = hp.swa_layers[layer] if hp.swa_layers else at % every
@@ -58,7 +61,7 @@ class Model:
 
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer's queries and keys are rotated by."""
-        return len(self.ropes) - 1 if self.window(layer) else 0
+        return len(self.ropes) - 1 if self._window(layer) else 0
 
     @property
     def kv_layers(self) -> tuple[int, ...]:

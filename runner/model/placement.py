@@ -55,9 +55,17 @@ class Place(NamedTuple):
         """How many of its layers have a KV cache."""
         return sum(layer in self.layers for layer in model.kv_layers)
 
-    def kv_shape(self, model: Model) -> HParams:
-        """The shapes of a model of its layers with a KV cache only, for the size of that."""
-        return replace(model.hp, n_layer=self.n_kv_layer(model))
+    def kv_shapes(self, model: Model) -> list[tuple[HParams, list[int]]]:
+        """Shapes of models of its layers with a KV cache, those with like heads together.
+
+        And which of all its layers with a KV cache these are, counted from 0.
+        """
+        own = [layer for layer in model.kv_layers if layer in self.layers]
+        apart = [i for i, layer in enumerate(own) if model.hp.has_own_heads(layer)]
+        rest = sorted(set(range(len(own))) - set(apart))
+        kinds = zip(model.hp.kinds, (rest, apart), strict=False)
+        found = [(replace(hp, n_layer=len(some)), some) for hp, some in kinds if some]
+        return found or [(replace(model.hp, n_layer=0), [])]
 
     def weight_bytes(self, weights: Weights) -> int:
         """Bytes of the matrices that run here."""

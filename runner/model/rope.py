@@ -43,9 +43,9 @@ def rope_frequencies(
         at = np.arange(half) % sum(hp.rope_sections)
         plain = np.where(at < sum(hp.rope_sections[:3]), plain, 0.0)
     if factors is not None:
-        plain = plain / factors.astype(np.float64)
+        plain = plain / factors[:half].astype(np.float64)
     if scaling.kind == "none":
-        return RopeFrequencies(plain, 1.0)
+        return RopeFrequencies(plain, scaling.attn_factor)
     stretched = plain / scaling.factor
     if scaling.kind in ("linear", "longrope"):
         return RopeFrequencies(stretched, scaling.attn_factor)

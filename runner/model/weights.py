@@ -23,7 +23,7 @@ TENSORS = {
     "output_norm": "n_embd",
     "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
     "output": "n_vocab n_embd",
-    "rope_freqs": "n_rot/2",
+    "rope_freqs": "n_rot/2|n_rot_swa/2",
     "rope_factors_long": "n_rot/2",
     "rope_factors_short": "n_rot/2",
     "position_embd": "n_ctx_train n_embd",
@@ -62,6 +62,7 @@ LAYER_TENSORS = {
     "ffn_down_exps": "n_expert n_embd n_ff_expert",
     "ffn_gate_up_exps": "n_expert 2*n_ff_expert n_embd",
     "exp_probs_b": "n_expert",  # what experts are chosen by is their score and this
+    "ffn_gate_tid2eid": "n_vocab n_expert_used",  # the experts of each token
     "ffn_gate_inp_shexp": "n_embd",
     "ffn_gate_shexp": "n_ff_shared n_embd",
     "ffn_up_shexp": "n_ff_shared n_embd",
@@ -77,6 +78,7 @@ FLOATS = {
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
     *("indexer_compressor_ape", "attn_compressor_ape"),
     *("hc_attn_norm", "hc_ffn_norm", "output_hc_norm"),
+    *("time_mix_lerp_fused", "channel_mix_lerp_k"),
     *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ple_conv1d"),
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
     *("altup_predict_coef", "altup_correct_coef"),
@@ -380,6 +382,8 @@ class _Loader:
         shape = (1,) * (len(dims) - len(info.shape)) + info.shape[::-1]  # ggml leaves out 1s
         self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]
+        if label == "ffn_gate_tid2eid":
+            return self._numbers(name, shape)
         if len(shape) == 1 or label in FLOATS:
             return self._vector(name, shape)
         n_out = int(np.prod(shape[:-1]))
@@ -393,6 +397,17 @@ class _Loader:
         values = dequantize(self._file.data(name), info.type, info.shape)
         return np.ascontiguousarray(values).reshape(tuple(shape))
 
+    def _numbers(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        """Numbers of experts, int32."""
+        info = self._file.tensors[name]
+        if info.type is not GGMLType.I32:
+            raise self._file.error(f"is {info.type.name}, expected I32", key=name)
+        found = np.frombuffer(self._file.data(name), np.int32).reshape(tuple(shape))
+        if found.min() < 0 or found.max() >= self.hp.n_expert:
+            what = f"has expert {found.min()} or {found.max()}, there are {self.hp.n_expert}"
+            raise self._file.error(what, key=name)
+        return found
+
     def _check(self, name: str, shape: tuple[int, ...], dims: Sequence[str | int]) -> None:
         allowed = [[self._size(each) for each in str(dim).split("|")] for dim in dims]
         if len(shape) != len(dims) or any(
@@ -403,6 +418,6 @@ class _Loader:
             raise self._file.error(f"has shape {found}, expected {expected}", key=name)
 
     def _size(self, dim: str) -> int:
-        if dim == "n_rot/2":
-            return self.hp.n_rot // 2
+        if dim.endswith("/2"):
+            return int(getattr(self.hp, dim[:-2])) // 2
         return prod(int(n) if n.isdigit() else getattr(self.hp, n) for n in dim.split("*"))

@@ -18,6 +18,7 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 
 if TYPE_CHECKING:
+    from tamis.model.hparams import HParams
     from tamis.select.meter import Meter
 
 BLOCK = 64  # tokens a dense index stands for: one page
@@ -48,6 +49,12 @@ class SelectorShape:
     def scale(self) -> float:
         """What scores of attention are multiplied by."""
         return self.attention_scale or self.head_dim**-0.5
+
+
+def with_heads(shape: SelectorShape, hp: "HParams") -> SelectorShape:
+    """The same with another shape's heads."""
+    heads = {name: getattr(hp, name) for name in ("n_head", "n_head_kv", "head_dim")}
+    return dataclasses.replace(shape, **heads)
 
 
 @dataclass(frozen=True, slots=True)

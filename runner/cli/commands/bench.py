@@ -23,6 +23,7 @@ from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import table
 from tamis.jit_kernels.backends import on_host
 from tamis.jit_kernels.backends import roofline as ceilings
+from tamis.jit_kernels.contract.types import PAGE
 
 WARM_UP = 8  # tokens
 COLUMNS = {  # of the table; JSON and CSV have the keys
@@ -262,7 +263,7 @@ def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, 
     A method that selects reads fewer KV rows than are counted here.
     """
     hp = engine.hp
-    kv = types.row_bytes(hp.head_dim) * hp.n_layer * hp.n_head_kv * n_past
+    kv = engine.loaded.kv_bytes(PAGE, types) / PAGE * n_past
     n_bytes = token_weights(engine.file.tensors, hp) + kv
     return {"mb_per_token": round(n_bytes / 1e6, 1), "gb_s": round(n_bytes * tok_s / 1e9, 2)}
 
