@@ -17,7 +17,6 @@ ARCH = Arch(
     scale_embedding=True,
     full_attention_every=6,
     rope_base_window=10000.0,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
-    refused=("final_logit_softcapping",),
+    keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"),
     derived=_derived,
 )

@@ -42,6 +42,9 @@ ARCH = Arch(
     activation="gelu",
     layer=layer,
     keys=(
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
         "attention.output_scale",
         "attn_logit_softcapping",
         "final_logit_softcapping",

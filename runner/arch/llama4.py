@@ -66,7 +66,8 @@ def _experts(g: Graph, il: int, h: Source) -> Branch:
 def _derived(hp: HParams) -> dict[str, Any]:
     """Chunks are not attended within one by one: sessions hold one of them at most."""
     return {
-        "sliding_window": 0,
+        "sliding_window": CHUNK,
+        "rope_base_swa": hp.rope_base_swa or hp.rope_base,
         "most_ctx": CHUNK,
         "temperature": (CHUNK, 0.1, 1.0),
         "n_ff_shared": hp.n_ff_shared or hp.n_ff_expert,
@@ -80,7 +81,10 @@ ARCH = Arch(
     norm_after_rope=True,
     score_experts="sigmoid",
     normalize_experts=False,
-    keys=("attention.scale",),
+    chunked=True,
+    window_scaled=True,
+    full_attention_every=4,
+    keys=("rope.freq_base_swa", "attention.sliding_window_pattern"),
     nonzero=("attention.sliding_window",),  # there llama.cpp stops: its last layer has no scale
     derived=_derived,
 )

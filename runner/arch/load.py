@@ -62,6 +62,9 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     except UnsupportedKey as error:
         raise file.error(error.what, key=f"{hp.arch}.{error.key}") from None
     arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
+    is_encoder = arch.is_encoder
+    if not file.get(f"{hp.arch}.attention.causal", bool, True) and not is_encoder:
+        arch = _reading_both_ways(file, hp, arch)
     if scaling is not None:
         n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train
         hp = replace(hp, rope_scaling=replace(scaling, n_ctx_orig=n_ctx_orig))
@@ -77,12 +80,15 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         long = rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     if base := hp.rope_base_swa or arch.rope_base_window:
-        scaling = hp.rope_scaling if arch.window_scaled else RopeScaling()
-        own = rope_frequencies(hp, base=base, scaling=scaling, n_rot=hp.n_rot_swa)
-        ropes.append(own)
+        unscaled = RopeScaling(attn_factor=hp.rope_scaling.attn_factor)
+        scaling = hp.rope_scaling if arch.window_scaled else unscaled
+        own = factors[0] if arch.chunked else None
+        ropes.append(
+            rope_frequencies(hp, base=base, scaling=scaling, factors=own, n_rot=hp.n_rot_swa)
+        )
     from tamis.model.heads import load_heads
 
-    heads = load_heads(file, hp.n_embd, is_encoder=arch.is_encoder)
+    heads = load_heads(file, hp.n_embd, is_encoder=is_encoder)
     model = Model(hp, arch, weights, tuple(ropes), heads)
     from tamis.graph.device_graph import measure  # a file's error does not wait for the graph
 
@@ -92,6 +98,14 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         raise file.error("the tensor is missing", key=str(error)) from None
     _check_all_read(file, model)
     return model
+
+
+def _reading_both_ways(file: GGUFFile, hp: HParams, arch: Arch) -> Arch:
+    """The same for tokens that all see each other. Raises GGUFError where that is not supported."""
+    if hp.recurrent or arch.recurrent or hp.sliding_window:
+        what = "is False, which is not supported with recurrent layers or a sliding window"
+        raise file.error(what, key=f"{hp.arch}.attention.causal")
+    return replace(arch, is_encoder=True)
 
 
 def _factors(top: Tensors, hp: HParams, arch: Arch) -> tuple[np.ndarray | None, np.ndarray | None]:
