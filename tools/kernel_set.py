@@ -59,6 +59,7 @@ OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
     ops.GATE_CLAMPED: [("gpt_oss",), ("before",), ("after",)],
     ops.GATED_NORM: list(itertools.product(("norm", "gate"), ("silu", "sigmoid"))),
     ops.SELECTIVE_SCAN: [(16,)],
+    ops.WKV: [(64,)],
     ops.LINEAR_SCAN: [(rule, "head", *state) for rule in ("add", "delta") for state in STATES],
 }
 # What methods take for their parameters that are words; one that does not take a word says so.

@@ -68,8 +68,8 @@ ARCH = Arch(
     clamp="before",
     one_device=True,
     unread=("exp_probs_b_vl.bias",),  # of images
-    refused=("hash_layer_count",),
     keys=(
+        "hash_layer_count",
         "attention.indexer.top_k",
         "attention.compress_ratios",
         "attention.output_group_count",

@@ -34,7 +34,8 @@ def experts(g: Graph, il: int, x: np.ndarray) -> Mixture:
     """The n_expert_used best gated feed-forward parts of each row of x, f32 [n_tok, n_embd]."""
     w = g.weights(il)
     (logits,) = linears(g, x, w.ffn_gate_inp)
-    return chosen_experts(g, il, x, route(g, logits, w.exp_probs_b))
+    table = w.ffn_gate_tid2eid if il < g.hp.n_hash else None
+    return chosen_experts(g, il, x, route(g, logits, w.exp_probs_b, table))
 
 
 def chosen_experts(g: Graph, il: int, x: np.ndarray, chosen: Chosen) -> Mixture:
@@ -131,8 +132,11 @@ def record_sum(g: Graph, mixture: Mixture, y: np.ndarray, *, add: bool) -> None:
     )
 
 
-def route(g: Graph, logits: np.ndarray, bias: Tensor) -> Chosen:
-    """The experts of each row: the best by their logits, or by their scores with a bias added."""
+def route(g: Graph, logits: np.ndarray, bias: Tensor, table: Tensor | None = None) -> Chosen:
+    """The experts of each row: the best by their logits, or by their scores with a bias added.
+
+    table: int32 [n_vocab, n_expert_used], those of each token, where they depend on it alone.
+    """
     n_used, routing, arch = g.hp.n_expert_used, g.hp.routing, g.model.arch
     chosen = Chosen(
         g.ws.rows("expert_ids", n_used, dtype=np.int32), g.ws.rows("expert_weights", n_used)
@@ -147,6 +151,8 @@ def route(g: Graph, logits: np.ndarray, bias: Tensor) -> Chosen:
         logits=logits,
         bias=added,
         keys=g.ws.rows("expert_keys", g.hp.n_expert) if has_keys else None,
+        tokens=None if table is None else g.ws.ids,
+        table=None if table is None else table.vector,
         ids=chosen.ids,
         weights=chosen.weights,
         n_expert=g.hp.n_expert,

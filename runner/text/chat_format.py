@@ -174,7 +174,7 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if message.get("role") != "assistant" or not message.get("tool_calls"):
             continue
         message.pop("content", None)
-        calls, responses = message["tool_calls"], []
+        calls, responses = message["tool_calls"], list[dict[str, Any]]()
         while left and left[0].get("role") == "tool":
             answer = left.pop(0)
             call = calls[len(responses)] if len(responses) < len(calls) else {}

@@ -69,7 +69,8 @@ def check_route(logits, n_used, score="softmax", **how):
     ids, weights = route(logits, score, n_used, **how)
     bias, (n_group, n_group_used) = how.get("bias"), how.get("groups", (1, 1))
     has_keys = bias is not None or n_group > 1
-    absent = [name for name, there in (("bias", bias is not None), ("keys", has_keys)) if not there]
+    there = {"bias": bias is not None, "keys": has_keys, "tokens": False, "table": False}
+    absent = [name for name, given in there.items() if not given]
     out = {"ids": unwritten(n_tok, n_used, dtype=np.int32), "weights": unwritten(n_tok, n_used)}
     out |= {"keys": unwritten(n_tok, n_expert)} if has_keys else {}
     for found in runs(
@@ -102,6 +103,27 @@ def test_scores_a_bias_and_a_scale(score, with_bias):
     rng = np.random.default_rng(with_bias)
     bias = normal(rng, 48) if with_bias else None
     check_route(2 * normal(rng, 5, 48), 6, score, bias=bias, norm=1, scale=2.5)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize("score", SCORES)
+@in_child
+def test_experts_that_a_table_has_for_a_token(score):
+    rng = np.random.default_rng(4)
+    n_tok, n_expert, n_used, n_vocab = 5, 48, 6, 9
+    table = np.array([rng.permutation(n_expert)[:n_used] for _ in range(n_vocab)], np.int32)
+    tokens, logits = rng.integers(0, n_vocab, n_tok).astype(np.int32), normal(rng, n_tok, n_expert)
+    ids = table[tokens]
+    weights = np.take_along_axis(scored(logits, score), ids, axis=-1)
+    weights = softmax(weights) if score == "chosen" else weights / weights.sum(-1, keepdims=True)
+    out = {"ids": unwritten(n_tok, n_used, dtype=np.int32), "weights": unwritten(n_tok, n_used)}
+    for found in runs(
+        ops.MOE_ROUTE, (score,), out=out, absent=["bias", "keys"], step=step_of(n_tok, 5),
+        logits=logits, tokens=tokens, table=table, n_expert=n_expert, n_used=n_used, n_group=1,
+        n_group_used=1, norm=1, scale=2.5,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["ids"], ids)
+        np.testing.assert_allclose(found["weights"], 2.5 * weights, rtol=3e-6)
 
 
 @pytest.mark.on_threads

@@ -18,6 +18,7 @@ SCANS = [
     ("add", "channel", 32, 16),
 ]
 N_STATE = [1, 16, 40]
+HEADS = [32, 64]  # of RWKV-7
 KERNELS = [
     (ops.BOUNDED_DECAY, ()), (ops.POOL_KEYS, ()), (ops.HASH_NGRAMS, ()),
     *((ops.SHORT_CONV, (activation,)) for activation in ("none", "silu")),
@@ -26,6 +27,7 @@ KERNELS = [
     *((ops.GATED_NORM, (order, a)) for order in ("norm", "gate") for a in ("silu", "sigmoid")),
     *((ops.SELECTIVE_SCAN, (n,)) for n in N_STATE),
     *((ops.LINEAR_SCAN, scan) for scan in SCANS),
+    *((ops.WKV, (head,)) for head in HEADS),
 ]  # fmt: skip
 
 
@@ -258,6 +260,26 @@ def test_a_selective_scan_resumes_from_its_state(n_state, n_tok, n):
     ):  # fmt: skip
         np.testing.assert_allclose(found["state"], after, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(found["y"], expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize("n_tok", [1, 5])
+@pytest.mark.parametrize("head", HEADS)
+@in_child
+def test_a_scan_of_rwkv_resumes_from_its_state(head, n_tok):
+    rng = np.random.default_rng((head, n_tok))
+    n_head, shape = 3, (n_tok, 3, head)
+    names = ("r", "k", "v", "a", "b")
+    given = {name: normal(rng, *shape) / np.float32(head**0.5) for name in names}
+    given |= {"w": rng.uniform(0.5, 1, shape).astype(np.float32), "u": normal(rng, n_head, head)}
+    state = normal(rng, n_head, head, head)
+    order = (given[name] for name in ("r", "w", "k", "v", "a", "b", "u"))
+    y, bonus, after = oracle.wkv(*wide(*order, state))
+    out = {"y": unwritten(*shape), "bonus": unwritten(*shape), "state": state}
+    for found in runs(ops.WKV, (head,), out=out, step=step_of(n_tok), n_head=n_head, **given):
+        np.testing.assert_allclose(found["state"], after, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(found["y"], y, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(found["bonus"], bonus, rtol=2e-5, atol=2e-6)
 
 
 def scan_inputs(rng, decay, head_k, head_v, n_tok, n_head, n_head_k):

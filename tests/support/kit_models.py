@@ -60,6 +60,9 @@ def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None
         writer.add_key_value(key, value, gguf.GGUFValueType(types[0]), element)
     _write_vocab(writer, _n_vocab(spec))
     for tensor, shape, type_ in spec["tensors"]:
+        if type_ == gguf.GGMLQuantizationType.I32:
+            writer.add_tensor(tensor, _experts_of_tokens(spec, tensor, shape))
+            continue
         values = _values(tensor, shape)
         for end, factor in spec.get("scaled", {}).items():
             if tensor.endswith(end):
@@ -70,6 +73,13 @@ def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _experts_of_tokens(spec: dict[str, Any], name: str, shape: list[int]) -> Array:
+    """The experts that each token's id chooses, no one twice."""
+    n_expert = spec["kv"][f"{spec['arch']}.expert_count"][1]
+    order = _uniform(name, n_expert * shape[1], np.float64).reshape(shape[1], n_expert)
+    return np.argsort(order, axis=1)[:, : shape[0]].astype(np.int32)
 
 
 def _n_vocab(spec: dict[str, Any]) -> int:

@@ -150,6 +150,7 @@ ACTIVATIONS = {
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "tanh": np.tanh,
     "clamp": lambda x: np.clip(x, -1, 1),
+    "curve": lambda x: np.expm1(np.minimum(x, 0)) - np.minimum(x, 0),
 }
 
 

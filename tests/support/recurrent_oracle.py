@@ -46,6 +46,21 @@ def selective_scan(x, dt, b, c, a, d, state):
     return np.array(out), state
 
 
+def wkv(r, w, k, v, a, b, u, state):
+    """RWKV-7's state [n_head, head, head]; the others but u [n_head, head]: [n_tok, n_head, head].
+
+    The answers, what u adds to them, and the state after.
+    """
+    out, bonus = [], []
+    for t in range(len(r)):
+        erased = np.einsum("hkv,hk->hv", state, a[t])
+        state = w[t][:, :, None] * state - b[t][:, :, None] * erased[:, None, :]
+        state = state + k[t][:, :, None] * v[t][:, None, :]
+        out.append(np.einsum("hkv,hk->hv", state, r[t]))
+        bonus.append((r[t] * u * k[t]).sum(axis=1, keepdims=True) * v[t])
+    return np.array(out), np.array(bonus), state
+
+
 def linear_scan(q, k, v, decay, beta, skip, state, rule, scale):
     """Linear attention with decay; state [n_head, head_k, head_v].
 

@@ -123,8 +123,10 @@ class MapRows:
 MAP_ROWS = op("linear.activation", MapRows, "activation add")
 
 # What MAP_ROWS and GATE_ROWS have by name; gelu is its tanh form, gelu_erf the exact one, relu2 the
-# square of relu, clamp the nearest number from -1 to 1.
-ACTIVATIONS = ("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp")
+# square of relu, clamp the nearest number from -1 to 1, curve exp(x) - 1 - x of negative x, else 0.
+ACTIVATIONS = (
+    *("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp", "curve"),
+)
 
 
 def strip_type(type: str, exact: bool = False) -> str:

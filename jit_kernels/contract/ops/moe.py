@@ -12,13 +12,16 @@ class MoeRoute:
     score: "softmax", exp(logit) over the sum of all; "sigmoid", 1 / (1 + exp(-logit)); "softplus",
     sqrt(log(1 + exp(logit))); "chosen", the softmax of the chosen logits alone. The best have the
     largest logits; where there are keys, the largest score + bias (of "chosen", logit + bias) in
-    the n_group_used groups whose two best experts have the largest sum.
+    the n_group_used groups whose two best experts have the largest sum. Where there are tokens, a
+    token's experts are those that the table has for it.
     """
 
     step: Address
     logits: Address  # f32 [n_tok, n_expert]
     bias: Address  # f32 [n_expert], or 0
     keys: Address  # f32 [n_tok, n_expert]: room for what experts are chosen by, or 0
+    tokens: Address  # int32 [n_tok], or 0
+    table: Address  # int32 [n_vocab, n_used], or 0
     ids: Address  # int32 [n_tok, n_used]
     weights: Address  # f32 [n_tok, n_used]
     n_expert: int

@@ -220,3 +220,26 @@ class HashNgrams:
 
 
 HASH_NGRAMS = op("recurrent.ngrams", HashNgrams)
+
+
+class Wkv:
+    """RWKV-7's state S (Peng et al. 2025, arXiv 2503.14456, Eq. 17); vectors are of a head.
+
+    S = diag(w) S - b (a^T S) + k v^T; y = S^T r; bonus = ((r * u) . k) v.
+    """
+
+    step: Address
+    r: Address  # f32 [n_tok, n_head, head]
+    w: Address  # f32, likewise
+    k: Address  # f32, likewise
+    v: Address  # f32, likewise
+    a: Address  # f32, likewise
+    b: Address  # f32, likewise
+    u: Address  # f32 [n_head, head]
+    state: Address  # f32 [n_head, head, head]
+    y: Address  # f32 [n_tok, n_head, head]
+    bonus: Address  # f32, likewise
+    n_head: int
+
+
+WKV = op("recurrent.wkv", Wkv, "head")

@@ -97,12 +97,27 @@ def clamp(x):
 
 
 @njit
+def curve(x):
+    """exp(x) - 1 - x of negative x, else 0; near 0, where exp has no bits for it, by its series."""
+    low = vmax(vmin(x, splat_f(0.0)), splat_f(-LARGEST))
+    one = splat_f(1.0)
+    series = fma(low, splat_f(1 / 8), one)
+    series = fma(low * splat_f(1 / 7), series, one)
+    series = fma(low * splat_f(1 / 6), series, one)
+    series = fma(low * splat_f(1 / 5), series, one)
+    series = fma(low * splat_f(1 / 4), series, one)
+    series = fma(low * splat_f(1 / 3), series, one)
+    whole = vexp(low) - one - vmin(x, splat_f(0.0))
+    return where_less(low, splat_f(-0.5), whole, splat_f(0.5) * low * low * series)
+
+
+@njit
 def identity(x):
     """The argument itself."""
     return x
 
 
-FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp
+FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve
 ACTIVATIONS: dict[str, Any] = dict(zip(NAMES, FUNCTIONS, strict=True))
 
 

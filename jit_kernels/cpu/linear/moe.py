@@ -94,8 +94,11 @@ def moe_route(score: str) -> Any:
                 drop_groups(keys, a.n_expert, a.n_group, a.n_group_used)
             kept = np.float32(0)
             for s in range(a.n_used):
-                best = -1
-                for e in range(a.n_expert):
+                best, n_choice = -1, a.n_expert
+                if a.tokens != 0:
+                    token = load_i32(a.tokens + 4 * t)
+                    best, n_choice = load_i32(a.table + 4 * (a.n_used * token + s)), 0
+                for e in range(n_choice):
                     taken = False
                     for before in range(s):
                         taken = taken or load_i32(chosen + 4 * before) == e

@@ -70,6 +70,13 @@ def tanh(x):
 
 
 @device
+def curve(x):
+    """exp(x) - 1 - x of negative x, else 0."""
+    low = min(x, float32(0))
+    return math.expm1(low) - low
+
+
+@device
 def clamp(x):
     """The nearest number from -1 to 1."""
     return min(max(x, float32(-1)), float32(1))
@@ -81,7 +88,7 @@ def identity(x):
     return x
 
 
-FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp
+FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve
 ACTIVATIONS: dict[str, Any] = dict(zip(NAMES, FUNCTIONS, strict=True))
 
 

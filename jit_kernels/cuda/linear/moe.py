@@ -133,8 +133,12 @@ def moe_route(score: str) -> list[Launch]:
                     cuda.syncwarp()
             kept = float32(0)
             for s in range(a.n_used):
-                last = next_best(keys, a.n_expert, last)
-                best = min(last[1], a.n_expert - 1)
+                if a.tokens != 0:
+                    token = load_i32(a.tokens + 4 * t)
+                    best = load_i32(a.table + 4 * (a.n_used * token + s))
+                else:
+                    last = next_best(keys, a.n_expert, last)
+                    best = min(last[1], a.n_expert - 1)
                 weight = score_of(load_f32(row + 4 * best) - top) / total
                 weight = exponential(weight) if is_chosen else weight
                 kept += weight
