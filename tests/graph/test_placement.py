@@ -97,9 +97,9 @@ def test_page_tables_are_sent_only_where_they_changed(path, gpu, monkeypatch):
 
     def told():
         """How often the page table was sent, and what was sent with it."""
-        n, others = sum(a is stage.kv.table for a in sent), {a.nbytes for a in sent}
+        n, others = sum(a is stage.kv.tables[0] for a in sent), {a.nbytes for a in sent}
         sent.clear()
-        return n, others - {stage.kv.table.nbytes}
+        return n, others - {stage.kv.tables[0].nbytes}
 
     record = stage.ws.step.nbytes
     session.prefill(ids_of(PAGE - 2))
@@ -445,7 +445,7 @@ def test_sessions_are_kept_copied_and_gone_on_with(path, whole, elsewhere, n, tm
     fork = opened(engine, **sizes)
     fork.copy(two)
     if n == -1:  # of one cache, a fork has the same pages up to those tokens
-        np.testing.assert_array_equal(fork._kv.table[:1], two._kv.table[:1])
+        np.testing.assert_array_equal(fork._kv.tables[0][:1], two._kv.tables[0][:1])
     np.testing.assert_array_equal(steps(fork, ids[:3]), again[0])
     texts = [
         [piece.token_id for piece in s.generate(ids[:2], SamplerParams(temp=0), max_tokens=4)]
