@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.op import Reads
 from tamis.jit_kernels.contract.program import Call, Program
 from tamis.jit_kernels.contract.types import PAGE
 
@@ -41,9 +42,8 @@ def reads_all(call: Call, program: Program) -> bool:
     return op.reads is ops.READS_ALL
 
 
-def spans(call: Call, program: Program) -> Spans:
+def spans(reads: Reads, fields: Fields) -> Spans:
     """What an op that reads other than its Selection reads, of all KV heads."""
-    reads, fields = call.spec.op.reads, fields_of(call, program)
     if "step" not in fields.values:
         return [(0, EVERYTHING)]
     n_tok, pos = map(int, fields.array("step")[:2])

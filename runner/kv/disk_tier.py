@@ -69,8 +69,7 @@ class DiskTier(KVCache):
         self._ahead: list[tuple[int, list[Future[None]], Load]] = []
         self._step, self._n_tok, self._n_ctx = 0, 0, n_ctx
         self._bank: token_bank.TokenBank | None = None  # once a Program needs it
-        # Of each Program, what its layers that read the bank tell the one before: BANK_AHEAD.
-        self._banked = weakref.WeakKeyDictionary[Program, list[np.ndarray]]()
+        self._banked = weakref.WeakKeyDictionary[Program, _Banked]()
         self._spans: dict[tuple[int, int], _SpanReader] = {}  # by Program and call
         self._kept: dict[int, frozenset[int]] = {}  # by layer, the pages that stay
         self._stopping = set[int]()  # layers whose ops a pass stops for
@@ -205,36 +204,42 @@ class DiskTier(KVCache):
         fields: dict[str, Any],
     ) -> dict[str, Any]:
         """Record that attention of one token to what a method chose reads a token bank."""
-        serves = op is ops.ATTEND and constants["q_block"] == 1
-        if not serves or not token_bank.TokenBank.serves(program, fields):
+        if op is not ops.ATTEND:
             return fields
-        bank = self._own_bank()
+        banked = self._banked.setdefault(program, _Banked())
+        if constants["q_block"] != 1 or not token_bank.TokenBank.serves(program, fields):
+            banked.n_whole += fields["window"] == 0
+            return fields
+        bank = self._own_bank(shared=banked.n_whole > 0)
         if bank is None or not bank.fits(fields["block"]):
             return fields
         layer = self._layer_of(fields["k_table"].ctypes.data)
-        own = np.zeros(ops.BANK_AHEAD_SIZE, np.int64)
         said = [fields[name] for name in ("indptr", "indices", "block", "n_row")]
         said[:2] = (array.ctypes.data for array in said[:2])
-        others = self._banked.setdefault(program, [])
-        if others:
-            others[-1][:] = *said, layer
+        if banked.ahead:
+            banked.ahead[-1][:] = *said, layer
         else:
             bank.open(fields["block"])
             bank.record_begin(program, step)
-        others.append(own)
+            banked.first = *said, layer
+        own = np.array(banked.first, np.int64)  # after the last layer comes the first
+        assert len(own) == ops.BANK_AHEAD_SIZE
+        banked.ahead.append(own)
 
         def read(how: dict[str, Any]) -> None:
             self._record_read(program, own, how)
 
         return bank.record(program, step, fields, layer, read)
 
-    def _own_bank(self) -> token_bank.TokenBank | None:
-        """The token bank, made of a half of the memory; None where there is too little for one."""
+    def _own_bank(self, *, shared: bool) -> token_bank.TokenBank | None:
+        """The token bank, made of the memory that no op needs; None where that is too little.
+
+        shared: layers that are read whole take part in decode steps: at most a half.
+        """
         n_least = token_bank.least(self._n_ctx)
-        n_half, n_left = self._n_frame // 2, self._spare
-        n_bank = min(
-            max(n_least, n_half), max(n_least, n_left - FEW_KEPT * self._hp.n_layer), n_left
-        )
+        n_left = self._n_frame - (self._n_page + MARGIN + self._n_allocated)
+        n_half = min(self._n_frame // 2, n_left - FEW_KEPT * self._hp.n_layer)
+        n_bank = min(max(n_least, n_half), n_left) if shared else n_left
         if self._bank is None and n_bank >= n_least and self._step == 0:
             self._bank = token_bank.TokenBank(self._hp, self._n_ctx, self.types, n_bank)
             self._buffers = np.zeros((MOST_THREADS, ops.BANK_BUFFER), np.uint8)
@@ -259,6 +264,7 @@ class DiskTier(KVCache):
             handle=self._file.handle,
             k_start=k.first_byte,
             v_start=v.first_byte,
+            n_layer=self._hp.n_layer,
             n_page=self._n_page,
             file_unit=self._unit,
             k_bytes=k.unit_bytes // self._unit,
@@ -308,15 +314,11 @@ class DiskTier(KVCache):
                 self._stopping.add(reader.layer)
             else:
                 keep.setdefault(reader.layer, set()).update(pages)
-        if sum(map(len, keep.values())) > self._spare:
+        n_other = MARGIN + 2 * self._hp.n_layer + (self._n_page if left else 0)
+        if sum(map(len, keep.values())) > self._n_frame - n_other:
             self._stopping, keep, left = set(range(self._hp.n_layer)), {}, stops
         self._keep({layer: frozenset(pages) for layer, pages in keep.items() if pages})
         return left
-
-    @property
-    def _spare(self) -> int:
-        """Frames beyond what an op that reads every key, and the pages being written, take."""
-        return self._n_frame - (self._n_page + MARGIN + self._n_allocated)
 
     def _reader(self, program: Program, at: int) -> "_SpanReader":
         call = program.calls[at]
@@ -394,7 +396,8 @@ class DiskTier(KVCache):
         if call.spec.op.reads is ops.READS_SELECTION:
             need, n_key = reads.chosen(call, program, n_page, self._unit)
         else:
-            need, n_key = self._spanned(reads.spans(call, program), n_page)
+            spans = reads.spans(call.spec.op.reads, reads.fields_of(call, program))
+            need, n_key = self._spanned(spans, n_page)
         flat = need.reshape(n_page, -1)
         n_side = 2 if "v_pages" in call.spec.op.fields else 1
         for side in self._sides[:n_side]:
@@ -539,20 +542,30 @@ class _SpanReader:
     """A call that reads a few positions that are known before it runs, told by its record."""
 
     def __init__(self, call: Call, program: Program, layer: int) -> None:
-        self._call, self._program, self.layer = call, program, layer
-        self._is_known = call.spec.op.reads not in (ops.READS_SELECTION, ops.READS_ALL)
+        self._reads, self.layer = call.spec.op.reads, layer
+        self._fields = reads.fields_of(call, program)
+        self._is_known = self._reads not in (ops.READS_SELECTION, ops.READS_ALL)
 
     def pages(self, n_page: int) -> set[int] | None:
         """The pages that it reads, of n_page; None where they are many, or not known yet."""
         if not self._is_known:
             return None
         found = set[int]()
-        for first, end in reads.spans(self._call, self._program):
+        for first, end in reads.spans(self._reads, self._fields):
             last = min(-(-end // PAGE), n_page)
             if last - first // PAGE > MOST_KEPT:
                 return None
             found.update(range(first // PAGE, last))
         return found
+
+
+class _Banked:
+    """What was recorded of a Program's attention of one token to what a method chose."""
+
+    def __init__(self) -> None:
+        self.ahead: list[np.ndarray] = []  # of each layer that reads the bank: BANK_AHEAD
+        self.first: tuple[int, ...] = ()  # what the first of them says
+        self.n_whole = 0  # layers that do not, without a window of their own
 
 
 def _close(pool: ThreadPoolExecutor, writer: ThreadPoolExecutor, file: KVFile) -> None:

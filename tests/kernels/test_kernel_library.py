@@ -389,6 +389,7 @@ ALLOWED = {
     "memset",
     "posix_fadvise64",
     "pread64",
+    "preadv2",
     "sin",
     "sincos",
     "syscall",

@@ -221,7 +221,8 @@ def spans_of(op, constants, step, fields):
     program = Program()
     names = [name for name in op.fields if name not in fields and name != "step"]
     program.add(op, constants, step=step, **fields, **dict.fromkeys(names, 0))
-    return [*reads.spans(program.calls[0], program)]
+    call = program.calls[0]
+    return [*reads.spans(call.spec.op.reads, reads.fields_of(call, program))]
 
 
 READERS = [  # op, its constants, the fields that tell what it reads

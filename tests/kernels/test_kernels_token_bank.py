@@ -6,7 +6,7 @@ import tempfile
 import numpy as np
 import pytest
 from crc32c import crc32c
-from guarded import in_child, runs, step_of
+from guarded import in_child, is_on_gpu, runs, step_of
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
@@ -79,6 +79,7 @@ def test_units_have_slots_and_rows_are_where_they_are(unit, block, n_row, share)
             asked = np.unique(units[(heads == h) & ~newest])
             absent = asked[bank.slots[layer, h, asked] < 0]
             n = found["n_missing"][h]
+            assert is_on_gpu() or (found["missing"][h, :n] == absent).all()
             assert sorted(found["missing"][h, :n]) == absent.tolist()
             n_hit += len(asked) - n
             assert (used[h, slots[layer, h, asked]] == NOW).all()
@@ -190,10 +191,18 @@ def test_what_is_missing_comes_to_its_slots(unit, pos):
         assert found["state"][AT["serial"]] == NOW + 1
 
 
+def drop(file, cold):
+    """Let the system drop its copies of a file, where it is to be read cold."""
+    if cold:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @pytest.mark.parametrize(("unit", "file_unit"), [(2, 16), (16, 16), (16, 4), (64, 16)])
+@pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
 @in_child
-def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damaged):
+def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damaged, cold):
     rng, layer, pos = np.random.default_rng(unit + file_unit), 2, 530
     bank, dirty = Bank(rng, unit, N_BANK, 0.9), pos // PAGE * PAGE
     stores, banks, frames = (
@@ -229,15 +238,15 @@ def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damage
         if damaged:  # a unit of the values that is among the missing ones
             at = (layer * N_PAGE * N_HEAD_KV) * PAGE + int(missing[0, 0]) * unit
             os.pwrite(file.fileno(), b"\1\2\3", v_start + ROWS[1] * at)
-        out = {"k_bank": banks[0], "v_bank": banks[1], "state": bank.state}
+        out = {"k_bank": banks[0], "v_bank": banks[1], "state": bank.state, "missing": missing}
+        drop(file, cold)
         for found in runs(
             ops.BANK_READ, out=out | {"buffers": np.zeros((8, ops.BANK_BUFFER), np.uint8)},
-            step=step_of(1, pos), slots=bank.slots, missing=missing, n_missing=n_missing,
+            step=step_of(1, pos), slots=bank.slots, n_missing=n_missing,
             k_frames=frames[0], v_frames=frames[1], k_table=tables[0], v_table=tables[1],
             k_sums=sums[0], v_sums=sums[1], ahead=np.zeros(ops.BANK_AHEAD_SIZE, np.int64),
             handle=file.fileno(), k_start=k_start, v_start=v_start, layer=layer, n_page=N_PAGE,
-            file_unit=file_unit, k_bytes=ROWS[0],
-            v_bytes=ROWS[1], **bank.sizes,
+            n_layer=N_LAYER, file_unit=file_unit, k_bytes=ROWS[0], v_bytes=ROWS[1], **bank.sizes,
         ):  # fmt: skip
             assert (found["state"][AT["n_bad"]] > 0) == damaged
             assert found["state"][AT["n_read"]] > 0
@@ -248,3 +257,4 @@ def test_what_is_missing_is_read_from_a_file_and_checked(unit, file_unit, damage
                     one = found[name][:, h].reshape(N_BANK * PAGE, -1)
                     other = to[:, h].reshape(N_BANK * PAGE, -1)
                     np.testing.assert_array_equal(one[:seen], other[:seen])
+            drop(file, cold)

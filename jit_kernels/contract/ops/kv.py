@@ -205,10 +205,11 @@ class _BankState(NamedTuple):
     n_bad: int  # units of the file that were not what was written
     n_written: int  # positions that were written: units beyond hold nothing
     n_read: int  # bytes read from the file
+    waited: int  # the serial of the last BANK_READ that read what the system had not in memory
 
 
-BANK_STATE = _BankState(0, 8, 16, 24, 32, 40)
-BANK_STATE_SIZE = 6
+BANK_STATE = _BankState(0, 8, 16, 24, 32, 40, 48)
+BANK_STATE_SIZE = 7
 
 
 class _BankAhead(NamedTuple):
@@ -249,9 +250,9 @@ class BankLookup:
     """Slots for all units that a Selection of one query token reads, and the Selection of rows.
 
     A unit that is not in the bank takes the slot that was used longest ago of BANK_GROUP, the
-    groups in turn, none that this call uses; the head's first n_missing of missing name these. Of
-    slots that their layer used in the last n_layer calls, those of the layers that come up last are
-    taken first. Raises serial.
+    groups in turn, none that this call uses. Of slots that their layer used in the last n_layer
+    calls, those of the layers that come up last are taken first. The head's first n_missing of
+    missing name these units, on the CPU in order. Raises serial.
     """
 
     step: Address
@@ -312,15 +313,16 @@ BANK_FETCH = op("kv.token_bank", BankFetch)
 class BankRead:
     """Fetch the missing units from a file to their slots, those of pos's page from its frame.
 
-    Neighbours are read at once, and checked: n_bad counts those whose checksum is another one. The
-    system starts reading all of them before the first is waited for, and what the next call's
+    Neighbours are read at once, and checked: n_bad counts those whose checksum is another one. What
+    the system has in memory comes at once. It starts reading all the rest before the first of that
+    is waited for; where that happened in the last n_layer calls, also what the next call's
     Selection named when it was made last.
     """
 
     step: Address
     state: Address  # as for BANK_LOOKUP
     slots: Address
-    missing: Address
+    missing: Address  # what came is -1
     n_missing: Address
     k_bank: Address  # as for BANK_FETCH
     v_bank: Address
@@ -336,6 +338,7 @@ class BankRead:
     k_start: int  # the byte that keys start at in the file
     v_start: int
     layer: int
+    n_layer: int
     n_page: int
     n_head_kv: int
     n_unit: int

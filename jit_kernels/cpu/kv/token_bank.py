@@ -21,27 +21,41 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
     I32,
     I64,
     atomic_add,
+    atomic_load,
+    atomic_store,
     call,
     int64,
     load_i32,
     load_i64,
     load_u16,
     load_u32,
+    lowest_bit,
     op,
     pointer,
+    stack_bytes,
     store_i16,
     store_i32,
     store_i64,
 )
 
 WILLNEED = 3  # POSIX_FADV_WILLNEED
+NOWAIT = 8  # RWF_NOWAIT
 AT_ONCE = 32  # units that a thread takes at a time
+GAP = 1 << 12  # bytes between two units that are missing: reading them takes less than a call
 
 
 @op(int64, int64, int64, int64, int64)
 def pread(b, handle, to, n, at):
     """Read n bytes of a file from byte `at` on; how many came, -1 on an error."""
     return call(b, "pread64", I64, [b.trunc(handle, I32), pointer(b, to, I8), n, at])
+
+
+@op(int64, int64, int64, int64, int64)
+def preadv(b, handle, piece, at, flags):
+    """Read a piece (its address and its bytes) from byte `at` on; how many came, or -1."""
+    one = ir.Constant(I32, 1)
+    values = [b.trunc(handle, I32), pointer(b, piece, I8), one, at, b.trunc(flags, I32)]
+    return call(b, "preadv2", I64, values)
 
 
 @op(int64, int64, int64, int64)
@@ -109,12 +123,29 @@ def take_slot(maps, sizes, h, unit, now):
     return slot
 
 
+@njit
+def sort_units(units, n):
+    """Sort n units: those of several rows, each of them in order (Shell's method)."""
+    gap = 1
+    while 3 * gap < n:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, n):
+            unit, to = load_i32(units + 4 * i), i
+            while to >= gap and load_i32(units + 4 * (to - gap)) > unit:
+                store_i32(units + 4 * to, load_i32(units + 4 * (to - gap)))
+                to -= gap
+            store_i32(units + 4 * to, unit)
+        gap //= 3
+
+
 def bank_lookup() -> Any:
     """Kernel of BANK_LOOKUP: threads stride over KV heads."""
 
     def kernel(tid, n_thread, a):
         pos, now = load_i64(a.step + STEP.pos), load_i64(a.state + BANK_STATE.serial)
-        newest, top = pos // a.unit, a.n_slot - 1
+        newest, top, unit_bits = pos // a.unit, a.n_slot - 1, lowest_bit(a.unit)
+        block_bits = lowest_bit(a.block)  # both are powers of two: divisors of PAGE
         maps = a.slots, a.owner, a.used, a.hands
         sizes = a.layer, a.n_layer, a.n_head_kv, a.n_unit, a.n_slot
         rows = a.n_row // a.n_head_kv
@@ -125,20 +156,23 @@ def bank_lookup() -> Any:
             first = load_i32(a.indptr + 4 * rows * h)
             last = load_i32(a.indptr + 4 * rows * (h + 1))
             for i in range(first, last):  # before any is evicted
-                unit = load_i32(a.indices + 4 * i) * a.block // a.unit
+                unit = load_i32(a.indices + 4 * i) << block_bits >> unit_bits
                 slot = load_i32(slots + 4 * unit) if unit < newest else -1
                 if slot >= 0 and load_i32(stamps + 4 * slot) != now:
                     store_i32(stamps + 4 * slot, now)
                     n_hit += 1
             for i in range(first, last):
-                start = load_i32(a.indices + 4 * i) * a.block
-                unit = start // a.unit
+                start = load_i32(a.indices + 4 * i) << block_bits
+                unit = start >> unit_bits
                 slot = top if unit >= newest else load_i32(slots + 4 * unit)
                 if slot < 0:
                     slot = take_slot(maps, sizes, h, unit, now)
                     store_i32(missing + 4 * n_missing, unit)
                     n_missing += 1
-                store_i32(a.rows + 4 * i, (slot * a.unit + start % a.unit) // a.block)
+                row = (slot << unit_bits) + (start & (a.unit - 1))
+                store_i32(a.rows + 4 * i, row >> block_bits)
+            if rows > 1:
+                sort_units(missing, n_missing)
             store_i64(a.n_missing + 8 * h, n_missing)
             atomic_add(a.state + BANK_STATE.n_hit, n_hit)
             atomic_add(a.state + BANK_STATE.n_miss, n_missing)
@@ -216,10 +250,10 @@ def run_of(missing, units, i, last, size):
     i += 1
     while i < last:
         start = load_i32(missing + 4 * i) * unit
-        if start >= dirty:
+        if start < 0 or start >= dirty:
             break
         one = file_unit_of(shape, layer, h, start)
-        if one < end or one > end + 1:
+        if one < end or (one - end - 1) * size > GAP:
             break
         other = file_unit_of(shape, layer, h, start + unit - 1)
         if (other - first + 1) * size > BANK_BUFFER:
@@ -242,40 +276,39 @@ def read_bytes(handle, at, buffer, n):
 
 
 @njit
-def advise(handle, start, missing, units, span, size):
-    """Have the system start reading the runs of units span[0] .. span[1] - 1."""
-    i, last = span
-    while i < last:
-        if load_i32(missing + 4 * i) * units[3] >= units[4]:
-            i += 1
-            continue
-        first, end, i = run_of(missing, units, i, last, size)
-        will_need(handle, start + first * size, (end - first + 1) * size)
+def read_cached(handle, at, buffer, n):
+    """Read n bytes if the system has them in memory; whether all came."""
+    piece = stack_bytes(16)
+    store_i64(piece, buffer)
+    store_i64(piece + 8, n)
+    return preadv(handle, piece, at, NOWAIT) == n
 
 
 @njit
-def read_ahead(a, ahead, side, dirty):
-    """Have the system start reading what the next call's Selection named and the bank lacks."""
-    (start, row), handle, rows = side, a.handle, load_i64(ahead + BANK_AHEAD.n_row)
+def read_ahead(a, row, side, dirty):
+    """Have the system start reading what the next call's Selection named and the bank lacks.
+
+    row: of the Selection; side: where keys, or values, start in the file, and bytes of one.
+    """
+    (start, n_byte), ahead, shape = side, a.ahead, (a.n_page, a.n_head_kv, a.file_unit)
     layer, block = load_i64(ahead + BANK_AHEAD.layer), load_i64(ahead + BANK_AHEAD.block)
     indptr, indices = load_i64(ahead + BANK_AHEAD.indptr), load_i64(ahead + BANK_AHEAD.indices)
-    shape, size, before, behind = (a.n_page, a.n_head_kv, a.file_unit), a.file_unit * row, 0, -1
-    for r in range(rows):
-        h = r * a.n_head_kv // rows
-        slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
-        for i in range(load_i32(indptr + 4 * r), load_i32(indptr + 4 * (r + 1))):
-            position = load_i32(indices + 4 * i) * block
-            if position >= dirty or load_i32(slots + 4 * (position // a.unit)) >= 0:
-                continue
-            one = file_unit_of(shape, layer, h, position)
-            if before <= one <= behind + 1 and behind >= 0:
-                behind = max(behind, one)
-                continue
-            if behind >= 0:
-                will_need(handle, start + before * size, (behind - before + 1) * size)
-            before = behind = one
+    h = row * a.n_head_kv // load_i64(ahead + BANK_AHEAD.n_row)
+    slots = a.slots + 4 * a.n_unit * (layer * a.n_head_kv + h)
+    size, before, behind = a.file_unit * n_byte, 0, -1
+    for i in range(load_i32(indptr + 4 * row), load_i32(indptr + 4 * (row + 1))):
+        position = load_i32(indices + 4 * i) * block
+        if position >= dirty or load_i32(slots + 4 * (position // a.unit)) >= 0:
+            continue
+        one = file_unit_of(shape, layer, h, position)
+        if before <= one <= behind + 1 and behind >= 0:
+            behind = max(behind, one)
+            continue
+        if behind >= 0:
+            will_need(a.handle, start + before * size, (behind - before + 1) * size)
+        before = behind = one
     if behind >= 0:
-        will_need(handle, start + before * size, (behind - before + 1) * size)
+        will_need(a.handle, start + before * size, (behind - before + 1) * size)
 
 
 def bank_read() -> Any:
@@ -283,61 +316,110 @@ def bank_read() -> Any:
     sum_of = summing()
 
     @njit
-    def read_side(side, missing, slots, units, span, buffer, state):
-        """Read units span[0] .. span[1] - 1 of keys, or of values."""
-        handle, start, sums, frames, table, bank, row = side
-        (n_page, n_head_kv, file_unit), layer, h, unit, dirty = units
-        size, (i, last), n_read = file_unit * row, span, 0
-        while i < last:
+    def copy_read(side, asked, run, buffer):
+        """Copy the missing units of a run from the buffer to the bank; whether all are right."""
+        _, _, sums, _, _, bank, row = side
+        missing, slots, (shape, layer, h, unit, _) = asked
+        n_head_kv, file_unit, (first, _, i, following) = shape[1], shape[2], run
+        size, good, checked = file_unit * row, True, first
+        while i < following:
             position = load_i32(missing + 4 * i) * unit
-            if position >= dirty:
-                slot = load_i32(slots + 4 * (position // unit))
-                to = bank + row * line_at(n_head_kv, h, slot * unit)
-                frame = load_i32(table + 4 * (position // PAGE))
-                source = (frame * n_head_kv + h) * PAGE + position % PAGE
-                copy_rows(frames + row * source, to, row * unit)
-                i += 1
-                continue
-            first, end, following = run_of(missing, units, i, last, size)
-            good = read_bytes(handle, start + first * size, buffer, (end - first + 1) * size)
-            n_read += (end - first + 1) * size
-            for n in range(end - first + 1 if good else 0):
-                if sum_of(buffer + size * n, size) != load_u32(sums + 4 * (first + n)):
+            one = file_unit_of(shape, layer, h, position)
+            end = file_unit_of(shape, layer, h, position + unit - 1) + 1
+            for n in range(max(one, checked), end):
+                if sum_of(buffer + size * (n - first), size) != load_u32(sums + 4 * n):
                     good = False
-            if not good:
-                atomic_add(state + BANK_STATE.n_bad, 1)
-            while i < following:
-                position = load_i32(missing + 4 * i) * unit
-                slot = load_i32(slots + 4 * (position // unit))
-                to = bank + row * line_at(n_head_kv, h, slot * unit)
-                n = file_unit_of((n_page, n_head_kv, file_unit), layer, h, position) - first
-                copy_rows(buffer + size * n + row * (position % file_unit), to, row * unit)
-                i += 1
-        atomic_add(state + BANK_STATE.n_read, n_read)
+            checked = end
+            slot = load_i32(slots + 4 * (position // unit))
+            to = bank + row * line_at(n_head_kv, h, slot * unit)
+            source = buffer + size * (one - first) + row * (position % file_unit)
+            copy_rows(source, to, row * unit)
+            i += 1
+        return good
+
+    @njit
+    def read_side(side, asked, run, wait, buffer, state):
+        """Read and copy a run of keys, or of values; whether it came."""
+        handle, start, _, _, _, _, row = side
+        (_, _, units), (first, end, _, _) = asked, run
+        size = units[0][2] * row
+        at, n = start + first * size, (end - first + 1) * size
+        came = read_bytes(handle, at, buffer, n) if wait else read_cached(handle, at, buffer, n)
+        good = copy_read(side, asked, run, buffer) if came else not wait
+        if not good:
+            atomic_add(state + BANK_STATE.n_bad, 1)
+        if came:
+            atomic_add(state + BANK_STATE.n_read, n)
+        elif not wait:
+            will_need(handle, at, n)
+        return came
+
+    @njit
+    def copy_written(side, asked, i):
+        """Copy missing unit i, of the page that is being written, from its frame to the bank."""
+        _, _, _, frames, table, bank, row = side
+        missing, slots, ((_, n_head_kv, _), _, h, unit, _) = asked
+        position = load_i32(missing + 4 * i) * unit
+        slot = load_i32(slots + 4 * (position // unit))
+        to = bank + row * line_at(n_head_kv, h, slot * unit)
+        frame = load_i32(table + 4 * (position // PAGE))
+        source = (frame * n_head_kv + h) * PAGE + position % PAGE
+        copy_rows(frames + row * source, to, row * unit)
+
+    @njit
+    def read_units(sides, asked, part, wait, buffer, state):
+        """Read missing units part[0] .. part[1] - 1, of both sides; whether all came."""
+        (keys, values), (missing, _, units), (i, last), all_came = sides, asked, part, True
+        size, dirty = units[0][2] * max(keys[6], values[6]), units[4]
+        while i < last:
+            following, came = i + 1, True
+            unit = load_i32(missing + 4 * i)
+            if unit * units[3] >= dirty:
+                copy_written(keys, asked, i)
+                copy_written(values, asked, i)
+            elif unit >= 0:
+                first, end, following = run_of(missing, units, i, last, size)
+                run = first, end, i, following
+                came = read_side(keys, asked, run, wait, buffer, state)
+                other = read_side(values, asked, run, wait, buffer, state)
+                came = came and other
+            for n in range(i, following if came else i):
+                store_i32(missing + 4 * n, -1)
+            all_came, i = all_came and came, following
+        return all_came
+
+    @njit
+    def read_missing(a, tid, n_thread, sides, dirty, wait):
+        """Read this thread's parts of what is missing; whether all of it came."""
+        shape, all_came, turn = (a.n_page, a.n_head_kv, a.file_unit), True, 0
+        buffer = a.buffers + BANK_BUFFER * tid
+        for h in range(a.n_head_kv):
+            slots = a.slots + 4 * a.n_unit * (a.layer * a.n_head_kv + h)
+            missing, n = a.missing + 4 * a.n_unit * h, load_i64(a.n_missing + 8 * h)
+            asked = missing, slots, (shape, a.layer, h, a.unit, dirty)
+            for first in range(0, n, AT_ONCE):
+                part, turn = (first, min(n, first + AT_ONCE)), turn + 1
+                if turn % n_thread == tid:
+                    came = read_units(sides, asked, part, wait, buffer, a.state)
+                    all_came = all_came and came
+        return all_came
 
     def kernel(tid, n_thread, a):
         pos, n_head_kv = load_i64(a.step + STEP.pos), a.n_head_kv
-        dirty = pos // PAGE * PAGE
-        buffer, shape = a.buffers + BANK_BUFFER * tid, (a.n_page, n_head_kv, a.file_unit)
+        now, dirty = load_i64(a.state + BANK_STATE.serial), pos // PAGE * PAGE
         keys = a.handle, a.k_start, a.k_sums, a.k_frames, a.k_table, a.k_bank, a.k_bytes
         values = a.handle, a.v_start, a.v_sums, a.v_frames, a.v_table, a.v_bank, a.v_bytes
-        for wait in range(2):  # first all is asked for, then it is waited for
-            turn = 0
-            for h in range(n_head_kv):
-                slots = a.slots + 4 * a.n_unit * (a.layer * n_head_kv + h)
-                missing, n = a.missing + 4 * a.n_unit * h, load_i64(a.n_missing + 8 * h)
-                units = shape, a.layer, h, a.unit, dirty
-                for first in range(0, n, AT_ONCE):
-                    span, turn = (first, min(n, first + AT_ONCE)), turn + 1
-                    if turn % n_thread != tid:
-                        continue
-                    if wait == 0:
-                        k_size, v_size = a.file_unit * a.k_bytes, a.file_unit * a.v_bytes
-                        advise(a.handle, a.k_start, missing, units, span, k_size)
-                        advise(a.handle, a.v_start, missing, units, span, v_size)
-                    else:
-                        read_side(keys, missing, slots, units, span, buffer, a.state)
-                        read_side(values, missing, slots, units, span, buffer, a.state)
+        cached = read_missing(a, tid, n_thread, (keys, values), dirty, False)
+        if not cached:
+            atomic_store(a.state + BANK_STATE.waited, now)
+        if load_i64(a.ahead + BANK_AHEAD.indptr) != 0:
+            lately = now - atomic_load(a.state + BANK_STATE.waited) <= a.n_layer
+            n_row = load_i64(a.ahead + BANK_AHEAD.n_row)
+            for i in range(tid, 2 * n_row if lately else 0, n_thread):
+                side = (a.v_start, a.v_bytes) if i % 2 else (a.k_start, a.k_bytes)
+                read_ahead(a, i // 2, side, dirty)
+        if not cached:
+            read_missing(a, tid, n_thread, (keys, values), dirty, True)
         for h in range(tid, n_head_kv, n_thread):
             first, to = pos // a.unit * a.unit, line_at(n_head_kv, h, (a.n_slot - 1) * a.unit)
             line, page = first % PAGE, 4 * (pos // PAGE)
@@ -345,12 +427,7 @@ def bank_read() -> Any:
             v_row = (load_i32(a.v_table + page) * n_head_kv + h) * PAGE + line
             frames, banks = (a.k_frames, a.v_frames), (a.k_bank, a.v_bank)
             copy_unit((k_row, v_row, to), frames, banks, (a.k_bytes, a.v_bytes), pos - first + 1)
-        if load_i64(a.ahead + BANK_AHEAD.indptr) != 0:
-            if tid == n_thread - 1:
-                read_ahead(a, a.ahead, (a.k_start, a.k_bytes), dirty)
-            if tid == max(0, n_thread - 2):
-                read_ahead(a, a.ahead, (a.v_start, a.v_bytes), dirty)
         if tid == 0:
-            store_i64(a.state + BANK_STATE.serial, load_i64(a.state + BANK_STATE.serial) + 1)
+            store_i64(a.state + BANK_STATE.serial, now + 1)
 
     return kernel
