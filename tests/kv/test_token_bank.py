@@ -49,17 +49,6 @@ def test_units_of_the_file_may_be_smaller_and_larger(engine, tmp_path, unit):
     assert tiered._kv._bank.counted[1] > 0
 
 
-def test_a_file_that_the_system_has_dropped_is_waited_for(engine, tmp_path):
-    attn = METHODS[0]
-    tiered, whole = session_of(engine, tmp_path, 240, attn=attn), engine.session(N_CTX, 128, attn)
-    ids = ids_of(3010)
-    np.testing.assert_array_equal(tiered.prefill(ids[:3000]), whole.prefill(ids[:3000]))
-    for token in ids[3000:]:
-        tiered._kv.drop_cached()
-        np.testing.assert_array_equal(tiered.decode(int(token)), whole.decode(int(token)))
-    assert tiered._kv._bank.counted[1] > 0
-
-
 def test_what_a_step_reads_costs_no_stop_but_in_dense_layers(engine, tmp_path):
     tiered = session_of(engine, tmp_path, 240, attn=METHODS[0])
     tiered.prefill(ids_of(2000))
