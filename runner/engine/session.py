@@ -98,15 +98,7 @@ class Session(Generating):
             raise ValueError(
                 "min_mass is not supported for models with capped scores or ALiBi: leave it out"
             )
-        self._kv: KVCache = self._stages[0].kv
-        if len(self._stages) > 1:
-            kv_layers = model.kv_layers
-            self._kv = CompositeKV(
-                [
-                    ([i for i, layer in enumerate(kv_layers) if layer in stage.layers], stage.kv)
-                    for stage in self._stages
-                ]
-            )
+        self._kv = _whole_cache(model, self._stages)
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
         self._tokens: list[int] = []
@@ -739,6 +731,15 @@ def _opened(
         chosen.append(selector.open(replace(shape, int8_keys=place.kv_backend.on_host)))
         copies[place.kv_device] += chosen[-1].n_bytes
     return chosen, copies
+
+
+def _whole_cache(model: Model, stages: Sequence[Stage]) -> KVCache:
+    """The KV cache of all stages, each of which has that of its layers."""
+    if len(stages) == 1:
+        return stages[0].kv
+    layers = model.kv_layers
+    own = [[i for i, layer in enumerate(layers) if layer in stage.layers] for stage in stages]
+    return CompositeKV([(mine, stage.kv) for mine, stage in zip(own, stages, strict=True)])
 
 
 def _selector_shape(

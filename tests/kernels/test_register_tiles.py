@@ -174,9 +174,9 @@ def check_products_in_shorts(most):
 
     def kernel(x, w, before, ones, out):
         column, row, nothing = broadcast_column(ones, 4, 3), load_row(ones, 2), zero_grid(3, 2)
-        words = broadcast_words(before, 3, 2, 1)
-        plain = add_outer_in_shorts(words, x, 32, w, 8, most, 0)
-        signed = add_outer_in_shorts(words, x, 32, w + 8 * size, 8, most, 1)
+        words, rows = broadcast_words(before, 3, 2, 1), neighbours(x, 32, 3)
+        plain = add_outer_in_shorts(words, rows, w, 8, most, 0)
+        signed = add_outer_in_shorts(words, rows, w + 8 * size, 8, most, 1)
         store_grid(out, size, add_scaled_words(nothing, plain, column, row))
         store_grid(out + 3 * size, size, add_scaled_words(nothing, signed, column, row))
 

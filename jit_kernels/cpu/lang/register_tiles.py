@@ -346,27 +346,28 @@ def add_outer_bytes(b, sums, p, stride, row, signed):
     return grid_of(b, made)
 
 
-def _in_shorts(sums: Any, _p: Any, _stride: Any, _w: Any, *sizes: Any) -> Any:
+def _in_shorts(sums: Any, starts: Any, _w: Any, *sizes: Any) -> Any:
     fits = isinstance(sums, Grid) and sums.vector == WORDS and len(_counts(*sizes)) == 3
+    fits = fits and isinstance(starts, Addresses) and starts.n == sums.rows
     return sums if fits and CPU.avx2 and not CPU.vnni else None
 
 
 @vector_op(_in_shorts)
-def add_outer_in_shorts(b, sums, p, stride, w, n, most, signed):
+def add_outer_in_shorts(b, sums, starts, w, n, most, signed):
     """sums[i, j] + x[i, k] . w[k, j] over n steps k, four bytes a word each. AVX2 without VNNI.
 
-    x[i, k] is at p + i * stride + 4 * k, signed bytes of -127 to 127; the rows of w follow each
+    x[i, k] is at starts[i] + 4 * k, signed bytes of -127 to 127; the rows of w follow each
     other at w: bytes up to `most`, signed = 1: -most to most. Products are added up as int16 while
     they fit.
     """
     rows, made = rows_of(b, sums), [list(row) for row in rows_of(b, sums)]
-    starts, weights = spaced(b, p, stride, len(rows)), spaced(b, w, 4 * LANES * len(rows[0]), n)
+    places, weights = unpacked(b, starts), spaced(b, w, 4 * LANES * len(rows[0]), n)
     at_once, shorts = max(1, 0x7FFF // (2 * 127 * most)), ir.VectorType(I16, 2 * LANES)
     for first in range(0, n, at_once):
         totals = [[const(shorts, 0)] * len(row) for row in rows]
         for k in range(first, min(first + at_once, n)):
             ys = [vector_at(b, at, BYTES) for at in spaced(b, weights[k], 4 * LANES, len(rows[0]))]
-            for start, row in zip(starts, totals, strict=True):
+            for start, row in zip(places, totals, strict=True):
                 word = b.load(pointer(b, b.add(start, ir.Constant(I64, 4 * k)), I32), align=4)
                 x = b.bitcast(splatted(b, word, LANES), BYTES)
                 for j, y in enumerate(ys):

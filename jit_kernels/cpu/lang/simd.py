@@ -137,7 +137,6 @@ def vector_op(
             lambda _t, a, b, c, d: typed(a, b, c, d),
             lambda _t, a, b, c, d, e: typed(a, b, c, d, e),
             lambda _t, a, b, c, d, e, f: typed(a, b, c, d, e, f),
-            lambda _t, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
         ][body.__code__.co_argcount - 1]
         by_count.__name__ = by_count.__qualname__ = body.__name__
         by_count.__module__, by_count.__doc__ = body.__module__, body.__doc__

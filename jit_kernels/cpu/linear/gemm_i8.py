@@ -35,6 +35,7 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     load_grid,
     load_row,
     load_word_row,
+    neighbours,
     paired,
     plus_row,
     store_grid,
@@ -240,8 +241,8 @@ def tiles_of(type: str) -> Any:
         @njit(error_model="numpy")
         def add_unit_in_shorts(sums, panel, block):
             words = broadcast_words(block + whole, MR, NV, below_zero)
-            at, step = block + 4 * first, panel + WORD_ROW * first
-            words = add_outer_in_shorts(words, at, DEPTH, step, n_step, most, signed)
+            rows, step = neighbours(block + 4 * first, DEPTH, MR), panel + WORD_ROW * first
+            words = add_outer_in_shorts(words, rows, step, n_step, most, signed)
             x_scales = broadcast_column(block + SCALES, 4, MR)
             return add_scaled_words(sums, words, x_scales, load_row(panel + w_scales, NV))
 

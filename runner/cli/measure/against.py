@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from tamis.cli.options.errors import UsageError
 
-SLOWER = 0.95  # of the old speed: less than that is told, where no run was as fast as an old one
+SLOWER = (
+    0.95  # of the old speed: less than that is reported, where no run was as fast as an old one
+)
 COLUMNS = {
     "model": "model",
     "threads": "threads",
