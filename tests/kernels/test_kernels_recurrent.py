@@ -262,7 +262,7 @@ def test_a_selective_scan_resumes_from_its_state(n_state, n_tok, n):
         np.testing.assert_allclose(found["y"], expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.on_threads
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("n_tok", [1, 5])
 @pytest.mark.parametrize("head", HEADS)
 @in_child
