@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from tamis.engine.generate import Piece
 from tamis.engine.memory_plan import MemoryPlan
-from tamis.kv.types import KVTypes, kv_bytes
+from tamis.kv.types import KVTypes
 from tamis.text.chat_template import ChatTemplate
 
 N_VOCAB = 256
@@ -100,7 +99,7 @@ class FakeEngine:
         self.hp = SimpleNamespace(
             n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4, n_ctx_train=512
         )
-        self.loaded = SimpleNamespace(kv_bytes=partial(kv_bytes, self.hp))
+        self.loaded = SimpleNamespace(kv_bytes=lambda n_ctx, types: 4 * types.row_bytes(4) * n_ctx)
         self.vocab = SimpleNamespace(chat_template=TEMPLATE)
         self.chat_template = ChatTemplate(TEMPLATE)
         self.file = SimpleNamespace(tensors={"output.weight": SimpleNamespace(n_bytes=1000)})
