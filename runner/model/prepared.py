@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tamis.jit_kernels.compile.store import user_folder
-from tamis.platform.cores import spread_files
 from tamis.platform.memory import available_bytes, map_file, map_over, read_ahead
 from tamis.platform.private_files import is_being_written, open_private, private_folder, write_whole
 
@@ -171,6 +170,8 @@ def _stop(pid: int, stopped: threading.Event, thread: threading.Thread) -> None:
 
 
 def _write(prepared: Prepared, memory: np.ndarray, stopped: threading.Event) -> None:
+    from tamis.platform.cores import spread_files  # not before a model is loaded
+
     spread_files()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread
@@ -179,6 +180,8 @@ def _write(prepared: Prepared, memory: np.ndarray, stopped: threading.Event) -> 
 
 def _read_all(handle: int, first: int, n_bytes: int) -> None:
     """Have a file read from the disk, in the order in which a prompt reads it."""
+    from tamis.platform.cores import spread_files  # not before a model is loaded
+
     spread_files()
     try:
         for at in range(0, n_bytes, PART):

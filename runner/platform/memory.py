@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tamis.platform.cores import spread
 from tamis.platform.processor import MACHINE
 
 _MATH = "libm.so.6"  # the C library's other half
@@ -39,6 +38,8 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.n
     on a machine of several NUMA nodes it is then taken from all of them.
     Raises OSError where address space is limited.
     """
+    from tamis.platform.cores import spread  # not before a model is loaded
+
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     memory = mmap.mmap(-1, max(1, size), flags=flags)
