@@ -11,7 +11,7 @@ OPS = frozenset(
         "kv_fetch", "kv_mark", "kv_write_back", "l2_norm", "layer_norm", "lfps_bypass",
         "lfps_keep", "lfps_sets", "lfps_start", "linear_scan", "logit_best", "logit_parts",
         "map_rows", "matmul", "moe_bias", "moe_groups", "moe_matmul", "moe_route", "moe_sum",
-        "pack_rows", "product_gate", "product_norm", "product_rope_append",
+        "pack_rows", "place_heads", "product_gate", "product_norm", "product_rope_append",
         "products", "quest_bounds", "quest_score", "residual_mix", "rms_norm", "rope_append",
         "rope_heads", "rope_table", "scale_by_position", "score_keys", "select_best",
         "select_pack", "select_psaw", "select_top_k", "select_union", "select_window",

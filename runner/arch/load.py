@@ -80,7 +80,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         long = rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     if base := hp.rope_base_swa or arch.rope_base_window:
-        unscaled = RopeScaling(attn_factor=hp.rope_scaling.attn_factor)
+        plain = hp.rope_scaling.kind == "none"
+        unscaled = hp.rope_scaling if plain else RopeScaling()
         scaling = hp.rope_scaling if arch.window_scaled else unscaled
         own = factors[0] if arch.chunked else None
         ropes.append(

@@ -1,8 +1,9 @@
 """Attention of a layer: rotate and append, select, attend, correct, observe; if asked, audit."""
 
 import math
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
+from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
 from tamis.select.base import Recording, Rows, SelectorState
@@ -29,6 +31,9 @@ def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
     heads = x.reshape(len(x), -1, head_dim)
     norm = w_norm.vector if w_norm else None
+    if norm is not None and g.hp.padded:
+        norm_heads(g, heads, norm)
+        norm = None
     if norm is not None and (arch.norm == "layer" or norm.shape == (x.shape[1],)):
         norm_rows(g, x, norm, w_norm.bias)
         norm = None
@@ -69,6 +74,11 @@ def append(
     sequence's side: see Program.transfer.
     """
     values = None if k is None or v is None else Heads(v.reshape(k.x.shape))
+    if g.hp.padded:
+        places = Places.of(g.hp, layer)
+        q = _placed(g, "q_placed", q, places.queries)
+        k = k and _placed(g, "k_placed", k, places.keys)
+        values = values and _placed(g, "v_placed", values, places.keys)
     rows = [heads.x for heads in (q, k, values) if heads]
     rows += [] if index is None else [index.q.x, index.k.x]
     rows += [] if index is None or index.weights is None else [index.weights]
@@ -83,7 +93,9 @@ def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) 
 
     sinks: a score of each head for a key without a value.
     """
-    heads = q.reshape(len(q), -1, g.hp.of(layer).head_dim)
+    hp, own = g.hp, g.hp.of(layer)
+    heads = g.ws.rows("q_placed", hp.n_head, hp.head_dim) if hp.padded else q
+    heads = heads.reshape(len(q), -1, own.head_dim if not hp.padded else hp.head_dim)
     out = g.ws.rows("att", *heads.shape[1:])
     lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
     g.hooks.attend(g, layer, heads, out, lse)
@@ -100,7 +112,54 @@ def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) 
             head_dim=heads.shape[2],
             n_part=1,
         )
+    if hp.padded:
+        found = g.ws.rows("att_own", own.n_head, own.head_dim)
+        out = _record_place(g, out, found, Places.of(hp, layer).outputs)
     return out.reshape(q.shape)
+
+
+class Places(NamedTuple):
+    """Where the heads of a layer are among those of a padded KV cache, as PLACE_HEADS takes it."""
+
+    queries: np.ndarray  # int32 [n_head]: which of the layer's each one is, -1: none
+    keys: np.ndarray  # int32 [n_head_kv]
+    outputs: np.ndarray  # int32 [n_head of the layer]: where each of the layer's is
+
+    @staticmethod
+    @cache
+    def of(hp: HParams, layer: int) -> "Places":
+        """Those of a layer, in which at least as many query heads share a KV head."""
+        own, n_row = hp.of(layer), hp.group
+        queries, keys = np.full(hp.n_head, -1, np.int32), np.full(hp.n_head_kv, -1, np.int32)
+        times = -(-own.group // n_row)  # a KV head of the layer
+        outputs = np.zeros(own.n_head, np.int32)
+        for head in range(own.n_head):
+            kv, i = divmod(head, own.group)
+            slot = kv * times + i // n_row
+            keys[slot] = kv
+            outputs[head] = slot * n_row + i % n_row
+            queries[outputs[head]] = head
+        return Places(queries, keys, outputs)
+
+
+def _placed(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
+    to = g.ws.rows(name, len(source), g.hp.head_dim)
+    return replace(heads, x=_record_place(g, heads.x, to, source))
+
+
+def _record_place(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) -> np.ndarray:
+    g.rec.program.add(
+        ops.PLACE_HEADS,
+        step=g.rec.step,
+        x=x,
+        source=source,
+        y=y,
+        n_x=x.shape[1],
+        n_y=y.shape[1],
+        x_dim=x.shape[2],
+        y_dim=y.shape[2],
+    )
+    return y
 
 
 def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | None) -> None:
@@ -241,7 +300,8 @@ def n_split(n_row: int, n_part: int) -> int:
 
 
 def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
-    hp, ws, rec, sel = g.hp.of(queries.layer), g.ws, g.rec, rows.sel
+    hp = g.hp if g.hp.padded else g.hp.of(queries.layer)
+    ws, rec, sel = g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
     score_mod: dict[str, Any] = {}
     window, ahead = g.model.window(queries.layer), 0

@@ -236,11 +236,14 @@ class HParams:
 
     def has_own_heads(self, layer: int) -> bool:
         """Whether the heads of a layer, which has a window, are others than the model's."""
-        return bool(self.layers) and self.layers[layer].heads != (
-            self.n_head,
-            self.n_head_kv,
-            self.head_dim,
-        )
+        own = self.n_head, self.n_head_kv, self.head_dim
+        return bool(self.layers) and self.layers[layer].heads != own and not self.padded
+
+    @property
+    def padded(self) -> bool:
+        """Whether the KV cache has more than any layer's heads: an indexer's keys lie in them."""
+        own = self.n_head, self.n_head_kv, self.head_dim
+        return bool(self.layers) and all(layer.heads != own for layer in self.layers)
 
     @property
     def kinds(self) -> tuple["HParams", ...]:

@@ -92,6 +92,7 @@ MEANT = {
     KernelSpec(ops.MAP_ROWS, ("tanh", 0)): ["ex2.approx", "st.global.f32"],
     KernelSpec(ops.MAP_ROWS, ("gelu_erf", 1)): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.ROPE_HEADS, (64, 1, "rope")): ["shfl.sync", "st.global.f32"],
+    KernelSpec(ops.PLACE_HEADS, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.ADD_POSITIONS, ()): ["ld.global.f32", "st.global.f32"],
     KernelSpec(ops.ROPE_TABLE, ()): ["f64"],
     KernelSpec(ops.ROPE_APPEND, (64, 0, *F16)): ["st.global.u16|st.global.b16"],

@@ -10,6 +10,7 @@ from tamis.jit_kernels.contract import ops
 KERNELS = [
     (ops.RMS_NORM, (0,)), (ops.RMS_NORM, (1,)), (ops.ROPE_TABLE, ()),
     (ops.GATE, ("silu",)), (ops.GATE, ("gelu",)), (ops.LAYER_NORM, ()), (ops.ADD_POSITIONS, ()),
+    (ops.PLACE_HEADS, ()),
     (ops.SCALE_BY_POSITION, ()),
     *((ops.MAP_ROWS, (name, add)) for name in ops.ACTIVATIONS for add in (0, 1)),
     *((ops.ROPE_HEADS, (16, neox, order)) for neox in (0, 1) for order in ("norm", "rope")),
@@ -232,6 +233,24 @@ def test_gates_with_a_limit(form, n_tok, n):
         step=step_of(n_tok), gate=gate, up=up, n=n, limit=limit,
     ):  # fmt: skip
         np.testing.assert_allclose(found["y"], expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "x_dim", "y_dim"), [(1, 1, 1), (3, 16, 40), (2, 40, 16)])
+@in_child
+def test_heads_are_placed_and_filled_up(n_tok, x_dim, y_dim):
+    rng = np.random.default_rng((n_tok, x_dim, y_dim))
+    source = np.array([2, -1, 0, 0, 1], np.int32)
+    x, expected = normal(rng, n_tok, 3, x_dim), np.zeros((n_tok, 5, y_dim))
+    n = min(x_dim, y_dim)
+    for h, j in enumerate(source):
+        if j >= 0:
+            expected[:, h, :n] = x[:, j, :n]
+    for found in runs(
+        ops.PLACE_HEADS, out={"y": np.full(expected.shape, np.nan, np.float32)},
+        step=step_of(n_tok), x=x, source=source, n_x=3, n_y=5, x_dim=x_dim, y_dim=y_dim,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found["y"], expected)
 
 
 @pytest.mark.on_threads

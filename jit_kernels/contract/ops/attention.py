@@ -37,6 +37,22 @@ class RopeHeads:
 ROPE_HEADS = op("attention.rope", RopeHeads, "head_dim neox order")
 
 
+class PlaceHeads:
+    """y[t, h] = x[t, source[h]], cut off or filled up with zeros; all zeros where source[h] < 0."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n_x, x_dim]
+    source: Address  # int32 [n_y]
+    y: Address  # f32 [n_tok, n_y, y_dim]
+    n_x: int
+    n_y: int
+    x_dim: int
+    y_dim: int
+
+
+PLACE_HEADS = op("attention.rope", PlaceHeads)
+
+
 class AddPositions:
     """x += row pos + i of the table: learned positions, or one row for all."""
 

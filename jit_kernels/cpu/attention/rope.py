@@ -11,6 +11,7 @@ from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
 from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_f32,
     load_f64,
+    load_i32,
     load_i64,
     store_f32,
 )
@@ -89,6 +90,20 @@ def rope_heads(head_dim: int, neox: int, order: str) -> Any:
             rotate(head, a.cos + 4 * a.n_half * t, a.sin + 4 * a.n_half * t, a.n_half)
             if a.norm != 0 and not norm_first:
                 normalise(head, norm, head, head_dim, a.eps, 0)
+
+    return kernel
+
+
+def place_heads() -> Any:
+    """Kernel of PLACE_HEADS: threads stride over heads."""
+
+    def kernel(tid, n_thread, a):
+        for item in range(tid, load_i64(a.step + STEP.n_tok) * a.n_y, n_thread):
+            t, source = item // a.n_y, load_i32(a.source + 4 * (item % a.n_y))
+            n = min(a.x_dim, a.y_dim) if source >= 0 else 0
+            head, out = a.x + 4 * a.x_dim * (a.n_x * t + source), a.y + 4 * a.y_dim * item
+            for i in range(a.y_dim):
+                store_f32(out + 4 * i, load_f32(head + 4 * i) if i < n else np.float32(0))
 
     return kernel
 

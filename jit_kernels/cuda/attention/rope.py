@@ -23,6 +23,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     load_f32,
     load_f64,
+    load_i32,
     load_i64,
     quotient,
     remainder,
@@ -86,6 +87,21 @@ def rope_heads(head_dim: int, neox: int, order: str) -> list[Launch]:
             if a.norm != 0 and not norm_first:
                 cuda.syncwarp()
                 norm_head(head, norm, head_dim, a.eps)
+
+    return [Launch(kernel)]
+
+
+def place_heads() -> list[Launch]:
+    """Kernel of PLACE_HEADS: warps stride over heads."""
+
+    def kernel(tid, n_thread, a):
+        n_item = load_i64(a.step + STEP.n_tok) * a.n_y
+        for item in range(tid * WARPS + warp(), n_item, n_thread * WARPS):
+            t, source = quotient(item, a.n_y), load_i32(a.source + 4 * remainder(item, a.n_y))
+            n = min(a.x_dim, a.y_dim) if source >= 0 else 0
+            head, out = a.x + 4 * a.x_dim * (a.n_x * t + source), a.y + 4 * a.y_dim * item
+            for i in range(lane(), a.y_dim, WARP):
+                store_f32(out + 4 * i, load_f32(head + 4 * i) if i < n else float32(0))
 
     return [Launch(kernel)]
 
