@@ -80,8 +80,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         long = rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     if base := hp.rope_base_swa or arch.rope_base_window:
-        plain = hp.rope_scaling.kind == "none"
-        unscaled = hp.rope_scaling if plain else RopeScaling()
+        rotary = hp.rope_scaling  # what YaRN makes of cosines is of scaled layers only
+        unscaled = RopeScaling(attn_factor=1.0 if rotary.kind == "yarn" else rotary.attn_factor)
         scaling = hp.rope_scaling if arch.window_scaled else unscaled
         own = factors[0] if arch.chunked else None
         ropes.append(

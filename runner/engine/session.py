@@ -512,7 +512,7 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
-            own = [self._loaded.hp.of(layer) for layer in self._loaded.model.kv_layers]
+            own = [self._loaded.hp.of_cache(layer) for layer in self._loaded.model.kv_layers]
             rows = [
                 ((len(tokens), hp.n_head_kv), kv_row(type, hp.head_dim))
                 for hp in own

@@ -300,7 +300,7 @@ def n_split(n_row: int, n_part: int) -> int:
 
 
 def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
-    hp = g.hp if g.hp.padded else g.hp.of(queries.layer)
+    hp = g.hp.of_cache(queries.layer)
     ws, rec, sel = g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
     score_mod: dict[str, Any] = {}

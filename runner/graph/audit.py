@@ -88,7 +88,7 @@ class Audit:
         self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
         self._n_thread = n_thread
         self._kv_types = kv_types
-        self._layers = [hp.of(layer) for layer in range(hp.n_layer)]
+        self._layers = [hp.of_cache(layer) for layer in range(hp.n_layer)]
         most = max(own.n_head for own in hp.kinds)
         self._report = np.zeros((hp.n_layer, most, len(AUDIT)), np.float64)
         self._work: np.ndarray | None = None  # made when there is a team to know the size of

@@ -245,6 +245,10 @@ class HParams:
         own = self.n_head, self.n_head_kv, self.head_dim
         return bool(self.layers) and all(layer.heads != own for layer in self.layers)
 
+    def of_cache(self, layer: int) -> "HParams":
+        """The shape that a layer has, with the heads that its KV cache has."""
+        return self if self.padded else self.of(layer)
+
     @property
     def kinds(self) -> tuple["HParams", ...]:
         """The model's shape, and that of layers with heads of their own, where there are some."""
