@@ -91,7 +91,8 @@ class Llama:
     """A model and one sequence, with llama_cpp.Llama's interface.
 
     Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
-    writes them, and min_mass, the share of attention that each head is to hold: see Engine.session;
+    writes them (attn="auto" is dense up to 12,288 tokens; with draft_model it is what prefill is),
+    min_mass, the share of attention that each head is to hold: see Engine.session;
     and precision, "fast" or "exact", of a prompt's activations on the CPU: see Engine.load.
     n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
     type_v: ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with
@@ -147,7 +148,7 @@ class Llama:
         type_v: int | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
-        attn: str = "dense",
+        attn: str = "auto",
         prefill: str = "dense",
         min_mass: float | None = None,
         precision: Literal["fast", "exact"] = "fast",
@@ -177,6 +178,8 @@ class Llama:
                 precision=precision,
             )
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
+        if draft_model is not None and attn == "auto":
+            attn = prefill
         if not vocab_only:
             self._session = self._engine.session(
                 n_ctx=self._n_ctx,

@@ -634,6 +634,20 @@ def test_other_types_and_methods_are_the_engines(path):
         Llama(path, type_k=8, verbose=False)
     with pytest.raises(ValueError, match="draft_model"):
         Llama(path, attn="topk", draft_model=LlamaPromptLookupDecoding(), verbose=False)
+    Llama(path, n_ctx=64, draft_model=LlamaPromptLookupDecoding(), verbose=False).close()
+
+
+def test_a_long_context_reads_by_auto_unless_another_method_is_named(path):
+    sizes = {}
+    for attn in (None, "auto", "dense"):
+        given = {} if attn is None else {"attn": attn}
+        llm = Llama(path, n_ctx=13000, verbose=False, **given)
+        found = llm(PROMPT, max_tokens=4, logit_bias=no_end(llm))
+        sizes[attn] = found["choices"][0]["text"], type(llm._session.selector).__module__
+        llm.close()
+    assert sizes[None] == sizes["auto"]
+    assert sizes["dense"][0] == sizes["auto"][0]  # few tokens are all read
+    assert sizes["dense"][1] != sizes["auto"][1]
 
 
 def test_a_llama_is_pickled_by_what_it_was_made_of(llm):
