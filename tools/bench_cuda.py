@@ -1,7 +1,8 @@
 """Ops on a GPU beside its ceilings: bytes and operations they must move, time, share of the limit.
 
 Run it as `python -m tamis.tools.bench_cuda [products] [attention] [methods]`; shapes are
-Llama-3.1-8B's. The last lines are JSON.
+Llama-3.1-8B's. Methods are those of prompts: bench_select has decode steps. The last lines are
+JSON.
 """
 
 import functools
@@ -25,10 +26,6 @@ from tamis.tools.random_model import Pool
 
 N_RUN = 7
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 4096, 14336, 32, 8, 128
-METHODS = (
-    "window", "quest:dense=0", "quest:dense=0,rows=group", "topk", "hip:l_d=0", "hip:l_d=0,r_m=8",
-    "cpe:phi=1", "cpe:phi=1,rows=group", "tactic", "tactic:sample=128",
-)  # fmt: skip
 PROMPT_METHODS = ("window", "delta(window)", "hip:l_d=0", "delta(hip:l_d=0)")
 COPIES = 8  # of a weight matrix: a run reads each once, more than the cache holds
 LAYERS = 32  # of the model: what a step of it attends to, one layer after the other
@@ -223,32 +220,6 @@ def attention(
     return Work(name, lambda: backend.run(linked), n_launch, n_bytes, n_flop)
 
 
-def method(backend: CudaBackend, attn: str, n_kv: int) -> list[Row]:
-    """A decode step's attention of one layer with a method: choosing keys, and the whole.
-
-    Where steps differ, each kind; the same step is run again and again, so that cpe never shares.
-    """
-    cache, rows = Cache.random(1, n_kv), []
-    shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_kv, 1, (0,))
-    state, linked, known = parse_method(attn).open(shape), {}, {}
-    for step in range(n_kv - 1, n_kv + 1):  # all kinds have come after two steps
-        if (phase := state.phase(step)) not in linked:
-            program = Program()
-            rec = Recording(program, cache.step, 1, 1)
-            sel = state.decode(rec, 0, cache.q, cache.kv)
-            known[phase] = len(program)
-            out = zeros(cache.q.shape, np.float32)
-            record_attend(program, cache, Rows(cache.step, 1, sel, out), backend.n_part)
-            linked[phase] = backend.link(program)
-            backend.run(linked[phase])  # what a method keeps of the whole context is made here
-    for phase, replay in linked.items():
-        choosing = timed(backend, lambda p=replay, n=known[phase]: backend.run(p, 0, n))  # type: ignore[misc]
-        whole = timed(backend, lambda p=replay: backend.run(p))  # type: ignore[misc]
-        rows += [Row(f"{attn} at {n_kv}, {phase}: choose", choosing, 0, 0)]
-        rows += [Row("  and attend", whole, 0, 0), *one_by_one(backend, replay)]
-    return rows
-
-
 def one_by_one(backend: CudaBackend, linked: CudaProgram) -> list[Row]:
     """The ops of a Program, each by itself."""
     rows = []
@@ -301,7 +272,6 @@ PARTS: dict[str, list[Callable[[CudaBackend], list[Row]]]] = {
         ),
     ],
     "methods": [
-        *(lambda gpu, m=m: method(gpu, m, 131072) for m in METHODS),
         *(lambda gpu, m=m: prompt_method(gpu, m, 2048, 131072) for m in PROMPT_METHODS),
     ],
 }

@@ -38,6 +38,7 @@ ALLOWED_FOLDERS: dict[str, str] = {
     "runner/cli/commands": "one file a command, found by its name",
     "runner/arch": "one file an architecture, found by its name",
     "runner/select": "one file a method, found by its name",
+    "tools": "one file a program, run by its name",
     "tests/kernels": "one file a family of ops, found by its name",
     "tests/support": "on the path of tests: its modules are imported by their names",
 }
