@@ -206,8 +206,9 @@ MEANT = {
 }
 
 
-# On sm_90a kernels differ in their first instructions, and products in what multiplies.
-BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND}
+# On sm_90a kernels differ in their first instructions, products in what multiplies, and a search
+# takes clusters of blocks.
+BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND, ops.HIP_SEARCH}
 # And these are launched by no other GPU: see fusion.py.
 FUSED = {ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_ROPE_APPEND, ops.ATTEND_PACK}
 ON = {"sm_80": set(BY_NAME.values()) - FUSED, "sm_90a": BOTH | FUSED}

@@ -42,8 +42,9 @@ FILES = (
     "select.tactic",
 )
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
-attend_ends, pack = (
-    MODULES[FILES.index(file)] for file in ("attention.attend_epilogue", "linear.pack")
+attend_ends, pack, radix_topk = (
+    MODULES[FILES.index(file)]
+    for file in ("attention.attend_epilogue", "linear.pack", "lang.radix_topk")
 )
 
 
@@ -68,6 +69,21 @@ CASES += [
 def test_a_kernel_is_what_its_oracle_says(test, values):
     with as_python(*MODULES), on_gpu(OnThreads()):
         test.__wrapped__(**values)
+
+
+@pytest.mark.parametrize("few", [3, 256])  # entries of a counter that are compared by pairs
+@pytest.mark.parametrize("held", [48, 1 << 14])  # entries that a block holds
+def test_the_best_of_rows_that_are_held_in_part_and_in_whole(monkeypatch, held, few):
+    rng, check = np.random.default_rng((held, few)), op_tests.module("select").check_top_k
+    sizes = np.float32(10) ** rng.uniform(-38, 38, (1, 150)).astype(np.float32)
+    signs = np.where(rng.random(sizes.shape) < 0.5, np.float32(-1), np.float32(1))
+    with as_python(*MODULES), on_gpu(OnThreads()):
+        monkeypatch.setattr(radix_topk, "HELD", held)
+        monkeypatch.setattr(radix_topk, "FEW", few)
+        check(rng.standard_normal((2, 200)).astype(np.float32), 200, (4, 8, 40))
+        check(rng.integers(-3, 3, (1, 150)).astype(np.float32), 150, (1, 2, 60))
+        check(sizes * signs, 150, (2, 2, 50))
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("room", [4, 40])

@@ -68,6 +68,18 @@ def test_products_of_few_rows_with_many_and_with_long_rows_of_floats(gpu, type_,
             matmul_cases.check_product(type_, data, decoded, x, with_bias=1)
 
 
+@pytest.mark.parametrize("n_kv", [5000, 16384, 50000])  # a block holds the keys of 16384
+def test_the_best_of_long_rows(gpu, n_kv):
+    rng, check = np.random.default_rng(n_kv), op_tests.module("select").check_top_k
+    scores = rng.standard_normal((3, n_kv)).astype(np.float32)
+    with on_gpu(gpu):
+        check(scores, n_kv, (4, 8, 500))
+        check(scores * 1e-3 + 7, n_kv, (1, 1, n_kv // 2))  # scores that differ little
+        check(np.round(scores), n_kv, (0, 1, 1000))  # many that are equal
+        scores[:, 100] = 1e30  # one that is far from all
+        check(scores, n_kv, (4, 8, 500))
+
+
 def test_blocks_of_threads_take_many_rows_one_after_the_other(gpu):
     heads = attention.Heads(head_dim=16, group=2, q_block=16, n_row=8, heads_per_kv=2)
     case = attention.new_case(heads, 1500, 100, 64, window=700, weighted=False)

@@ -23,6 +23,7 @@ from tamis.jit_kernels.cuda.lang.readers import Readers
 from tamis.jit_kernels.cuda.lang.scratch import class_of
 
 local = threading.local()
+MOST = 64  # threads of a block: kernels that have more work with any number
 memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
 
 
@@ -307,6 +308,7 @@ def _table_word(type_: GGMLType) -> Callable[[Any], int]:
 MEANINGS: dict[str, Any] = {
     "device": lambda function: function,
     "thread": lambda: local.thread,
+    "threads": lambda: 32 * len(local.block.warps),
     "lane": lambda: local.thread % 32,
     "warp": lambda: local.thread // 32,
     "sync_block": lambda: local.block.barrier.wait(),
@@ -482,7 +484,7 @@ class OnThreads:
                 for tid in range(self._n_block):
                     record = call.spec.op.values(*call.values)
                     body = partial(_both, launch, tid, self._n_block, record)
-                    run_block(body, launch.threads, arrays)
+                    run_block(body, MOST if launch.any_size else launch.threads, arrays)
 
     def fetch(self, *arrays: np.ndarray) -> None:
         """Nothing: it is the same memory."""

@@ -6,14 +6,16 @@ unless its Launch says otherwise.
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, float64
+from numba import cuda, float32, float64, int32
 
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.lang.intrinsic import const_i64, device, load_f32
-from tamis.jit_kernels.cuda.lang.ptx import keep, shuffle_i32, shuffle_xor
+from tamis.jit_kernels.cuda.lang.ptx import keep, lowest_of_warp, shuffle_i32, shuffle_xor
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
+MOST_THREADS = 1024  # of a block
+MOST_WARPS = MOST_THREADS // WARP
 
 
 sync_block: Any = cuda.syncthreads
@@ -38,6 +40,8 @@ class Launch(NamedTuple):
     rows: str = "any"
     start: Any = None
     hands_on: bool = False
+    cluster: int = 1  # blocks that run at the same time, of which n_thread is a multiple
+    any_size: bool = False  # blocks of any power of two of threads, from a warp on, do the same
 
 
 @device
@@ -56,6 +60,12 @@ def look_ahead(tid, n_thread, a):
 def thread():
     """Number of the thread in its block."""
     return cuda.threadIdx.x
+
+
+@device
+def threads():
+    """Threads of this block, for functions that blocks of any size call; a power of two."""
+    return cuda.blockDim.x
 
 
 @device
@@ -117,25 +127,70 @@ def block_max(x):
 
 
 @device
+def warp_through(x):
+    """The sum of an int32 over this lane and those before it."""
+    for i in range(5):
+        other = shuffle_i32(int32(x), (lane() - (1 << i)) % WARP)
+        x += other if lane() >= 1 << i else 0
+    return x
+
+
+@device
 def block_before(x, parts):
     """The exclusive prefix sum of x, an int32, over the block, and the total; all must call it.
 
-    parts: a shared array of WARPS int32. The caller makes it, since a function with a shared array
-    can have one caller only: each inlined copy would define the same symbol.
+    parts: a shared array, an int32 a warp. The caller makes it, since a function with a shared
+    array can have one caller only: each inlined copy would define the same symbol.
     """
-    own = x
-    for i in range(5):
-        other = shuffle_i32(x, (lane() - (1 << i)) % WARP)
-        x += other if lane() >= 1 << i else 0
+    through, n_warp = warp_through(x), threads() // WARP
     sync_block()  # what an earlier call left may still be read
     if lane() == WARP - 1:
+        parts[warp()] = through
+    sync_block()
+    sums = warp_through(parts[lane()] if lane() < n_warp else int32(0))
+    total = shuffle_i32(int32(sums), n_warp - 1)
+    before = shuffle_i32(int32(sums), max(warp() - 1, 0))
+    return (before if warp() > 0 else 0) + through - x, total
+
+
+@device
+def most_of(x, parts):
+    """The largest of the threads' float32s; parts: a shared array, a float32 a warp."""
+    x = warp_max(x)
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
         parts[warp()] = x
     sync_block()
-    before, total = x - own, 0
-    for i in range(WARPS):
-        before += parts[i] if i < warp() else 0
+    top = parts[0]
+    for i in range(1, threads() // WARP):
+        top = max(top, parts[i])
+    return top
+
+
+@device
+def total_of(x, parts):
+    """The sum of the threads' float32s; parts: as for most_of."""
+    x = warp_sum(x)
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    total = parts[0]
+    for i in range(1, threads() // WARP):
         total += parts[i]
-    return before, total
+    return total
+
+
+@device
+def least_of(x, parts):
+    """The least of the threads' int32s; parts: a shared array, an int32 a warp."""
+    x = lowest_of_warp(int32(x))
+    sync_block()  # what an earlier call left may still be read
+    if lane() == 0:
+        parts[warp()] = x
+    sync_block()
+    least = parts[lane()] if lane() < threads() // WARP else x
+    return lowest_of_warp(int32(least))
 
 
 # ---- of float64, by a shared array of THREADS float64, `sums`, of the kernel -------------------

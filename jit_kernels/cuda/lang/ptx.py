@@ -365,6 +365,12 @@ count_one = _ptx("atom.global.add.u32 $0, [$1], 1;", uint32, int64, volatile=Tru
 fence = _ptx("fence.acq_rel.gpu;", void, volatile=True)(
     "Show all threads of the GPU what this one wrote before what it writes next, and see theirs."
 )
+cluster_arrive = _ptx("barrier.cluster.arrive.release.aligned;", void, volatile=True)(
+    "Tell the cluster that this thread is here, and what it wrote before (9.7.13.4). sm_90."
+)
+cluster_wait = _ptx("barrier.cluster.wait.acquire.aligned;", void, volatile=True)(
+    "Wait until all threads of the cluster have told, and see what they wrote. sm_90."
+)
 
 # ---- other kernels -------------------------------------------------------------------------------
 wait_for_kernel = _ptx("griddepcontrol.wait;", void, volatile=True)(

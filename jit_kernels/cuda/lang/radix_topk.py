@@ -1,33 +1,48 @@
-"""Radix-select top-k of a row of scores by one block: the k-th best, then all from it on."""
+"""Radix-select top-k of a row of scores by one block: the k-th best, then all from it on.
+
+A block may have any number of threads. Of rows that are read several times it holds the keys of the
+first HELD entries in its dynamic shared memory: what reads them waits for no memory then.
+"""
 
 from typing import Any
 
-from numba import cuda, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from tamis.jit_kernels.cuda.lang.grid import (
-    THREADS,
+    MOST_WARPS,
     WARP,
-    WARPS,
     block_before,
     lane,
+    least_of,
     sync_block,
     thread,
+    threads,
     warp,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
+    bits_f32,
     device,
     load_f32,
     load_i32,
     load_i64,
     ordered,
+    quotient,
     store_i32,
     store_i64,
 )
-from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, or_i64
+from tamis.jit_kernels.cuda.lang.ptx import (
+    ballot,
+    count_bits,
+    load_shared_i32,
+    or_i64,
+    shuffle_i32,
+    store_shared_i32,
+)
 
 DIGIT = 11  # bits: a sign, an exponent and two more spread scores over many counters
 BINS = 1 << DIGIT
-SHARE = BINS // THREADS  # counters that a thread adds up
+HELD = 1 << 14  # entries that a block holds the keys of: 64 KiB, which every GPU has a block
+FEW = 256  # entries of one counter that are compared with each other
 AT_ONCE = 4  # scores that a thread has in flight
 SPAN, SUBSPAN = 256, 16  # positions with SUBSPAN maxima, each of as many positions SUBSPAN apart
 
@@ -46,55 +61,246 @@ def some_of(scores, j, apart, high):
     )
 
 
-def thresholding(some_of: Any) -> Any:
-    """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
+@device
+def value_of(key):
+    """The float32 that an ordered key is of."""
+    signed = int32(uint32(key ^ uint32(0x80000000)))
+    size = bits_f32(uint32(-signed if signed < 0 else signed))
+    return -size if signed < 0 else size
 
-    some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on. It gives the k-th
-    best ordered score of entries low .. high - 1, and how many equal ones are among k.
+
+@device
+def bin_of(key, scale):
+    """The number of a key's counter: linear between the least and the most, which are in order.
+
+    Where their distance is no number all keys have the same.
+    """
+    low, factor = scale
+    return int32((value_of(key) - low) * factor) if factor > float32(0) else int32(0)
+
+
+def narrowing(some_of: Any) -> tuple[Any, Any, Any, Any]:
+    """Functions that clear counters, find the k-th best's one, and the k-th best of those in it.
+
+    The latter by digits of their keys, or pair by pair.
     """
 
     @device
-    def digit_of(counts, k, parts):
-        """The largest digit that k entries reach or exceed, and how many equal it."""
-        found = cuda.shared.array(2, int32)
-        first, mine = BINS - SHARE * (thread() + 1), int32(0)  # threads go down from the largest
-        for i in range(SHARE):
+    def digit_of(counts, k, found, parts):
+        """The largest digit that k entries reach or exceed, how many equal it, and have it."""
+        share, mine = quotient(BINS, threads()), int32(0)
+        first = BINS - share * (thread() + 1)  # threads go down from the largest
+        for i in range(share):
             mine += counts[first + i]
         before, _ = block_before(int32(mine), parts)
         if before < k and k <= before + mine:
-            i, left = SHARE - 1, k - before
+            i, left = share - 1, k - before
             while left > counts[first + i]:
                 left -= counts[first + i]
                 i -= 1
-            found[0], found[1] = first + i, left
+            found[0], found[1], found[2] = first + i, left, counts[first + i]
         sync_block()
-        return found[0], found[1]
+        return found[0], found[1], found[2]
 
     @device
-    def threshold(scores, low, high, k, parts):
-        counts = cuda.shared.array(BINS, int32)
+    def clear(counts):
+        i = thread()
+        while i < BINS:
+            counts[i] = 0
+            i += threads()
+        sync_block()
+
+    @device
+    def by_digits(scores, low, high, chosen, k, shared, parts):
+        """As threshold, of the entries of one counter."""
+        (number, scale), (counts, found) = chosen, shared
         known = uint32(0)  # digits of the answer, from the highest on
         for pass_ in range(3):
             shift = (32 - DIGIT, 32 - 2 * DIGIT, 0)[pass_]
             width = DIGIT if pass_ < 2 else 32 - 2 * DIGIT
-            for i in range(thread(), BINS, THREADS):
-                counts[i] = 0
-            sync_block()
-            for j in range(low + thread(), high, AT_ONCE * THREADS):
-                for x in some_of(scores, j, THREADS, high):
-                    if x != 0 and (pass_ == 0 or x >> (shift + width) == known):
+            clear(counts)
+            j = low + thread()
+            while j < high:
+                for x in some_of(scores, j, threads(), high):
+                    alike = pass_ == 0 or x >> (shift + width) == known
+                    if x != 0 and alike and bin_of(x, scale) == number:
                         at = (x >> shift) & ((1 << width) - 1)
                         cuda.atomic.add(counts, at, 1)  # type: ignore[call-arg]
+                j += AT_ONCE * threads()
             sync_block()
-            digit, k = digit_of(counts, k, parts)
+            digit, k, _ = digit_of(counts, k, found, parts)
             known = uint32((known << width) | digit)
             sync_block()
         return known, k
 
+    @device
+    def by_pairs(scores, low, high, chosen, k, shared):
+        """As by_digits, of at most FEW entries, which take the counters' place."""
+        (number, scale), (counts, found) = chosen, shared
+        if thread() == 0:
+            found[0] = 0
+        sync_block()
+        j = low + thread()
+        while j < high:
+            for x in some_of(scores, j, threads(), high):
+                if x != 0 and bin_of(x, scale) == number:
+                    at = cuda.atomic.add(found, 0, 1)  # type: ignore[call-arg]
+                    counts[at] = int32(x)
+            j += AT_ONCE * threads()
+        sync_block()
+        n = found[0]
+        i = thread()
+        while i < n:
+            mine, above, equal = uint32(counts[i]), int32(0), int32(0)
+            for j in range(n):
+                x = uint32(counts[j])
+                above += 1 if x > mine else 0
+                equal += 1 if x == mine else 0
+            if above < k and k <= above + equal:
+                found[1], found[2] = int32(mine), k - above  # equal ones write the same
+            i += threads()
+        sync_block()
+        return uint32(found[1]), found[2]
+
+    return clear, digit_of, by_digits, by_pairs
+
+
+def thresholding(some_of: Any) -> Any:
+    """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
+
+    some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on; 0 is none. It
+    gives the k-th best ordered score of entries low .. high - 1, and how many equal ones are among
+    k. Counters are linear between the least and the largest score, so that few threads add to the
+    same; what is in the k-th one's counter is compared pair by pair, or digit by digit where it is
+    more than FEW.
+    """
+    clear, digit_of, by_digits, by_pairs = narrowing(some_of)
+
+    @device
+    def scale_of(scores, low, high, parts):
+        """The least score, and what a distance from it is multiplied by to be a counter's number.
+
+        parts: also of the least numbers.
+        """
+        least, most = int32(0x7FFFFFFF), int32(0x7FFFFFFF)  # most: of all bits turned
+        j = low + thread()
+        while j < high:
+            for x in some_of(scores, j, threads(), high):
+                signed = int32(uint32(x ^ uint32(0x80000000)))
+                least = min(least, signed if x != 0 else int32(0x7FFFFFFF))
+                most = min(most, int32(~signed) if x != 0 else int32(0x7FFFFFFF))
+            j += AT_ONCE * threads()
+        least, most = least_of(least, parts), ~least_of(most, parts)
+        first = value_of(uint32(uint32(least) ^ uint32(0x80000000)))
+        apart = value_of(uint32(uint32(most) ^ uint32(0x80000000))) - first
+        some = apart > float32(1e-30) and apart < float32(3e38)
+        return first, float32(BINS - 1) / apart if some else float32(0)
+
+    @device
+    def threshold(scores, low, high, k, parts):
+        counts, found = cuda.shared.array(BINS, int32), cuda.shared.array(3, int32)
+        scale = scale_of(scores, low, high, parts)
+        clear(counts)
+        j = low + thread()
+        while j < high:
+            for x in some_of(scores, j, threads(), high):
+                if x != 0:
+                    cuda.atomic.add(counts, bin_of(x, scale), 1)  # type: ignore[call-arg]
+            j += AT_ONCE * threads()
+        sync_block()
+        number, left, n = digit_of(counts, k, found, parts)
+        chosen, shared = (number, scale), (counts, found)
+        sync_block()
+        if n <= FEW:
+            bar, n_tie = by_pairs(scores, low, high, chosen, left, shared)
+        else:
+            bar, n_tie = by_digits(scores, low, high, chosen, left, shared, parts)
+        sync_block()
+        return bar, n_tie
+
     return threshold
 
 
-threshold = thresholding(some_of)
+def writing(some_of: Any) -> Any:
+    """The function (scores, low, high, bar, n_tie, out, parts) that writes the best of a kind.
+
+    Those are the entries above the bar and the first n_tie that are at it, ascending; it returns
+    how many.
+    """
+
+    @device
+    def write(scores, low, high, bar, n_tie, out, parts):
+        share = quotient(high - low + threads() - 1, threads()) * WARP  # of a warp
+        begin = low + share * warp()
+        end = min(begin + share, high)
+        above, ties = int32(0), int32(0)
+        for j in range(begin + lane(), end, AT_ONCE * WARP):
+            for x in some_of(scores, j, WARP, end):
+                above += 1 if x > bar else 0
+                ties += 1 if x == bar and x != 0 else 0
+        to, n_above = block_before(int32(above), parts)
+        tied, n_tied = block_before(int32(ties), parts)
+        to, tied = shuffle_i32(int32(to), 0), shuffle_i32(int32(tied), 0)  # those of the warp
+        to += min(tied, n_tie)
+        below = (uint32(1) << lane()) - uint32(1)
+        for start in range(begin, end, AT_ONCE * WARP):
+            j = start + lane()
+            for x in some_of(scores, j, WARP, end):
+                equal = ballot(uint32(1 if x == bar and x != 0 else 0))
+                ahead = tied + count_bits(uint32(equal & below))
+                keep = x > bar or (x == bar and x != 0 and ahead < n_tie)
+                kept = ballot(uint32(1 if keep else 0))
+                if keep:
+                    store_i32(out + 4 * (to + count_bits(uint32(kept & below))), j)
+                to, tied, j = to + count_bits(kept), tied + count_bits(equal), j + WARP
+        return n_above + min(n_tied, n_tie)
+
+    return write
+
+
+def holding(some_of: Any) -> tuple[Any, Any]:
+    """Functions that keep the keys of entries of a kind in shared memory, and that read them.
+
+    hold(shared, scores, low, high) is a block's work. The other one is as some_of, of (shared,
+    scores, low); entries that there is no room for are read where they are.
+    """
+
+    @device
+    def hold(shared, scores, low, high):
+        end = min(high, low + HELD)
+        start = low + thread()
+        while start < end:
+            j = start
+            for x in some_of(scores, start, threads(), end):
+                if j < end:
+                    store_shared_i32(uint32(shared + 4 * (j - low)), int32(x))
+                j += threads()
+            start += AT_ONCE * threads()
+        sync_block()
+
+    @device
+    def key_at(shared, i, live):
+        return uint32(load_shared_i32(uint32(shared + 4 * i))) if live else uint32(0)
+
+    @device
+    def some_held(held, j, apart, high):
+        shared, scores, low = held
+        i = j - low
+        if i + (AT_ONCE - 1) * apart >= HELD:
+            return some_of(scores, j, apart, high)
+        return (
+            key_at(shared, i, j < high),
+            key_at(shared, i + apart, j + apart < high),
+            key_at(shared, i + 2 * apart, j + 2 * apart < high),
+            key_at(shared, i + 3 * apart, j + 3 * apart < high),
+        )
+
+    return hold, some_held
+
+
+threshold, write_from = thresholding(some_of), writing(some_of)
+hold, some_held = holding(some_of)
+threshold_held, write_held = thresholding(some_held), writing(some_held)
 
 
 @device
@@ -103,48 +309,36 @@ def write_best(scores, low, high, k, out):
 
     Ties go to the lower entry. A block's work; all threads call it.
     """
-    parts, starts = cuda.shared.array(WARPS, int32), cuda.shared.array((2, WARPS), int32)
+    parts = cuda.shared.array(MOST_WARPS, int32)
     bar, n_tie = threshold(scores, low, high, k, parts)
-    share = (high - low + THREADS - 1) // THREADS * WARP  # of a warp
-    begin = low + share * warp()
-    end = min(begin + share, high)
-    above, ties = int32(0), int32(0)
-    for j in range(begin + lane(), end, AT_ONCE * WARP):
-        for x in some_of(scores, j, WARP, end):
-            above += 1 if x > bar else 0
-            ties += 1 if x == bar else 0
-    before, _ = block_before(int32(above), parts)
-    tied, _ = block_before(int32(ties), parts)
-    if lane() == 0:
-        starts[0, warp()], starts[1, warp()] = before, tied
-    sync_block()
-    to, tied = starts[0, warp()] + min(starts[1, warp()], n_tie), starts[1, warp()]
-    below = (uint32(1) << lane()) - uint32(1)
-    for start in range(begin, end, AT_ONCE * WARP):
-        j = start + lane()
-        for x in some_of(scores, j, WARP, end):
-            equal = ballot(uint32(1 if x == bar else 0))
-            ahead = tied + count_bits(uint32(equal & below))
-            keep = x > bar or (x == bar and ahead < n_tie)
-            kept = ballot(uint32(1 if keep else 0))
-            if keep:
-                store_i32(out + 4 * (to + count_bits(uint32(kept & below))), j)
-            to, tied, j = to + count_bits(kept), tied + count_bits(equal), j + WARP
+    write_from(scores, low, high, bar, n_tie, out, parts)
+
+
+@device
+def write_best_held(held, low, high, k, out):
+    """As write_best, of (shared, scores, low) whose keys are held."""
+    parts = cuda.shared.array(MOST_WARPS, int32)
+    bar, n_tie = threshold_held(held, low, high, k, parts)
+    write_held(held, low, high, bar, n_tie, out, parts)
 
 
 @device
 def write_range(out, low, high):
     """Write low .. high - 1, of which there may be none; a block's work."""
-    for i in range(thread(), high - low, THREADS):
+    i = thread()
+    while i < high - low:
         store_i32(out + 4 * i, low + i)
+        i += threads()
 
 
 # ---- sets as bits --------------------------------------------------------------------------------
 @device
 def clear_bits(words, first, end):
     """Make int64s first .. end - 1 at `words` 0; a block's work."""
-    for w in range(first + thread(), end, THREADS):
+    w = first + thread()
+    while w < end:
         store_i64(words + 8 * w, 0)
+        w += threads()
 
 
 @device
@@ -174,20 +368,23 @@ def write_word(out, word, first):
 def write_bits(words, first, end, out, parts):
     """Write the indices of set bits of int64s first .. end - 1, ascending; return their number."""
     count = 0
-    for start in range(first, end, THREADS):
+    start = first
+    while start < end:
         w = start + thread()
         word = load_i64(words + 8 * w) if w < end else 0
         before, total = block_before(int32(size_of(word)), parts)
         to = write_word(out + 4 * (count + before), word & 0xFFFFFFFF, 64 * w)
         write_word(to, (word >> 32) & 0xFFFFFFFF, 64 * w + 32)
         count += total
+        start += threads()
     return count
 
 
 @device
 def add_first_bits(words, others, n, first, end, parts):
     """Set in `words` the n lowest set bits of `others` (disjoint bitmaps); a block's work."""
-    for start in range(first, end, THREADS):
+    start = first
+    while start < end:
         w = start + thread()
         other = load_i64(others + 8 * w) if w < end else 0
         before, total = block_before(int32(size_of(other)), parts)
@@ -198,6 +395,7 @@ def add_first_bits(words, others, n, first, end, parts):
         if w < end:
             store_i64(words + 8 * w, word)
         n -= total
+        start += threads()
 
 
 # ---- of scores with maxima -----------------------------------------------------------------------
@@ -223,48 +421,40 @@ def some_of_groups(source, i, apart, end):
     )
 
 
-threshold_of_maxima, threshold_of_groups = thresholding(some_of), thresholding(some_of_groups)
+hold_groups, some_of_held_groups = holding(some_of_groups)
+threshold_of_maxima, write_groups = thresholding(some_held), writing(some_held)
+threshold_of_groups = thresholding(some_of_held_groups)
 
 
 @device
-def list_groups(maxima, first, end, bar, groups, parts):
-    """List the groups whose maximum is at least the bar; return their number."""
-    count = 0
-    for start in range(first, end, THREADS):
-        m = start + thread()
-        keep = ordered(load_f32(maxima + 4 * m)) >= bar if m < end else False
-        before, total = block_before(int32(1 if keep else 0), parts)
-        if keep:
-            store_i32(groups + 4 * (count + before), m)
-        count += total
-    return count
-
-
-@device
-def write_best_by_maxima(rows, low, high, k, order, out):
+def write_best_by_maxima(shared, rows, low, high, k, order, out):
     """As write_best, of rows of scores and of maxima as SCORE_KEYS leaves them.
 
     Only groups whose maximum is among the k best maxima can have one of the k best. order: scratch,
-    as many int32 as there are scores.
+    as many int32 as there are scores. shared: room for the keys of HELD entries.
     """
-    parts, (scores, maxima, capacity) = cuda.shared.array(WARPS, int32), rows
+    parts, (scores, maxima, capacity) = cuda.shared.array(MOST_WARPS, int32), rows
     words, tied = order + capacity // 4, order + capacity // 4 + capacity // 8
     first, end = low // SPAN * SUBSPAN, (high + SPAN - 1) // SPAN * SUBSPAN
-    bar = uint32(0)
-    if end - first > k:
-        bar, _ = threshold_of_maxima(maxima, first, end, k, parts)
-    n = SUBSPAN * list_groups(maxima, first, end, bar, order, parts)
     clear_bits(words, low // 64, (high + 63) // 64)
     clear_bits(tied, low // 64, (high + 63) // 64)
+    hold(shared, maxima, first, end)
+    bar, held = uint32(0), (shared, maxima, first)
+    if end - first > k:
+        bar, _ = threshold_of_maxima(held, first, end, k, parts)
+    n = SUBSPAN * write_groups(held, first, end, bar, end - first, order, parts)
     sync_block()
     source = scores, order, low, high
-    bar, n_tie = threshold_of_groups(source, 0, n, k, parts)
-    for i in range(thread(), n, THREADS):
+    hold_groups(shared, source, 0, n)
+    bar, n_tie = threshold_of_groups((shared, source, 0), 0, n, k, parts)
+    i = thread()
+    while i < n:
         j, x = of_group(source, i)
         if x > bar:
             set_bit(words, j)
         elif x == bar:
             set_bit(tied, j)
+        i += threads()
     sync_block()
     add_first_bits(words, tied, n_tie, low // 64, (high + 63) // 64, parts)
     sync_block()

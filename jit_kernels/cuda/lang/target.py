@@ -23,6 +23,11 @@ class Target(NamedTuple):
         """Whether a kernel may be launched before the one before it ends, and wait for it."""
         return self.capability >= (9, 0)
 
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks that run at the same time can wait for each other."""
+        return self.capability >= (9, 0)
+
 
 TARGETS = {target.name: target for target in (Target("sm_80", (8, 0)), Target("sm_90a", (9, 0)))}
 

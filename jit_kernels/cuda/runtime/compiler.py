@@ -75,13 +75,16 @@ def of_all(given, block, n_block):
     return given, block, n_block, True
 
 
-def of_one(op: Op) -> Any:
-    """As of_all: the record of the row that a block is of; where there is none, of the first."""
+def of_one(op: Op, cluster: int) -> Any:
+    """As of_all: the record of the row that a block is of; where there is none, of the first.
+
+    A row has whole clusters.
+    """
     read = reading(ops.declared()[op.name.removeprefix(EACH)])
 
     @device
     def of(rows, block, n_block):
-        share = quotient(n_block, rows.n_slot)
+        share = quotient(n_block, rows.n_slot * cluster) * cluster
         row = quotient(block, share)
         live = row < const_i64(rows.n_row)
         at = rows.records + rows.stride * (row if live else 0)
@@ -99,7 +102,7 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     body, overlaps = device(launch.kernel), target.overlaps
     starts, hands_on = launch.start is not None, launch.hands_on
     start: Any = device(launch.start) if starts else None
-    of = of_one(spec.op) if spec.op.name.startswith(EACH) else of_all
+    of = of_one(spec.op, launch.cluster) if spec.op.name.startswith(EACH) else of_all
 
     def entry(given, beside):
         record, tid, n_thread, live = of(given, cuda.blockIdx.x, cuda.gridDim.x)
@@ -152,6 +155,7 @@ def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
                 "blocks": launch.blocks,
                 "shared": launch.shared,
                 "rows": launch.rows,
+                "cluster": launch.cluster,
             }
         )
     return json.dumps(found).encode()

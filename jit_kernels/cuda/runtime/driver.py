@@ -28,6 +28,7 @@ class Function(NamedTuple):
     n_thread: int
     shared: int
     rows: str
+    cluster: int = 1  # blocks that run at the same time, of which n_block is a multiple
 
 
 def _bindings() -> Any:
@@ -168,8 +169,11 @@ class Device:
             attribute = self._d.CUfunction_attribute
             name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", handle, name, launch["shared"])
-        n_block = launch["blocks"] * self.n_multiprocessor
-        return Function(handle, n_block, launch["threads"], launch["shared"], launch["rows"])
+        cluster = launch["cluster"]
+        n_block = launch["blocks"] * self.n_multiprocessor // cluster * cluster
+        return Function(
+            handle, n_block, launch["threads"], launch["shared"], launch["rows"], cluster
+        )
 
     def launch(
         self,
@@ -189,14 +193,25 @@ class Device:
         values = (*fields, int(beside))
         kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in values)
         config = self._d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = function.n_block * times // share, 1, 1
+        cluster, ids = function.cluster, self._d.CUlaunchAttributeID
+        n_block = max(1, function.n_block * times // share // cluster) * cluster
+        config.gridDimX, config.gridDimY, config.gridDimZ = n_block, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
         config.sharedMemBytes, config.hStream = function.shared, self.stream
+        attributes = []
         if self.target.overlaps and overlaps:
-            attribute, ids = self._d.CUlaunchAttribute(), self._d.CUlaunchAttributeID
+            attribute = self._d.CUlaunchAttribute()
             attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if cluster > 1:
+            attribute = self._d.CUlaunchAttribute()
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = cluster, 1, 1
+            attribute.value.clusterDim = size
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         self._call("cuLaunchKernelEx", config, function.handle, (values, kinds), 0)
 
     @contextmanager

@@ -6,7 +6,15 @@ from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, joined, staging
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row, row_bytes
-from tamis.jit_kernels.cuda.lang.grid import THREADS, WARPS, Launch, sync_block, thread
+from tamis.jit_kernels.cuda.lang.grid import (
+    MOST_THREADS,
+    MOST_WARPS,
+    THREADS,
+    Launch,
+    sync_block,
+    thread,
+    threads,
+)
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     int64,
@@ -22,11 +30,13 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     store_shared_f32,
 )
 from tamis.jit_kernels.cuda.lang.radix_topk import (
+    HELD,
     SUBSPAN,
     clear_bits,
+    hold,
     set_bit,
-    write_best,
     write_best_by_maxima,
+    write_best_held,
     write_bits,
     write_range,
 )
@@ -124,14 +134,14 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
             put_maxima(shared, n, tops, a.capacity // 4)
             sync_block()  # before the next span's products overwrite what is read here
 
-    return [Launch(kernel, blocks=1, shared=ROW * heads)]
+    return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * heads)]
 
 
 def select_best() -> list[Launch]:
     """Kernel of SELECT_BEST: blocks stride over rows."""
 
     def kernel(tid, n_thread, a):
-        pos = load_i64(a.step + STEP.pos)
+        pos, shared = load_i64(a.step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
         low, high = middle(pos, a.n_sink, a.n_local, 0)
         n_middle, sinks = min(high - low, a.n_top), min(a.n_sink, pos + 1)
         for r in range(tid, a.n_row, n_thread):
@@ -142,19 +152,21 @@ def select_best() -> list[Launch]:
             elif a.n_top > 0:
                 first = a.capacity * a.group * r
                 rows = a.scores + 4 * first, a.maxima + first // 4, a.capacity
-                to = out + 4 * sinks
-                write_best_by_maxima(rows, low, high, a.n_top, a.order + 4 * a.capacity * r, to)
+                order, to = a.order + 4 * a.capacity * r, out + 4 * sinks
+                write_best_by_maxima(shared, rows, low, high, a.n_top, order, to)
             write_range(out + 4 * (sinks + n_middle), high, pos + 1)
             if thread() == 0:
                 store_i32(a.counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))
+            sync_block()  # before the next row's keys overwrite what is read here
 
-    return [Launch(kernel)]
+    return [Launch(kernel, shared=4 * HELD, threads=512, any_size=True)]
 
 
 def select_top_k() -> list[Launch]:
     """Kernel of SELECT_TOP_K: blocks stride over rows; all rows have the same size."""
 
     def kernel(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
         n_block = load_i64(a.step + STEP.pos) // a.block + 1
         size = min(n_block, a.n_sink + a.n_recent + a.n_top)
         high = n_block - a.n_recent
@@ -168,32 +180,33 @@ def select_top_k() -> list[Launch]:
                 continue
             write_range(out, 0, a.n_sink)
             if a.n_top > 0:
-                write_best(
-                    a.scores + 4 * a.capacity * r, a.n_sink, high, a.n_top, out + 4 * a.n_sink
-                )
+                scores, low = a.scores + 4 * a.capacity * r, a.n_sink
+                hold(shared, scores, low, high)
+                write_best_held((shared, scores, low), low, high, a.n_top, out + 4 * low)
+                sync_block()  # before the next row's keys overwrite what is read here
             write_range(out + 4 * (a.n_sink + a.n_top), high, n_block)
 
-    return [Launch(kernel)]
+    return [Launch(kernel, shared=4 * HELD, threads=512, any_size=True)]
 
 
 def select_union() -> list[Launch]:
     """Kernel of SELECT_UNION: blocks stride over KV heads."""
 
     def kernel(tid, n_thread, a):
-        n, parts = load_i64(a.step + STEP.pos) // 64 + 1, cuda.shared.array(WARPS, int32)
+        n, parts = load_i64(a.step + STEP.pos) // 64 + 1, cuda.shared.array(MOST_WARPS, int32)
         for h in range(tid, a.n_head_kv, n_thread):
             words = a.bits + 8 * a.n_word * h
             clear_bits(words, 0, n)
             sync_block()
             for r in range(h * a.rows_per_kv, (h + 1) * a.rows_per_kv):
-                for i in range(thread(), load_i32(a.counts + 4 * r), THREADS):
+                for i in range(thread(), load_i32(a.counts + 4 * r), threads()):
                     set_bit(words, load_i32(a.sets + 4 * (a.capacity * r + i)))
             sync_block()
             count = write_bits(words, 0, n, a.joined + 4 * a.joined_capacity * h, parts)
             if thread() == 0:
                 store_i32(a.n_joined + 4 * h, count)
 
-    return [Launch(kernel)]
+    return [Launch(kernel, threads=MOST_THREADS, any_size=True)]
 
 
 def select_pack() -> list[Launch]:

@@ -3,18 +3,19 @@
 import math
 from typing import Any
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, uint8, uint32
 
 from tamis.jit_kernels.contract.ops import CIS_META, STEP
 from tamis.jit_kernels.cuda.attention.attend_epilogue import first_at_least
 from tamis.jit_kernels.cuda.lang.grid import (
-    THREADS,
+    MOST_WARPS,
     WARP,
     WARPS,
     Launch,
     lane,
     sync_block,
     thread,
+    threads,
     warp,
     warp_sum,
 )
@@ -30,7 +31,9 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     store_i32,
     store_i64,
 )
+from tamis.jit_kernels.cuda.lang.ptx import shared_address
 from tamis.jit_kernels.cuda.lang.radix_topk import (
+    HELD,
     add_first_bits,
     clear_bits,
     set_bit,
@@ -220,7 +223,7 @@ def dilate(source, n, best, span, scratch, out):
 
     scratch: room for a bit a position, and twice a bit an entry of the list.
     """
-    parts, (n_best, radius), (low, last) = cuda.shared.array(WARPS, int32), best, span
+    parts, (n_best, radius), (low, last) = cuda.shared.array(MOST_WARPS, int32), best, span
     words, ones, tied = scratch
     clear_bits(words, low // 64, last // 64 + 1)
     clear_bits(ones, 0, (n + 63) // 64)
@@ -228,7 +231,7 @@ def dilate(source, n, best, span, scratch, out):
     sync_block()
     if n_best > 0:
         bar, n_tie = threshold_of_list(source, 0, n, n_best, parts)
-        for i in range(thread(), n, THREADS):
+        for i in range(thread(), n, threads()):
             x = of_list(source, i)
             if x > bar:
                 set_bit(ones, i)
@@ -237,7 +240,7 @@ def dilate(source, n, best, span, scratch, out):
         sync_block()
         add_first_bits(ones, tied, n_tie, 0, (n + 63) // 64, parts)
         sync_block()
-    for i in range(thread(), n, THREADS):
+    for i in range(thread(), n, threads()):
         p, is_best = load_i32(source[1] + 4 * i), load_i64(ones + 8 * (i >> 6)) >> (i & 63) & 1
         reach = radius if is_best != 0 else 0
         for j in range(max(p - reach, low), min(p + reach, last) + 1):
@@ -251,18 +254,30 @@ def copy_within(entries, n, low, high, out):
     """Write those of n ascending entries that are in low .. high - 1; how many."""
     begin = first_at_least(entries, 0, n, low)
     end = first_at_least(entries, begin, n, high)
-    for i in range(begin + thread(), end, THREADS):
+    for i in range(begin + thread(), end, threads()):
         store_i32(out + 4 * (i - begin), load_i32(entries + 4 * i))
     return end - begin
 
 
-def cis_sets() -> list[Launch]:
-    """Kernel of CIS_SETS: blocks stride over rows."""
+@device
+def scores_of(a, r):
+    """Scores, maxima and room of a row that retrieves: such rows are scored in order."""
+    scored = r // a.rows_per_kv * a.rows_per_kv
+    for other in range(scored, r):
+        scored += 1 if load_i32(a.chosen + 4 * other) == RETRIEVE else 0
+    first = a.capacity * a.group * scored
+    return a.scores + 4 * first, a.maxima + first // 4, a.capacity
 
-    def kernel(tid, n_thread, a):
-        pos = load_i64(a.step + STEP.pos)
+
+def cis_sets() -> list[Launch]:
+    """Kernels of CIS_SETS: the sets; what is kept of those that retrieve. Blocks stride over rows.
+
+    The best positions lie between sinks and window.
+    """
+
+    def choose(tid, n_thread, a):
+        pos, shared = load_i64(a.step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
         low, high = middle(pos, a.n_sink, a.n_local, a.drop)
-        last = min(a.capacity - 1, pos + a.radius)  # of neighbours: there once the set is shared
         for r in range(tid, a.n_row, n_thread):
             decision, n = load_i32(a.chosen + 4 * r), min(a.n_sink, pos + 1)
             out, room = a.sets + 4 * a.set_capacity * r, a.order + 4 * a.capacity * r
@@ -272,21 +287,7 @@ def cis_sets() -> list[Launch]:
                 write_range(to, low, high)
                 n += max(0, high - low)
             elif decision == RETRIEVE:
-                scored = (
-                    r // a.rows_per_kv * a.rows_per_kv
-                )  # rows that retrieve are scored in order
-                for other in range(scored, r):
-                    scored += 1 if load_i32(a.chosen + 4 * other) == RETRIEVE else 0
-                first = a.capacity * a.group * scored
-                row = a.scores + 4 * first, a.maxima + first // 4, a.capacity
-                write_best_by_maxima(row, low, high, a.n_top, room, to)
-                sync_block()
-                slot = a.n_block * r + load_i64(a.meta + META * r + CIS_META.n_ref) - 1
-                scratch = room, room + a.capacity // 8, room + a.capacity // 4
-                kept, span = a.ref_sets + 4 * a.set_capacity * slot, (low, last)
-                size = dilate((row[0], to), a.n_top, (a.n_best, a.radius), span, scratch, kept)
-                if thread() == 0:
-                    store_i32(a.ref_counts + 4 * slot, size)
+                write_best_by_maxima(shared, scores_of(a, r), low, high, a.n_top, room, to)
                 n += a.n_top
             else:
                 slot = a.n_block * r + decision
@@ -295,5 +296,26 @@ def cis_sets() -> list[Launch]:
             write_range(out + 4 * n, high, pos + 1)
             if thread() == 0:
                 store_i32(a.counts + 4 * r, n + max(0, pos + 1 - high))
+            sync_block()  # before the next row's keys overwrite what is read here
 
-    return [Launch(kernel)]
+    def keep(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        low, _ = middle(pos, a.n_sink, a.n_local, a.drop)
+        last = min(a.capacity - 1, pos + a.radius)  # of neighbours: there once the set is shared
+        for r in range(tid, a.n_row, n_thread):
+            if load_i32(a.chosen + 4 * r) != RETRIEVE:
+                continue
+            room = a.order + 4 * a.capacity * r
+            scratch = room, room + a.capacity // 8, room + a.capacity // 4
+            source = scores_of(a, r)[0], a.sets + 4 * (a.set_capacity * r + min(a.n_sink, pos + 1))
+            slot = a.n_block * r + load_i64(a.meta + META * r + CIS_META.n_ref) - 1
+            kept, span = a.ref_sets + 4 * a.set_capacity * slot, (low, last)
+            size = dilate(source, a.n_top, (a.n_best, a.radius), span, scratch, kept)
+            if thread() == 0:
+                store_i32(a.ref_counts + 4 * slot, size)
+            sync_block()  # before the next row's sums overwrite what is read here
+
+    return [
+        Launch(choose, shared=4 * HELD, threads=512, any_size=True),
+        Launch(keep, threads=512, any_size=True),
+    ]

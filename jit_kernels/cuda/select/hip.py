@@ -8,11 +8,15 @@ from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.lang.grid import (
     THREADS,
+    WARP,
     WARPS,
     Launch,
     block_before,
+    lane,
     sync_block,
     thread,
+    warp,
+    warp_through,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
@@ -23,7 +27,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import load_shared, shared_address
+from tamis.jit_kernels.cuda.lang.ptx import load_shared, shared_address, shuffle_i32
 from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
 from tamis.jit_kernels.cuda.select.common import LOWEST, key_row
 
@@ -182,7 +186,59 @@ def part(row, first_j, n_near):
 
 
 def hip_select() -> list[Launch]:
-    """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks stride over rows."""
+    """Kernels of HIP_SELECT: rows' sizes, their sums, their entries; blocks stride over rows.
+
+    Of few rows, which the warps of a block count themselves, one launch.
+    """
+
+    @device
+    def size_of(a, r, sizes):
+        """How many entries a row has; a warp's work."""
+        row, mine = row_at(a.step, a.mask, r, sizes), 0
+        chosen, sinks, high, end = row
+        for j in range(lane(), load_i32(chosen), WARP):
+            first, last = around(chosen, j, sinks, high, a.n_near)
+            mine += max(0, last - first)
+        through = warp_through(int32(mine))
+        return sinks + shuffle_i32(int32(through), WARP - 1) + end - high
+
+    @device
+    def write_row(a, r, sizes, begin, parts):
+        row, out = row_at(a.step, a.mask, r, sizes), a.indices + 4 * begin
+        write_range(out, 0, row[1])
+        out += 4 * row[1]
+        for first_j in range(0, load_i32(row[0]), THREADS):
+            first, n = part(row, first_j, a.n_near)
+            before, total = block_before(int32(n), parts)
+            for i in range(n):
+                store_i32(out + 4 * (before + i), first + i)
+            out += 4 * total
+        write_range(out, row[2], row[3])
+
+    def whole(tid, n_thread, a):
+        parts, begin = cuda.shared.array(WARPS, int32), cuda.shared.array(1, int32)
+        before = cuda.shared.array(WARPS, int32)
+        n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
+        sizes = a.n_row, a.n_chunk, a.block, a.n_sink, a.n_local, a.mask_block, a.q_block
+        for r in range(tid, n_rows, n_thread):
+            mine, own = 0, 0
+            for i in range(warp(), r + 1, WARPS):
+                own = size_of(a, i, sizes)
+                mine += own
+            if lane() == 0:
+                before[warp()] = mine
+            sync_block()
+            end = 0
+            for w in range(WARPS):
+                end += before[w]
+            if lane() == 0 and r % WARPS == warp():  # whose last row this one was
+                store_i32(a.indptr + 4 * (r + 1), end)
+                begin[0] = end - own
+                if r == 0:
+                    store_i32(a.indptr, 0)
+            sync_block()
+            write_row(a, r, sizes, begin[0], parts)
+            sync_block()  # before the next row's sums overwrite what is read here
 
     def count(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)
@@ -216,15 +272,9 @@ def hip_select() -> list[Launch]:
         n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
         sizes = a.n_row, a.n_chunk, a.block, a.n_sink, a.n_local, a.mask_block, a.q_block
         for r in range(tid, n_rows, n_thread):
-            row, out = row_at(a.step, a.mask, r, sizes), a.indices + 4 * load_i32(a.indptr + 4 * r)
-            write_range(out, 0, row[1])
-            out += 4 * row[1]
-            for first_j in range(0, load_i32(row[0]), THREADS):
-                first, n = part(row, first_j, a.n_near)
-                before, total = block_before(int32(n), parts)
-                for i in range(n):
-                    store_i32(out + 4 * (before + i), first + i)
-                out += 4 * total
-            write_range(out, row[2], row[3])
+            write_row(a, r, sizes, load_i32(a.indptr + 4 * r), parts)
 
-    return [Launch(count), Launch(add_up), Launch(write)]
+    return [
+        Launch(whole, rows="few"),
+        *(Launch(kernel, rows="some many") for kernel in (count, add_up, write)),
+    ]

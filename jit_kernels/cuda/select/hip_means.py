@@ -22,6 +22,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
     lane,
     sync_block,
     thread,
+    threads,
     warp,
     warp_max,
     warp_sum,
@@ -45,6 +46,8 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import (
     MMA_S8,
+    cluster_arrive,
+    cluster_wait,
     emit,
     exp2,
     keep,
@@ -53,9 +56,17 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     shuffle_xor,
     store_shared_f32,
 )
-from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    HELD,
+    hold,
+    write_best,
+    write_best_held,
+    write_range,
+)
+from tamis.jit_kernels.cuda.lang.target import current
 
 SIZE = 127.0  # steps of a byte
+FEW_THREADS, CLUSTER = 512, 8  # of a block that searches one of few rows; blocks a row
 QUAD = 4  # heads whose bytes lie together and are multiplied together
 row_work = device(hip_work)
 
@@ -256,8 +267,8 @@ def _multiplying(head_dim: int) -> tuple[Any, Any, Any]:
     return reading(load_constant), reading(load_device), multiply
 
 
-def _rating(head_dim: int) -> Any:
-    """The function that scores the children of listed parents; a block's work.
+def _rating(head_dim: int, n_warp: int, cluster: int) -> Any:
+    """The function that scores the children of listed parents; the work of n_warp warps a block.
 
     A warp takes eight parents: of every other one a lane has the g-th of SIBLINGS children, and of
     eight heads two.
@@ -271,10 +282,10 @@ def _rating(head_dim: int) -> Any:
         return x + shuffle_xor(x, uint32(2))
 
     @device
-    def rate(scores, heads, level, parents, n_parent):
+    def rate(block, scores, heads, level, parents, n_parent):
         (numbers, words, n_head), (means, extents) = heads, level
-        last = n_parent - 1
-        for first in range(8 * warp(), n_parent, 8 * WARPS):
+        last, mine = n_parent - 1, warp() + n_warp * block
+        for first in range(8 * mine, n_parent, 8 * n_warp * cluster):
             here = keep(lane())
             g, t = here // 4, here % 4
             sibling, p = g % SIBLINGS, first + g // SIBLINGS
@@ -304,7 +315,8 @@ def _rating(head_dim: int) -> Any:
             three, four = over_quad(totals[2]), over_quad(totals[3])
             total = (one if t == 0 else two) if t < 2 else (three if t == 2 else four)
             if p + 2 * t <= last:
-                store_f32(scores + 16 * (p + 2 * t) + 4 * sibling, total)
+                i = SIBLINGS * (p + 2 * t) + sibling
+                store_f32(scores + 4 * i, total)
         sync_block()
 
     return rate
@@ -316,12 +328,34 @@ def child(parents, i):
     return SIBLINGS * load_i32(parents + 4 * (i // SIBLINGS)) + i % SIBLINGS
 
 
-def _searching(head_dim: int) -> Any:
-    """The function that writes the n_chunk best of the searched blocks; a block's work."""
-    rate = _rating(head_dim)
+def _searching(head_dim: int, n_warp: int, cluster: int, holds: bool) -> Any:
+    """The function that writes the n_chunk best of the searched blocks; a block's work.
+
+    The blocks of a cluster share the scores of a level, and each chooses from all of them.
+    """
+    rate = _rating(head_dim, n_warp, cluster)
 
     @device
-    def search(lists, heads, own, sizes, mask):
+    def pick(shared, scores, low, n, n_chunk, picked):
+        if holds:
+            hold(shared, scores, 0, n)
+            if cluster > 1:
+                cluster_arrive()  # the scores are read
+            write_best_held((shared, scores, 0), low, n, n_chunk, picked)
+        else:
+            write_best(scores, low, n, n_chunk, picked)
+
+    @device
+    def meet():
+        """Wait for the scores of the other blocks."""
+        if cluster > 1:
+            cluster_arrive()
+            cluster_wait()
+        elif holds:
+            sync_block()
+
+    @device
+    def search(shared, block, lists, heads, own, sizes, mask):
         searched, n_chunk, n_sink, room = sizes
         parents, other = lists, lists + 4 * (n_chunk + 1)
         picked = other + 4 * (n_chunk + 1)
@@ -334,18 +368,23 @@ def _searching(head_dim: int) -> Any:
             sync_block()
             start, low = level_start(room, level), 0
             means = own[0] + head_dim * start, own[1] + 8 * start
-            rate(scores, heads, means, parents, (n + SIBLINGS - 1) // SIBLINGS)
+            rate(block, scores, heads, means, parents, (n + SIBLINGS - 1) // SIBLINGS)
+            meet()
             while level == 0 and low < n and child(parents, low) < n_sink:
                 low += 1  # sinks are read anyway
             count = min(n - low, n_chunk)
             if n - low > n_chunk:
-                write_best(scores, low, n, n_chunk, picked)
+                pick(shared, scores, low, n, n_chunk, picked)
             else:
                 write_range(picked, low, n)
+                if cluster > 1:
+                    cluster_arrive()
             sync_block()
             to = mask + 4 if level == 0 else other
-            for i in range(keep(thread()), count, THREADS):
+            for i in range(keep(thread()), count, threads()):
                 store_i32(to + 4 * i, child(parents, load_i32(picked + 4 * i)))
+            if cluster > 1:
+                cluster_wait()  # before any writes the next level's scores
             if level == 0:
                 break
             above, level = searched >> 2 * level, level - 1
@@ -360,37 +399,84 @@ def _searching(head_dim: int) -> Any:
     return search
 
 
-def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
-    """Kernel of HIP_SEARCH: blocks stride over rows of masks."""
-    assert head_dim % 16 == 0
-    normalise, shorten = _preparing(head_dim, group, type_k)
-    search = _searching(head_dim)
+def _tasks(head_dim: int, group: int) -> Any:
+    """The function (a, item) -> what a row of masks is searched with, and what it is read from."""
 
-    def kernel(tid, n_thread, a):
+    @device
+    def task(a, item):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
-        shared = shared_address(cuda.shared.array(0, uint8))
         n_sample = (a.mask_block + a.q_stride - 1) // a.q_stride
         work_size = 4 * row_work(head_dim, group, n_sample, a.n_chunk, a.n_near)
         apart, n_mean = 4 * head_dim * a.n_row * group, level_start(a.room, a.top + 1)
-        for item in range(tid, (n_tok + a.mask_block - 1) // a.mask_block * a.n_row, n_thread):
-            r, first = item % a.n_row, item // a.n_row * a.mask_block
-            h, n_query = r * group // a.heads_per_kv, min(n_tok - first, a.mask_block)
-            n_query = (n_query + a.q_stride - 1) // a.q_stride
-            queries = a.q + apart * first + 4 * head_dim * group * r, n_query, apart * a.q_stride
-            words = (a.work + work_size * item + 15) // 16 * 16
-            numbers = words + head_dim * ((n_query * group + QUAD - 1) // QUAD * QUAD)
-            lists = numbers + 12 * n_query * group
-            searched = max(0, pos + first + 1 - a.n_local) // a.block
-            sinks = min(a.n_sink, searched) * a.block
-            ends = sinks, searched * a.block, sinks + pos + first + 1 - searched * a.block
-            near = (a.k_pages, a.k_table, a.n_head_kv, h), ends
-            factor = a.scale * float32(LOG2_E)
-            normalise(shared, numbers, queries, near, factor)
-            shorten(numbers, words, queries, factor)
-            own = a.means + head_dim * n_mean * h, a.extents + 8 * n_mean * h
-            heads = numbers, words, n_query * group
+        r, first = item % a.n_row, item // a.n_row * a.mask_block
+        h, n_query = r * group // a.heads_per_kv, min(n_tok - first, a.mask_block)
+        n_query = (n_query + a.q_stride - 1) // a.q_stride
+        queries = a.q + apart * first + 4 * head_dim * group * r, n_query, apart * a.q_stride
+        words = (a.work + work_size * item + 15) // 16 * 16
+        numbers = words + head_dim * ((n_query * group + QUAD - 1) // QUAD * QUAD)
+        searched = max(0, pos + first + 1 - a.n_local) // a.block
+        sinks = min(a.n_sink, searched) * a.block
+        ends = sinks, searched * a.block, sinks + pos + first + 1 - searched * a.block
+        near = (a.k_pages, a.k_table, a.n_head_kv, h), ends
+        own = a.means + head_dim * n_mean * h, a.extents + 8 * n_mean * h
+        return queries, near, (numbers, words, n_query * group), own, searched
+
+    return task
+
+
+@device
+def n_task(a):
+    """Rows of masks."""
+    return (load_i64(a.step + STEP.n_tok) + a.mask_block - 1) // a.mask_block * a.n_row
+
+
+def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
+    """Kernels of HIP_SEARCH: blocks stride over rows of masks.
+
+    Few rows have two launches, the second of large blocks, a cluster of them a row: there are less
+    rows than multiprocessors.
+    """
+    assert head_dim % 16 == 0
+    normalise, shorten = _preparing(head_dim, group, type_k)
+    task = _tasks(head_dim, group)
+    cluster = CLUSTER if current().has_clusters else 1
+    search = _searching(head_dim, WARPS, cluster=1, holds=False)
+    search_few = _searching(head_dim, FEW_THREADS // WARP, cluster, holds=True)
+
+    @device
+    def ready(a, shared, item):
+        queries, near, (numbers, words, _), _, _ = task(a, item)
+        factor = a.scale * float32(LOG2_E)
+        normalise(shared, numbers, queries, near, factor)
+        shorten(numbers, words, queries, factor)
+
+    def prepare(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
+        for item in range(tid, n_task(a), n_thread):
+            ready(a, shared, item)
+
+    def find(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
+        for item in range(tid // cluster, n_task(a), n_thread // cluster):
+            _, _, heads, own, searched = task(a, item)
             sizes = searched, a.n_chunk, a.n_sink, a.room
-            search(lists, heads, own, sizes, a.mask + 4 * (1 + a.n_chunk) * item)
+            mask = a.mask + 4 * (1 + a.n_chunk) * item
+            search_few(shared, tid % cluster, heads[0] + 12 * heads[2], heads, own, sizes, mask)
             sync_block()  # before the next row's lists overwrite what is read here
 
-    return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * group)]
+    def both(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
+        for item in range(tid, n_task(a), n_thread):
+            ready(a, shared, item)
+            _, _, heads, own, searched = task(a, item)
+            sizes = searched, a.n_chunk, a.n_sink, a.room
+            mask = a.mask + 4 * (1 + a.n_chunk) * item
+            search(shared, 0, heads[0] + 12 * heads[2], heads, own, sizes, mask)
+            sync_block()  # before the next row's lists overwrite what is read here
+
+    blocks = 2 if head_dim <= 128 else 1
+    return [
+        Launch(prepare, shared=ROW * group, rows="few"),
+        Launch(find, shared=4 * HELD, threads=FEW_THREADS, rows="few", cluster=cluster),
+        Launch(both, blocks=blocks, shared=ROW * group, rows="some many"),
+    ]

@@ -1,7 +1,8 @@
 """Ops of the method `lfps`: what was kept of queries, candidates by two tables, the best of them.
 
-A step's choice is three launches: which rows are bypassed and a part of the bitmaps anew; the
-candidates and their scores; the best, from which the tables learn.
+A step's choice is four launches: which rows are bypassed and a part of the bitmaps anew; the
+candidates and their scores; of several heads' scores the mean weights; the best, from which the
+tables learn.
 """
 
 import math
@@ -15,16 +16,18 @@ from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row
 from tamis.jit_kernels.cuda.lang.grid import (
+    MOST_WARPS,
     THREADS,
     WARP,
     WARPS,
     Launch,
     block_before,
-    block_max,
-    block_sum,
     lane,
+    most_of,
     sync_block,
     thread,
+    threads,
+    total_of,
     warp,
     warp_max,
     warp_sum,
@@ -51,7 +54,14 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     or_i64,
     shared_address,
 )
-from tamis.jit_kernels.cuda.lang.radix_topk import size_of, write_best, write_range, write_word
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    HELD,
+    hold,
+    size_of,
+    write_best_held,
+    write_range,
+    write_word,
+)
 from tamis.jit_kernels.cuda.select.common import LOWEST
 from tamis.jit_kernels.cuda.select.lfps_start import lfps_start
 from tamis.jit_kernels.cuda.select.lfps_tables import (
@@ -59,6 +69,7 @@ from tamis.jit_kernels.cuda.select.lfps_tables import (
     STATS,
     add_up,
     compare,
+    gather,
     global_logit_of,
     mean_and_bar,
     products_of,
@@ -279,8 +290,11 @@ def _summarising(group: int) -> Any:
     return summarise
 
 
-def _averaging(group: int) -> Any:
-    """The function that makes the first head's row the mean of the heads' softmax over it."""
+def _averaging(heads: int, group: int) -> Any:
+    """The kernel that makes the first head's row the mean of the heads' softmax over it.
+
+    Blocks take parts of rows.
+    """
 
     @device
     def weight_of(row, stride, i, n, factor, tops, shares):
@@ -290,7 +304,8 @@ def _averaging(group: int) -> Any:
         return weight
 
     @device
-    def average(row, stride, n, factor, spans, tops, shares):
+    def weigh(spans, n, factor, tops, shares):
+        """Each head's largest score, and what a weight relative to it is multiplied by."""
         for g in range(warp(), group, WARPS):
             top, total = float32(LOWEST), float32(0)
             for span in range(lane(), (n + SPAN - 1) // SPAN, WARP):
@@ -303,7 +318,10 @@ def _averaging(group: int) -> Any:
             if lane() == 0:
                 tops[g], shares[g] = top, float32(1) / (float32(group) * total)
         sync_block()
-        for i in range(thread(), n, WORDS * THREADS):
+
+    @device
+    def fill(row, stride, first, n, factor, tops, shares):
+        for i in range(first + thread(), n, WORDS * THREADS):
             j, k, m = i + THREADS, i + 2 * THREADS, i + 3 * THREADS
             a = weight_of(row, stride, i, n, factor, tops, shares)
             b = weight_of(row, stride, j, n, factor, tops, shares)
@@ -317,36 +335,54 @@ def _averaging(group: int) -> Any:
             if m < n:
                 store_f32(row + 4 * m, d)
 
+    def average(tid, n_thread, a):
+        tops, shares = cuda.shared.array(group, float32), cuda.shared.array(group, float32)
+        n_row, has_middle = heads // group * a.n_head_kv, is_chosen_from(a)
+        n_part = max(1, n_thread // n_row)
+        for item in range(tid, n_row * n_part, n_thread):
+            r, part = quotient(item, n_part), remainder(item, n_part)
+            if not has_middle or load_i64(a.meta + META * r + LFPS_META.bypassed) != 0:
+                continue
+            n, row = load_i32(a.counts + 4 * r), a.scores + 4 * a.capacity * group * r
+            spans, factor = a.order + 4 * a.capacity * (2 * r + 1), a.scale * float32(LOG2_E)
+            weigh(spans, n, factor, tops, shares)
+            share = quotient(n + n_part - 1, n_part)
+            end = min(n, share * (part + 1))
+            fill(row, 4 * a.capacity, share * part, end, factor, tops, shares)
+            sync_block()  # before the next row's tops overwrite what is read here
+
     return average
 
 
-def _choosing(group: int) -> Any:
-    """The function choose(a, row, n, limit, lists, tops, shares) -> (how many, sum).
+@device
+def is_chosen_from(a):
+    """Whether there are positions between sinks and window."""
+    return load_i64(a.step + STEP.pos) + 1 - a.n_local > a.n_sink
 
-    lists: the n candidates, where the best `limit` of them go, and scratch: the spans' maxima and
-    sums, then numbers of candidates, then the weights of those that are kept: the mean of the
-    heads' softmax over all, of a single head relative to the best.
+
+def _choosing(group: int) -> Any:
+    """The function choose(a, shared, row, n, limit, lists, parts) -> (how many, sum).
+
+    lists: the n candidates, where the best `limit` of them go, and scratch: numbers of candidates,
+    then the weights of those that are kept: the row's, of a single head relative to the best.
     """
-    average = _averaging(group)
 
     @device
-    def choose(a, row, n, limit, lists, tops, shares):
+    def choose(a, shared, row, n, limit, lists, parts):
         (listed, found, kept), factor = lists, a.scale * float32(LOG2_E)
-        if group > 1:
-            average(row, 4 * a.capacity, n, factor, kept, tops, shares)
-            sync_block()
         if n > limit:
-            write_best(row, 0, n, limit, kept)
+            hold(shared, row, 0, n)
+            write_best_held((shared, row, 0), 0, n, limit, kept)
             n = limit
         else:
             write_range(kept, 0, n)
         sync_block()
         top, total = float32(LOWEST), float32(0)
         if group == 1:
-            for i in range(thread(), n, THREADS):
+            for i in range(thread(), n, threads()):
                 top = max(top, load_f32(row + 4 * load_i32(kept + 4 * i)))
-            top = block_max(top)
-        for i in range(thread(), n, THREADS):
+            top = most_of(top, parts)
+        for i in range(thread(), n, threads()):
             item = load_i32(kept + 4 * i)
             weight = load_f32(row + 4 * item)
             if group == 1:
@@ -354,7 +390,7 @@ def _choosing(group: int) -> Any:
             store_i32(found + 4 * i, load_i32(listed + 4 * item))
             store_f32(kept + 4 * i, weight)
             total += weight
-        return n, block_sum(total)
+        return n, total_of(total, parts)
 
     return choose
 
@@ -396,7 +432,7 @@ def learn(a, r, middle, shift, gains, parts):
     for_ver = mean_and_bar(state + LFPS_STATS.ver, n_middle, a.a)
     for_sla = mean_and_bar(state + LFPS_STATS.sla, n_middle, a.a)
     one, other = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)
-    for i in range(thread(), n, THREADS):
+    for i in range(thread(), n, threads()):
         j = load_i32(found + 4 * i)
         x = float32((float64(load_f32(weights + 4 * i) * factor) - 0.5 / n) / scale)
         at, at_dist = ver + 4 * j, sla + 4 * (j + shift)
@@ -404,8 +440,8 @@ def learn(a, r, middle, shift, gains, parts):
         one = gain(one, at, bits, n_word, for_ver, j, (old, old + x))
         by = old_dist, old_dist + x
         other = gain(other, at_dist, by_dist, n_word, for_sla, j + shift, by)
-    parts[0, thread()], parts[1, thread()], parts[2, thread()], parts[3, thread()] = one
-    parts[4, thread()], parts[5, thread()], parts[6, thread()], parts[7, thread()] = other
+    gather(parts, 0, one)
+    gather(parts, 4, other)
     add_up(parts, 8)
     if thread() < 8:  # the sums of both lie together
         to = state + LFPS_STATS.ver + 8 * thread()
@@ -504,9 +540,8 @@ def _settling(heads: int, group: int) -> Any:
 
     def settle(tid, n_thread, a):
         parts = cuda.shared.array((8, THREADS), float64)
-        tops = cuda.shared.array(group, float32)
-        shares = cuda.shared.array(group, float32)
-        n_kv = load_i64(a.step + STEP.pos) + 1
+        shared = shared_address(cuda.shared.array(0, uint8))
+        warps, n_kv = cuda.shared.array(MOST_WARPS, float32), load_i64(a.step + STEP.pos) + 1
         low, high = a.n_sink, max(a.n_sink, n_kv - a.n_local)
         limit, shift = max(1, int(float64(a.budget) * n_kv)), slash_shift(a.capacity, n_kv - 1)
         for r in range(tid, heads // group * a.n_head_kv, n_thread):
@@ -518,7 +553,7 @@ def _settling(heads: int, group: int) -> Any:
             if high > low and load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
                 kept, found = listed + 4 * a.capacity, out + 4 * n
                 lists, count = (listed, found, kept), load_i32(a.counts + 4 * r)
-                count, total = choose(a, row, count, limit, lists, tops, shares)
+                count, total = choose(a, shared, row, count, limit, lists, warps)
                 n, scale = n + count, load_f64(state + LFPS_STATS.scale) * float64(a.decay)
                 gains = found, kept, count, float32(1) / total, scale
                 scale = learn(a, r, (low, high), shift, gains, parts)
@@ -533,13 +568,14 @@ def _settling(heads: int, group: int) -> Any:
 
 
 def lfps_sets(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernels of LFPS_SETS: the gate, the candidates, the choice."""
+    """Kernels of LFPS_SETS: the gate, the candidates, the heads' mean weights, the choice."""
     # The summaries of a span are where the numbers of its candidates will be.
     assert group <= PAGE, "a row of `order` has room for two numbers a head: at least two pages"
     return [
         Launch(_gating(head_dim, heads, group)),
         Launch(_scoring(head_dim, heads, group), shared=ROW * group),
-        Launch(_settling(heads, group)),
+        *([Launch(_averaging(heads, group))] if group > 1 else []),
+        Launch(_settling(heads, group), shared=4 * HELD, threads=512),
     ]
 
 

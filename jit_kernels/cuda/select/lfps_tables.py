@@ -10,7 +10,15 @@ from numba import float32, float64, int64, uint32
 
 from tamis.jit_kernels.contract.ops import LFPS_META, LFPS_STATS_SIZE
 from tamis.jit_kernels.contract.types import PAGE
-from tamis.jit_kernels.cuda.lang.grid import THREADS, WARP, lane, sync_block, thread, warp_sum
+from tamis.jit_kernels.cuda.lang.grid import (
+    THREADS,
+    WARP,
+    lane,
+    sync_block,
+    thread,
+    threads,
+    warp_sum,
+)
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     load_f32,
@@ -70,6 +78,20 @@ def compare(table, bits, n_word, levels, words, worker):
 
 
 @device
+def gather(parts, first, sums):
+    """Add the threads' four sums to rows first .. first + 3 of parts, [.., THREADS] float64.
+
+    A block's work, of THREADS threads or a multiple of them; what the rows had is lost.
+    """
+    at = thread() % THREADS
+    for turn in range(threads() // THREADS):
+        sync_block()  # what an earlier sum left may still be read
+        if thread() // THREADS == turn:
+            for i in range(4):
+                parts[first + i, at] = sums[i] + (parts[first + i, at] if turn > 0 else 0.0)
+
+
+@device
 def add_up(parts, n_row):
     """Sum each of n_row rows of THREADS float64 in shared memory to its first; a block's work."""
     half = THREADS // 2
@@ -89,14 +111,12 @@ def rescale(table, sums, span, factor, parts):
     parts: a shared array of float64, [4, THREADS] or more.
     """
     s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0
-    for i in range(span[0] + thread(), span[1], THREADS):
+    for i in range(span[0] + thread(), span[1], threads()):
         x = load_f32(table + 4 * i) * factor
         store_f32(table + 4 * i, x)
         y = float64(x)
         s1, s2, s3, s4 = s1 + y, s2 + y * y, s3 + y * y * y, s4 + y * y * y * y
-    sync_block()  # what an earlier sum left may still be read
-    parts[0, thread()], parts[1, thread()] = s1, s2
-    parts[2, thread()], parts[3, thread()] = s3, s4
+    gather(parts, 0, (s1, s2, s3, s4))
     add_up(parts, 4)
     if thread() < 4:
         store_f64(sums + 8 * thread(), parts[thread(), 0])

@@ -25,15 +25,33 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import shared_address
 
+AT_ONCE = 8  # keys of which a lane has an element in flight
+
 
 def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
-    """Kernel of QUEST_BOUNDS: warps stride over pages."""
+    """Kernel of QUEST_BOUNDS: warps stride over pages, of which each takes WARP elements."""
     size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
     def key_at(keys, j):
         k_pages, k_table, n_head_kv, h = keys
         return k_pages + size * key_row(k_table, n_head_kv, h, j)
+
+    @device
+    def some_of(keys, j, last, d):
+        """Element d of AT_ONCE keys from j on, of the last one for those after it."""
+        return (
+            read(key_at(keys, j), d), read(key_at(keys, min(j + 1, last)), d),
+            read(key_at(keys, min(j + 2, last)), d), read(key_at(keys, min(j + 3, last)), d),
+            read(key_at(keys, min(j + 4, last)), d), read(key_at(keys, min(j + 5, last)), d),
+            read(key_at(keys, min(j + 6, last)), d), read(key_at(keys, min(j + 7, last)), d),
+        )  # fmt: skip
+
+    @device
+    def extremes(x):
+        top = max(max(max(x[0], x[1]), max(x[2], x[3])), max(max(x[4], x[5]), max(x[6], x[7])))
+        low = min(min(min(x[0], x[1]), min(x[2], x[3])), min(min(x[4], x[5]), min(x[6], x[7])))
+        return top, low
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)
@@ -43,20 +61,22 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
             store_f32(to + 4 * head_dim, min(x, float32(0)))
         # The page that was last is made anew: it may have grown, or lost positions to others.
         first = min(load_i64(a.filled), pos) // a.page
-        n_new = pos // a.page + 1 - first
-        for item in range(tid * WARPS + warp(), n_new * a.n_head_kv, n_thread * WARPS):
-            h, p = item % a.n_head_kv, first + item // a.n_head_kv
+        n_new, n_part = pos // a.page + 1 - first, (head_dim + WARP - 1) // WARP
+        for item in range(tid * WARPS + warp(), n_new * a.n_head_kv * n_part, n_thread * WARPS):
+            d, page = item % n_part * WARP + lane(), item // n_part
+            h, p = page % a.n_head_kv, first + page // a.n_head_kv
             keys = (a.k_pages, a.k_table, a.n_head_kv, h)
             to = a.bounds + 4 * head_dim * (a.n_page * h + p)
             low, high = p * a.page, min(pos + 1, (p + 1) * a.page)
-            for d in range(lane(), head_dim, WARP):
-                top = read(key_at(keys, low), d)
-                bottom = top
-                for j in range(low + 1, high):
-                    x = read(key_at(keys, j), d)
-                    top, bottom = max(top, x), min(bottom, x)
-                store_f16(to + 2 * d, top)
-                store_f16(to + 2 * (head_dim + d), bottom)
+            if d >= head_dim:
+                continue
+            top = read(key_at(keys, low), d)
+            bottom = top
+            for j in range(low, high, AT_ONCE):
+                most, least = extremes(some_of(keys, j, high - 1, d))
+                top, bottom = max(top, most), min(bottom, least)
+            store_f16(to + 2 * d, top)
+            store_f16(to + 2 * (head_dim + d), bottom)
 
     return [Launch(kernel, blocks=4)]
 
@@ -90,4 +110,4 @@ def quest_score(head_dim: int, heads: int, group: int) -> list[Launch]:
         if tid == 0 and thread() == 0:
             store_i64(a.filled, pos + 1)
 
-    return [Launch(kernel, shared=ROW * heads)]
+    return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * heads)]

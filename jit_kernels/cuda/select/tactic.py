@@ -6,6 +6,8 @@ from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row
 from tamis.jit_kernels.cuda.lang.grid import (
+    MOST_THREADS,
+    MOST_WARPS,
     THREADS,
     WARP,
     WARPS,
@@ -14,6 +16,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
     lane,
     sync_block,
     thread,
+    threads,
     warp,
     warp_sum,
 )
@@ -22,6 +25,8 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     load_f32,
     load_i32,
     load_i64,
+    quotient,
+    remainder,
     store_f16,
     store_f32,
     store_i32,
@@ -35,7 +40,6 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     shuffle_i32,
 )
 from tamis.jit_kernels.cuda.lang.radix_topk import (
-    clear_bits,
     set_bit,
     size_of,
     write_bits,
@@ -276,12 +280,18 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
 
 def tactic_mark(group: int) -> list[Launch]:
-    """Kernel of TACTIC_MARK: blocks stride over rows, their warps clusters."""
+    """Kernels of TACTIC_MARK: no marks, those of heads, how many a row has.
+
+    Blocks take parts of heads, their warps clusters.
+    """
 
     @device
-    def mark(row, own, ranked, left, n_cluster, parts):
-        """Set the bits of the first `left` positions in the order of ranked clusters."""
-        starts, order = own
+    def mark(row, own, ranked, left, n_cluster, share, parts):
+        """Set the bits of the first `left` positions in the order of ranked clusters.
+
+        Of a part of n_part: every n_part-th cluster's.
+        """
+        (starts, order), (part, n_part) = own, share
         for first in range(0, n_cluster, THREADS):
             if left <= 0:
                 break
@@ -292,39 +302,50 @@ def tactic_mark(group: int) -> list[Launch]:
                 n = load_i32(at + 4) - start
             before, total = block_before(int32(n), parts)
             n = max(0, min(n, left - before))
-            for other in range(WARP):  # the lanes' clusters in turn: their lists are read whole
+            turn = remainder(first + WARP * warp(), n_part)  # whose part the first lane's is
+            own_lane = part - turn if part >= turn else part - turn + n_part
+            for other in range(own_lane, WARP, n_part):  # their lists are read whole
                 begin = shuffle_i32(int32(start), other)
                 end = begin + shuffle_i32(int32(n), other)
                 for s in range(begin + lane(), end, WARP):
                     set_bit(row, load_i32(order + 4 * s))
             left -= total
 
+    def clear(tid, n_thread, a):
+        n_word = (load_i64(a.extent + 8) + 63) // 64
+        for i in range(tid * THREADS + thread(), n_word * a.n_row, n_thread * THREADS):
+            r, word = quotient(i, n_word), remainder(i, n_word)
+            store_i64(a.marks + a.capacity // 8 * r + 8 * word, 0)
+
     def kernel(tid, n_thread, a):
-        parts, n_word = cuda.shared.array(WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
-        n_cluster = load_i64(a.extent + 16)
-        for r in range(tid, a.n_row, n_thread):
-            row, h, found = a.marks + a.capacity // 8 * r, r * group // a.heads_per_kv, 0
+        parts, n_cluster = cuda.shared.array(WARPS, int32), load_i64(a.extent + 16)
+        n_head = a.n_row * group
+        n_part = max(1, n_thread // n_head)
+        for item in range(tid, n_head * n_part, n_thread):
+            head, part = quotient(item, n_part), remainder(item, n_part)
+            row, h = a.marks + a.capacity // 8 * (head // group), head // a.heads_per_kv
             own = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
-            clear_bits(row, 0, n_word)
-            sync_block()
-            for head in range(r * group, (r + 1) * group):
-                left, ranked = load_i32(a.keep + 4 * head), a.rank + 4 * a.n_slot * head
-                mark(row, own, ranked, left, n_cluster, parts)
-            sync_block()
-            for word in range(thread(), n_word, THREADS):
+            left, ranked = load_i32(a.keep + 4 * head), a.rank + 4 * a.n_slot * head
+            mark(row, own, ranked, left, n_cluster, (part, n_part), parts)
+
+    def count(tid, n_thread, a):
+        parts, n_word = cuda.shared.array(MOST_WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
+        for r in range(tid, a.n_row, n_thread):
+            row, found = a.marks + a.capacity // 8 * r, 0
+            for word in range(thread(), n_word, threads()):
                 found += size_of(load_i64(row + 8 * word))
             _, total = block_before(int32(found), parts)
             if thread() == 0:
                 store_i32(a.count + 4 * r, total)
 
-    return [Launch(kernel)]
+    return [Launch(clear), Launch(kernel), Launch(count, threads=MOST_THREADS, any_size=True)]
 
 
 def tactic_select() -> list[Launch]:
     """Kernel of TACTIC_SELECT: blocks stride over rows, after the sum of those before."""
 
     def kernel(tid, n_thread, a):
-        parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(a.step + STEP.pos) + 1
+        parts, n_kv = cuda.shared.array(MOST_WARPS, int32), load_i64(a.step + STEP.pos) + 1
         first, n_word = min(a.n_sink, n_kv), (load_i64(a.extent + 8) + 63) // 64
         end = min(n_kv, max(first, load_i64(a.extent + 8)))
         n_outside = first + n_kv - end
@@ -341,4 +362,4 @@ def tactic_select() -> list[Launch]:
                 if r == 0:
                     store_i32(a.indptr, 0)
 
-    return [Launch(kernel)]
+    return [Launch(kernel, threads=MOST_THREADS, any_size=True)]

@@ -1,4 +1,7 @@
-"""Tactic's budget, one block a query head: clusters by descending score, positions to select.
+"""Tactic's budget: clusters by descending score, positions to select.
+
+Three launches: a block a query head sorts its clusters, blocks take parts of the keys that are
+weighed, and a block a head concludes.
 
 Sums are float64, of float32 weights.
 """
@@ -13,6 +16,8 @@ from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E, first_at_le
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row
 from tamis.jit_kernels.cuda.lang.grid import (
+    MOST_THREADS,
+    MOST_WARPS,
     THREADS,
     WARP,
     WARPS,
@@ -20,10 +25,12 @@ from tamis.jit_kernels.cuda.lang.grid import (
     block_before,
     lane,
     largest,
+    most_of,
     sum_of,
     sums_before,
     sync_block,
     thread,
+    threads,
     warp,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
@@ -41,7 +48,7 @@ from tamis.jit_kernels.cuda.select.common import LOWEST
 FINEST = 65535.0  # levels of scores that the sort distinguishes
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
 DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
-COUNTS = WARPS * DIGITS
+COUNTS, MOST_COUNTS = WARPS * DIGITS, MOST_WARPS * DIGITS
 list_size = device(tactic_list)
 half_window = device(tactic_half_window)
 
@@ -97,12 +104,13 @@ def peers_of(digit, live):
 def sort_pass(keys, source, target, n, shift, counts, parts):
     """One stable radix-sort pass over indices by a digit of their keys.
 
-    counts: a shared array of COUNTS int32, a row of DIGITS a warp.
+    The work of a block of at least DIGITS threads. counts: a shared array of int32, DIGITS a warp.
     """
-    share = (n + THREADS - 1) // THREADS * WARP  # of a warp
+    n_warp, mine = threads() // WARP, int32(0)
+    share = (n + threads() - 1) // threads() * WARP  # of a warp
     begin, below = share * warp(), (uint32(1) << lane()) - uint32(1)
-    for w in range(WARPS):
-        counts[DIGITS * w + thread()] = 0
+    for i in range(thread(), DIGITS * n_warp, threads()):
+        counts[i] = 0
     sync_block()
     for pass_ in range(2):
         for start in range(begin, min(begin + share, n), WARP):
@@ -122,11 +130,10 @@ def sort_pass(keys, source, target, n, shift, counts, parts):
             cuda.syncwarp()
         sync_block()
         if pass_ == 0:
-            mine = int32(0)
-            for w in range(WARPS):
+            for w in range(n_warp if thread() < DIGITS else 0):
                 mine += counts[DIGITS * w + thread()]
             before, _ = block_before(int32(mine), parts)
-            for w in range(WARPS):
+            for w in range(n_warp if thread() < DIGITS else 0):
                 size = counts[DIGITS * w + thread()]
                 counts[DIGITS * w + thread()] = before
                 before += size
@@ -145,16 +152,17 @@ class Lists(NamedTuple):
 
 
 @device
-def sort_clusters(scores, lists, rank, n, counts, parts, sums):
+def sort_clusters(scores, lists, rank, n, counts, parts, tops):
     """Sort clusters by descending score, quantised to FINEST steps, ties by index, into rank."""
     keys, other = lists.guesses, lists.sizes  # which are not written yet
-    high = float32(largest_of(scores, n, sums))
-    for i in range(thread(), n, THREADS):
-        store_f32(keys + 4 * i, -load_f32(scores + 4 * i))
-    sync_block()
-    low = -float32(largest_of(keys, n, sums))
+    high, low = float32(LOWEST), float32(LOWEST)
+    for i in range(thread(), n, threads()):
+        x = load_f32(scores + 4 * i)
+        high, low = max(high, x), max(low, -x)
+    high = most_of(high, tops)
+    low = -most_of(low, tops)
     factor = float32(FINEST) / (high - low) if high > low else float32(0)
-    for i in range(thread(), n, THREADS):
+    for i in range(thread(), n, threads()):
         store_i32(keys + 4 * i, rounded((high - load_f32(scores + 4 * i)) * factor))
     sync_block()
     sort_pass(keys, 0, other, n, 0, counts, parts)
@@ -167,7 +175,7 @@ def sort_clusters(scores, lists, rank, n, counts, parts, sums):
 def follow(scores, starts, rank, tables, n_cluster, scale, parts):
     """For clusters in rank order: cumulative positions, scaled score, size."""
     (ends, guesses, sizes), total = tables, 0
-    for first in range(0, n_cluster, THREADS):
+    for first in range(0, n_cluster, threads()):
         i, c, n = first + thread(), 0, 0
         if i < n_cluster:
             c = load_i32(rank + 4 * i)
@@ -202,6 +210,55 @@ def list_span(rows, pages, low, high):
     for j in range(low + thread(), high, THREADS):
         store_i32(rows + 4 * (j - low), key_row(k_table, n_head_kv, h, j))
     return rows + 4 * max(0, high - low)
+
+
+class Weighed(NamedTuple):
+    """Positions whose keys are weighed: of the order of rank, then of the cache."""
+
+    first: Any  # of the order: so many first ones
+    low_1: Any  # and two ranges
+    high_1: Any
+    low_2: Any
+    high_2: Any
+    n_sink: Any  # of the cache: so many first ones
+    end: Any  # and another range
+    n_kv: Any
+
+
+@device
+def n_weighed(w):
+    """How many there are in the order, and in all."""
+    n = w.first + w.high_1 - w.low_1 + w.high_2 - w.low_2
+    return n, n + w.n_sink + w.n_kv - w.end
+
+
+@device
+def weighed_at(w, i):
+    """The i-th: its number in the order or its position, and whether it is one of the order."""
+    n_1, n_2 = w.high_1 - w.low_1, w.high_2 - w.low_2
+    if i < w.first:
+        return i, True
+    i -= w.first
+    if i < n_1:
+        return w.low_1 + i, True
+    i -= n_1
+    if i < n_2:
+        return w.low_2 + i, True
+    i -= n_2
+    return (i if i < w.n_sink else w.end + i - w.n_sink), False
+
+
+@device
+def list_weighed(rows, pages, clusters, w, low, high):
+    """List the rows of low .. high - 1 of them."""
+    order, starts, rank, ends, n_cluster = clusters
+    for i in range(low + thread(), high, threads()):
+        j, ranked = weighed_at(w, i)
+        if ranked:
+            c = first_at_least(ends, 0, n_cluster, j + 1)
+            after = load_i32(starts + 4 * load_i32(rank + 4 * c) + 4)
+            j = load_i32(order + 4 * (after - (load_i32(ends + 4 * c) - j)))
+        store_i32(rows + 4 * i, key_row(pages[1], pages[2], pages[3], j))
 
 
 @device
@@ -343,84 +400,95 @@ def curve_budget(logits, sizes, n, share, sums, found):
     return high
 
 
-def _budgets(head_dim: int) -> tuple[Any, Any]:
+@device
+def pages_of(a, r):
+    """Where the keys of a query head are."""
+    return a.k_pages, a.k_table, a.n_head_kv, r // a.heads_per_kv
+
+
+@device
+def room_of(a, r):
+    """A head's scratch as ops.tactic_work has it: where clusters end in the order; the lists."""
+    n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
+    room = a.work + (4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)) * r
+    at_samples = room + 4 * row + 4 * 512
+    rows = at_samples + 4 * TACTIC_SAMPLES
+    logits = rows + 4 * n_list
+    return room, Lists(rows, logits, room + row, room + 2 * row, room + 3 * row, at_samples)
+
+
+@device
+def clusters_of(a, r, ends):
+    """A head's clusters: positions by cluster, where each starts, order of rank, its ends."""
+    h = r // a.heads_per_kv
+    starts, n_cluster = a.starts + 4 * (a.n_slot + 1) * h, load_i64(a.extent + 16)
+    return a.order + 4 * a.capacity * h, starts, a.rank + 4 * a.n_slot * r, ends, n_cluster
+
+
+@device
+def weighed_of(a, ends):
+    """What a head weighs: the first ones, two windows, and what is outside of the clusters.
+
+    To be sampled from, instead of windows: whole clusters.
+    """
+    end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+    n, n_kv, n_sink = end - a.n_sink, load_i64(a.step + STEP.pos) + 1, a.n_sink
+    n_first = max(20, int(a.first_share * n))
+    if a.counted == 0:
+        n_kv, n_sink = end, 0
+    if a.n_sample > 0:
+        last = first_at_least(ends, 0, n_cluster - 1, n_first)
+        return Weighed(load_i32(ends + 4 * last), 0, 0, 0, 0, n_sink, end, n_kv), last
+    x_1, x_2, half = windows_of(n)
+    low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
+    low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
+    return Weighed(min(n, n_first), low_1, high_1, low_2, high_2, n_sink, end, n_kv), 0
+
+
+@device
+def guessed(of, i):
+    """A cluster's estimated weight: its size times exp(centroid logit)."""
+    guesses, sizes, top = of
+    away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
+    return exp2(away) * load_f32(sizes + 4 * i)
+
+
+@device
+def mean_ratio(logits, guesses, n, sums):
+    """The mean ratio of the samples' true weights to their estimates."""
+    x = 0.0
+    if thread() < n:
+        ratio = load_f32(logits + 4 * thread()) - load_f32(guesses + 4 * thread())
+        x = float64(exp2(min(ratio, float32(LARGEST_RATIO)) * float32(LOG2_E)))
+    return sums_before(x, sums)[1] / n
+
+
+def _budgets(head_dim: int, weigh: Any) -> tuple[Any, Any]:
     """The functions that select positions by a fitted curve and by sampling."""
-    weigh = weighing(head_dim, 1)
-
-    @device
-    def head_of(a, r):
-        return a.q + 4 * head_dim * r
-
-    @device
-    def pages_of(a, r):
-        return a.k_pages, a.k_table, a.n_head_kv, r // a.heads_per_kv
-
-    @device
-    def span_of(a):
-        """End of the clusters; of the positions that count outside of them; first ones."""
-        end = load_i64(a.extent + 8)
-        n_kv = load_i64(a.step + STEP.pos) + 1 if a.counted != 0 else 0
-        return end, n_kv, max(20, int(a.first_share * (end - a.n_sink)))
-
-    @device
-    def by_curve(a, r, shared, clusters, lists, sums, found):
-        rows, logits, pages = lists.rows, lists.logits, pages_of(a, r)
-        end, n_kv, n_first = span_of(a)
-        n = end - a.n_sink
-        n_first, (x_1, x_2, half) = min(n, n_first), windows_of(n)
-        low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
-        low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
-        at = list_ranked(rows, pages, clusters, 0, n_first)
-        at = list_ranked(at, pages, clusters, low_1, high_1)
-        outside = list_ranked(at, pages, clusters, low_2, high_2)
-        at = outside
-        if n_kv > 0:
-            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
-        n_all = (at - rows) // 4
-        weigh(a, shared, head_of(a, r), rows, n_all, logits, 0)
-        exponentiate(logits, n_all, float32(largest_of(logits, n_all, sums)))
-        sizes = n_first, high_1 - low_1, high_2 - low_2, (at - outside) // 4
-        return curve_budget(logits, sizes, n, float64(a.share), sums, found)
-
-    @device
-    def guessed(of, i):
-        """A cluster's estimated weight: its size times exp(centroid logit)."""
-        guesses, sizes, top = of
-        away = (load_f32(guesses + 4 * i) - top) * float32(LOG2_E)
-        return exp2(away) * load_f32(sizes + 4 * i)
-
     running_sums = summing(guessed)
 
     @device
-    def mean_ratio(logits, guesses, n, sums):
-        """The mean ratio of the samples' true weights to their estimates."""
-        x = 0.0
-        if thread() < n:
-            ratio = load_f32(logits + 4 * thread()) - load_f32(guesses + 4 * thread())
-            x = float64(exp2(min(ratio, float32(LARGEST_RATIO)) * float32(LOG2_E)))
-        return sums_before(x, sums)[1] / n
+    def by_curve(a, lists, w, sums, found):
+        logits, n = lists.logits, w.end - a.n_sink
+        n_ranked, n_all = n_weighed(w)
+        exponentiate(logits, n_all, float32(largest_of(logits, n_all, sums)))
+        sizes = w.first, w.high_1 - w.low_1, w.high_2 - w.low_2, n_all - n_ranked
+        return curve_budget(logits, sizes, n, float64(a.share), sums, found)
 
     @device
-    def by_samples(a, r, shared, clusters, lists, sums, found):
+    def by_samples(a, r, shared, lists, weighed, sums, found):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
-        rows, logits, pages = lists.rows, lists.logits, pages_of(a, r)
-        (end, n_kv, n_first), (ends, n_cluster) = span_of(a), clusters[3:]
-        head, share = head_of(a, r), float64(a.share)
-        last = first_at_least(ends, 0, n_cluster - 1, n_first)
-        n_first = load_i32(ends + 4 * last)
-        at = list_ranked(rows, pages, clusters, 0, n_first)
-        if n_kv > 0:
-            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
-        n_exact = (at - rows) // 4
-        weigh(a, shared, head, rows, n_exact, logits, 0)
+        rows, logits, share = lists.rows, lists.logits, float64(a.share)
+        (w, last), clusters = weighed, clusters_of(a, r, room_of(a, r)[0])
+        (ends, n_cluster), (n_first, n_exact) = clusters[3:], n_weighed(w)
         top = max(float32(largest_of(logits, n_exact, sums)), load_f32(lists.guesses))
         exponentiate(logits, n_exact, top)
         outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
         of, factor = (lists.guesses, lists.sizes, top), 0.0
         tail = running_sums(of, lists.weights, last + 1, n_cluster, sums)
         if tail > 0.0:
-            to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
-            draw(drawn, pages, clusters, lists, last + 1, tail, a.n_sample)
+            to, drawn, head = logits + 4 * n_exact, rows + 4 * n_exact, a.q + 4 * head_dim * r
+            draw(drawn, pages_of(a, r), clusters, lists, last + 1, tail, a.n_sample)
             weigh(a, shared, head, drawn, a.n_sample, to, 0)
             ratio = mean_ratio(to, lists.at_samples, a.n_sample, sums)
             factor = ratio * (1.0 + float64(a.margin))
@@ -438,38 +506,54 @@ def _budgets(head_dim: int) -> tuple[Any, Any]:
 
 
 def tactic_budget(head_dim: int) -> list[Launch]:
-    """Kernel of TACTIC_BUDGET: blocks stride over query heads."""
-    by_curve, by_samples = _budgets(head_dim)
+    """Kernels of TACTIC_BUDGET: the order, the weights, the budgets; blocks stride over heads."""
+    weigh, weigh_drawn = weighing(head_dim, 1), weighing(head_dim, 1)
+    by_curve, by_samples = _budgets(head_dim, weigh_drawn)
 
-    def kernel(tid, n_thread, a):
+    def rank(tid, n_thread, a):
+        parts, tops = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_WARPS, float32)
+        counts, n_cluster = cuda.shared.array(MOST_COUNTS, int32), load_i64(a.extent + 16)
+        for r in range(tid, a.n_head if n_cluster > 0 else 0, n_thread):
+            ends, lists = room_of(a, r)
+            _, starts, ranked, _, _ = clusters_of(a, r, ends)
+            own = a.scores + 4 * a.n_slot * r
+            sort_clusters(own, lists, ranked, n_cluster, counts, parts, tops)
+            tables = ends, lists.guesses, lists.sizes
+            follow(own, starts, ranked, tables, n_cluster, a.scale, parts)
+
+    def gauge(tid, n_thread, a):
+        shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_head)
+        needed = load_i64(a.extent + 16) > 0 and a.share < 1
+        for item in range(tid, a.n_head * n_part if needed else 0, n_thread):
+            r, part = item // n_part, item % n_part
+            ends, lists = room_of(a, r)
+            w = weighed_of(a, ends)[0]
+            n = n_weighed(w)[1]
+            share = (n + n_part - 1) // n_part
+            low, high = min(n, share * part), min(n, share * (part + 1))
+            list_weighed(lists.rows, pages_of(a, r), clusters_of(a, r, ends), w, low, high)
+            rows, to = lists.rows + 4 * low, lists.logits + 4 * low
+            weigh(a, shared, a.q + 4 * head_dim * r, rows, high - low, to, 0)
+
+    def conclude(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
-        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        n_cluster = load_i64(a.extent + 16)
         for r in range(tid, a.n_head, n_thread):
-            h = r // a.heads_per_kv
-            n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
-            work_size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)  # as ops.tactic_work
-            room = a.work + work_size * r
-            ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
-            at_samples = room + 4 * row + 4 * 512
-            rows = at_samples + 4 * TACTIC_SAMPLES
-            lists = Lists(rows, rows + 4 * n_list, guesses, sizes, weights, at_samples)
-            own, ranked, n_kept = a.scores + 4 * a.n_slot * r, a.rank + 4 * a.n_slot * r, 0
-            if n_cluster > 0:
-                sort_clusters(own, lists, ranked, n_cluster, counts, parts, sums)
-                n_kept = end - a.n_sink
+            n_kept = load_i64(a.extent + 8) - a.n_sink if n_cluster > 0 else 0
             if n_cluster > 0 and a.share < 1:
-                head_starts = a.starts + 4 * (a.n_slot + 1) * h
-                tables = ends, guesses, sizes
-                follow(own, head_starts, ranked, tables, n_cluster, a.scale, parts)
-                clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+                ends, lists = room_of(a, r)
+                w, last = weighed_of(a, ends)
                 if a.n_sample == 0:
-                    n_kept = by_curve(a, r, shared, clusters, lists, sums, found)
+                    n_kept = by_curve(a, lists, w, sums, found)
                 else:
-                    n_kept = by_samples(a, r, shared, clusters, lists, sums, found)
+                    n_kept = by_samples(a, r, shared, lists, (w, last), sums, found)
             if thread() == 0:
                 store_i32(a.keep + 4 * r, n_kept)
-            sync_block()  # before the next head's lists overwrite what is read here
+            sync_block()  # before the next head's sums overwrite what is read here
 
-    return [Launch(kernel, shared=ROW)]
+    return [
+        Launch(rank, threads=MOST_THREADS),
+        Launch(gauge, shared=ROW),
+        Launch(conclude, shared=ROW),
+    ]
