@@ -15,6 +15,7 @@ def layer(g: Graph, il: int) -> None:
 
 ARCH = Arch(
     neox=True,
+    shared_ff=True,
     layer=layer,
     score_experts="sigmoid",
     keys=(

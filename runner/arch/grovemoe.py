@@ -75,6 +75,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
 
 ARCH = Arch(
     neox=True,
+    shared_ff=True,
     layer=layer,
     tensors=_tensors,
     derived=_derived,

@@ -57,6 +57,9 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
     hp = HParams.from_gguf(file, keys, arch.refused, arch.nonzero, full_first=arch.full_first)
+    if hp.n_expert and not hp.n_ff_expert:
+        n_share = max(hp.n_expert_used, 1) if arch.shared_ff else 1
+        hp = replace(hp, n_ff_expert=hp.n_ff // n_share)
     try:
         hp = replace(hp, **arch.derived(hp)) if arch.derived else hp
     except UnsupportedKey as error:
@@ -75,18 +78,17 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         hp = replace(hp, recurrent=arch.recurrent(hp))
     weights = load_weights(file, hp, arch.tensors, arch.unread, arch.block)
     factors = _factors(weights.top, hp, arch)
-    ropes = [rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[0])]
+    frequencies = partial(rope_frequencies, hp, interleaved=arch.interleaved_sections)
+    ropes = [frequencies(base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[0])]
     if factors[1] is not None:
-        long = rope_frequencies(hp, base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
+        long = frequencies(base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     if base := hp.rope_base_swa or arch.rope_base_window:
         rotary = hp.rope_scaling  # what YaRN makes of cosines is of scaled layers only
         unscaled = RopeScaling(attn_factor=1.0 if rotary.kind == "yarn" else rotary.attn_factor)
         scaling = hp.rope_scaling if arch.window_scaled else unscaled
         own = factors[0] if arch.chunked else None
-        ropes.append(
-            rope_frequencies(hp, base=base, scaling=scaling, factors=own, n_rot=hp.n_rot_swa)
-        )
+        ropes.append(frequencies(base=base, scaling=scaling, factors=own, n_rot=hp.n_rot_swa))
     from tamis.model.heads import load_heads
 
     heads = load_heads(file, hp.n_embd, is_encoder=is_encoder)

@@ -21,6 +21,7 @@ def layer(g: Graph, il: int) -> None:
 
 ARCH = Arch(
     neox=False,
+    shared_ff=True,
     nope_every=1,
     gated=False,
     activation="relu2",

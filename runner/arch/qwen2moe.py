@@ -11,4 +11,4 @@ def _derived(hp: HParams) -> dict[str, Any]:
     return {} if hp.n_ff_shared else {"n_ff_shared": hp.n_ff}
 
 
-ARCH = Arch(neox=True, normalize_experts=False, derived=_derived)
+ARCH = Arch(neox=True, shared_ff=True, normalize_experts=False, derived=_derived)

@@ -25,5 +25,6 @@ ARCH = Arch(
     layer=layer,
     tensors=delta_net_tensors,
     recurrent=delta_net_layers,
-    keys=("full_attention_interval",),
+    interleaved_sections=True,
+    keys=("full_attention_interval", "rope.dimension_sections"),
 )

@@ -24,8 +24,10 @@ def layer(g: Graph, il: int) -> None:
 
 ARCH = Arch(
     neox=True,
+    shared_ff=True,
     layer=layer,
     tensors=delta_net_tensors,
     recurrent=delta_net_layers,
-    keys=("full_attention_interval",),
+    interleaved_sections=True,
+    keys=("full_attention_interval", "rope.dimension_sections"),
 )

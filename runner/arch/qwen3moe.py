@@ -2,4 +2,4 @@
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True)
+ARCH = Arch(neox=True, shared_ff=True)

@@ -26,6 +26,7 @@ def layer(g: Graph, il: int) -> None:
 UNREAD = ("ssm_in.weight",)
 ARCH = Arch(
     neox=True,
+    shared_ff=True,
     layer=layer,
     tensors=delta_net_tensors,
     recurrent=delta_net_layers,

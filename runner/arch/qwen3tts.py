@@ -2,4 +2,4 @@
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, keys=("rope.dimension_sections",))
+ARCH = Arch(neox=True, interleaved_sections=True, keys=("rope.dimension_sections",))

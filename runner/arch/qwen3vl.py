@@ -1,5 +1,10 @@
-"""Qwen3-VL, its text: all sections of its rotary positions are the same one."""
+"""Qwen3-VL, its text: rotary sections of text are one."""
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, refused=("n_deepstack_layers",))
+ARCH = Arch(
+    neox=True,
+    interleaved_sections=True,
+    keys=("rope.dimension_sections",),
+    refused=("n_deepstack_layers",),
+)

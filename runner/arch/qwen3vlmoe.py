@@ -1,5 +1,11 @@
-"""Qwen3-VL mixture of experts, its text: sections of rotary positions are the same one."""
+"""Qwen3-VL mixture of experts, its text: rotary sections of text are one."""
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, refused=("n_deepstack_layers",))
+ARCH = Arch(
+    neox=True,
+    interleaved_sections=True,
+    shared_ff=True,
+    keys=("rope.dimension_sections",),
+    refused=("n_deepstack_layers",),
+)

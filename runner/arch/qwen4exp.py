@@ -124,6 +124,7 @@ def _check_sections(hp: HParams) -> None:
 
 ARCH = Arch(
     neox=True,
+    shared_ff=True,
     layer=layer,
     tensors=_tensors,
     derived=_derived,

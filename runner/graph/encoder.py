@@ -1,9 +1,8 @@
 """What encoders share (BERT, Devlin et al. 2018, arXiv 1810.04805): norms after each part."""
 
 from tamis.graph.context import Graph
-from tamis.graph.layer import self_attention
+from tamis.graph.layer import feed_forward, self_attention
 from tamis.graph.linear import Source
-from tamis.graph.mlp import mlp
 from tamis.graph.norm import add, norm_rows, record_rows_added
 
 
@@ -20,7 +19,7 @@ def encoder_layer(g: Graph, il: int) -> None:
 def read(g: Graph, il: int) -> None:
     """Record the feed-forward part of layer il, and the norm after it."""
     w = g.weights(il)
-    add(g, mlp(g, Source(g.x), w))
+    add(g, feed_forward(g, il, Source(g.x)))
     norm_rows(g, g.x, w.layer_output_norm.vector, w.layer_output_norm.bias)
 
 

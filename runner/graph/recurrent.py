@@ -268,8 +268,8 @@ class Scan(NamedTuple):
     scale: float = 1.0
 
 
-def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray) -> None:
-    """Record y, f32 [n_tok, n_head * head_v], of a scan."""
+def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray, *, name: str = "scan") -> None:
+    """Record y, f32 [n_tok, n_head * head_v], of a scan; name: of its state."""
     v, k, n_head = scan.v, scan.k, scan.v.rows_per_tok
     by_channel = scan.decay[0].size > n_head
     assert scan.q.stride == k.stride == v.stride
@@ -283,7 +283,7 @@ def linear_scan(g: Graph, state: State, scan: Scan, y: np.ndarray) -> None:
         decay=scan.decay,
         beta=scan.beta,
         skip=scan.skip,
-        state=state("scan", n_head, k.n, v.n),
+        state=state(name, n_head, k.n, v.n),
         y=y,
         n_head=n_head,
         n_head_k=k.rows_per_tok,

@@ -31,6 +31,9 @@ class Arch:
     clamp: str = "after"  # form of gates with a limit, as for GATE_CLAMPED
     clamp_always: float = 0.0  # their limit, where no key of the file gives it
     rope_factors: bool = True  # rope_freqs.weight, where the file has it, divides frequencies
+    # Rotary pairs of time, height and width follow each other in turn; else each has a run.
+    interleaved_sections: bool = False
+    shared_ff: bool = False  # where the file lacks experts' width, those chosen share that of n_ff
     long_factors: bool = False  # LongRoPE: others divide them beyond the first training context
     keys: tuple[str, ...] = ()  # keys of hparams.py that the architecture reads
     refused: tuple[str, ...] = ()  # keys that llama.cpp reads there and no graph here

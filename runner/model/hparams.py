@@ -209,7 +209,8 @@ class HParams:
     n_expert_latent: int = field(default=0, repr=False)  # width that experts read; 0: n_embd
     situ: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # limits of gates, of ups
     stacks: tuple[int, int, int] = field(default=(0, 0, 0), repr=False)  # see STACKS
-    lora_ranks: tuple[int, ...] = field(default=(), repr=False)  # of RWKV-7's products
+    lora_ranks: tuple[int, ...] = field(default=(), repr=False)  # of RWKV's products
+    n_rescale: int = field(default=0, repr=False)  # layers after which rows are halved; 0: never
     n_hash: int = field(default=0, repr=False)  # first layers whose experts a token's id chooses
     # Of each layer what xIELU has for exp(x) - 1 - x below 0, for x^2 above it, and for x.
     xielu: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
@@ -374,12 +375,15 @@ OUT_GROUPS, OUT_RANK = "attention.output_group_count", "attention.output_lora_ra
 BASE_ENTRIES = "attention.compress_rope_freq_base"
 HASH_LAYERS, XIELU = "hash_layer_count", "xielu.alpha_n"
 LORA_RANK = "attention.decay_lora_rank"  # and the other ranks of RWKV-7's products
+# Of RWKV-6: layers after which rows are halved; and the ranks of its products.
+RESCALE, MIX_RANK = "rescale_every_n_layers", "time_mix_extra_dim"
 SHARED = "expert_shared_count"  # shared experts, each of an expert's size
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *YARN, *NUMBERS),
     *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
     *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, HASH_LAYERS, XIELU, LORA_RANK),
+    *(RESCALE, MIX_RANK),
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
@@ -448,7 +452,7 @@ class _Reader:
             rope_scaling=self._rope_scaling(),
             n_expert=n_expert,
             n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
-            n_ff_expert=n_ff_expert or (n_ff if n_expert else 0),
+            n_ff_expert=n_ff_expert,
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
             n_ff_shared=self._n_ff_shared(n_ff_expert),
             routing=self._routing(n_expert),
@@ -511,7 +515,7 @@ class _Reader:
     def _heads(self, n_embd: int) -> tuple[int, int, int]:
         """Heads, KV heads and elements of a head."""
         has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
-        has_state = has_state or LORA_RANK in self._keys
+        has_state = has_state or LORA_RANK in self._keys or MIX_RANK in self._keys
         n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
         if n_head == 0:
             return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has a KV cache
@@ -736,6 +740,7 @@ class _Reader:
         return {
             "stacks": self._stacks(),
             "lora_ranks": self._lora_ranks(),
+            "n_rescale": self._option(RESCALE, MAX_LAYER),
             "n_hash": self._option(HASH_LAYERS, MAX_LAYER),
             "xielu": self._xielu(),
             "n_ff_chunk": self._option(CHUNK_FF, 1 << 22),
@@ -752,6 +757,8 @@ class _Reader:
         return self._number(gate, 1e-6, 1e6), self._number(up, -1e6, 1e6)
 
     def _lora_ranks(self) -> tuple[int, ...]:
+        if MIX_RANK in self._keys:
+            return tuple(self._count(key, MAX_EMBD) for key in (MIX_RANK, "time_decay_extra_dim"))
         if LORA_RANK not in self._keys:
             return ()
         names = ("decay", "iclr", "value_residual_mix", "gate")

@@ -100,7 +100,7 @@ class Model:
         """Whether the last layer's rows are normed: those of some encoders are already."""
         if not self.arch.norms_output:
             return False
-        return not self.arch.is_encoder or bool(self.weights.top.output_norm)
+        return not self.arch.is_encoder or self.weights.output_norm.name != "token_embd_norm"
 
     def is_nope(self, layer: int) -> bool:
         """Whether a layer's queries and keys are left as they are."""

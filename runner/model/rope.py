@@ -29,8 +29,11 @@ def rope_frequencies(
     scaling: RopeScaling,
     factors: np.ndarray | None = None,
     n_rot: int = 0,
+    interleaved: bool = False,
 ) -> RopeFrequencies:
     """Frequencies for one kind of layer; n_rot: elements of a head that are rotated, 0: hp.n_rot.
+
+    interleaved: pairs of the sections of time, height and width follow each other in turn.
 
     factors: float32 [n_rot / 2] of the file (Llama 3, LongRoPE), which divide the frequencies;
     None for models without.
@@ -39,9 +42,7 @@ def rope_frequencies(
     half = n_rot // 2
     plain = base ** (-2.0 * np.arange(half) / n_rot)
     if sum(hp.rope_sections):
-        # Positions of time, height and width are one for text; what the fourth section counts is 0.
-        at = np.arange(half) % sum(hp.rope_sections)
-        plain = np.where(at < sum(hp.rope_sections[:3]), plain, 0.0)
+        plain = np.where(_of_text(hp.rope_sections, half, interleaved=interleaved), plain, 0.0)
     if factors is not None:
         plain = plain / factors[:half].astype(np.float64)
     if scaling.kind == "none":
@@ -52,6 +53,14 @@ def rope_frequencies(
     keep = _yarn_ramp(n_rot, base, scaling) * scaling.ext_factor
     scale = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
     return RopeFrequencies(stretched * (1.0 - keep) + plain * keep, scale)
+
+
+def _of_text(sections: tuple[int, ...], n: int, *, interleaved: bool) -> np.ndarray:
+    """Which of n pairs have a position: that of text is of all sections but the fourth."""
+    at = np.arange(n) % sum(sections)
+    if interleaved:
+        return at < 3 * np.array(sections)[at % 3]
+    return at < sum(sections[:3])
 
 
 def _yarn_ramp(n_rot: int, base: float, scaling: RopeScaling) -> np.ndarray:

@@ -22,6 +22,7 @@ TENSORS = {
     "token_embd": "n_vocab n_embd",
     "output_norm": "n_embd",
     "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
+    "enc.output_norm": "n_embd",  # and NeoBERT
     "output": "n_vocab n_embd",
     "rope_freqs": "n_rot/2|n_rot_swa/2",
     "rope_factors_long": "n_rot/2",
@@ -78,7 +79,8 @@ FLOATS = {
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
     *("indexer_compressor_ape", "attn_compressor_ape"),
     *("hc_attn_norm", "hc_ffn_norm", "output_hc_norm"),
-    *("time_mix_lerp_fused", "channel_mix_lerp_k"),
+    *("time_mix_lerp_fused", "channel_mix_lerp_k", "channel_mix_lerp_r"),
+    *("time_mix_lerp_x", "time_mix_first", *(f"time_mix_lerp_{name}" for name in "wkvrg")),
     *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ple_conv1d"),
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
     *("altup_predict_coef", "altup_correct_coef"),
@@ -256,7 +258,7 @@ def load_weights(
     tied = replace(top.token_embd, name="output")
     return Weights(
         token_embd=top.token_embd,
-        output_norm=top.output_norm or top.token_embd_norm,
+        output_norm=top.output_norm or top["enc.output_norm"] or top.token_embd_norm,
         output=top.output or tied,
         top=top,
         blk=tuple(_layer(loader, block(hp, i) if block else i, more) for i in range(hp.n_layer)),

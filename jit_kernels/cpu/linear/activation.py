@@ -112,12 +112,18 @@ def curve(x):
 
 
 @njit
+def exp(x):
+    """See ACTIVATIONS."""
+    return vexp(vmin(x, splat_f(LARGEST)))
+
+
+@njit
 def identity(x):
     """The argument itself."""
     return x
 
 
-FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve
+FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve, exp
 ACTIVATIONS: dict[str, Any] = dict(zip(NAMES, FUNCTIONS, strict=True))
 
 

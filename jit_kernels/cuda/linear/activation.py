@@ -83,12 +83,18 @@ def clamp(x):
 
 
 @device
+def exp(x):
+    """See ACTIVATIONS."""
+    return exp2(min(x * float32(LOG2_E), float32(LARGEST)))
+
+
+@device
 def identity(x):
     """Identity: x."""
     return x
 
 
-FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve
+FUNCTIONS = identity, silu, sigmoid, gelu, gelu_erf, relu, relu2, tanh, clamp, curve, exp
 ACTIVATIONS: dict[str, Any] = dict(zip(NAMES, FUNCTIONS, strict=True))
 
 
