@@ -2,4 +2,8 @@
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, norm_after_rope=True)
+ARCH = Arch(
+    neox=True,
+    norm_after_rope=True,
+    derived=lambda hp: {"n_ff_expert": hp.n_ff},  # whatever the key for it says
+)
