@@ -151,7 +151,7 @@ ACTIVATIONS = {
     "tanh": np.tanh,
     "clamp": lambda x: np.clip(x, -1, 1),
     "curve": lambda x: np.expm1(np.minimum(x, 0)) - np.minimum(x, 0),
-    "exp": np.exp,
+    "exp": lambda x: np.exp(np.minimum(x, 87)),
 }
 
 

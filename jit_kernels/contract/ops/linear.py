@@ -124,7 +124,7 @@ MAP_ROWS = op("linear.activation", MapRows, "activation add")
 
 # What MAP_ROWS and GATE_ROWS have by name; gelu is its tanh form, gelu_erf the exact one, relu2 the
 # square of relu, clamp the nearest number from -1 to 1, curve exp(x) - 1 - x of negative x, else 0,
-# exp of at most 87.
+# exp that of x, or of 87 where x is larger.
 ACTIVATIONS = (
     *("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp", "curve"),
     "exp",

@@ -14,6 +14,7 @@ from tamis.jit_kernels.cuda.lang.ptx import exp2
 SQRT_2_OVER_PI = 0.7978845608028654
 SQRT_HALF = 0.7071067811865476
 LOG2_E = 1.4426950408889634
+LARGEST_EXP = 87.0  # of exp's arguments
 LARGEST = 126.0  # of exp2's arguments: more would be infinite
 LINEAR_FROM = 20.0  # softplus(x) is x from here on, to the last bit of a float32
 ALPHA = 1.702  # of gpt-oss's gate
@@ -85,7 +86,7 @@ def clamp(x):
 @device
 def exp(x):
     """See ACTIVATIONS."""
-    return exp2(min(x * float32(LOG2_E), float32(LARGEST)))
+    return exp2(min(x, float32(LARGEST_EXP)) * float32(LOG2_E))
 
 
 @device
