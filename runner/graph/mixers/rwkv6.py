@@ -93,11 +93,11 @@ def _with_first(g: Graph, il: int, rows: tuple[np.ndarray, ...], y: np.ndarray) 
     )
     first = g.weights(il).time_mix_first.vector.reshape(-1)
     own_k = gated(g, "wkv_first", Part(first, 0, n), "none", whole(k))
-    own, forgotten = g.ws.rows("wkv_own", n), np.zeros((1, n), np.float32)
+    own, nothing_kept = g.ws.rows("wkv_own", n), np.zeros((1, n), np.float32)
 
     def record(state: State) -> None:
         linear_scan(g, state, _scan(r, k_before, v_before, decay_before, head), y)
-        linear_scan(g, state, _scan(r, own_k, v, forgotten, head), own, name="scan_own")
+        linear_scan(g, state, _scan(r, own_k, v, nothing_kept, head), own, name="scan_own")
 
     g.rec.program.transfer(g.rec.step, r, k_before, v_before, decay_before, own_k, v)
     g.hooks.recur(g, il, record)
