@@ -13,6 +13,7 @@ KV cache: float16, or with --cache-type q8_0, which llama.cpp has with flash att
 context is its first tokens over and over, re-rotated by each engine to their positions:
 dense attention takes the same time whatever the keys are, and reading it would take hours. Where
 layers have a sliding window, it is read: llama.cpp keeps no more than the window of them.
+Where a machine has other work, too, compare one thread with --processor-time.
 The last line is JSON; --log appends it to a file.
 """
 
@@ -24,6 +25,7 @@ import os
 import re
 import statistics
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,8 +166,10 @@ RUNNERS: dict[str, Any] = {
 }
 
 
-def run_test(runner: Any, test: Test, ids: list[int]) -> float:
-    """Seconds of one test; the context is filled to its depth first."""
+def run_test(
+    runner: Any, test: Test, ids: list[int], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of one test by a clock; the context is filled to its depth first."""
     if runner.keep(test.depth) < test.depth:
         n_read = test.depth if runner.n_swa else min(READ, test.depth)
         held = runner.keep(n_read)
@@ -176,12 +180,12 @@ def run_test(runner: Any, test: Test, ids: list[int]) -> float:
             runner.decode(ids[:1])  # re-rotates llama.cpp's keys
             runner.keep(test.depth)
     work = ids[test.depth : test.n_ctx]
-    start = time.perf_counter()
+    start = clock()
     if test.n_prompt:
         runner.prefill(work)
     else:
         runner.decode(work)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def runners(cache_type: str) -> list[str]:
@@ -189,12 +193,13 @@ def runners(cache_type: str) -> list[str]:
     return [name for name in RUNNERS if cache_type == "f16" or name != "llama.cpp"]
 
 
-def serve(pipe: Connection, name: str, *arguments: Any) -> None:
+def serve(pipe: Connection, clock: Callable[[], float], name: str, *arguments: Any) -> None:
     """The life of an engine's process: load, then answer (test, ids) with seconds."""
     runner = RUNNERS[name](*arguments)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
-        pipe.send(run_test(runner, *job))
+        test, ids = job
+        pipe.send(run_test(runner, test, ids, clock))
     pipe.send(peak_memory())
 
 
@@ -240,14 +245,20 @@ class Remote:
 
 
 def compare(
-    path: str, tests: list[Test], n_threads: int, rounds: int, cache_type: str
+    path: str,
+    tests: list[Test],
+    n_threads: int,
+    rounds: int,
+    cache_type: str,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Run all tests in alternation; rates and ratios by test, the first round of each left out."""
     n_ctx = max(test.n_ctx for test in tests)
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, 20000, n_ctx).tolist()  # ordinary tokens of any vocabulary
     remotes = {
-        name: Remote(name, path, n_threads, n_ctx, cache_type) for name in runners(cache_type)
+        name: Remote(clock, name, path, n_threads, n_ctx, cache_type)
+        for name in runners(cache_type)
     }
     results: dict[str, Any] = {}
     for test in sorted(tests, key=lambda t: t.depth):
@@ -261,8 +272,8 @@ def compare(
     memory = {name: remote.close() for name, remote in remotes.items()}
     return {
         "model": Path(path).name, "threads": n_threads, "rounds": rounds, "cores": os.cpu_count(),
-        "cache_type": cache_type, "date": time.strftime("%Y-%m-%d"), "tests": results,
-        "memory": memory,
+        "cache_type": cache_type, "clock": clock.__name__, "date": time.strftime("%Y-%m-%d"),
+        "tests": results, "memory": memory,
     }  # fmt: skip
 
 
@@ -297,6 +308,11 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (one more is run)")
     parser.add_argument("--cache-type", choices=["f16", "q8_0"], default="f16")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of the engines' threads, not the clock's time",
+    )
     parser.add_argument("--log", type=Path, help="file that JSON lines are appended to")
     args = parser.parse_args()
     try:
@@ -304,7 +320,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     for model in args.model:
-        line = json.dumps(compare(model, tests, args.threads, args.rounds, args.cache_type))
+        clock = time.process_time if args.processor_time else time.perf_counter
+        line = json.dumps(compare(model, tests, args.threads, args.rounds, args.cache_type, clock))
         print(line, flush=True)
         if args.log:
             with args.log.open("a") as file:

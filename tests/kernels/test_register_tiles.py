@@ -11,6 +11,7 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_outer_eights,
     add_outer_in_shorts,
     add_products,
+    add_scaled_twice,
     add_scaled_words,
     addresses,
     broadcast_column,
@@ -108,26 +109,36 @@ def test_outer_products(level):
 
 
 def check_words():
-    """out += scales * (x int16 [3, 4] @ y int16 [4, 2 * LANES]), y in pairs of rows."""
+    """out += scales * (x int16 [3, 4] @ y int16 [4, 2 * LANES]), y in pairs of rows.
+
+    twice: each half of the four products has scales of its own.
+    """
     rng = np.random.default_rng(1)
     x = rng.integers(-4095, 4096, (3, 4)).astype(np.int16)
     y = rng.integers(-8191, 8192, (4, 2 * LANES)).astype(np.int16)
     pairs = np.ascontiguousarray(y.reshape(2, 2, 2 * LANES).transpose(0, 2, 1))
-    x_scales, y_scales, start = floats(3), floats(2 * LANES), floats(3, 2 * LANES)
-    out, row, x_size = start.copy(), 8 * LANES, 8
+    x_scales, y_scales, start = floats(3), floats(2, 2 * LANES), floats(3, 2 * LANES)
+    out, twice, row, x_size = start.copy(), start.copy(), 8 * LANES, 8
 
-    def kernel(x, pairs, x_scales, y_scales, out):
+    def kernel(x, pairs, x_scales, y_scales, out, twice):
         words = zero_word_grid(3, 2)
         for k in range(2):
             words = add_outer(words, x + 4 * k, x_size, load_word_row(pairs + row * k, 2))
         column, scales = broadcast_column(x_scales, 4, 3), load_row(y_scales, 2)
         grid = add_scaled_words(load_grid(out, row, 3, 2), words, column, scales)
         store_grid(out, row, grid)
+        first = add_outer(zero_word_grid(3, 2), x, x_size, load_word_row(pairs, 2))
+        last = add_outer(zero_word_grid(3, 2), x + 4, x_size, load_word_row(pairs + row, 2))
+        grid, next = load_grid(twice, row, 3, 2), load_row(y_scales + row, 2)
+        store_grid(twice, row, add_scaled_twice(grid, first, last, column, scales, next))
 
-    run(kernel, x, pairs, x_scales, y_scales, out)
-    products = x.astype(np.int64) @ y.astype(np.int64)
-    want = start + products * x_scales[:, None].astype(np.float64) * y_scales
+    run(kernel, x, pairs, x_scales, y_scales, out, twice)
+    products = [x[:, i : i + 2].astype(np.int64) @ y[i : i + 2].astype(np.int64) for i in (0, 2)]
+    column = x_scales[:, None].astype(np.float64)
+    want = start + sum(products) * column * y_scales[0]
     np.testing.assert_allclose(out, want, rtol=1e-6, atol=10)  # products near 1e8
+    want = start + (products[0] * y_scales[0] + products[1] * y_scales[1].astype(float)) * column
+    np.testing.assert_allclose(twice, want, rtol=1e-6, atol=10)
 
 
 def test_products_of_words(level):

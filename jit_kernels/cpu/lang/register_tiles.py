@@ -536,6 +536,26 @@ def add_scaled_words(b, grid, words, column, row):
     return grid_of(b, made)
 
 
+def _scaled_twice(grid: Any, words: Any, others: Any, column: Any, row: Any, next: Any) -> Any:
+    fits = _scaled(grid, words, column, row) and _scaled(grid, others, column, next)
+    return grid if fits else None
+
+
+@vector_op(_scaled_twice)
+def add_scaled_twice(b, grid, words, others, column, row, next):
+    """grid[i, j] + (words[i, j] * row[j] + others[i, j] * next[j]) * column[i]."""
+    (ys,), (us,) = rows_of(b, row), rows_of(b, next)
+    made = []
+    parts = (rows_of(b, g) for g in (grid, words, others, column))
+    for zs, ws, vs, (x,) in zip(*parts, strict=True):
+        cells = []
+        for z, w, v, y, u in zip(zs, ws, vs, ys, us, strict=True):
+            first = b.fmul(b.sitofp(w, vf.ir), y)
+            cells.append(fused(b, fused(b, b.sitofp(v, vf.ir), u, first), x, z))
+        made.append(cells)
+    return grid_of(b, made)
+
+
 @vector_op(lambda grid, column: grid if _is(column, grid.rows, 1) else None)
 def scale_rows(b, grid, column):
     """grid[i, j] * column[i], lane by lane."""

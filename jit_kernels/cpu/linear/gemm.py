@@ -22,7 +22,7 @@ from tamis.jit_kernels.contract.ops import (
     strip_block,
 )
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
-from tamis.jit_kernels.cpu.lang.simd import CPU
+from tamis.jit_kernels.cpu.lang.simd import CPU, LANES, load_f, prefetch, store_f
 from tamis.jit_kernels.cpu.linear import gemm_f32, gemm_i8, gemm_i16
 from tamis.jit_kernels.cpu.linear.dequant import decode_of, row_bytes_of
 from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
@@ -59,8 +59,11 @@ def tiles_of(form: str) -> ModuleType:
 @njit(error_model="numpy")
 def copy_part(source, source_stride, to, to_stride, n_row, n_col):
     """Copy n_row rows of n_col floats; strides in bytes."""
+    whole = n_col // LANES * LANES
     for i in range(n_row):
-        for j in range(n_col):
+        for j in range(0, whole, LANES):
+            store_f(to + to_stride * i + 4 * j, load_f(source + source_stride * i + 4 * j))
+        for j in range(whole, n_col):
             store_f32(to + to_stride * i + 4 * j, load_f32(source + source_stride * i + 4 * j))
 
 
@@ -103,13 +106,20 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
 
 
 def panels_of_strips(type: str, tiles: ModuleType) -> Any:
-    """The same of interleaved weights: r is a multiple of STRIP, n of 32, n_row of STRIP."""
+    """The same of interleaved weights: r is a multiple of STRIP, n of 32, n_row of STRIP.
+
+    The weights that follow are asked for, as they are wanted when these have been multiplied.
+    """
     write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
     panel_size, n_strip = tiles.PANEL, NR // STRIP
 
     @njit(error_model="numpy")
     def decode_panels(a, r, n_row, k, n, rows, panels):
-        strip_size = a.n_in // block * STRIP * size
+        strip_size, part = a.n_in // block * STRIP * size, STRIP * size
+        for s in range(n_row // STRIP):
+            next = a.w + strip_size * (r // STRIP + s) + part * ((k + n) // block)
+            for line in range(0, part * n // block, 64):
+                prefetch(next + line)
         for i in range(n // DEPTH):
             panel = panels + panel_size * i
             if n_row < NR:

@@ -28,6 +28,7 @@ from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_outer_eights,
     add_outer_in_shorts,
     add_products,
+    add_scaled_twice,
     add_scaled_words,
     broadcast_column,
     broadcast_words,
@@ -206,6 +207,7 @@ def tiles_of(type: str) -> Any:
     n_step, in_shorts = unit // 4, CPU.avx2 and not CPU.vnni and most < 127
     minima, n_unit, signed = middle is None, DEPTH // unit, int(is_signed)
     zero = (middle or 0) + (BYTE_OFFSET if is_signed else 0)
+    at_once = n_unit == 2 and CPU.avx512 and CPU.vnni
     below_zero, negative, in_eights = -zero, int(is_signed and not BYTE_OFFSET), CPU.i8mm
 
     @njit(error_model="numpy")
@@ -261,15 +263,31 @@ def tiles_of(type: str) -> Any:
             return add_unit_in_shorts
         return add_unit_in_eights if in_eights else add_unit
 
+    @njit(error_model="numpy")
+    def add_both(sums, panel, block):
+        words = broadcast_words(block + WHOLE + 4 * R, MR, NV, below_zero)
+        others = broadcast_words(block + WHOLE + 8 * R, MR, NV, below_zero)
+        for k in range(n_step):
+            row = load_word_row(panel + WORD_ROW * k, NV)
+            words = add_outer_bytes(words, block + 4 * k, DEPTH, row, signed)
+        for k in range(n_step, 2 * n_step):
+            row = load_word_row(panel + WORD_ROW * k, NV)
+            others = add_outer_bytes(others, block + 4 * k, DEPTH, row, signed)
+        w, v = load_row(panel + W_SCALES, NV), load_row(panel + W_MINIMA, NV)
+        return add_scaled_twice(sums, words, others, broadcast_column(block + SCALES, 4, MR), w, v)
+
     add_first, add_second = adder_of(0), adder_of(1)
 
     @njit(error_model="numpy")
     def add_tiles(panel, block, n, y, stride):
         sums = load_grid(y, stride, MR, NV)
         for _ in range(n):
-            sums = add_first(sums, panel, block)
-            if n_unit == 2:
-                sums = add_second(sums, panel, block)
+            if at_once:
+                sums = add_both(sums, panel, block)
+            else:
+                sums = add_first(sums, panel, block)
+                if n_unit == 2:
+                    sums = add_second(sums, panel, block)
             if minima:
                 x_sums = broadcast_column(block + SUMS, 4, MR)
                 sums = add_products(sums, x_sums, load_row(panel + W_MINIMA, NV))

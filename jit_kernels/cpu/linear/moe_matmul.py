@@ -119,7 +119,10 @@ def moe_matmul(type: str) -> Any:
 
     @njit(error_model="numpy")
     def sweep(a, is_many, begin, end, held, parts):
-        """Multiply what lies in begin .. end of all the work; return which rows are packed."""
+        """Multiply what lies in begin .. end of all the work; return which rows are packed.
+
+        held: the first of their slots; of one row alone, which experts may share, -2 - the row.
+        """
         order, ends, packed, tile, mine = parts
         most, at, first_slot = EXPERT_ROWS if is_many else FEW_ROWS, 0, 0
         n_unit = (a.n_out + COLUMNS - 1) // COLUMNS
@@ -136,16 +139,19 @@ def moe_matmul(type: str) -> Any:
                     continue
                 slots, w = order + 4 * slot, a.w + matrix_bytes(a.n_out, a.n_in) * e
                 columns = COLUMNS * first, min(a.n_out, COLUMNS * last)
+                wanted = slot
+                if n_row == 1 and a.x_per_slot == 0:
+                    wanted = -2 - load_i32(slots) // a.n_used
                 if is_many:
-                    if held != slot:
+                    if held != wanted:
                         rows = slots, 1 if a.x_per_slot != 0 else a.n_used
                         pack_many(a.x, a.n_in, rows, n_row, packed, mine)
                     multiply_many(a, slots, n_row, columns, (w, packed), tile, mine)
                 else:
-                    if held != slot:
+                    if held != wanted:
                         pack_some(a, slots, n_row, packed, mine)
                     multiply_few(a, slots, n_row, columns, (w, packed), tile, mine)
-                held = slot
+                held = wanted
             first_slot = last_slot
         return held
 
