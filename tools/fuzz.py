@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing of what reads files and texts of others, with atheris (libFuzzer).
 
 `python -m tamis.tools.fuzz html --minutes 10` starts from the target's seeds and the corpus, with
-another random seed each time; an input that is a finding is written to the folder of --findings.
+another random seed each time; an input that is a finding is written to the folder of --findings,
+and with --grow one that reaches new code is kept for the next run.
 Needs `pip install "tamis[fuzz]"`.
 """
 
@@ -16,7 +17,7 @@ NAMES = (
     "document", "http", "attn",
 )  # fmt: skip
 MEMORY_MIB = 4096
-SECONDS = 20  # that an input may take
+SECONDS = 20  # that an input may take, by the clock
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
     parser.add_argument(
         "--findings", type=Path, default=Path(), help="a folder for what was found; made if missing"
     )
+    parser.add_argument("--grow", type=Path, help="a folder where inputs that reach new code go")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="that an input may take")
     arguments = parser.parse_args()
     try:
         import atheris
@@ -44,17 +47,22 @@ def main() -> None:
             (Path(folder) / f"seed{i}").write_bytes(data)
             target(data)  # compiles what is missing, which would count as a slow input
         more = [] if arguments.corpus is None else [arguments.corpus / arguments.name]
+        first = Path(folder)
+        if arguments.grow is not None:  # libFuzzer writes to the first of its folders
+            first, more = arguments.grow / arguments.name, [*more, Path(folder)]
+            first.mkdir(parents=True, exist_ok=True)
         options = [
             f"-max_total_time={round(60 * arguments.minutes)}",
             f"-seed={seed}",
             f"-rss_limit_mb={MEMORY_MIB}",
-            f"-timeout={SECONDS}",
+            f"-timeout={arguments.seconds}",
             f"-artifact_prefix={arguments.findings}/{arguments.name}-",
             "-max_len=300000",
         ]
         print(f"{arguments.name}: seed {seed}")
         atheris.Setup(
-            [sys.argv[0], *options, folder, *(str(path) for path in more if path.is_dir())], target
+            [sys.argv[0], *options, *(str(path) for path in [first, *more] if path.is_dir())],
+            target,
         )
         atheris.Fuzz()
 
