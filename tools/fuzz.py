@@ -16,6 +16,7 @@ NAMES = (
     "gguf", "text", "template", "gbnf", "regex", "schema", "session", "cache", "kv", "html",
     "document", "http", "attn",
 )  # fmt: skip
+READERS = ["tamis", "html", "_markupbase", "pypdf", "jinja2", "llguidance"]
 MEMORY_MIB = 4096
 SECONDS = 20  # that an input may take, by the clock
 
@@ -38,8 +39,10 @@ def main() -> None:
     except ImportError:
         sys.exit('fuzzing needs atheris: pip install "tamis[fuzz]"')
     # Only what reads is watched: NumPy's and Numba's branches say nothing.
-    with atheris.instrument_imports(include=["tamis", "html", "_markupbase", "pypdf", "jinja2"]):
+    with atheris.instrument_imports(include=READERS):
         from tamis.tools import fuzz_targets
+
+        fuzz_targets.grammars()
     arguments.findings.mkdir(parents=True, exist_ok=True)  # libFuzzer ends with status 0 without it
     target, seed = fuzz_targets.TARGETS[arguments.name], arguments.seed or secrets.randbits(31)
     with tempfile.TemporaryDirectory(prefix="tamis-corpus-") as folder:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import random
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -32,7 +33,7 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.kv.unit_file import KVFile, KVFileError, Units
 from tamis.platform.private_files import write_whole
 from tamis.sampling.base import SamplerError
-from tamis.sampling.grammar import gbnf_grammar, json_grammar
+from tamis.sampling.grammar import Bytes, Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
 from tamis.select.base import DECODE, PREFILL, SelectorShape
 from tamis.select.notation import methods, parse_method
 from tamis.summary.cache import Cache, key_of
@@ -43,6 +44,7 @@ from tamis.tools.random_model import Shape, write_random_model
 SHAPE = Shape(1, 2, 1, 16, 32, 64, 300, 256)
 MODEL = b"MODEL"  # in a seed of a session: what the session's model is called
 MAX_TENSOR = 1 << 20  # elements of a tensor that are dequantized
+FOLLOWED = 12  # tokens of a text that follows a grammar
 METHODS = ("dense", "snapkv:budget=60,window=8", "h2o:budget=60,s=16")
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TEXTS = ["", "Hello world", "x" * 99, "é日本 \U0001f600\n\t", "<|im_start|>user\n"]
@@ -138,22 +140,42 @@ def template(data: bytes) -> None:
 
 
 def gbnf(data: bytes) -> None:
-    """A GBNF grammar."""
+    """A GBNF grammar, and a text that follows it."""
     with contextlib.suppress(SamplerError):
-        gbnf_grammar(data.decode("utf-8", "replace"))
+        _follow(gbnf_grammar(data.decode("utf-8", "replace")), data)
 
 
 def regex(data: bytes) -> None:
-    """A regular expression of a JSON schema."""
+    """A regular expression of a JSON schema, and a text that follows it."""
     pattern = data.decode("utf-8", "replace")
     with contextlib.suppress(SamplerError):
-        json_grammar({"type": "string", "pattern": pattern})
+        _follow(json_grammar({"type": "string", "pattern": pattern}), data)
 
 
 def schema(data: bytes) -> None:
-    """A JSON schema."""
+    """A JSON schema, and a text that follows it."""
     with contextlib.suppress(SamplerError, ValueError, RecursionError):
-        json_grammar(json.loads(data))
+        _follow(json_grammar(json.loads(data)), data)
+
+
+def _follow(grammar: str, data: bytes) -> None:
+    """Some tokens that a grammar allows, chosen by the data; it must not refuse what it allowed."""
+    followed, choices = Grammar(grammar, grammars()), random.Random(data)
+    for _ in range(FOLLOWED):
+        mask = np.unpackbits(np.frombuffer(followed.mask(), np.uint8), bitorder="little")
+        if not len(allowed := np.flatnonzero(mask[:256])):
+            return
+        token = int(choices.choice(allowed))
+        try:
+            followed.accept(token)
+        except SamplerError as error:
+            raise AssertionError(f"{error}, which its mask has") from error
+
+
+@functools.cache
+def grammars() -> GrammarTokenizer:
+    """The vocabulary of grammars; imports what compiles them."""
+    return GrammarTokenizer(Bytes(), Bytes.n_vocab)
 
 
 def session(data: bytes) -> None:

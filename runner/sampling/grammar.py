@@ -251,14 +251,14 @@ def _trial(kind: str) -> int:
     text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     try:
         grammar = compile_schema(json.loads(text)) if kind == "schema" else compile_gbnf(text)
-        Grammar(grammar, GrammarTokenizer(_Bytes(), _Bytes.n_vocab)).mask()
+        Grammar(grammar, GrammarTokenizer(Bytes(), Bytes.n_vocab)).mask()
     except SamplerError as error:
         sys.stdout.write(str(error))
         return 1
     return 0
 
 
-class _Bytes:
+class Bytes:
     """A vocabulary of the 256 bytes and an end, for trials."""
 
     n_vocab = 257
