@@ -209,8 +209,13 @@ def judge(found: Found, given: str, question: str, right: dict[str, Alone]) -> N
         found.wrong.append(f"{question!r}: {given!r} for {expected.text!r}")
 
 
-def load(port: int, n_client: int, seconds: float, n: int, right: dict[str, Alone]) -> Found:
-    """Ask with n_client threads until the time is over; the answers that are awaited then count."""
+def load(
+    port: int, n_client: int, seconds: float, n: int, right: dict[str, Alone], pause: float = 0
+) -> Found:
+    """Ask with n_client threads until the time is over; the answers that are awaited then count.
+
+    pause: seconds of a client between its questions.
+    """
     found, lock, end = Found(), threading.Lock(), time.monotonic() + seconds
     asked = list(right)
 
@@ -219,6 +224,7 @@ def load(port: int, n_client: int, seconds: float, n: int, right: dict[str, Alon
         while time.monotonic() < end:
             question, kind = asked[turn % len(asked)], (turn // len(asked) + me) % 5
             turn += n_client + 1
+            time.sleep(pause)
             begin = time.monotonic()
             try:
                 if kind == 0:
@@ -287,6 +293,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--strangers", type=int, default=2, help="other clients (default: 2)")
+    parser.add_argument("--pause", type=float, default=0, help="seconds between questions")
     parser.add_argument("-n", "--max-tokens", type=int, default=24)
     parser.add_argument("flags", nargs="*", help="flags of tamis serve, after --")
     arguments = parser.parse_args()
@@ -310,7 +317,7 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
     print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
     right = {question: Alone(port, question, n) for question in questions(24)}
     print(f"{len(right)} answers alone, {len({a.text for a in right.values()})} different")
-    strangers = Strangers(port)
+    strangers = Strangers(port, arguments.pause)
     taken: list[tuple[int, int, int]] = []
     over = threading.Event()
 
@@ -327,7 +334,7 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
     ]
     for other in others:
         other.start()
-    found = load(port, arguments.clients, 60 * arguments.minutes, n, right)
+    found = load(port, arguments.clients, 60 * arguments.minutes, n, right, arguments.pause)
     for other in others:
         other.join()
     seconds = time.monotonic() - begin

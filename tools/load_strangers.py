@@ -32,10 +32,13 @@ CLOSE = 1e-3  # between an embedding and the one alone, of length 1
 
 
 class Strangers:
-    """What these clients have asked, and what was wrong. `run` is a thread's."""
+    """What these clients have asked, and what was wrong. `run` is a thread's.
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    pause: seconds of a client between its requests.
+    """
+
+    def __init__(self, port: int, pause: float = 0) -> None:
+        self._port, self._pause = port, pause
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._lock = threading.Lock()
@@ -57,6 +60,7 @@ class Strangers:
         while time.monotonic() < end:
             name, ask = self._kinds[turn % len(self._kinds)]
             turn += 1
+            time.sleep(self._pause)
             try:
                 wrong = ask(turn)
             except Exception as error:
