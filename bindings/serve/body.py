@@ -12,7 +12,7 @@ from tamis.bindings.serve.errors import ApiError, invalid
 def parse(data: bytes) -> "Body":
     """The object of a request. Raises ApiError."""
     try:
-        found = json.loads(data, parse_constant=_no_constant)
+        found = loads(data)
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is no JSON: {what}", code="invalid_json") from None
@@ -21,12 +21,38 @@ def parse(data: bytes) -> "Body":
     return Body(found)
 
 
+def loads(data: bytes) -> Any:
+    """A JSON value in UTF-8, whose texts can be written as UTF-8 again.
+
+    JSON may escape half a surrogate pair, which stands for nothing: it becomes U+FFFD. Raises
+    ValueError, RecursionError.
+    """
+    found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
+    return _written(found) if _SURROGATE.search(data) else found
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # also of whole pairs: then nothing changes
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    if isinstance(value, dict):
+        return {_written(name): _written(item) for name, item in value.items()}
+    return value
+
+
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST = 100  # characters of a duration
+_FOR_EVER = 1e9  # seconds, 31 years: what is kept longer has no end that a date could be given of
 
 
 def seconds_of(value: Any) -> float:
@@ -35,9 +61,11 @@ def seconds_of(value: Any) -> float:
     Raises ValueError.
     """
     expected = 'expected seconds, or a text such as "5m" or "1h30m"; -1 is for ever'
-    text = str(value).strip()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"keep_alive is {shown(value)}, {expected}")
+    text = str(value).strip()
+    if len(text) > _LONGEST:
+        raise ValueError(f"keep_alive has {len(text)} characters, {expected}")
     try:
         seconds = float(text)
     except ValueError:
@@ -48,7 +76,7 @@ def seconds_of(value: Any) -> float:
         seconds = -seconds if text.startswith("-") else seconds
     if math.isnan(seconds):
         raise ValueError(f"keep_alive is {text[:40]!r}, {expected}")
-    return math.inf if seconds < 0 else seconds
+    return math.inf if seconds < 0 or seconds > _FOR_EVER else seconds
 
 
 class Body:

@@ -208,10 +208,14 @@ class Grammar(Step):
         return found
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token. SamplerError where the grammar does not allow it; nothing changes."""
+        """Go on with a token. SamplerError where the grammar does not allow it; nothing changes.
+
+        Also SamplerError where the grammar outgrows llguidance's limits: it cannot go on then.
+        """
         if self._matcher.is_stopped():
             return
         if self._matcher.try_consume_tokens([token_id]) != 1:
+            self._raise_error()
             raise SamplerError(f"the grammar does not allow token {token_id} here")
         self._accepted.append(token_id)
 
@@ -267,9 +271,11 @@ class Bytes:
     eog = frozenset([256])
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The bytes of a text."""
         return list(text.encode())
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        """A byte; of the end nothing, unless special."""
         return bytes([token_id]) if token_id < 256 else b"<end>" * special
 
 

@@ -16,6 +16,7 @@ from tamis.sampling.base import Candidates, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.sampling.choose import Dist, Greedy
 from tamis.sampling.grammar import (
+    Bytes,
     Grammar,
     GrammarTokenizer,
     compile_gbnf,
@@ -78,6 +79,20 @@ def test_a_token_that_is_not_allowed_is_an_error(tokenizer, compiled):
     few = all_of(tokenizer.n_vocab).take(sorted(tokenizer.eog), sorted=False)
     with pytest.raises(SamplerError, match="none of the tokens left"):
         step.apply(few)
+
+
+def test_a_grammar_that_outgrows_its_limits_on_the_way_says_so():
+    step = Grammar(
+        gbnf_grammar('root ::= "a" | b*\nb ::= "a|* " b'), GrammarTokenizer(Bytes(), Bytes.n_vocab)
+    )
+
+    def go_on():
+        for letter in b"a|* a|* ":
+            step.mask()
+            step.accept(letter)
+
+    with pytest.raises(SamplerError, match="Too many items"):
+        go_on()
 
 
 def test_copies_and_saved_states_go_on_alone(tokenizer, compiled):

@@ -100,6 +100,12 @@ def count_chat(reader: Reader, body: Body) -> int:
     return len(reader.chat_prompt(body)[1].ids)
 
 
+def read_embeddings(reader: Reader, body: Body) -> Inputs:
+    """/embedding: texts as "input" or "content". Raises ApiError."""
+    given = body.get("input")
+    return reader.inputs(Body({"input": body.get("content") if given is None else given}))
+
+
 def read_rerank(reader: Reader, body: Body) -> Inputs:
     """/rerank: the tokens of the query with each document. Raises ApiError."""
     query, most = body.text("query") or "", reader.limits.n_ctx

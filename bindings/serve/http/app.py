@@ -8,7 +8,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -61,6 +69,7 @@ T = TypeVar("T")
 # of a stranger than a text of so many bytes for its tokenizer.
 SMALL = 16 << 10
 EXTRACT = "/extract"
+LONGEST_NAME = 64  # characters of a field's name that a reply repeats
 ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
     ("/v1/chat/completions", "chat", openai.Chat),
     ("/chat/completions", "chat", openai.Chat),
@@ -230,7 +239,7 @@ class Server:
         """/v1/embeddings: of unit length; texts run one after another."""
         if self.pooling == "none":
             raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
-        inputs, rows = await self.embedded(request, None)
+        inputs, rows = await self.embedded(request, "embeddings")
         found = [
             {"object": "embedding", "index": i, "embedding": _packed(row) if inputs.packed else row}
             for i, row in enumerate(rows)
@@ -241,14 +250,9 @@ class Server:
         return JSONResponse(reply)
 
     async def embedded(
-        self,
-        request: Request,
-        fields: Mapping[str, Any] | None,
-        *,
-        name: str = "embeddings",
-        pooled: bool = True,
+        self, request: Request, name: str, *, pooled: bool = True
     ) -> tuple[Inputs, list[Any]]:
-        """The texts of a request, or of other fields, and their embeddings. Raises ApiError.
+        """The texts of a request, as READERS[name] reads it, and their embeddings. Raises ApiError.
 
         pooled: of a text, one of length 1; otherwise one for each token, as the model gives them.
         """
@@ -259,8 +263,7 @@ class Server:
                 code="unsupported",
             )
         n_embd = self._model.loaded.n_embd
-        body = None if fields is None else json.dumps(fields).encode()
-        inputs = await self.read(request, name, self.load_inputs, body)
+        inputs = await self.read(request, name, self.load_inputs)
         if inputs.dimensions not in (None, n_embd):
             raise invalid(f"dimensions other than {n_embd} are not supported", "dimensions")
         found = await self.vectors(request, inputs, self.pooling if pooled else "none")
@@ -361,8 +364,7 @@ class Server:
                 job.owner, job.scope, job.lora = owner, scope, self._other(lora)
                 if job.slot is not None and job.slot >= self.n_slots:
                     raise invalid(f"id_slot is {job.slot}, expected 0 to {self.n_slots - 1}")
-            ignored = ", ".join(task.ignored).encode("ascii", "backslashreplace").decode()
-            headers = {"x-tamis-ignored": ignored} if ignored else {}
+            headers = {"x-tamis-ignored": _listed(task.ignored)} if task.ignored else {}
             if not task.stream:
                 whole = replies.whole(reply, events)
                 found = await self._while_connected(request, jobs, whole)
@@ -450,6 +452,15 @@ class Server:
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of work, done beside the loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of a client's as the value of a header: some of them, of printable ASCII."""
+    written = (
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:LONGEST_NAME])
+        for name in names
+    )
+    return ", ".join(written).encode("ascii", "backslashreplace").decode()
 
 
 def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = None) -> list[Choice]:

@@ -87,7 +87,7 @@ class Guard:
         finally:
             seconds = time.monotonic() - begin
             path = scope["path"][:80].encode("ascii", "backslashreplace").decode()
-            self._log(f"{scope['method']} {path!r} {status or 'cut off'} {seconds:.2f} s")
+            self._log(f"{scope['method'][:20]} {path!r} {status or 'cut off'} {seconds:.2f} s")
 
     def _granted(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What a browser wants to hear before it lets a page read the reply."""
@@ -125,6 +125,11 @@ class Guard:
         if self._keys and not known and not is_open:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
+            return error
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy that goes by the other one takes what follows for a request of its own.
+            error = ApiError(400, "the body has two lengths: Content-Length and Transfer-Encoding")
+            error.headers["Connection"] = "close"
             return error
         packed = headers.get("content-encoding", "identity")
         if packed != "identity":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -23,6 +24,8 @@ IDLE_SECONDS = 30  # that a connection without a request is kept
 GRACE = 1  # seconds after a signal for connections to end
 BACKLOG = 512
 RESERVED = 128  # descriptors for everything but connections; one of these may need two
+MOST_HEAD = 64 << 10  # bytes of a request's head
+FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # of a body: so many, and one for each so many bytes
 RETRY_SECONDS, LOG_SECONDS = 0.25, 60  # without descriptors: between attempts, between log lines
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _FULL = (
@@ -153,11 +156,30 @@ class _Gate:
         self.evict()
 
 
+class _Parser(h11.Connection):
+    """h11's, which refuses a body in a great many small chunks: each costs what a large one does."""
+
+    _n_chunk = _n_byte = 0
+
+    def next_event(self) -> Any:
+        """Raise RemoteProtocolError also for such a body."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._n_chunk = self._n_byte = 0
+        elif isinstance(event, h11.Data):
+            self._n_chunk += 1
+            self._n_byte += len(event.data)
+            if self._n_chunk > FREE_CHUNKS + self._n_byte // CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
+
+
 class _Connection(H11Protocol):
     """uvicorn's, ended where a request's head or a reply's reader takes too long."""
 
     def __init__(self, gate: _Gate, address: str, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = _Parser(h11.SERVER, MOST_HEAD)
         self._gate, self._address = gate, address
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -186,6 +208,13 @@ class _Connection(H11Protocol):
                 self._head = None
         elif self._head is None and not self.transport.is_closing():
             self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; where a reply has begun, the connection ends without a word."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         self.since = time.monotonic()

@@ -19,7 +19,8 @@ from tamis.bindings.serve.requests import MAX_ADAPTERS
 if TYPE_CHECKING:
     from tamis.bindings.serve.http.app import Server
 
-_FILE = re.compile(r"[\w][\w.\-]{0,199}")  # no folder, and nothing hidden
+_FILE = re.compile(r"[\w][\w.\-]*")  # no folder, and nothing hidden
+LONGEST_FILE = 200  # bytes of its name
 
 
 def routes(server: "Server") -> list[Route]:
@@ -42,7 +43,7 @@ def routes(server: "Server") -> list[Route]:
         *(post(path, _rerank) for path in ranked),
         get("/props", _props),
         get("/slots", _slots),
-        post("/slots/{slot:int}", _slot),
+        post("/slots/{slot}", _slot),
         get("/lora-adapters", _adapters),
         post("/lora-adapters", _set_adapters),
     ]
@@ -68,11 +69,8 @@ async def _count(server: "Server", request: Request) -> Response:
 
 async def _embedding(server: "Server", request: Request) -> Response:
     """A list of rows for each text: one with pooling, else one a token."""
-    body = parse(await server.body(request))
-    name = "input" if body.get("input") is not None else "content"
-    given = {"input": body.get(name)}
     pooled = server.pooling != "none"
-    _, rows = await server.embedded(request, given, pooled=pooled)
+    _, rows = await server.embedded(request, "llama embeddings", pooled=pooled)
     return JSONResponse(
         [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
     )
@@ -161,11 +159,11 @@ async def _slots(server: "Server", request: Request) -> Response:
 
 async def _slot(server: "Server", request: Request) -> Response:
     """Save a slot's sequence to a file of the server's folder, restore or erase it."""
-    slot, action = request.path_params["slot"], request.query_params.get("action")
+    slot, action = _number(request.path_params["slot"]), request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise invalid(f"action is {action!r}, expected save, restore or erase"[:200], "action")
     if not 0 <= slot < server.n_slots:
-        raise invalid(f"there is no slot {slot}, expected 0 to {server.n_slots - 1}"[:200], "id")
+        raise invalid(f"there is no such slot, expected 0 to {server.n_slots - 1}", "id")
     folder = server.settings.slot_folder
     if folder is None:
         raise ApiError(
@@ -176,8 +174,8 @@ async def _slot(server: "Server", request: Request) -> Response:
     path = folder
     if action != "erase":
         name = parse(await server.body(request)).text("filename") or ""
-        if not _FILE.fullmatch(name):
-            raise invalid("filename is no name of a file without a folder", "filename")
+        if not _FILE.fullmatch(name) or len(name.encode()) > LONGEST_FILE:
+            raise invalid("filename is no short name of a file without a folder", "filename")
         path = folder / name
         if action == "restore" and not os.path.isfile(path):
             raise invalid("there is no such file", "filename")
@@ -197,6 +195,11 @@ async def _slot(server: "Server", request: Request) -> Response:
     else:
         found |= {"n_erased": n}
     return JSONResponse(found)
+
+
+def _number(text: str) -> int:
+    """The number of a slot; -1 for what is none."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 async def _adapters(server: "Server", request: Request) -> Response:

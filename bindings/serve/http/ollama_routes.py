@@ -84,7 +84,7 @@ def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
 
 async def _embed(server: "Server", request: Request) -> Response:
     begin = time.monotonic()
-    inputs, rows = await server.embedded(request, None, name="ollama embed")
+    inputs, rows = await server.embedded(request, "ollama embed")
     took = int(1e9 * (time.monotonic() - begin))
     return JSONResponse(
         {
@@ -98,7 +98,7 @@ async def _embed(server: "Server", request: Request) -> Response:
 
 
 async def _embeddings(server: "Server", request: Request) -> Response:
-    _, rows = await server.embedded(request, None, name="ollama embed")
+    _, rows = await server.embedded(request, "ollama embed")
     return JSONResponse({"embedding": rows[0] if rows else []})
 
 

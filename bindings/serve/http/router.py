@@ -4,7 +4,6 @@ With one model, whatever name a request has, that one answers.
 """
 
 import asyncio
-import json
 import math
 import re
 import time
@@ -23,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tamis import __version__
 from tamis.arch.load import arch_of
-from tamis.bindings.serve.body import seconds_of
+from tamis.bindings.serve.body import loads, seconds_of
 from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
 from tamis.bindings.serve.http import ollama_routes
 from tamis.bindings.serve.http.app import (
@@ -278,8 +277,8 @@ def asked_of(body: bytes) -> Asked:
     models, keeps = _MODEL.findall(body), _KEEP.findall(body)
     try:
         if len(models) == 1 and not keeps:  # the usual case: nothing is built of a large body
-            return Asked(json.loads(models[0]), None)
-        found = json.loads(body)
+            return Asked(loads(models[0]), None)
+        found = loads(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -135,6 +135,56 @@ def test_a_body_that_is_no_json_object_is_refused(client, body):
     refused(client.post(TEXT, content=body, headers=headers), 400)
 
 
+HALF_A_PAIR = "x \ud800"
+
+
+@pytest.mark.parametrize(
+    ("route", "change"),
+    [
+        ("/apply-template", {"messages": [{"role": "user", "content": HALF_A_PAIR}]}),
+        (CHAT, {"messages": [{"role": "user", "content": HALF_A_PAIR}], "verbose": True}),
+        ("/completion", {"prompt": "the", "n_predict": 2, "stop": [HALF_A_PAIR]}),
+        ("/v1/responses", {"input": "the", "max_output_tokens": 2, "metadata": {HALF_A_PAIR: "a"}}),
+        (CHAT, {"tools": [{"function": {"name": HALF_A_PAIR, "parameters": {}}}]}),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(client, route, change):
+    headers = {"Content-Type": "application/json"}
+    response = client.post(route, content=json.dumps(HELLO | change), headers=headers)
+    assert response.status_code == 200
+    if route == "/apply-template":
+        assert "x \ufffd" in response.json()["prompt"]
+
+
+def test_a_body_in_another_encoding_than_utf_8_is_refused(client):
+    headers = {"Content-Type": "application/json"}
+    for encoding, status in (("utf-8-sig", 200), ("utf-16", 400), ("utf-32", 400)):
+        data = json.dumps(HELLO).encode(encoding)
+        assert client.post(CHAT, content=data, headers=headers).status_code == status
+    raw = b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}'
+    refused(client.post(CHAT, content=raw, headers=headers), 400)
+
+
+def test_fields_that_nobody_knows_are_named_in_a_header_that_can_be_sent(client):
+    odd = "a\r\nSet-Cookie: b\0\x85\u2028\u00e9" + "x" * 20_000
+    response = client.post(CHAT, json=HELLO | {odd: 1, "plain": 1})
+    named = response.headers["x-tamis-ignored"]
+    assert "Set-Cookie" in named
+    assert named.endswith(", plain")
+    assert named.isascii()
+    assert named.isprintable()
+    assert len(named) < 400
+
+
+def test_a_body_with_two_lengths_is_refused_and_ends_the_connection(client):
+    headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
+    request = client.build_request("POST", CHAT, content=json.dumps(HELLO), headers=headers)
+    request.headers["Content-Length"] = "5"
+    response = client.send(request)
+    refused(response, 400)
+    assert response.headers["connection"] == "close"
+
+
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(client):
     error = refused(client.post(TEXT, json={"prompt": [5] * 600}), 400)
     assert error["code"] == "context_length_exceeded"

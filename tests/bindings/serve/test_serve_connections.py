@@ -1,12 +1,14 @@
 """Connections of `tamis serve`: slow and many ones, no descriptors left, and its end."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import signal
 import threading
 import time
 
+import h11
 import pytest
 from serve_process import ServeProcess
 
@@ -68,6 +70,15 @@ def test_a_body_that_trickles_in_is_cut_off(path, tmp_path):
         connection = server.connect(head + b"Content-Length: 99\r\n\r\n{")
         connection.settimeout(10)
         assert b" 408 " in connection.recv(1 << 16)
+        # No HTTP behind a reply that has been sent, and before one that is to come.
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+        for before in (chunked + b"1\r\n{\r\n", b"Content-Encoding: br\r\n" + chunked):
+            connection = server.connect(head + before)
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"\0\r\n\r\n")
+            assert closed(connection, 5) or closed(connection, 5)
+        assert "Traceback" not in server.log.read_text()
 
 
 def test_few_descriptors_make_fewer_connections_and_a_short_log(path, tmp_path):
@@ -107,6 +118,23 @@ def test_without_descriptors_the_accept_loop_waits_and_logs_once(monkeypatch):
     assert n_try <= 6
     assert time.process_time() - begin < 0.5
     assert len(lines) == 1
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def events_of(data):
+    parser = listen._Parser(h11.SERVER, listen.MOST_HEAD)
+    parser.receive_data(HEAD + data)
+    while (event := parser.next_event()) is not h11.NEED_DATA:
+        yield event
+
+
+def test_a_body_in_a_great_many_small_chunks_is_refused():
+    large = b"100\r\n" + bytes(256) + b"\r\n"
+    assert sum(isinstance(event, h11.Data) for event in events_of(large * 3000)) == 3000
+    with pytest.raises(h11.RemoteProtocolError, match="too small"):
+        list(events_of(b"1\r\n \r\n" * 3000))
 
 
 def test_one_address_leaves_room_for_others():

@@ -164,6 +164,9 @@ def test_a_slot_is_saved_restored_and_erased(client):
     ("where", "body"),
     [
         ("/slots/7?action=save", {"filename": "x"}),
+        ("/slots/" + "9" * 5000 + "?action=save", {"filename": "x"}),
+        ("/slots/-1?action=erase", {}),
+        ("/slots/0?action=save", {"filename": "\u00e9" * 150}),
         ("/slots/0?action=burn", {"filename": "x"}),
         ("/slots/0?action=save", {"filename": "../x"}),
         ("/slots/0?action=save", {"filename": ".x"}),

@@ -265,13 +265,29 @@ def test_too_many_requests_for_models_are_refused():
     [
         *[("5m", 300), ("1h30m", 5400), (90, 90), ("90", 90), ("250ms", 0.25), (0, 0), ("0", 0)],
         *[(-1, math.inf), ("-1m", math.inf), ("-1", math.inf)],
+        *[("1e300", math.inf), (1e12, math.inf), (10**30, math.inf), ("9" * 90 + "h", math.inf)],
     ],
 )
 def test_times_are_written_as_in_ollama(value, seconds):
     assert seconds_of(value) == seconds
 
 
-@pytest.mark.parametrize("value", ["", "5 minutes", "m", True, None, [], "--5m", "nan", "5m!"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "5 minutes",
+        "m",
+        True,
+        None,
+        [],
+        "--5m",
+        "nan",
+        "5m!",
+        "1" * 90 + "x",
+        "1" * 200_000 + "x",
+    ],
+)
 def test_times_that_are_none_are_refused(value):
     with pytest.raises(ValueError, match="keep_alive"):
         seconds_of(value)
