@@ -28,20 +28,21 @@ def loads(data: bytes) -> Any:
     ValueError, RecursionError.
     """
     found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
-    return _written(found) if _SURROGATE.search(data) else found
+    return writable(found) if _SURROGATE.search(data) else found
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # also of whole pairs: then nothing changes
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def _written(value: Any) -> Any:
+def writable(value: Any) -> Any:
+    """A JSON value whose texts have U+FFFD for each half of a surrogate pair."""
     if isinstance(value, str):
         return _HALF.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_written(item) for item in value]
+        return [writable(item) for item in value]
     if isinstance(value, dict):
-        return {_written(name): _written(item) for name, item in value.items()}
+        return {writable(name): writable(item) for name, item in value.items()}
     return value
 
 

@@ -30,7 +30,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -52,6 +52,7 @@ from tamis.bindings.serve.errors import (
 from tamis.bindings.serve.helpers import Follower, Helpers
 from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
 from tamis.bindings.serve.http.guard import Access, Guard, Log
+from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.http.metrics import exposition
 from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
 from tamis.bindings.serve.models import Model
@@ -247,7 +248,7 @@ class Server:
         n = sum(map(len, inputs.texts))
         usage = {"prompt_tokens": n, "total_tokens": n}
         reply = {"object": "list", "data": found, "model": self._model.name, "usage": usage}
-        return JSONResponse(reply)
+        return JsonReply(reply)
 
     async def embedded(
         self, request: Request, name: str, *, pooled: bool = True
@@ -284,7 +285,7 @@ class Server:
         """How many tokens the prompt of a request has."""
         n = await self.read(request, name)
         more = {} if name == "count messages" else {"object": "response.input_tokens"}
-        return JSONResponse(more | {"input_tokens": n})
+        return JsonReply(more | {"input_tokens": n})
 
     async def run_kept(self, request: Request, job: Callable[[Emit], Keeping]) -> Kept:
         """Do what is asked of a slot. Raises ApiError."""
@@ -297,17 +298,17 @@ class Server:
 
     async def extract(self, request: Request) -> Response:
         """/extract: the text of a file."""
-        return JSONResponse(await self.read(request, "document"))
+        return JsonReply(await self.read(request, "document"))
 
     async def models(self, _request: Request) -> Response:
         """/v1/models: the one that there is."""
-        return JSONResponse(listing([self._described()]))
+        return JsonReply(listing([self._described()]))
 
     async def model(self, request: Request) -> Response:
         """/v1/models/NAME."""
         if request.path_params["name"] not in (self._model.name, *self.settings.aliases):
             raise ApiError(404, "there is no such model here", code="model_not_found")
-        return JSONResponse(self._described())
+        return JsonReply(self._described())
 
     def _described(self) -> dict[str, Any]:
         m = self._model.loaded
@@ -320,7 +321,7 @@ class Server:
         """/health: whether the server lives; one that is stopping does not."""
         if self.worker.stopped:
             raise stopping()
-        return JSONResponse({"status": "ok"})
+        return JsonReply({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
         """/ready: whether a request would be taken now."""
@@ -332,7 +333,7 @@ class Server:
             raise error
         if not self.worker.ready:
             raise loading()
-        return JSONResponse({"status": "ready"})
+        return JsonReply({"status": "ready"})
 
     async def metrics(self, _request: Request) -> Response:
         """/metrics, in Prometheus' text format."""
@@ -368,7 +369,7 @@ class Server:
             if not task.stream:
                 whole = replies.whole(reply, events)
                 found = await self._while_connected(request, jobs, whole)
-                return JSONResponse(found, headers=headers)
+                return JsonReply(found, headers=headers)
             self.worker.submit(jobs)
             begun = True
             text = replies.stream(reply, events, request.url.path)
@@ -574,7 +575,7 @@ async def on_error(request: Request, error: Exception) -> Response:
         error.headers = headers
     if not isinstance(error, ApiError):
         error = ApiError(500, f"a bug of tamis: {type(error).__name__}", code="internal")
-    return JSONResponse(error.body_for(request.url.path), error.status, headers=error.headers)
+    return JsonReply(error.body_for(request.url.path), error.status, headers=error.headers)
 
 
 def model_entry(name: str, created: float) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class _Gate:
 
 
 class _Parser(h11.Connection):
-    """h11's, which refuses a body in a great many small chunks: each costs what a large one does."""
+    """h11's, which refuses a body in a great many small chunks: each costs time of its own."""
 
     _n_chunk = _n_byte = 0
 

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tamis.bindings.serve.api import llamacpp
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.jobs import Keeping, SlotState
 from tamis.bindings.serve.requests import MAX_ADAPTERS
 
@@ -51,27 +52,27 @@ def routes(server: "Server") -> list[Route]:
 
 async def _tokenize(server: "Server", request: Request) -> Response:
     """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags."""
-    return JSONResponse({"tokens": await server.read(request, "tokenize")})
+    return JsonReply({"tokens": await server.read(request, "tokenize")})
 
 
 async def _detokenize(server: "Server", request: Request) -> Response:
-    return JSONResponse({"content": await server.read(request, "detokenize")})
+    return JsonReply({"content": await server.read(request, "detokenize")})
 
 
 async def _template(server: "Server", request: Request) -> Response:
-    return JSONResponse({"prompt": await server.read(request, "template")})
+    return JsonReply({"prompt": await server.read(request, "template")})
 
 
 async def _count(server: "Server", request: Request) -> Response:
     n = await server.read(request, "count chat")
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
+    return JsonReply({"object": "response.input_tokens", "input_tokens": n})
 
 
 async def _embedding(server: "Server", request: Request) -> Response:
     """A list of rows for each text: one with pooling, else one a token."""
     pooled = server.pooling != "none"
     _, rows = await server.embedded(request, "llama embeddings", pooled=pooled)
-    return JSONResponse(
+    return JsonReply(
         [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
     )
 
@@ -101,7 +102,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
         ranked = [
             {"index": i, "score": scores[i]} | each for i, each in zip(best, more, strict=True)
         ]
-        return JSONResponse(ranked)
+        return JsonReply(ranked)
     shown = body.flag("return_documents")
     results = [
         {"index": i, "relevance_score": scores[i]}
@@ -111,13 +112,13 @@ async def _rerank(server: "Server", request: Request) -> Response:
     n = sum(map(len, inputs.texts))
     usage = {"prompt_tokens": n, "total_tokens": n}
     head = {"model": server.about.model, "object": "list", "usage": usage}
-    return JSONResponse(head | {"results": results})
+    return JsonReply(head | {"results": results})
 
 
 async def _props(server: "Server", request: Request) -> Response:
     usual = await server.aside(server.usual_settings)
     settings = {"id": 0, "n_ctx": server.about.n_ctx, "is_processing": False, "params": usual}
-    return JSONResponse(
+    return JsonReply(
         {
             "default_generation_settings": settings,
             "total_slots": server.n_slots,
@@ -154,7 +155,7 @@ async def _slots(server: "Server", request: Request) -> Response:
     ]
     if "fail_on_no_slot" in request.query_params and all(slot["is_processing"] for slot in found):
         raise ApiError(503, "no slot is free", code="unavailable")
-    return JSONResponse(found)
+    return JsonReply(found)
 
 
 async def _slot(server: "Server", request: Request) -> Response:
@@ -194,7 +195,7 @@ async def _slot(server: "Server", request: Request) -> Response:
         found |= {"timings": {"restore_ms": ms}}
     else:
         found |= {"n_erased": n}
-    return JSONResponse(found)
+    return JsonReply(found)
 
 
 def _number(text: str) -> int:
@@ -210,7 +211,7 @@ async def _adapters(server: "Server", request: Request) -> Response:
             zip(server.settings.loras, server.lora_scales, strict=True)
         )
     ]
-    return JSONResponse(found)
+    return JsonReply(found)
 
 
 async def _set_adapters(server: "Server", request: Request) -> Response:
@@ -218,4 +219,4 @@ async def _set_adapters(server: "Server", request: Request) -> Response:
     data = await server.body(request)
     body = parse(b'{"lora":' + data + b"}")
     server.lora_scales = server.scales_of(body.records("lora", MAX_ADAPTERS))
-    return JSONResponse({"success": True})
+    return JsonReply({"success": True})

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -10,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.serve.api import ollama
 from tamis.bindings.serve.body import Body, parse, seconds_of
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.replies import as_json
 from tamis.fetch import registry
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
 NDJSON = "application/x-ndjson"
+MOST_PULLS = 4  # at once
+_pulls = threading.BoundedSemaphore(MOST_PULLS)
 
 
 def routes(server: "Server") -> list[Route]:
@@ -79,14 +83,14 @@ def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
     except ValueError as error:
         raise invalid(str(error), "keep_alive") from None
     head = {"model": server.about.model, "created_at": datetime.now(UTC).isoformat()}
-    return JSONResponse(head | empty | {"done": True, "done_reason": reason})
+    return JsonReply(head | empty | {"done": True, "done_reason": reason})
 
 
 async def _embed(server: "Server", request: Request) -> Response:
     begin = time.monotonic()
     inputs, rows = await server.embedded(request, "ollama embed")
     took = int(1e9 * (time.monotonic() - begin))
-    return JSONResponse(
+    return JsonReply(
         {
             "model": server.about.model,
             "embeddings": rows,
@@ -99,7 +103,7 @@ async def _embed(server: "Server", request: Request) -> Response:
 
 async def _embeddings(server: "Server", request: Request) -> Response:
     _, rows = await server.embedded(request, "ollama embed")
-    return JSONResponse({"embedding": rows[0] if rows else []})
+    return JsonReply({"embedding": rows[0] if rows else []})
 
 
 class Bodies(Protocol):
@@ -114,11 +118,11 @@ class Bodies(Protocol):
 
 async def version(_server: Any, _request: Request) -> Response:
     """Of ollama, whose API this is."""
-    return JSONResponse({"version": API_VERSION})
+    return JsonReply({"version": API_VERSION})
 
 
 async def _tags(server: "Server", request: Request) -> Response:
-    return JSONResponse({"models": [entry(server.about.model, await server.aside(server.facts))]})
+    return JsonReply({"models": [entry(server.about.model, await server.aside(server.facts))]})
 
 
 def entry(name: str, model: "ModelFile") -> dict[str, Any]:
@@ -155,7 +159,7 @@ async def _show(server: "Server", request: Request) -> Response:
         raise invalid("model is no name", "model")
     model = await server.aside(server.facts)
     predicts = server.predicts
-    return JSONResponse(await server.aside(lambda: described(model, server.text, predicts)))
+    return JsonReply(await server.aside(lambda: described(model, server.text, predicts)))
 
 
 def described(model: "ModelFile", text: "TextModel", predicts: bool) -> dict[str, Any]:
@@ -197,7 +201,7 @@ async def pull(server: "Bodies", request: Request) -> Response:
     last = [each async for each in lines][-1]
     if "error" in last:
         raise ApiError(500, last["error"], code="failed")
-    return JSONResponse(last)
+    return JsonReply(last)
 
 
 async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
@@ -217,11 +221,18 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
             last: dict[str, Any] = {"status": "success"}
         except (registry.ModelError, OSError, ValueError) as error:
             last = {"error": str(error)}
-        loop.call_soon_threadsafe(told.put_nowait, last)
-        loop.call_soon_threadsafe(told.put_nowait, None)
+        finally:
+            _pulls.release()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(told.put_nowait, last)
+            loop.call_soon_threadsafe(told.put_nowait, None)
 
     yield {"status": "pulling manifest"}
-    loop.run_in_executor(None, pull)
+    if not _pulls.acquire(blocking=False):
+        yield {"error": f"{MOST_PULLS} models are being pulled already: try again later"}
+        return
+    # No thread of the loop's: the server's end waits for none of these.
+    threading.Thread(target=pull, name="tamis-pull", daemon=True).start()
     shown = 0.0
     while (line := await told.get()) is not None:
         whole = line.get("completed") == line.get("total")

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -36,6 +36,7 @@ from tamis.bindings.serve.http.app import (
     unless_gone,
 )
 from tamis.bindings.serve.http.guard import Guard, Log
+from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.http.metrics import exposition
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
@@ -138,12 +139,12 @@ class Router:
     async def running(self, _request: Request) -> Response:
         """/api/ps: the models that are loaded, with ollama's fields and some more."""
         found = [await self._ollama(one.offer) | _record(one) for one in self.models.running]
-        return JSONResponse({"models": found})
+        return JsonReply({"models": found})
 
     async def tags(self, _request: Request) -> Response:
         """/api/tags: all that can be loaded."""
         found = [await self._ollama(offer) for offer in await self.models.offers()]
-        return JSONResponse({"models": found})
+        return JsonReply({"models": found})
 
     async def _ollama(self, offer: Offer) -> dict[str, Any]:
         """A model in ollama's lists; of one whose file cannot be read only the name."""
@@ -165,7 +166,7 @@ class Router:
                 self._shown[key] = await asyncio.to_thread(self._described, offer)
             except (OSError, ValueError) as error:
                 raise ApiError(503, f"the model's file: {error}", code="unavailable") from None
-        return JSONResponse(self._shown[key])
+        return JsonReply(self._shown[key])
 
     def _described(self, offer: Offer) -> dict[str, Any]:
         """Raises OSError, GGUFError, TokenizerError, ArchError."""
@@ -176,26 +177,26 @@ class Router:
     async def listed(self, _request: Request) -> Response:
         """/v1/models: all that can be loaded."""
         offers = await self.models.offers()
-        return JSONResponse(listing([self._entry(offer) for offer in offers]))
+        return JsonReply(listing([self._entry(offer) for offer in offers]))
 
     async def one(self, request: Request) -> Response:
         """/v1/models/NAME."""
         name, offers = request.path_params["name"], await self.models.offers()
         if (offer := named(name, offers)) is None:
             raise unknown_model(name, offers)
-        return JSONResponse(self._entry(offer))
+        return JsonReply(self._entry(offer))
 
     async def load(self, request: Request) -> Response:
         """/models/load: begin to load a model."""
         self.models.load(await self._named(request))
-        return JSONResponse({"success": True})
+        return JsonReply({"success": True})
 
     async def unload(self, request: Request) -> Response:
         """/models/unload: unload a model as soon as no request uses it."""
         offer = await self._named(request)
         if not self.models.unload(offer.path):
             raise invalid(f"model {offer.name} is not loaded", "model")
-        return JSONResponse({"success": True})
+        return JsonReply({"success": True})
 
     async def _named(self, request: Request) -> Offer:
         name = (await asyncio.to_thread(asked_of, await self.body(request))).name
@@ -213,7 +214,7 @@ class Router:
             "models_autoload": self.models.autoload,
             "build_info": f"b{__version__}",
         }
-        return JSONResponse(found)
+        return JsonReply(found)
 
     def _entry(self, offer: Offer) -> dict[str, Any]:
         state = self.models.state(offer.path)
@@ -225,7 +226,7 @@ class Router:
         """/health: whether the server lives; one that is stopping does not."""
         if self.models.stopped:
             raise stopping()
-        return JSONResponse({"status": "ok"})
+        return JsonReply({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
         """/ready: whether a request would be taken now."""
@@ -238,7 +239,7 @@ class Router:
         running = [one for one in self.models.running if one.worker.ready]
         if self._only is not None and not running:
             raise loading()
-        return JSONResponse({"status": "ready"})
+        return JsonReply({"status": "ready"})
 
     async def metrics(self, _request: Request) -> Response:
         """/metrics, of all models together."""

@@ -1,6 +1,10 @@
 """Ollama's API: options, NDJSON, lists of models; a tiny model answers."""
 
+import asyncio
 import json
+import math
+import threading
+import time
 
 import pytest
 from serving import reader, said
@@ -8,7 +12,7 @@ from serving import reader, said
 from tamis.bindings.serve.api import ollama
 from tamis.bindings.serve.api.readers import READERS
 from tamis.bindings.serve.body import Body
-from tamis.bindings.serve.http import ollama_routes
+from tamis.bindings.serve.http import app, ollama_routes
 from tamis.fetch import registry
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "the hand"}]}
@@ -132,6 +136,32 @@ def test_models_are_pulled_and_deleted(client, monkeypatch, tmp_path):
     assert client.request("DELETE", "/api/delete", json={"model": "none"}).status_code == 404
     assert client.request("DELETE", "/api/delete", json={"model": "other"}).status_code == 200
     assert not file.exists()
+
+
+def test_the_servers_end_waits_for_no_pull_and_few_run_at_once(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(registry, "pull", lambda name, progress: over.wait(5))
+
+    async def begun(n):
+        pulls = [ollama_routes._pulled("smollm2") for _ in range(n)]
+        first = [await anext(pull) for pull in pulls]
+        later = [asyncio.ensure_future(anext(pull)) for pull in pulls]
+        await asyncio.sleep(0.2)
+        return first, [task.result() for task in later if task.done()]
+
+    begin = time.monotonic()
+    first, told = asyncio.run(begun(ollama_routes.MOST_PULLS + 2))
+    assert time.monotonic() - begin < 3
+    over.set()
+    assert first[-1] == {"status": "pulling manifest"}
+    assert [list(line) for line in told] == [["error"]] * 2
+
+
+def test_what_a_models_file_has_that_json_has_not_is_told_as_nothing(monkeypatch, client):
+    facts = app.ModelFile("m", 1, 0.0, "llama", 9, "F32", {"a": math.nan, "b": "x\udcff", "c": 1})
+    monkeypatch.setattr(app.Server, "facts", lambda server: facts)
+    found = client.post("/api/show", json={"model": "tiny"})
+    assert found.json()["model_info"] == {"a": None, "b": "x\ufffd", "c": 1}
 
 
 @pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
