@@ -107,6 +107,11 @@ def gone() -> ApiError:
     return ApiError(499, "the client has gone")
 
 
+def unread(n: int) -> ApiError:
+    """Status 408, as the end of a stream: its client reads more slowly than the model writes."""
+    return ApiError(408, f"{n} parts of the stream wait to be read: read faster", code="timeout")
+
+
 def slow_client(seconds: float) -> ApiError:
     """Status 408: the body did not come in time."""
     return ApiError(408, f"the body took more than {seconds:g} s: send it faster", code="timeout")

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.drop_in.completion import Counts, Piece, TokenInfo
-from tamis.bindings.serve.errors import ApiError, ended
+from tamis.bindings.serve.errors import ApiError, ended, unread
 from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens, Started
 from tamis.bindings.serve.tasks import Task
 
+MOST_UNREAD = 1 << 16  # events of a stream that may wait for its client to read
 QUIET = 10.0  # seconds of a stream without a word, as where a long prompt is read
 
 
@@ -60,6 +61,11 @@ class Events:
             self._mailbox.post(self._loop, self._queue, (i, event))
 
         return emit
+
+    @property
+    def n_waiting(self) -> int:
+        """How many have come that `next` has not given."""
+        return self._queue.qsize()
 
     async def next(self, *, again: bool = False) -> tuple[int, Event]:
         """The next event. Raises ApiError where it is one.
@@ -174,6 +180,8 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
                 told = time.monotonic()
                 yield reply.alive()
                 continue
+            if events.n_waiting > MOST_UNREAD:
+                raise unread(events.n_waiting)
             parts: Iterable[Any] = ()
             if isinstance(found, PromptTokens):
                 reply.prompt[i] = found.tokens

@@ -22,6 +22,7 @@ MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_LOGPROBS = 20
 MAX_SALT = 1024
+MAX_SHIFTED = 1 << 17  # tokens of an answer for which the context is shifted: it is kept in memory
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,9 @@ class Reader:
             if room < 1:
                 raise too_long(len(ids), self.limits.n_ctx)
             shifts = body.flag("context_shift") and n_most is not None
+            if shifts and (n_most or 0) > MAX_SHIFTED:
+                expected = f"expected at most {MAX_SHIFTED}"
+                raise invalid(f"context_shift with {n_most} tokens, {expected}", "context_shift")
             most = room if n_most is None else n_most if shifts else min(n_most, room)
             request = Request(ids, most, self.model, stop, shifts=shifts, n_keep=_n_keep(body, ids))
             first = first or request

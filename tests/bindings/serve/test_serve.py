@@ -108,6 +108,7 @@ def test_a_file_that_is_no_base64_or_is_missing_is_refused(client):
         ({"top_p": 1.5}, "top_p"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": [""]}, "stop"),
+        ({"context_shift": True, "max_tokens": 1 << 30}, "context_shift"),
         ({"stop": ["y" * 1000]}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),

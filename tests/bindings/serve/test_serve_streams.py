@@ -29,6 +29,25 @@ FORMS = [
 ]
 
 
+def test_a_stream_that_is_read_too_slowly_ends_with_an_error(path, monkeypatch):
+    monkeypatch.setattr(replies, "MOST_UNREAD", 20)
+
+    async def run():
+        task = READERS["chat"](reader(path), Body(CHAT))
+        events = Events(Mailbox())
+        emit = events.emitter(0)
+        reply = openai.Chat(task, About("tiny", "b0", N_CTX, lambda: reader(path).format))
+        text = replies.stream(reply, events, "/v1/chat/completions")
+        found = [await anext(text)]
+        for i in range(22):  # while the first of them waits for the client
+            emit(Piece("x", [], None, (5,), None, Counts(0, 4, i, 0.5, 0.25)))
+        return found + [part async for part in text]
+
+    found = asyncio.run(run())
+    assert len(found) == 2
+    assert "read faster" in found[-1]
+
+
 def streamed(path, name, form, body, wait):
     """The frames of a stream whose prompt is being read while `wait` goes on."""
 
