@@ -5,6 +5,8 @@ different ones. Several are joined: their ranks lie one after another.
 """
 
 import hashlib
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,8 @@ from tamis.model.weights import Delta, Tensor, Tensors
 TYPES = ("F32", "F16", "BF16", "Q8_0")
 RANK_UNIT = 32  # ranks are filled up with zeros to multiples of this
 MOST_RANK = 4096
+MOST_SCALE = 1e6  # of a request
+_NUMBER = re.compile("[0-9]{1,9}")  # of a layer, in a tensor's name
 # Tensors that the file may have joined, in the order of their rows.
 _PARTS = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
@@ -64,8 +68,8 @@ class Lora:
         if not pairs:
             raise AdapterError(f"{path}: the adapter has no tensors")
         alpha = file.metadata.get("adapter.lora.alpha", 0.0)
-        if not isinstance(alpha, float | int):
-            raise AdapterError(f"{path}: adapter.lora.alpha is {alpha!r}, expected a number")
+        if not isinstance(alpha, float | int) or not math.isfinite(alpha):
+            raise AdapterError(f"{path}: adapter.lora.alpha is {alpha!r}, expected a finite number")
         arch = str(file.metadata.get("general.architecture", ""))
         return Lora(str(path), arch, float(alpha), pairs, file.metadata)
 
@@ -87,7 +91,7 @@ class ControlVector:
         file, rows = GGUFFile(path), {}
         for name in file.tensors:
             kind, _, layer = name.partition(".")
-            if kind != "direction" or not layer.isdigit() or not int(layer):
+            if kind != "direction" or not _NUMBER.fullmatch(layer) or not int(layer):
                 raise AdapterError(f"{path}: tensor {name} is none of direction.1, direction.2, ..")
             found = _matrix(file, name)
             rows[int(layer)] = found.reshape(-1)
@@ -203,7 +207,13 @@ def _control(model: Model, adapters: Adapters) -> dict[int, np.ndarray]:
                 )
             if scale and first <= layer <= last and layer < n_layer:
                 found.setdefault(layer, zeros((1, n_embd), np.float32))
-                found[layer] += np.float32(scale) * row
+                with np.errstate(over="ignore", invalid="ignore"):
+                    found[layer] += np.float32(scale) * row
+                if not np.isfinite(found[layer]).all():
+                    raise AdapterError(
+                        f"{vector.path}: direction.{layer} times {scale:g} has values that are no "
+                        "finite numbers"
+                    )
     return found
 
 
@@ -217,7 +227,12 @@ class _Deltas:
 
     def add(self, lora: Lora, name: str, pair: Pair, scale: float) -> None:
         """Raises AdapterError where the model has no such matrix, or one of another shape."""
-        pair = Pair(pair.a, pair.b * np.float32(scale))
+        with np.errstate(over="ignore", invalid="ignore"):
+            pair = Pair(pair.a, pair.b * np.float32(scale))
+        if not np.isfinite(pair.b).all():
+            raise AdapterError(
+                f"{lora.path}: {name} times {scale:g} has values that are no finite numbers"
+            )
         layer, tensors = self._of(lora, name)
         w = tensors[0].data
         assert isinstance(w, QTensor)
@@ -241,7 +256,7 @@ class _Deltas:
         if name == "output" and weights.output.whole == "output.weight":
             return None, [weights.output]
         layer, _, label = rest.partition(".")
-        if kind == "blk" and layer.isdigit() and int(layer) < len(weights.blk):
+        if kind == "blk" and _NUMBER.fullmatch(layer) and int(layer) < len(weights.blk):
             of_layer = weights.blk[int(layer)]
             for names in ((label,), _PARTS.get(label, ())):
                 found = [of_layer[n] for n in names if n in of_layer]
@@ -297,7 +312,9 @@ def scales(given: Sequence[Mapping[str, Any]], n: int) -> list[float]:
         i, scale = (one.get("id"), one.get("scale")) if isinstance(one, Mapping) else (None, None)
         if type(i) is not int or not 0 <= i < n:
             raise ValueError(f"lora has id {i!r}, there are {n} adapters, from 0 on")
-        if isinstance(scale, bool) or not isinstance(scale, float | int) or abs(scale) > 1e6:
+        if isinstance(scale, bool) or not isinstance(scale, float | int):
+            scale = math.nan
+        if not abs(scale) <= MOST_SCALE:
             raise ValueError(f"lora has scale {scale!r}, expected a number")
         found[i] = float(scale)
     return found

@@ -72,8 +72,8 @@ class Prepared(NamedTuple):
                         target=_read_all, args=(os.dup(handle), head, self.n_bytes), daemon=True
                     ).start()
                 return strips
-        except OSError:
-            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None  # of a header that another version, or nobody, has written
 
     def _checked_head(self, handle: int) -> int | None:
         """Where the strips begin in a sound file."""

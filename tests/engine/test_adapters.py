@@ -1,5 +1,6 @@
 """LoRA adapters and control vectors: as if merged into the weights, for each sequence its own."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -156,11 +157,17 @@ def test_a_session_file_is_of_its_adapters(made, tmp_path):
         ({"shapes": {"blk.0.attn_norm": (64, 64)}}, "no matrix of this model"),
         ({"shapes": {"token_embd": (64, 64)}}, "no matrix of this model"),
         ({"rank": 5000}, "lora_a"),
+        ({"shapes": {"blk.\u00b2.attn_q": (64, 64)}}, "no matrix of this model"),
+        ({"shapes": {"blk.1" + "0" * 30 + ".attn_q": (64, 64)}}, "no matrix of this model"),
+        ({"alpha": math.nan}, "alpha is nan, expected a finite number"),
+        ({"alpha": math.inf}, "alpha is inf, expected a finite number"),
     ],
 )
 def test_an_adapter_of_another_model_is_refused_and_named(made, tmp_path, change, message):
-    how = {"arch": "llama", "shapes": {"blk.0.attn_q": (64, 64)}, "rank": 4} | change
-    write_lora(tmp_path / "bad.gguf", how["arch"], how["shapes"], rank=how["rank"])
+    how = {"arch": "llama", "shapes": {"blk.0.attn_q": (64, 64)}, "rank": 4, "alpha": 8.0} | change
+    arch, shapes = how["arch"], how["shapes"]
+    with np.errstate(invalid="ignore"):
+        write_lora(tmp_path / "bad.gguf", arch, shapes, rank=how["rank"], alpha=how["alpha"])
 
     def use():
         made["llama"][0].session(adapters=Adapters(((Lora.load(tmp_path / "bad.gguf"), 1.0),)))
@@ -168,6 +175,24 @@ def test_an_adapter_of_another_model_is_refused_and_named(made, tmp_path, change
     with pytest.raises(AdapterError, match=message) as error:
         use()
     assert "bad.gguf" in str(error.value)
+
+
+@pytest.mark.parametrize("layer", ["\u00b2", "0", "-1", "1" * 40, "1.x"])
+def test_a_direction_of_no_layer_is_refused(tmp_path, layer):
+    write_control(tmp_path / "c", 64, [layer])
+    with pytest.raises(ValueError, match=r"none of direction\.1"):
+        ControlVector.load(tmp_path / "c")
+
+
+def test_an_adapter_that_overflows_is_refused(made, tmp_path):
+    write_control(tmp_path / "c", 64, [1])
+    control = Adapters(control=((ControlVector.load(tmp_path / "c"), 3e38),) * 2)
+    with pytest.raises(AdapterError, match=r"direction\.1 times .* no finite numbers"):
+        made["llama"][0].session(adapters=control)
+    write_lora(tmp_path / "l", "llama", {"blk.0.attn_q": (64, 64)}, alpha=3e38)
+    lora = Adapters(((Lora.load(tmp_path / "l"), 1e6),))
+    with pytest.raises(AdapterError, match=r"blk\.0\.attn_q times .* no finite numbers"):
+        made["llama"][0].session(adapters=lora)
 
 
 def test_files_that_are_no_adapters_are_refused(made, tmp_path):
@@ -181,7 +206,8 @@ def test_files_that_are_no_adapters_are_refused(made, tmp_path):
 
 def test_scales_by_id():
     assert scales([{"id": 1, "scale": 0.5}], 3) == [0, 0.5, 0]
-    for wrong in ([{"id": 3, "scale": 1}], [{"id": 0, "scale": "1"}], [{"scale": 1}], [1]):
+    numbers = [[{"id": 0, "scale": scale}] for scale in ("1", math.nan, math.inf, 10**400, True)]
+    for wrong in ([{"id": 3, "scale": 1}], [{"scale": 1}], [1], *numbers):
         with pytest.raises(ValueError, match="lora"):
             scales(wrong, 3)
 

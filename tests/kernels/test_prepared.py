@@ -128,13 +128,29 @@ def linked(path):
     path.symlink_to(path.with_suffix(".there"))
 
 
+def headed(text):
+    """Put another header, with its digest, in the place of a file's."""
+
+    def damage(path):
+        digest = hashlib.sha256(text).digest()
+        head = prepared._MAGIC + digest + len(text).to_bytes(8, "little") + text
+        path.write_bytes(head + path.read_bytes()[len(head) :])
+
+    return damage
+
+
+HEADERS = [b"\xff", b"[" * 9999, b"[]", b"{}", b'{"name": 1}', b"1e999"]
+
+
 def foreign(path):
     other, _ = written(path.parent, b"b")
     other.path.replace(path)
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, flip(3), flip(20), flip(60), flip(4096 + 10), flip(-1), lent, linked, foreign]
+    "damage",
+    [cut, flip(3), flip(20), flip(60), flip(4096 + 10), flip(-1), lent, linked, foreign]
+    + [headed(text) for text in HEADERS],
 )
 def test_a_damaged_or_foreign_file_is_not_mapped(damage, tmp_path):
     file, _ = written(tmp_path)

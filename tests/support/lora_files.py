@@ -25,7 +25,7 @@ def write_lora(path: Path, arch: str, shapes, *, rank=4, alpha=8.0, seed=0, dtyp
 
 
 def write_control(path: Path, n_embd, layers, seed=0):
-    """A control vector of some layers; its rows by layer."""
+    """A control vector of some layers, whatever they are called; its rows by layer."""
     writer, rng = gguf.GGUFWriter(path, "controlvector"), np.random.default_rng(seed)
     rows = {il: rng.standard_normal(n_embd).astype(np.float32) for il in layers}
     for il, row in rows.items():
