@@ -255,18 +255,35 @@ def document(data: bytes) -> None:
 
 
 def http(data: bytes) -> None:
-    """The body of a request to the server: read and checked, not answered."""
-    from tamis.bindings.serve.body import parse
+    """The body of a request to any of the server's paths: read and checked, not answered."""
+    from tamis.bindings.serve.api.readers import APART, READERS, read
     from tamis.bindings.serve.errors import ApiError
+    from tamis.bindings.serve.http.json_reply import JsonReply
+    from tamis.bindings.serve.http.router import asked_of
+    from tamis.bindings.serve.tasks import Task, from_json, to_json
+
+    reader = _reader()
+    with contextlib.suppress(ApiError):
+        asked_of(data)
+    for name in READERS.keys() - APART:
+        try:
+            found = read(name, reader, data)
+        except ApiError as error:
+            found = error.body_for("/")
+        if isinstance(found, Task):
+            from_json(to_json(found), len(reader.text.vocab))
+        else:
+            JsonReply(found)
+
+
+@functools.cache
+def _reader() -> Any:
     from tamis.bindings.serve.requests import Limits, Reader
     from tamis.bindings.serve.text import TextModel
 
     vocab = dataclasses.replace(engine().vocab, chat_template=TEMPLATE)  # the file has none
     model = TextModel(vocab, engine().tokenizer, n_ctx=64)
-    reader = Reader(model, "tiny", Limits(n_ctx=64, n_choices=8))
-    for read in (reader.chat_task, reader.completion_task, reader.inputs):
-        with contextlib.suppress(ApiError):
-            read(parse(data))
+    return Reader(model, "tiny", Limits(n_ctx=64, n_choices=8))
 
 
 def attn(data: bytes) -> None:
@@ -308,6 +325,9 @@ def _seeds() -> dict[str, list[bytes]]:
             json.dumps(body).encode(),
             json.dumps({"prompt": ["a", [1, 2]], "n": 2, "logprobs": 1, "seed": 1}).encode(),
             json.dumps(body | {"response_format": {"type": "json_object"}, "n": 2}).encode(),
+            json.dumps({"query": "a", "documents": ["b"], "keep_alive": "1h3m"}).encode(),
+            json.dumps({"input": "\ud800", "content": "x", "options": {"stop": ["a"]}}).encode(),
+            json.dumps({"system": [{"type": "text", "text": "s"}], **body, "tools": []}).encode(),
         ],
         "attn": [name.encode() for name in names] + [b"tactic:P=0.9,c=16", b"lfps@0-0+topk:k=9@1"],
     }

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tamis.bindings.serve.api import anthropic, document, llamacpp, ollama, responses
-from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.body import Body, parse
+from tamis.bindings.serve.errors import invalid
 from tamis.bindings.serve.requests import Reader
 
 READERS: dict[str, Callable[[Reader, Body], Any]] = {
@@ -30,3 +31,11 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
 }
 # Never in the server's process, however small: files are parsed by code that trusts them.
 APART = frozenset({"document"})
+
+
+def read(name: str, reader: Reader, data: bytes) -> Any:
+    """What READERS[name] makes of the body of a request. Raises ApiError."""
+    try:
+        return READERS[name](reader, parse(data))
+    except RecursionError:
+        raise invalid("the body is nested too deeply: expected fewer levels") from None

@@ -37,8 +37,7 @@ from starlette.types import Receive, Scope, Send
 from tamis import __version__
 from tamis.bindings.serve import replies, tasks
 from tamis.bindings.serve.api import anthropic, document, llamacpp, openai, responses
-from tamis.bindings.serve.api.readers import APART, READERS
-from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.api.readers import APART, read
 from tamis.bindings.serve.errors import (
     ApiError,
     busy,
@@ -424,7 +423,7 @@ class Server:
         """What a request asks for, read here where it is small, and the masks of its grammar."""
         body = await self.body(request) if body is None else body
         if len(body) <= SMALL and name not in APART:
-            found = await self.aside(lambda: READERS[name](self.reader, parse(body)))
+            found = await self.aside(lambda: read(name, self.reader, body))
             if not isinstance(found, Task) or found.grammar is None:
                 return found, None
         preparing = self._helpers.prepare(name, body, request.scope["tamis.owner"])

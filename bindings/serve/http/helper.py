@@ -19,8 +19,7 @@ import sys
 from typing import NoReturn
 
 from tamis.bindings.drop_in.grammar import LlamaGrammar
-from tamis.bindings.serve.api.readers import READERS
-from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
@@ -194,8 +193,7 @@ class _Child:
                 _follow(reader, self._copies(self._grammar))
 
     def _result(self, name: str, body: bytes) -> bytes:
-        fields = parse(body)
-        found = READERS[name](self._reader, fields)
+        found = read(name, self._reader, body)
         if isinstance(found, Inputs):
             return inputs_to_json(found)
         if not isinstance(found, Task):

@@ -7,12 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from serving import local_server
+from serving import local_server, reader
 from small_pdf import pdf
 from starlette.testclient import TestClient
 
 from tamis.bindings.compat import Llama
 from tamis.bindings.drop_in.completion import Piece, Request
+from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.http.app import Settings
 from tamis.bindings.serve.http.guard import Access
@@ -134,6 +135,19 @@ def test_a_wrong_argument_is_named(client, change, param):
 def test_a_body_that_is_no_json_object_is_refused(client, body):
     headers = {"Content-Type": "application/json"}
     refused(client.post(TEXT, content=body, headers=headers), 400)
+
+
+def test_what_is_nested_as_deeply_as_json_may_be_is_read_or_refused(path):
+    task_reader, n_read = reader(path), 0
+    for n in range(700, 1000):
+        body = b'{"messages": [{"role": "user", "content": "x"}], "json_schema": '
+        body += b'{"a":' * n + b"1" + b"}" * n + b"}"
+        try:
+            read("chat", task_reader, body)
+            n_read += 1
+        except ApiError as error:
+            assert "too deeply" in str(error)
+    assert 0 < n_read < 300
 
 
 HALF_A_PAIR = "x \ud800"
