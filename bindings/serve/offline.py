@@ -83,9 +83,13 @@ def _item(number: int, at: int, line: bytes) -> Item:
         text = f"custom_id of line {number} is {custom_id!r:.40}, expected a text"
         return Item(number, None, wrong=("invalid_custom_id", text))
     wrong = _wrong(record)
+    try:
+        prefix = b"" if wrong is not None else _prefix(record["body"], record["url"])
+    except RecursionError:
+        wrong = "invalid_json", f"line {number} is nested too deeply"
     if wrong is not None:
         return Item(number, custom_id, wrong=wrong)
-    return Item(number, custom_id, at, _prefix(record["body"], record["url"]))
+    return Item(number, custom_id, at, prefix)
 
 
 def _wrong(record: dict[str, Any]) -> tuple[str, str] | None:
@@ -149,7 +153,7 @@ class Answers:
                 item = Item(0, record["custom_id"])
                 key = record["id"] if item.custom_id is None else item.key
                 good = _is_good(record)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 if not line.endswith(b"\n"):
                     break  # its writer was killed
                 text = f"line {number} of {path} is no answer of a batch: name another file"
@@ -192,7 +196,7 @@ class Answers:
             request_id = found.get("id", item.id) if isinstance(found, dict) else item.id
             response = {"status_code": status, "request_id": request_id, "body": found}
         record = {"id": item.id, "custom_id": item.custom_id, "response": response, "error": error}
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.write(_line(record))
         self._file.flush()
         self.finished.add(item.key)
         self.n_failed += not _is_good(record)
@@ -202,6 +206,17 @@ class Answers:
         with contextlib.suppress(OSError):  # a pipe
             os.fsync(self._file.fileno())
         self._file.close()
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """A record as a line, also for readers that end lines where Unicode does."""
+    text = json.dumps(record, ensure_ascii=False)
+    for mark in "\x85\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair in a custom_id, which is told as it is
+        return json.dumps(record).encode() + b"\n"
 
 
 def _is_good(record: dict[str, Any]) -> bool:
@@ -231,9 +246,12 @@ async def run(
             status, body = 0, b""
             if item.wrong is None:
                 file.seek(item.at)
-                record = json.loads(file.readline())
-                data = json.dumps(record["body"], ensure_ascii=False).encode("utf-8", "replace")
-                status, body = await _asked(ask, record["url"], data)
+                try:
+                    record = json.loads(file.readline())
+                    data = json.dumps(record["body"]).encode()
+                    status, body = await _asked(ask, record["url"], data)
+                except RecursionError:  # the stack is lower here than where the line was checked
+                    status, body = 400, b'{"error": {"message": "nested too deeply"}}'
             answers.write(item, status, body)
             done += 1
             told(done, total)

@@ -156,6 +156,26 @@ def test_a_prefix_is_read_once(tmp_path):
     engine.close()
 
 
+def test_no_line_whatever_it_has_ends_the_run_or_is_asked_twice(tmp_path):
+    odd = [line("\ud800", prompt="\ud800"), line("x" * 99_999), line("\r\n\0\u2028", prompt=[])]
+    for n in range(940, 1000):
+        nested = b'"body": {"prompt": ' + b"[" * n + b"]" * n + b"}"
+        odd.append(line(f"deep{n}").replace(b'"body": {}', nested))
+    data, into = b"".join(odd) + line("last", prompt="x"), tmp_path / "out"
+    _, rows = asked(data, into)
+    assert len(rows) == len(odd) + 1
+    found, rows = asked(data, into)
+    assert found == []
+
+
+def test_the_command_answers_a_file(tmp_path):
+    given, into, model = tmp_path / "in", tmp_path / "out", tmp_path / "m.gguf"
+    write_tiny_model(model, TinySpec("llama"))
+    given.write_bytes(line("a", prompt="the hand", max_tokens=2))
+    assert main(["batch", str(given), str(into), "-m", str(model), "--ctx", "64"]) == 0
+    assert json.loads(into.read_text())["response"]["status_code"] == 200
+
+
 def test_the_command_says_what_cannot_be(tmp_path, capsys):
     given = tmp_path / "in.jsonl"
     given.write_bytes(line("a", prompt="x"))

@@ -65,8 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each needs tamis and the model's file at the same path",
     )
     parser.add_argument("--json", action="store_true", help="the result as JSON")
-    # What `serve` has flags for, and a batch does not.
-    parser.set_defaults(queue=0, alias=None, timeout_step=900, pooling=None)
+    # What `serve` has flags for, and a batch does not: the model is loaded as by it.
+    own = {action.dest for action in parser._actions}
+    parser.set_defaults(**{k: v for k, v in serve.defaults().items() if k not in own})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tamis.cli.options import common, draft
+from tamis.cli.options import Parser, common, draft
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
@@ -236,6 +236,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at once from one address (default: %(default)s)",
     )
+
+
+def defaults() -> dict[str, Any]:
+    """What the flags of this command are where they are not given."""
+    parser = Parser()
+    add_arguments(parser)
+    return {action.dest: action.default for action in parser._actions if action.dest != "help"}
 
 
 def run(arguments: argparse.Namespace) -> int:
