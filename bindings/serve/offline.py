@@ -215,7 +215,7 @@ def _line(record: dict[str, Any]) -> bytes:
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     try:
         return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair in a custom_id, which is told as it is
+    except UnicodeEncodeError:  # half a surrogate pair in a custom_id, which stays as it is
         return json.dumps(record).encode() + b"\n"
 
 

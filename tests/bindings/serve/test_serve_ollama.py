@@ -157,7 +157,7 @@ def test_the_servers_end_waits_for_no_pull_and_few_run_at_once(monkeypatch):
     assert [list(line) for line in told] == [["error"]] * 2
 
 
-def test_what_a_models_file_has_that_json_has_not_is_told_as_nothing(monkeypatch, client):
+def test_what_a_models_file_has_that_json_has_not_is_left_as_nothing(monkeypatch, client):
     facts = app.ModelFile("m", 1, 0.0, "llama", 9, "F32", {"a": math.nan, "b": "x\udcff", "c": 1})
     monkeypatch.setattr(app.Server, "facts", lambda server: facts)
     found = client.post("/api/show", json={"model": "tiny"})
