@@ -23,6 +23,7 @@ import numpy as np
 
 from tamis.formats.ggml_types import GGMLType, type_name
 from tamis.formats.strings import LENGTH, Strings
+from tamis.platform.memory import forget, map_whole
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -294,7 +295,7 @@ class _Part:
 
     def release_pages(self) -> None:
         if self._map is not None:
-            self._map.madvise(mmap.MADV_DONTNEED)
+            forget(self._map)
 
     def view(self, offset: int, n_bytes: int) -> np.ndarray:
         if self._map is None:
@@ -396,8 +397,7 @@ def _map_file(path: Path) -> tuple[mmap.mmap, int, tuple[int, int]]:
                 path=path,
                 offset=0,
             )
-        mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        return mapping, os.dup(file.fileno()), (size, status.st_mtime_ns)
+        return map_whole(file.fileno(), size), os.dup(file.fileno()), (size, status.st_mtime_ns)
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:

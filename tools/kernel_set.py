@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +40,7 @@ HEADS = (
     *((128, group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)),
     *((256, group) for group in (1, 2, 4, 6, 8)),
 )
-STRIPPED = list(ops.STRIP_TYPES.values())
+STORED = [type.name for type in decodable()]  # types of weights
 # The constants of ops that no session over a llama-like model records, by the op's own names:
 # activations, forms and rules of other layers, and the shapes of published recurrent states.
 STATES = ((128, 128), (128, 64), (256, 64), (256, 32), (64, 64))
@@ -148,9 +148,14 @@ def recorded_by(
     return recorder.specs
 
 
-def kernel_set(heads: Iterable[tuple[int, int]] = HEADS) -> list[KernelSpec]:
-    """All kernels of a release, each once, ordered by name; heads: fewer of HEADS, for a trial."""
-    found = {RUN, WORKER, *_plain(), *_of_types()}
+def kernel_set(
+    heads: Iterable[tuple[int, int]] = HEADS, types: Iterable[str] = ()
+) -> list[KernelSpec]:
+    """All kernels of a release, each once, ordered by name.
+
+    For a trial: heads, fewer of HEADS; types, of weights: fewer than all there are.
+    """
+    found = {RUN, WORKER, *_plain(), *_of_types({*types} or STORED)}
     found |= {KernelSpec(op, tuple(constants)) for op, all in OTHERS.items() for constants in all}
     for head_dim, group in heads:
         found |= _of_heads(head_dim, group)
@@ -166,17 +171,17 @@ def _plain() -> Iterator[KernelSpec]:
     return (KernelSpec(op, ()) for op in _ops() if not op.constants)
 
 
-def _of_types() -> Iterator[KernelSpec]:
-    """Kernels of ops whose only constant is the type of weights."""
-    stored = [type.name for type in decodable()]
+def _of_types(types: Collection[str]) -> Iterator[KernelSpec]:
+    """Kernels of ops whose only constant is the type of weights, as stored or as interleaved."""
+    interleaved = {name: type for name, type in ops.STRIP_TYPES.items() if type in types}
     for op in _ops():
         if op.constants == ("type",):
-            arranged = {
-                ops.MATMUL: [*stored, *ops.STRIP_TYPES],
-                ops.MOE_MATMUL: [*stored, *ops.STRIP_TYPES],
-                ops.REPACK: ops.STRIP_TYPES.values(),
+            arranged: dict[Op, Iterable[str]] = {
+                ops.MATMUL: [*types, *interleaved],
+                ops.MOE_MATMUL: [*types, *interleaved],
+                ops.REPACK: interleaved.values(),
             }
-            yield from (KernelSpec(op, (type,)) for type in arranged.get(op, stored))
+            yield from (KernelSpec(op, (type,)) for type in arranged.get(op, types))
 
 
 def _of_heads(head_dim: int, group: int) -> set[KernelSpec]:

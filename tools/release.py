@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tamis
+from tamis.jit_kernels.cpu.lang.features import VENDORS
 from tamis.tools import build_binary, dependencies, ship_kernels
-from tamis.tools.kernel_set import HEADS, kernel_set
+from tamis.tools.kernel_set import HEADS, STORED, kernel_set
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bindings", "formats", "jit_kernels", "runner", "tools")
@@ -171,7 +172,9 @@ class Wanted(NamedTuple):
     """Which kernels are made, and by how many processes."""
 
     heads: list[tuple[int, int]]  # none: all of HEADS
+    types: list[str]  # of weights; none: all
     levels: list[str]  # of CPUs, and targets of GPUs
+    vendors: list[str]  # of CPUs; none: all that a level has
     n_worker: int
 
 
@@ -195,10 +198,10 @@ def make_kernels(out: Path, wanted: Wanted) -> None:
     def tell(name: str, done: int, total: int) -> None:
         print(f"{name}: {done} of {total} kernels", file=sys.stderr)
 
-    specs = kernel_set(wanted.heads or HEADS)
+    specs = kernel_set(wanted.heads or HEADS, wanted.types)
     how: dict[str, Any] = {"n_worker": wanted.n_worker, "progress": tell}
     levels = [name for name in wanted.levels if name in ship_kernels.LEVELS]
-    ship_kernels.ship_kernels(out, specs, levels, **how)
+    ship_kernels.ship_kernels(out, specs, levels, vendors=wanted.vendors, **how)
     ship_kernels.ship_ptx(out, specs, [n for n in wanted.levels if n not in levels], **how)
 
 
@@ -217,9 +220,14 @@ def main() -> int:
         "--heads", type=_heads, nargs="*", default=[], metavar="DIMxGROUP",
         help="kernels of these heads only, such as 64x3: a trial, no release",
     )  # fmt: skip
+    parser.add_argument(
+        "--types", choices=STORED, nargs="*", default=[], metavar="TYPE",
+        help="kernels of these types of weights only, such as Q4_K: likewise",
+    )  # fmt: skip
     levels = [*ship_kernels.LEVELS, *ship_kernels.TARGETS]
     here = [name for name in levels if name not in ship_kernels.OF_ARM]
     parser.add_argument("--levels", nargs="*", choices=levels, default=here, help="likewise")
+    parser.add_argument("--vendors", nargs="*", choices=VENDORS, default=[], help="likewise")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     if args.what == "lock":
@@ -229,7 +237,7 @@ def main() -> int:
         parser.error(f"{args.what} needs OUT")
     args.out.mkdir(parents=True, exist_ok=True)
     kernels = args.kernels or args.out / "kernels"
-    wanted = Wanted(args.heads, list(args.levels), args.workers)
+    wanted = Wanted(args.heads, args.types, list(args.levels), args.vendors, args.workers)
     try:
         if args.what == "all":
             everything(args.out, kernels, wanted)

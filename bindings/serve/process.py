@@ -7,7 +7,6 @@ another where this one crashes. It ends with the socket.
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -36,6 +35,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
 from tamis.model.placement import devices
+from tamis.platform.limits import limit
 from tamis.platform.processes import end_with
 from tamis.sampling.chain import Dry
 
@@ -48,8 +48,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
         signal.signal(number, signal.SIG_IGN)
     end_with(int(sys.argv[3]))
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # it would have what clients wrote
+    limit("core", 0)  # it would have what clients wrote
     channel = socket.socket(fileno=int(sys.argv[1]))
     start = Start(**json.loads(sys.argv[2]))
     try:

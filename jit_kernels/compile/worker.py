@@ -4,11 +4,7 @@ Started by workers.py as a module, with the compiler's module, folder, target an
 It ends with its parent, takes at most MEMORY_BYTES, and CPU_SECONDS for a kernel.
 """
 
-import ctypes
 import json
-import os
-import resource
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -18,10 +14,11 @@ from tamis.jit_kernels.compile.store import write_object
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.op import EACH, each
 from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.platform.limits import allow_cpu, lower
+from tamis.platform.processes import end_with
 
 MEMORY_BYTES = 4 << 30  # of address space; the largest kernels of this package take 1.2 GB
 CPU_SECONDS = 120  # of a kernel; the slowest takes some 10
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
@@ -36,7 +33,7 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
         name, constants = json.loads(line)
         op = by_name[name.removeprefix(EACH)]
         spec = KernelSpec(each(op) if name.startswith(EACH) else op, tuple(constants))
-        _limit_cpu()
+        allow_cpu(CPU_SECONDS)
         code = compile_kernel(spec)
         try:
             write_object(folder, spec.symbol, code)
@@ -52,30 +49,10 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
 
 def limit(parent: int) -> None:
     """Set the limits of this process: the parent's end is its own."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be asked for
-        sys.exit(1)
-    _lower(resource.RLIMIT_AS, MEMORY_BYTES)
-    _lower(resource.RLIMIT_CORE, 0)
-    _limit_cpu()
-
-
-def _limit_cpu() -> None:
-    """Let this process run for CPU_SECONDS from now on; then SIGXCPU ends it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    most = int(used.ru_utime + used.ru_stime) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (_least(most, hard), hard))
-
-
-def _lower(which: int, most: int) -> None:
-    """Set a soft limit; a lower one that is there stays."""
-    soft, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (_least(most, soft), hard))
-
-
-def _least(most: int, limit: int) -> int:
-    return most if limit == resource.RLIM_INFINITY else min(most, limit)
+    end_with(parent)
+    lower("memory", MEMORY_BYTES)
+    lower("core", 0)
+    allow_cpu(CPU_SECONDS)
 
 
 if __name__ == "__main__":

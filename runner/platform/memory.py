@@ -31,6 +31,12 @@ def available_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def held_bytes() -> tuple[int, int]:
+    """Bytes of address space of this process, and of memory that it shares with no other."""
+    size, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+    return size * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE
+
+
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
     """Zeros in pages that hold nothing else; the system is asked for huge pages.
 
@@ -64,6 +70,16 @@ def map_file(handle: int, first: int, n_bytes: int) -> np.ndarray:
     """
     memory = mmap.mmap(handle, n_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=first)
     return np.frombuffer(memory, np.uint8)
+
+
+def map_whole(handle: int, size: int) -> mmap.mmap:
+    """An open file of `size` bytes, read-only. Raises OSError."""
+    return mmap.mmap(handle, size, access=mmap.ACCESS_READ)
+
+
+def forget(memory: mmap.mmap) -> None:
+    """Leave it to the system whether it keeps the pages of a mapped file."""
+    memory.madvise(mmap.MADV_DONTNEED)
 
 
 def map_over(memory: np.ndarray, handle: int, first: int) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _CONTROLLER = "cpu"  # of cgroups
@@ -73,6 +73,20 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def start_fork(run: Callable[[], None]) -> int:
+    """The id of a fork of this process that calls `run` and ends, at the latest with this one."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        end_with(parent)
+        run()
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def drop_privileges() -> None:

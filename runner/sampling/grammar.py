@@ -246,12 +246,13 @@ class Grammar(Step):
 
 def _trial(kind: str) -> int:
     """The trial of a text: standard input, compiled under limits; 0 where it can be used."""
-    import resource
+    from tamis.platform.limits import limit, lower
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_STACK, (_TRIAL_STACK, _TRIAL_STACK))
-    resource.setrlimit(resource.RLIMIT_CPU, (_TRIAL_SECONDS, _TRIAL_SECONDS + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_BYTES, _TRIAL_BYTES))
+    limit("core", 0)
+    limit("stack", _TRIAL_STACK)
+    limit("cpu", _TRIAL_SECONDS + 1)
+    lower("cpu", _TRIAL_SECONDS)
+    limit("memory", _TRIAL_BYTES)
     text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     try:
         grammar = compile_schema(json.loads(text)) if kind == "schema" else compile_gbnf(text)

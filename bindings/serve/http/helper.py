@@ -11,12 +11,10 @@ import copy
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import socket
 import sys
-from typing import NoReturn
 
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.serve.api.readers import read
@@ -25,7 +23,9 @@ from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
-from tamis.platform.processes import drop_privileges, end_with
+from tamis.platform.limits import allow_cpu, limit, most_open_files
+from tamis.platform.memory import held_bytes
+from tamis.platform.processes import drop_privileges, start_fork
 from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import Grammar, GrammarTokenizer
 
@@ -103,27 +103,20 @@ class _Nursery:
             with contextlib.suppress(ImportError, SamplerError):  # each request tells
                 self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
             gc.freeze()
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            try:
-                self._become(channel, parent)
-            finally:
-                os._exit(1)
+        pid = start_fork(lambda: self._become(channel))
         self._children[channel.fileno()] = pid, channel
         self._poll.register(channel, 0)  # POLLHUP comes without being asked for
         return True
 
-    def _become(self, channel: socket.socket, parent: int) -> NoReturn:
+    def _become(self, channel: socket.socket) -> None:
         """In the fork: leave all that is others', take limits, and answer."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        end_with(parent)
         drop_privileges()
         channel = socket.socket(fileno=os.dup2(channel.detach(), 3))
-        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        os.closerange(4, most_open_files())
         _limit(self._config)
         _Child(channel, self._text, self._reader, self._grammars).run()
-        os._exit(0)
 
     def _reap(self) -> None:
         ended = {}
@@ -148,17 +141,14 @@ class _Nursery:
 
 def _limit(config: Config) -> None:
     """Of this process: time, memory, half a stack; no files, processes, core dumps."""
-    with open("/proc/self/statm") as statm:
-        held = int(statm.read().split()[0]) * resource.getpagesize()
-    for what, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 16),
-        (resource.RLIMIT_STACK, STACK),
-        (resource.RLIMIT_AS, held + config.n_byte),
-    ):
-        resource.setrlimit(what, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (config.seconds, MOST_SECONDS))
+    held, _ = held_bytes()
+    limit("core", 0)
+    limit("file", 0)
+    limit("files", 16)
+    limit("stack", STACK)
+    limit("memory", held + config.n_byte)
+    limit("cpu", MOST_SECONDS)
+    allow_cpu(config.seconds)
 
 
 class _Child:
@@ -205,11 +195,11 @@ class _Child:
     def _compile(self, grammar: LlamaGrammar, n_choice: int) -> None:
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
-        before, self._n_choice = _private_bytes(), n_choice
+        (_, before), self._n_choice = held_bytes(), n_choice
         self._grammar = Grammar(grammar.compiled_here(), self._grammars)
         self._grammar.mask()
         copies = self._copies(self._grammar)
-        if _private_bytes() - before > KEPT_BYTES:
+        if held_bytes()[1] - before > KEPT_BYTES:
             raise invalid(f"the grammar takes more than {KEPT_BYTES >> 20} MiB: make it smaller")
         del copies
 
@@ -226,9 +216,7 @@ def _follow(reader: socket.socket, steps: list[Grammar]) -> None:
         kind, data = _receive(reader, frames)
         assert kind is Kind.TOKENS
         i, token = TOKEN.unpack(data)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        most = int(used.ru_utime + used.ru_stime) + STEP_SECONDS
-        resource.setrlimit(resource.RLIMIT_CPU, (min(most, MOST_SECONDS), MOST_SECONDS))
+        allow_cpu(STEP_SECONDS)
         try:
             steps[i].accept(token)
         except SamplerError as error:
@@ -256,12 +244,6 @@ def _receive(channel: socket.socket, frames: Frames) -> tuple[Kind, bytes]:
             raise ConnectionError
         frames.feed(data)
     return found
-
-
-def _private_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        _, resident, shared = map(int, statm.read().split()[:3])
-    return (resident - shared) * resource.getpagesize()
 
 
 def _told(error: Exception) -> bytes:

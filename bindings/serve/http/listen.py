@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import resource
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tamis.bindings.serve.http.guard import Log
 from tamis.bindings.serve.models import Served
+from tamis.platform.limits import most_open_files
 
 IDLE_SECONDS = 30  # that a connection without a request is kept
 GRACE = 1  # seconds after a signal for connections to end
@@ -108,7 +108,7 @@ class _Gate:
 
     def __init__(self, limits: Connections, log: Log) -> None:
         self.limits, self._log = limits, log
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        soft = most_open_files()
         self._total = min(limits.total, max(8, (soft - RESERVED) // 2))
         if self._total < limits.total:
             log(f"{soft} descriptors are allowed: at most {self._total} connections at once")

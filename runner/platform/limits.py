@@ -1,0 +1,45 @@
+"""Limits that a process sets for itself: what it takes beyond them fails, or ends it."""
+
+import resource
+
+KINDS = {
+    "core": resource.RLIMIT_CORE,  # bytes of a core dump
+    "cpu": resource.RLIMIT_CPU,  # seconds of processor time; SIGXCPU, at the hard limit SIGKILL
+    "file": resource.RLIMIT_FSIZE,  # bytes of a file that is written
+    "files": resource.RLIMIT_NOFILE,  # open files
+    "memory": resource.RLIMIT_AS,  # bytes of address space
+    "stack": resource.RLIMIT_STACK,  # bytes
+}
+
+
+def limit(what: str, most: int) -> None:
+    """Set a limit, one of KINDS, for good: the process cannot raise it again. A lower one stays."""
+    _, hard = resource.getrlimit(KINDS[what])
+    most = _least(most, hard)
+    resource.setrlimit(KINDS[what], (most, most))
+
+
+def lower(what: str, most: int) -> None:
+    """Lower a limit, which may be raised again to what it was. A lower one stays."""
+    soft, hard = resource.getrlimit(KINDS[what])
+    resource.setrlimit(KINDS[what], (_least(most, soft), hard))
+
+
+def allow_cpu(seconds: int) -> None:
+    """Let this process run for so much processor time from now on; then SIGXCPU ends it.
+
+    Not beyond the limit that was set for good.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (_least(most, hard), hard))
+
+
+def most_open_files() -> int:
+    """Numbers of open files are below this."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _least(most: int, limit: int) -> int:
+    return most if limit == resource.RLIM_INFINITY else min(most, limit)
