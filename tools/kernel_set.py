@@ -36,7 +36,9 @@ from tamis.tools.random_model import Shape, write_random_model
 # Elements of a head, and query heads of a KV head, of published models of known architectures.
 HEADS = (
     *((64, group) for group in (1, 2, 3, 4, 7, 8)),
+    (80, 1),
     (80, 4),
+    (96, 1),
     *((128, group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)),
     *((256, group) for group in (1, 2, 4, 6, 8)),
 )

@@ -13,7 +13,7 @@ from tamis.engine.engine import Engine
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab as Vocabulary
 from tamis.jit_kernels.backends import device_for
-from tamis.jit_kernels.cpu.lang import features
+from tamis.jit_kernels.compile.library import usual_level
 from tamis.platform.processes import usable_cpus
 from tamis.text.chat_template import ChatTemplate, default_template
 from tamis.text.tokenizer import tokenizer_for
@@ -278,4 +278,4 @@ def llama_time_us() -> int:
 @returns(b"")
 def llama_print_system_info() -> bytes:
     """The processors this process may use, and the highest level of kernels for its CPU."""
-    return f"n_cpu = {usable_cpus()} | level = {features.host().name}".encode()
+    return f"n_cpu = {usable_cpus()} | level = {usual_level().name}".encode()

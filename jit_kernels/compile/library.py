@@ -13,7 +13,8 @@ from typing import Any
 
 from tamis.jit_kernels.compile.code import KernelCode
 from tamis.jit_kernels.compile.elf import LinkError, load_code
-from tamis.jit_kernels.compile.store import user_folder
+from tamis.jit_kernels.compile.shipped import came_for
+from tamis.jit_kernels.compile.store import can_compile, user_folder
 from tamis.jit_kernels.compile.workers import CompileError, Progress
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
@@ -25,7 +26,7 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 class KernelLibrary:
     """Kernels by spec. Thread-safe; one per process is enough (`shared`).
 
-    level: the CPU features that kernels are made with, a name of features.LEVELS; the host's by
+    level: the CPU features that kernels are made with, a name of features.LEVELS; `usual_level` by
     default, and a lower one on request. Levels have folders of their own.
     Raises ValueError for a level that this CPU cannot run, KernelStoreError.
     """
@@ -94,10 +95,19 @@ class KernelLibrary:
         return ENTRY(self._addresses[spec.symbol])
 
 
+def usual_level() -> Features:
+    """The host's highest level; without a compiler, the highest that kernels came along for."""
+    if not can_compile("cpu"):
+        for level in reversed(LEVELS.values()):
+            if came_for(level.name) and not features.missing(level):
+                return level
+    return features.host()
+
+
 def _checked(name: str | None) -> Features:
     """The level of that name. Raises ValueError where there is none or this CPU cannot run it."""
     if name is None:
-        return features.host()
+        return usual_level()
     if name not in LEVELS:
         raise ValueError(f"level is {name!r}, expected one of {', '.join(LEVELS)}")
     if missing := features.missing(LEVELS[name]):

@@ -82,16 +82,20 @@ class Shipped:
         )
 
 
+def came_for(name: str) -> bool:
+    """Whether kernels of a level or target came with the package."""
+    return (FOLDER / f"{name}{SUFFIX}").is_file()
+
+
 def shipped(kind: str, name: str, vendor: str = "") -> Shipped | None:
     """What came for a level or target, `kind` "cpu" or "cuda"; None where nothing did.
 
     Nor where the sources of kernels are others by now, as in a clone that is being changed. Raises
     ShippedError, OSError.
     """
-    path = FOLDER / f"{name}{SUFFIX}"
-    if not path.is_file():
+    if not came_for(name):
         return None
-    found = Shipped(path, vendor)
+    found = Shipped(FOLDER / f"{name}{SUFFIX}", vendor)
     return found if sources(kind) in (None, found.sources) else None
 
 

@@ -10,6 +10,7 @@ from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.compile import code, shipped, store
+from tamis.jit_kernels.compile import library as libraries
 from tamis.jit_kernels.compile.library import CompileError, KernelLibrary
 from tamis.jit_kernels.compile.shipped import Shipped, ShippedError, write_shipped
 from tamis.jit_kernels.contract import ops
@@ -144,6 +145,29 @@ def test_no_kernels_and_no_compiler_is_an_error_with_the_remedy(model, tmp_path)
     (tmp_path / "empty").mkdir()
     done = start(tmp_path / "empty", model, tmp_path / "home")
     assert "pip install 'tamis[compile]'" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"),
+    [
+        (["avx2", "avx512", "avx512-vnni"], "avx512"),  # this machine lacks the last one's
+        (["avx2", "neon"], "avx2"),
+        (["avx2-vnni"], "avx512"),
+        ([], "avx512"),
+    ],
+)
+def test_without_a_compiler_the_highest_level_that_came_along_is_used(
+    came, expected, tmp_path, monkeypatch
+):
+    """expected where nothing fits: the host's, whose error names the remedy."""
+    lacks = {"avx512vnni", "avxvnni", "neon"}
+    monkeypatch.setattr(features, "missing", lambda level: sorted(lacks & {*level.needs}))
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    for name in came:
+        (tmp_path / f"{name}{SUFFIX}").touch()
+    assert libraries.usual_level().name == "avx512"  # compiled where it is not there
+    monkeypatch.setattr(libraries, "can_compile", lambda kind: False)
+    assert libraries.usual_level().name == expected
 
 
 # --- changed sources -----------------------------------------------------------------------------
