@@ -1,8 +1,8 @@
 """Compile the kernels that a release ships, for any CPU of each level and vendor, and any GPU.
 
-Object code is kept beside the user's kernels under a name of its sources: a second call compiles
-what the first one had no time for. A level of the other vendor differs in kernels that ask for
-cache lines ahead; only those are compiled twice.
+Object code is kept beside the user's kernels under names of its sources: a second call compiles
+what the first one had no time for, and what has changed since (see kernel_sources). A level of the
+other vendor differs in kernels that ask for cache lines ahead; only those are compiled twice.
 """
 
 import re
@@ -19,6 +19,7 @@ from tamis.jit_kernels.compile.store import (
     sources,
     user_folder,
     versions,
+    write_object,
 )
 from tamis.jit_kernels.compile.workers import Command, compile_specs
 from tamis.jit_kernels.contract.ops import STRIP_TYPES
@@ -26,6 +27,7 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang.features import VENDORS, made_for
 from tamis.jit_kernels.cuda import OPS
 from tamis.jit_kernels.cuda.lang.target import TARGETS
+from tamis.tools.kernel_sources import digest_of
 
 OF_X86 = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
 OF_ARM = ("neon", "neon-dotprod", "neon-i8mm")
@@ -106,16 +108,22 @@ def _compiled(
 ) -> dict[str, bytes]:
     """Code of kernels by symbol, for any CPU of `LEVEL@VENDOR` or GPU of a target."""
     level = TARGETS[name] if name in TARGETS else made_for(name)
-    store = open_folder(user_folder().with_name("release"), level)
-    missing = [spec for spec in specs if read_object(store, spec.symbol) is None]
-    if missing:
+    root = user_folder().with_name("release")
+    now, kept = open_folder(root, level), open_folder(root, level, made_of="kept")
+    names = {spec: f"{spec.symbol}-{digest_of(kind, spec.op)}" for spec in specs}
+    found = {spec: read_object(kept, names[spec]) for spec in specs}
+    missing = [spec for spec, code in found.items() if code is None]
+    # What a call before this one, which was ended, has left.
+    if wanted := [spec for spec in missing if read_object(now, spec.symbol) is None]:
         module, environment = compiler_of(kind)
-        command = Command(store, module, name, environment)
-        compile_specs(command, missing, n_worker, lambda done, n: progress(name, done, n))
-    found = {spec.symbol: read_object(store, spec.symbol) for spec in specs}
-    if lost := [symbol for symbol, code in found.items() if code is None]:
-        raise KernelStoreError(f"{store} has no whole file of {lost[0]}: run this again")
-    return {symbol: code for symbol, code in found.items() if code is not None}
+        command = Command(now, module, name, environment)
+        compile_specs(command, wanted, n_worker, lambda done, n: progress(name, done, n))
+    for spec in missing:
+        if (code := read_object(now, spec.symbol)) is None:
+            raise KernelStoreError(f"{now} has no whole file of {spec.symbol}: run this again")
+        write_object(kept, names[spec], code)
+        found[spec] = code
+    return {spec.symbol: code for spec, code in found.items() if code is not None}
 
 
 def check_shipped(paths: Iterable[Path]) -> list[str]:

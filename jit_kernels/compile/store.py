@@ -41,19 +41,22 @@ def sources(kind: str) -> str | None:
     return digest.hexdigest()
 
 
-def fingerprint(level: "Features | Target | None" = None) -> str:
+def fingerprint(level: "Features | Target | None" = None, made_of: str | None = None) -> str:
     """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
 
-    level: of the kernels, the host's by default; or the target of CUDA kernels.
+    level: of the kernels, the host's by default; or the target of CUDA kernels. made_of: stands for
+    the sources, where files are named by theirs.
     """
     level = level or features.host()
     words = [_version_file("numba"), _version_file("llvmlite"), level.name]
+    on_cpu = isinstance(level, Features)
+    words.append((sources("cpu" if on_cpu else "cuda") or "") if made_of is None else made_of)
     if not isinstance(level, Features):
         from importlib.metadata import version
 
-        words += [sources("cuda") or "", version("numba-cuda"), level.ptx]
+        words += [version("numba-cuda"), level.ptx]
     else:
-        words += [sources("cpu") or "", features.identity(level)]
+        words.append(features.identity(level))
     return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
 
 
@@ -84,13 +87,17 @@ def user_folder() -> Path:
     return root / "tamis" / "kernels"
 
 
-def open_folder(root: Path, level: "Features | Target | None" = None) -> Path:
+def open_folder(
+    root: Path, level: "Features | Target | None" = None, made_of: str | None = None
+) -> Path:
     """The folder of a level (default: the host's), made with mode 0700. Raises KernelStoreError.
+
+    made_of: see `fingerprint`.
 
     A folder that others may write to, or replace by way of a parent, is refused: its files would be
     run as code.
     """
-    folder = root / fingerprint(level)
+    folder = root / fingerprint(level, made_of)
     try:
         return private_folder(folder)
     except PrivacyError as error:
