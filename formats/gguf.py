@@ -23,7 +23,7 @@ import numpy as np
 
 from tamis.formats.ggml_types import GGMLType, type_name
 from tamis.formats.strings import LENGTH, Strings
-from tamis.platform.memory import forget, map_whole
+from tamis.platform.memory import evict_mapped, map_whole
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -295,7 +295,7 @@ class _Part:
 
     def release_pages(self) -> None:
         if self._map is not None:
-            forget(self._map)
+            evict_mapped(self._map)
 
     def view(self, offset: int, n_bytes: int) -> np.ndarray:
         if self._map is None:

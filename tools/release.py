@@ -225,7 +225,8 @@ def main() -> int:
         help="kernels of these types of weights only, such as Q4_K: likewise",
     )  # fmt: skip
     levels = [*ship_kernels.LEVELS, *ship_kernels.TARGETS]
-    here = [name for name in levels if name not in ship_kernels.OF_ARM]
+    of_cpus = ship_kernels.OF_ARM if platform.machine() == "aarch64" else ship_kernels.OF_X86
+    here = [*of_cpus, *ship_kernels.TARGETS]
     parser.add_argument("--levels", nargs="*", choices=levels, default=here, help="likewise")
     parser.add_argument("--vendors", nargs="*", choices=VENDORS, default=[], help="likewise")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)

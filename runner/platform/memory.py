@@ -77,7 +77,7 @@ def map_whole(handle: int, size: int) -> mmap.mmap:
     return mmap.mmap(handle, size, access=mmap.ACCESS_READ)
 
 
-def forget(memory: mmap.mmap) -> None:
+def evict_mapped(memory: mmap.mmap) -> None:
     """Leave it to the system whether it keeps the pages of a mapped file."""
     memory.madvise(mmap.MADV_DONTNEED)
 

@@ -16,7 +16,7 @@ STARTS = (
 )  # fmt: skip
 # Every call that may start a process: the file, and why nothing of the working directory is run.
 KNOWN = {
-    "bindings/serve/http/helper.py:os.fork": "no other program",
+    "runner/platform/processes.py:os.fork": "no other program",
     "bindings/serve/helpers.py:subprocess.Popen": "-P, and / as working directory",
     "bindings/serve/supervisor.py:subprocess.Popen": "-P, and / as working directory",
     "runner/cli/commands/config.py:subprocess.run": "the user's editor",
