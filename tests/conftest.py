@@ -86,10 +86,11 @@ CASES = 4  # of a test with more of them, these are quick: evenly spaced
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--whole-kit`: more than CI has the time for."""
+    """`--whole-kit`: more than CI has the time for. `--device cuda`: where there is a GPU."""
     parser.addoption(
         "--whole-kit", action="store_true", help="each architecture's models in all five ways"
     )
+    parser.addoption("--device", default="cpu", help="the device of the architectures' models")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -1,7 +1,7 @@
 """Every architecture against llama.cpp's logits of a tiny random model, however it is run.
 
 Each model is read whole and in one other way, which changes from model to model; `--whole-kit` runs
-all five ways of each.
+all five ways of each. `--device cuda` runs them on a GPU.
 """
 
 from typing import Any
@@ -51,7 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("kit") / "m.gguf"
-    engine = Engine.load(write_kit_model(request.param, path), n_threads=2)
+    device = request.config.getoption("--device")
+    engine = Engine.load(write_kit_model(request.param, path), n_threads=2, device=device)
     yield request.param, engine
     engine.close()
 
