@@ -118,7 +118,7 @@ class CudaProgram:
         if self.rows == "many" or backend.timed or not backend.device.target.overlaps:
             return steps
         if self.rows == "some":
-            return merged(steps, self._private, self._others.__getitem__)
+            return merged(steps, self._private, self._others.__getitem__, backend.n_thread)
         return fused(steps, self._private, self._others.__getitem__, backend.n_thread)
 
     def start(self, backend: "CudaBackend", first: int, last: int) -> None:
@@ -282,7 +282,7 @@ class CudaBackend(Backend):
                 if _is_for(function, rows):
                     self.device.launch(
                         function, tuple(step.fields.values()), beside=beside, share=share,
-                        times=times, overlaps=not after_mark,
+                        times=times, overlaps=not after_mark, n_shared=step.fields.get("n_shared"),
                     )  # fmt: skip
                     after_mark = False
             beside = others

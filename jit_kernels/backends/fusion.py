@@ -24,6 +24,8 @@ from tamis.jit_kernels.contract.ops import (
     PRODUCT_ROPE_APPEND,
     PRODUCTS,
     ROPE_APPEND,
+    STAGED_GATE,
+    STAGED_PRODUCTS,
     packed_form,
 )
 from tamis.jit_kernels.contract.program import KernelSpec
@@ -33,9 +35,14 @@ from tamis.jit_kernels.cuda.lang.scratch import (
     LONGEST_HEAD,
     LONGEST_NORM,
     ROOM,
+    SOME_ROWS,
+    STAGED_ROOM,
+    STAGED_ROWS,
+    STAGED_TILES,
     WORKERS,
     bundle_of,
     heads_of,
+    staged_room,
 )
 
 # What is launched before attention and writes neither Selections nor tables.
@@ -59,8 +66,9 @@ class _Rows(NamedTuple):
 
 
 def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
-    """The kernels that `fused` may ask for in Programs of these."""
+    """The kernels that `fused` and `merged` may ask for in Programs of these."""
     specs, found = list(specs), set()
+    sources = {str(s.constants[1]) for s in specs if s.op is PACK_ROWS} & {"rows", "norm"}
     gates = {s.constants[1] for s in specs if s.op is PACK_ROWS} & {"silu", "gelu"}
     rotations = {s.constants[1] for s in specs if s.op is ROPE_APPEND and _keeps_f16(s)}
     for spec in specs:
@@ -70,6 +78,9 @@ def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
                 KernelSpec(PRODUCT_NORM, spec.constants),
             }
             found |= {KernelSpec(PRODUCT_GATE, (*spec.constants, gate)) for gate in gates}
+            for source in (*sources, "packed"):
+                found.add(KernelSpec(STAGED_PRODUCTS, (*spec.constants, source)))
+                found |= {KernelSpec(STAGED_GATE, (*spec.constants, g, source)) for g in gates}
             found |= {
                 KernelSpec(PRODUCT_ROPE_APPEND, (*spec.constants, rotation))
                 for rotation in rotations
@@ -159,10 +170,13 @@ def fused(
     return found
 
 
-def merged(steps: Sequence[Step], private: set[int], other: Callable[[int], int]) -> list[Step]:
+def merged(
+    steps: Sequence[Step], private: set[int], other: Callable[[int], int], n_block: int
+) -> list[Step]:
     """The ops of a replay of some rows: neighbouring products of the same rows are one launch.
 
-    A gate and what it is for are, too, and what they make is packed. Parameters: see `fused`.
+    A gate and what it is for are, too, and what they make is packed. Products whose weights fit
+    into shared memory read rows as they are and norm them themselves. Parameters: see `fused`.
     """
     found: list[Step] = []
     made, i = 0, 0  # where the rows are that the PACK_ROWS that comes next would have made
@@ -173,15 +187,54 @@ def merged(steps: Sequence[Step], private: set[int], other: Callable[[int], int]
             found.append(steps[i])
             i += 1
             continue
-        rows = _Rows(made or steps[i].fields["packed"], 0, 0.0)
-        found += [] if made else [steps[i]]
+        packing, packed = steps[i], made
+        rows = _Rows(made or packing.fields["packed"], 0, 0.0)
         i += 1 + len(products)
         one, following = None, _products(steps, i, 0)
         if following and products[0].fields["n_out"] % DEPTH == 0:
             one = _gated(rows, products, steps[i], other(rows.packed), private)
         made = one.fields["to"] if one else 0
-        found += [one] if one else _plain(rows, products)
+        launches = [one] if one else _plain(rows, products)
+        own = [] if packed else [_staged(step, packing, n_block) for step in launches]
+        if packed or None in own:  # what reads packed rows is there, or is not to be spared
+            found += [] if packed else [packing]
+            own = [_staged(step, None, n_block) for step in launches]
+        found += [step if staged is None else staged for step, staged in zip(launches, own, strict=True)]
     return found
+
+
+def _staged(step: Step, packing: Step | None, n_block: int) -> Step | None:
+    """The products of a launch where all of a block's weights are in its shared memory; or None.
+
+    packing: of rows that are read as they are before it; None: packed ones are.
+    """
+    fields, spec = step.fields, step.spec
+    is_gate, n_in = spec.op is PRODUCT_GATE, fields["n_in"]
+    kind = GGMLType[str(spec.constants[0])]
+    n_byte, n_group = n_in // kind.block_size * kind.type_size, 2 if is_gate else 1
+    n_row = 2 * fields["n"] if is_gate else fields["n"] + fields["n2"] + fields["n3"]
+    n_tile = n_group * -(-n_row // (STAGED_ROWS * n_group * n_block))
+    room = staged_room(n_byte, n_in, n_tile, packed=packing is None)
+    if n_tile > STAGED_TILES or room > STAGED_ROOM or n_row % (STAGED_ROWS * n_group):
+        return None
+    x = {"x": fields["packed"], "other": 0, "eps": 0.0}
+    source = "packed"
+    if packing is not None:
+        source, after = str(packing.spec.constants[1]), packing.fields
+        x = {name: after[name] for name in x}
+        ends = [fields["to"]] if is_gate else [fields[name] for name in ("y", "y2", "y3")]
+        if source not in ("rows", "norm") or after["step"] != fields["step"]:
+            return None
+        if any((x["x"] % 16, x["other"] % 16)) or any(_overlap(x["x"], n_in, y) for y in ends):
+            return None
+    op = STAGED_GATE if is_gate else STAGED_PRODUCTS
+    staged = _step(KernelSpec(op, (*spec.constants, source)), **fields | x, n_shared=room)
+    return staged._replace(sync=step.sync)
+
+
+def _overlap(x: int, n: int, y: int) -> bool:
+    """Whether an output begins within rows of x, which blocks read until the last one ends."""
+    return x <= y < x + 4 * n * SOME_ROWS
 
 
 def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | None:

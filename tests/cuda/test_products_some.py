@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from matmul_cases import normal, weights
 from on_threads import as_python, run_block
-from oracle import silu
+from oracle import gelu_tanh, rms_norm, silu
 
+from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.cuda.lang.scratch import DEPTH
+from tamis.jit_kernels.cuda.lang.scratch import DEPTH, STAGED_ROWS, staged_room
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
 FILES = (
     "linear.activation", "linear.dequant", "lang.grid", "linear.gemm", "linear.matmul_few",
-    "linear.matmul_some", "linear.matmul", "linear.gemv_epilogue",
+    "linear.matmul_some", "linear.matmul", "linear.gemv_epilogue", "linear.pack",
+    "linear.matmul_staged", "lang.readers",
 )  # fmt: skip
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
 N_BLOCK = 2
@@ -102,3 +104,64 @@ def test_a_gate_and_what_it_is_for_are_packed():
     left, right = x.astype(np.float64) @ one.T, x.astype(np.float64) @ other.T
     most = bound(x, one) * (np.abs(right) + 1) * 1.1 + bound(x, other) * np.abs(left)
     assert (np.abs(to - silu(left) * right) <= most + 2**-11 * np.abs(left * right)).all()
+
+
+def staged(op, constants, n_row, fields):
+    """Run a staged op; n_row: of all of its matrices. Its blocks have the shared memory it needs."""
+    kind, source, n_in = GGMLType[constants[0]], constants[-1], fields["n_in"]
+    n_byte = n_in // kind.block_size * kind.type_size
+    n_group = 2 if op is ops.STAGED_GATE else 1
+    n_tile = n_group * -(-n_row // (STAGED_ROWS * n_group * N_BLOCK))
+    room = staged_room(n_byte, n_in, n_tile, packed=source == "packed")
+    run(op, constants, fields | {"n_shared": room})
+
+
+@pytest.mark.parametrize(
+    ("type_", "source", "n_in", "widths", "n_tok"),
+    # Units that lanes have half of; fewer tiles than blocks; a tile of one block, three of another;
+    # more units than warps that share them; two passes.
+    [
+        ("Q8_0", "norm", 96, (48, 16, 32), 5),
+        ("Q4_K", "rows", 256, (16,), 9),
+        ("Q5_0", "packed", 1280, (32,), 7),
+        ("Q6_K", "norm", 512, (16, 32), 18),
+        ("IQ4_NL", "packed", 64, (96, 64, 16), 16),
+    ],
+)
+def test_staged_products_read_rows_as_they_are(type_, source, n_in, widths, n_tok):
+    rng = np.random.default_rng(n_tok)
+    x, weight = 3 * normal(rng, n_tok, n_in), normal(rng, n_in)
+    rows = rms_norm(x.astype(np.float64), weight, 1e-5) if source == "norm" else x
+    fields = {"step": np.array([n_tok, 0, 0, 0, 0]), "n_in": n_in, "eps": 1e-5, "add": 1}
+    fields |= {"x": halved(x) if source == "packed" else x}
+    fields |= {"other": weight} if source == "norm" else {}
+    made = []
+    for end, n in zip(("", "2", "3"), widths, strict=False):
+        data, decoded = weights(type_, rng, n, n_in)
+        y, bias = normal(rng, n_tok, n), normal(rng, n)
+        made.append((decoded, bias, y, y.copy()))
+        fields |= {f"w{end}": data, f"bias{end}": bias, f"y{end}": y, f"n{end}": n}
+    staged(ops.STAGED_PRODUCTS, (type_, source), sum(widths), fields)
+    for decoded, bias, y, before in made:
+        expected = before + rows @ decoded.T + bias
+        assert (np.abs(y - expected) <= bound(rows, decoded)).all()
+
+
+@pytest.mark.parametrize(
+    ("type_", "activation", "source", "n_in", "n", "n_tok"),
+    [("Q8_0", "silu", "norm", 96, 64, 18), ("Q4_1", "gelu", "packed", 160, 96, 6)],
+)
+def test_a_staged_gate_is_packed(type_, activation, source, n_in, n, n_tok):
+    rng = np.random.default_rng(4)
+    x, weight = normal(rng, n_tok, n_in) / 8, normal(rng, n_in) / 8
+    rows = rms_norm(x.astype(np.float64), weight, 1e-5) if source == "norm" else x
+    (gate, one), (up, other) = (weights(type_, rng, n, n_in) for _ in range(2))
+    to = np.full((n_tok, n), np.nan, np.float16)
+    fields = {"step": np.array([n_tok, 0, 0, 0, 0]), "n_in": n_in, "eps": 1e-5}
+    fields |= {"x": halved(x) if source == "packed" else x, "w": gate, "w2": up, "n": n, "to": to}
+    fields |= {"other": weight} if source == "norm" else {}
+    staged(ops.STAGED_GATE, (type_, activation, source), 2 * n, fields)
+    left, right = rows.astype(np.float64) @ one.T, rows.astype(np.float64) @ other.T
+    most = bound(rows, one) * (np.abs(right) + 1) * 1.1 + bound(rows, other) * np.abs(left)
+    expected = {"silu": silu, "gelu": gelu_tanh}[activation](left) * right
+    assert (np.abs(to - expected) <= most + 2**-11 * np.abs(expected)).all()

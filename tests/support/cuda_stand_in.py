@@ -52,7 +52,9 @@ class StandIn:
     def download(self, host, address, n_bytes):
         ctypes.memmove(host, address, n_bytes)
 
-    def launch(self, function, fields, *, beside=False, share=1, times=1, overlaps=True):
+    def launch(
+        self, function, fields, *, beside=False, share=1, times=1, overlaps=True, n_shared=None
+    ):
         self._capturing.append((function.handle, fields))
         self.how.append((beside, share))
         self.times.append(times)

@@ -189,6 +189,12 @@ def _shared_words(n: int, multiple: int) -> Callable[[Any], Any]:
     return load
 
 
+def _store_shared(address: Any, words: Any) -> None:
+    at = int(address)
+    assert at % 16 == 0
+    local.block.bytes[at : at + 16] = np.array([_low(w) for w in words], np.uint32).view(np.uint8)
+
+
 def _shared_block(address: Any) -> Any:
     first, words = _shared_as("u2"), _shared_words(8, 2)
     return (int(first(address)), *words(int(address) + 2))
@@ -371,6 +377,8 @@ MEANINGS: dict[str, Any] = {
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
     "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),
+    "load_shared_u128": _shared_words(4, 16),
+    "store_shared_u128": _store_shared,
     "load_shared_i32": lambda address: int(local.block.shared[int(address)]),
     "store_shared_i32": lambda address, value: local.block.shared.update(
         {int(address): _int32(value)}

@@ -112,4 +112,53 @@ ATTEND_PACK = op(
     "attention.attend", AttendPack, "head_dim group type_k type_v", reads=READS_SELECTION
 )
 
-LAUNCHED = PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_ROPE_APPEND, ATTEND_PACK  # a GPU's only
+
+
+class _StagedInput:
+    """x of source "packed" as PACK_ROWS left it for some rows; else f32, see PACK_ROWS."""
+
+    step: Address
+    x: Address  # f32 [n_tok, n_in], or packed
+    other: Address  # f32 [n_in], the weights of "norm"; else 0
+    eps: float
+    n_in: int
+    n_shared: int  # bytes of a block's shared memory
+
+
+class StagedProducts(_StagedInput):
+    """As PRODUCTS, for some rows and matrices that fit into shared memory."""
+
+    w: Address
+    w2: Address
+    w3: Address
+    bias: Address  # f32 [n], or 0; bias2 and bias3 likewise
+    bias2: Address
+    bias3: Address
+    y: Address  # f32 [n_tok, n]
+    y2: Address
+    y3: Address
+    n: int
+    n2: int  # may be 0
+    n3: int  # may be 0
+    add: int  # 1: adds to y, y2, y3
+
+
+STAGED_PRODUCTS = op("linear.matmul_staged", StagedProducts, "type source")
+
+
+class StagedGate(_StagedInput):
+    """As PRODUCT_GATE, for some rows and matrices that fit into shared memory."""
+
+    w: Address
+    w2: Address
+    n: int  # rows of each
+    to: Address
+
+
+STAGED_GATE = op("linear.matmul_staged", StagedGate, "type activation source")
+
+# A GPU's only.
+LAUNCHED = (
+    PRODUCTS, PRODUCT_NORM, PRODUCT_GATE, PRODUCT_ROPE_APPEND, ATTEND_PACK, STAGED_PRODUCTS,
+    STAGED_GATE,
+)  # fmt: skip

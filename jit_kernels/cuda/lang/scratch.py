@@ -8,6 +8,7 @@ from tamis.formats.ggml_types import GGMLType
 # number of their own in contract/ops: a GPU's matrix units are worth it sooner.
 FEW_ROWS = 4
 SOME_ROWS = 32  # most rows of those that tensor cores multiply with weights from registers
+SOME_AT_ONCE = 16  # of them, those that are multiplied at a time
 
 
 def class_of(n_row: int) -> str:
@@ -25,6 +26,13 @@ WORKERS = 16
 ROOM = 32 * WORKERS
 LONGEST_NORM = 1 << 14
 TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
+# Of launches whose weights lie in shared memory whole (matmul_staged.py): warps of a block, rows of
+# weights of a tile, bytes before the first one, bytes of all, most tiles of a block.
+STAGED_WARPS = 16
+STAGED_ROWS = 16
+STAGED_HEAD = 128
+STAGED_ROOM = 200 << 10
+STAGED_TILES = 16
 
 
 def bundle_of(type: str) -> int:
@@ -44,6 +52,17 @@ def heads_of(group: int) -> int:
 def padded(n_in: int) -> int:
     """The number n_in, rounded up to a multiple of DEPTH."""
     return (n_in + DEPTH - 1) // DEPTH * DEPTH
+
+
+def staged_width(n_in: int) -> int:
+    """Bytes of a row of float16 in shared memory: rows begin in different banks."""
+    return 2 * ((n_in + DEPTH - 1) // DEPTH * DEPTH) + 16
+
+
+def staged_room(n_byte: int, n_in: int, n_tile: int, *, packed: bool) -> int:
+    """Bytes of a block's shared memory for tiles whose rows have n_byte, and for rows of x."""
+    rows = 0 if packed else SOME_AT_ONCE * staged_width(n_in)
+    return STAGED_HEAD + STAGED_ROWS * n_byte * n_tile + rows
 
 
 def matmul_scratch(n_in: int, n_out: int) -> int:

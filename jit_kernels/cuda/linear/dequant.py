@@ -546,7 +546,7 @@ def halves_of(type: str) -> Any:
     own = globals().get(f"halves_{type.lower()}")
     if own is not None:
         return device(_of_shared(own))
-    quants = device(_of_shared(globals()[f"quants_{type.lower()}"]))
+    quants = shared_quants_of(type)
 
     @device
     def halves(p, u):
@@ -585,6 +585,11 @@ def is_signed(type: str) -> bool:
 def quants_of(type: str) -> Any:
     """The function quants of a quantised ggml type's name; KeyError for a type without one."""
     return device(globals()[f"quants_{type.lower()}"])
+
+
+def shared_quants_of(type: str) -> Any:
+    """The function quants of a quantised ggml type's name, for rows in shared memory."""
+    return device(_of_shared(globals()[f"quants_{type.lower()}"]))
 
 
 def element_of(type: str) -> Any:

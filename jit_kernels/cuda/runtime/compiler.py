@@ -84,11 +84,16 @@ def of_one(op: Op, cluster: int) -> Any:
 
     @device
     def of(rows, block, n_block):
+        # The first blocks of all rows come first: of a launch that has more blocks than the GPU
+        # holds at a time, those without work wait, not those with it. A cluster stays whole.
+        unit = quotient(block, cluster)
+        nth = quotient(unit, rows.n_slot)
+        row = unit - rows.n_slot * nth
+        tid = nth * cluster + block - unit * cluster
         share = quotient(n_block, rows.n_slot * cluster) * cluster
-        row = quotient(block, share)
-        live = row < const_i64(rows.n_row)
+        live = row < const_i64(rows.n_row) and tid < share
         at = rows.records + rows.stride * (row if live else 0)
-        return read(at), int32(block - share * row), int32(share), live
+        return read(at), int32(tid), int32(share), live
 
     return of
 

@@ -184,11 +184,13 @@ class Device:
         share: int = 1,
         times: int = 1,
         overlaps: bool = True,
+        n_shared: int | None = None,
     ) -> None:
         """Start a kernel with these parameters, of every share-th block only, or of more of them.
 
         beside: it reads nothing that the last one writes. overlaps: where a kernel may be launched
-        before the one before it ends, this one is; False after a `mark`.
+        before the one before it ends, this one is; False after a `mark`. n_shared: bytes of shared
+        memory of a block, where it needs less than it may have.
         """
         values = (*fields, int(beside))
         kinds = tuple(ctypes.c_float if isinstance(v, float) else ctypes.c_int64 for v in values)
@@ -197,7 +199,8 @@ class Device:
         n_block = max(1, function.n_block * times // share // cluster) * cluster
         config.gridDimX, config.gridDimY, config.gridDimZ = n_block, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = function.n_thread, 1, 1
-        config.sharedMemBytes, config.hStream = function.shared, self.stream
+        config.sharedMemBytes = function.shared if n_shared is None else n_shared
+        config.hStream = self.stream
         attributes = []
         if self.target.overlaps and overlaps:
             attribute = self._d.CUlaunchAttribute()
