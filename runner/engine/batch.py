@@ -130,21 +130,20 @@ class _Rows:
             program, parts = Program(), []
             program.arrays = dict(own.arrays)
             # By where a row begins; layers may have rows of other widths in the same buffer.
-            moves: dict[int, tuple[int, int, int]] = {}
+            moves: dict[int, _Move] = {}
             both = zip(own.transfers, shared.linked.program.transfers, strict=True)
             for i, (transfer, to_transfer) in enumerate(both):
                 pairs = [(transfer.step, self._steps[row])]
                 rows = zip(transfer.rows, to_transfer.rows, strict=True)
                 pairs += [(x[0], y[row]) for x, y in rows]
                 for old, new in pairs:
-                    begin, to = old.ctypes.data, new.ctypes.data
-                    moves[begin] = begin, begin + old.nbytes, to - begin
-                    program.arrays[to] = new
+                    move = _Move(old.ctypes.data, old.nbytes, new)
+                    moves[move.begin] = move
+                    program.arrays[move.moved(move.begin)] = new
                 if i % 2:  # what the sequence's side does ends here
                     part, first = own.segments[i], len(program)
-                    program.calls += [
-                        _moved(call, moves.values()) for call in own.calls[part.start : part.stop]
-                    ]
+                    for call in own.calls[part.start : part.stop]:
+                        program.calls.append(_moved(call, moves.values(), program.arrays))
                     parts.append(range(first, len(program)))
             by_row[row] = _Segments(self._backend.link(program), parts)
         return by_row[row]
@@ -215,14 +214,36 @@ class Batch:
         return self._of[id(model)]
 
 
-def _moved(call: Call, moves: Iterable[tuple[int, int, int]]) -> Call:
-    """The call with each address of a move (begin, end, by how much) moved."""
+class _Move(NamedTuple):
+    """Where a row of a session's own buffer lies in another one."""
+
+    begin: int
+    n_byte: int
+    to: np.ndarray
+
+    def moved(self, address: int) -> int:
+        """The address of the same element there."""
+        return address - self.begin + int(self.to.ctypes.data)
+
+    def part(self, address: int) -> np.ndarray:
+        """The row there from this element on, uint8."""
+        return self.to.reshape(-1).view(np.uint8)[address - self.begin :]
+
+
+def _moved(call: Call, moves: Iterable[_Move], arrays: dict[int, np.ndarray]) -> Call:
+    """The call with the addresses of rows that move, which may be of parts of them.
+
+    arrays: what addresses point at; it gets what it lacks.
+    """
 
     def moved(name: str, value: int | float) -> int | float:
-        if name not in call.spec.op.floats:
-            for begin, end, by in moves:
-                if begin <= value < end:
-                    return value + by
+        if name not in call.spec.op.addresses:
+            return value
+        for move in moves:
+            if move.begin <= value < move.begin + move.n_byte:
+                at = move.moved(int(value))
+                arrays.setdefault(at, move.part(int(value)))
+                return at
         return value
 
     fields = zip(call.spec.op.fields, call.values, strict=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit_models import write_kit_model
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.batch import Batch
@@ -108,3 +109,19 @@ def test_an_audited_session_is_stepped_alone_and_audited(engine):
     np.testing.assert_array_equal(found[1], expected)
     np.testing.assert_array_equal(found[0], expected)  # it was alone then
     assert audited.audit.n_step == 10
+
+
+def test_parts_of_rows_that_move_are_known_by_their_addresses(tmp_path):
+    """A GPU finds its copies of arrays by these."""
+    engine = Engine.load(write_kit_model("plamo2-dense", tmp_path / "m.gguf"), n_threads=1)
+    batch, sessions = Batch(engine), [engine.session(n_ctx=64) for _ in range(2)]
+    batch.step(dict.fromkeys(sessions, 5))
+    (rows,) = batch._of.values()
+    placed = [segments.linked.program for own in rows._placed.values() for segments in own.values()]
+    assert len(placed) == 2
+    for program in placed:
+        for call in program.calls:
+            values = dict(zip(call.spec.op.fields, call.values, strict=True))
+            missing = {values[name] for name in call.spec.op.addresses} - {0, *program.arrays}
+            assert not missing, call.spec
+    engine.close()
