@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tamis.jit_kernels.backends.base import Segments
-from tamis.jit_kernels.backends.fusion import Step, merges_nothing
+from tamis.jit_kernels.backends.fusion import Step, merges_nothing, of_rows
 from tamis.jit_kernels.contract.op import each
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.scratch import COUNTERS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 32
 HEADER = 64  # bytes of the table before its rows: their number
-SPREAD = 4  # times as many blocks as an op of one row has are enough for any number of rows
+SPREAD = 2  # times as many blocks as an op of one row has are enough for any number of rows
 
 
 class _Part(NamedTuple):
@@ -57,15 +57,18 @@ class RowTable:
         """Address of the first row's fields, from its at-th on."""
         return self._buffer.address + HEADER + 8 * at
 
-    def show(self, owners: Sequence["CudaProgram"]) -> None:
-        """Tell kernels whose rows there are, where it is not what was told the last time."""
+    def show(self, owners: Sequence["CudaProgram"], parts: Sequence[range]) -> None:
+        """Tell kernels whose rows there are, where it is not what was told the last time.
+
+        parts: of each one's ops, those that are launched as of_rows says.
+        """
         if len(owners) != len(self._owners):
             self._host[:8].view(np.int64)[0] = len(owners)
             self._upload(0, HEADER)
         for row, owner in enumerate(owners):
             if row >= len(self._owners) or self._owners[row] is not owner:
                 first = HEADER + row * self.stride
-                record = self._record(owner, row)
+                record = self._record(of_rows(owner.steps, parts), row)
                 self._host[first : first + len(record)] = record
                 self._upload(first, len(record))
         self._owners = list(owners)
@@ -74,11 +77,11 @@ class RowTable:
         here = self._host[first:].ctypes.data
         self._backend.device.upload(self._buffer.address + first, here, n_byte)
 
-    def _record(self, owner: "CudaProgram", row: int) -> np.ndarray:
+    def _record(self, steps: list[Step], row: int) -> np.ndarray:
         """A row's fields, uint8; its counters are its own."""
         found = np.zeros(self.stride // 8, np.int64)
         at = 0
-        for step in owner.steps:
+        for step in steps:
             for name, value in step.fields.items():
                 if name == "scratch":
                     found[at] = self._counters.address + row * COUNTERS + COUNTERS
@@ -112,7 +115,10 @@ class JoinedProgram:
         self.parts, self.kinds = parts, kinds
         if before is not None and (before.parts, before.kinds) != (parts, kinds):
             before = None
-        n_field = sum(len(step.fields) for step in first.steps)
+        self._own_parts = [part.ops for part in parts if part.linked is None]
+        self._early = self._own_parts if backend.device.target.overlaps else []
+        self._steps = of_rows(first.steps, self._early)
+        n_field = sum(len(step.fields) for step in self._steps)
         self.table: RowTable = before.table if before else RowTable(backend, n_field)
         self._graphs: dict[tuple[int, str], Graph] = before._graphs if before else {}
 
@@ -122,12 +128,13 @@ class JoinedProgram:
     @property
     def specs(self) -> set[KernelSpec]:
         """The kernels of ops that are launched for every row."""
-        own = {spec for part in self.kinds for spec in part if not merges_nothing(spec)}
+        every = (self._steps[i].spec for part in self._own_parts for i in part)
+        own = {spec for spec in every if not merges_nothing(spec)}
         return {spec._replace(op=each(spec.op)) for spec in own}
 
     def start(self, backend: "CudaBackend") -> None:
         """Start a replay, of as many rows as there are."""
-        self.table.show(self.rows)
+        self.table.show(self.rows, self._early)
         slots = next(n for n in (1 << i for i in range(6)) if n >= len(self.rows))
         classes = {part.linked.rows for part in self.parts if part.linked is not None}
         key = slots, " ".join(sorted(classes))
@@ -146,7 +153,7 @@ class JoinedProgram:
 
     def _own(self, ops: range, n_slot: int) -> list[Step]:
         """The launches of ops of every row."""
-        steps, found = self.rows[0].steps, []
+        steps, found = self._steps, []
         starts = np.cumsum([0, *(len(step.fields) for step in steps)])
         for i in ops:
             spec, _, sync = steps[i]

@@ -199,7 +199,9 @@ def merged(
         if packed or None in own:  # what reads packed rows is there, or is not to be spared
             found += [] if packed else [packing]
             own = [_staged(step, None, n_block) for step in launches]
-        found += [step if staged is None else staged for step, staged in zip(launches, own, strict=True)]
+        found += [
+            step if staged is None else staged for step, staged in zip(launches, own, strict=True)
+        ]
     return found
 
 
@@ -245,13 +247,34 @@ def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | N
     spec, fields, _ = steps[i]
     if spec.op is not ATTEND or not _is_few(spec):
         return None
-    beside: list[Step] = []  # what may still run when this starts: none has waited for another
+    early = int(_writes_no_selection(before))
+    return _step(_packing(spec), **fields, packed=_packed(steps, i), early=early)
+
+
+def _writes_no_selection(before: Sequence[Step]) -> bool:
+    """Whether no launch that may still run, of those before one, writes a Selection or a table."""
+    beside: list[Step] = []  # none of them has waited for another
     for step in reversed(before):
         if beside and step.sync:
             break
         beside.append(step)
-    early = bool(beside) and all(step.spec.op in _KEEP_SELECTIONS for step in beside)
-    return _step(_packing(spec), **fields, packed=_packed(steps, i), early=int(early))
+    return bool(beside) and all(step.spec.op in _KEEP_SELECTIONS for step in beside)
+
+
+def of_rows(steps: Sequence[Step], parts: Iterable[range]) -> list[Step]:
+    """A sequence's ops as they are launched for the rows of a batch, part by part.
+
+    Attention of one query looks up its keys while the launch before still runs.
+    """
+    found = list(steps)
+    for part in parts:
+        for i in part:
+            spec, fields, sync = steps[i]
+            if spec.op is ATTEND and _is_few(spec):
+                early = int(_writes_no_selection(steps[part.start : i]))
+                one = _step(_packing(spec), **fields, packed=0, early=early)
+                found[i] = one._replace(sync=sync)
+    return found
 
 
 def _packed(steps: Sequence[Step], i: int) -> int:

@@ -15,8 +15,8 @@ OPS = frozenset(
         "products", "quest_bounds", "quest_score", "residual_mix", "rms_norm", "rope_append",
         "rope_heads", "rope_table", "scale_by_position", "score_keys", "select_best",
         "select_pack", "select_psaw", "select_top_k", "select_union", "select_window",
-        "selective_scan", "short_conv", "staged_gate", "staged_products", "stream_mix", "stream_weights", "tactic_assign",
-        "tactic_budget", "tactic_joint", "tactic_mark", "tactic_mean", "tactic_score",
-        "tactic_seed", "tactic_select",
+        "selective_scan", "short_conv", "staged_gate", "staged_products", "stream_mix",
+        "stream_weights", "tactic_assign", "tactic_budget", "tactic_joint", "tactic_mark",
+        "tactic_mean", "tactic_score", "tactic_seed", "tactic_select",
     ]
 )  # fmt: skip

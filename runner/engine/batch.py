@@ -6,6 +6,7 @@ selector state, with the row's addresses. So methods are independent of batches,
 may have another one.
 """
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -18,12 +19,15 @@ from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
 from tamis.graph.device_graph import record_head, record_rows
 from tamis.graph.forward import Answer, answers
+from tamis.graph.topk_logits import MOST, Best, BestOfRows
 from tamis.graph.workspace import Chunk, Workspace
 from tamis.jit_kernels.backends.base import Backend, LinkedProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Call, KernelSpec, Program
 from tamis.model.model import Model
 from tamis.select.base import Recording
+
+BEST = 1, 8, 64, MOST  # how many of the best logits of rows are looked for at once
 
 
 class _Segments(NamedTuple):
@@ -46,6 +50,7 @@ class _Rows:
         self.model, self._backend = model, backend
         self._shared: _Segments | None = None
         self._heads: list[_Head] = []
+        self._best: dict[int, BestOfRows] = {}  # by how many
         # Of each session's decode Program, by row: its own ops, pointed at that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
         self._placed = weakref.WeakKeyDictionary()
@@ -59,9 +64,9 @@ class _Rows:
         return Workspace(self.model, self._backend, Chunk(self.model.hp, n, n))
 
     def step(
-        self, tokens: dict[Session, int], own: dict[Session, Program]
-    ) -> dict[Session, np.ndarray]:
-        """Append a token to each session, of at most `joins`; their logits.
+        self, tokens: dict[Session, int], own: dict[Session, Program], n_best: int | None
+    ) -> dict[Session, Best | np.ndarray]:
+        """Append a token to each session, of at most `joins`; their logits, or the n_best best.
 
         own: their Programs of this step.
         """
@@ -75,19 +80,44 @@ class _Rows:
             record[:] = 1, session.n_past, 0, session.n_past, session.n_past + 1
         self._backend.send(self._ws.record, self._steps)
         self._backend.run(self._join(shared, segments))
-        logits = self._logits(len(rows))
-        for session in rows:
+        head, best = self._start_head(len(rows), n_best)
+        for session in rows:  # while a GPU is at work
             session.end_step(tokens[session])
-        order = {session: row for row, session in enumerate(rows)}
-        return {session: logits[order[session]] for session in tokens}
+        if best is None:
+            return dict(zip(rows, self._logits(head, len(rows)), strict=True))
+        assert n_best is not None
+        found = best.found(len(rows), n_best)
+        return {
+            session: each if math.isfinite(each.log_sum) else self._fetched(head.logits[row])
+            for row, (session, each) in enumerate(zip(rows, found, strict=True))
+        }
 
-    def _logits(self, n: int) -> np.ndarray:
+    def _start_head(self, n: int, n_best: int | None) -> tuple[_Head, BestOfRows | None]:
+        """Start to compute the logits of n rows, and to look for their best where few are asked."""
+        last = self._heads[-1]
+        most = next((most for most in BEST if n_best is not None and n_best <= most), None)
+        if most is None or most > last.logits.shape[1]:
+            free = (head for head in self._heads if head.answer is not None and head.answer.free)
+            head = next(free, last)
+            self._backend.run(head.linked)
+            return head, None
+        if most not in self._best:
+            self._best[most] = BestOfRows(self._backend, last.logits, most)
+        self._backend.run(last.linked)
+        self._best[most].start(n)
+        return last, self._best[most]
+
+    def _logits(self, head: _Head, n: int) -> np.ndarray:
         """The logits of the first n rows, the caller's to keep."""
-        free = (head for head in self._heads if head.answer is not None and head.answer.free)
-        head = next(free, self._heads[-1])
-        self._backend.run(head.linked)
+        if head.answer is None:
+            return self._fetched(head.logits[:n])
         self._backend.fetch(head.logits[:n])
-        return head.logits[:n].copy() if head.answer is None else head.answer.given()[:n]
+        return head.answer.given()[:n]
+
+    def _fetched(self, logits: np.ndarray) -> np.ndarray:
+        """A copy of logits, once they are there."""
+        self._backend.fetch(logits)
+        return logits.copy()
 
     def _in_rows(self, sessions: list[Session]) -> list[Session]:
         """The sessions in the order of their rows: as many as can be stay where they were."""
@@ -169,17 +199,24 @@ class Batch:
 
         Raises what `Session.decode` does; no session then holds its token.
         """
+        found = self.step_best(tokens, None)
+        return {session: row for session, row in found.items() if isinstance(row, np.ndarray)}
+
+    def step_best(
+        self, tokens: Mapping[Session, int], n: int | None
+    ) -> dict[Session, Best | np.ndarray]:
+        """As `step`, but only the n best logits, where that is worth it; see decode_best."""
         held = {session: session.n_past for session in tokens}
-        found: dict[Session, np.ndarray] = {}
+        found: dict[Session, Best | np.ndarray] = {}
         try:
             for session, token in tokens.items():
                 session.begin_step(token)
             own = {s: s.own_step() for s in tokens if self._joins(s)}
             for group in self._groups(own):
                 rows = self._rows_of(group[0].model)
-                found |= rows.step({session: tokens[session] for session in group}, own)
+                found |= rows.step({session: tokens[session] for session in group}, own, n)
             for session in tokens.keys() - found.keys():
-                found[session] = session.decode(tokens[session])
+                found[session] = session.decode_best(tokens[session], n)
         except BaseException:
             for session, n in held.items():
                 session.truncate(n)

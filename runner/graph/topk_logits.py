@@ -26,8 +26,10 @@ class Best(NamedTuple):
 class BestLogits:
     """Finds the n best of a row of logits, n at most MOST and their number."""
 
-    def __init__(self, backend: Backend, logits: np.ndarray, n: int) -> None:
-        """logits: f32 [n_vocab], which kernels write."""
+    def __init__(
+        self, backend: Backend, logits: np.ndarray, n: int, found: np.ndarray | None = None
+    ) -> None:
+        """logits: f32 [n_vocab], which kernels write. found: f32 [2 n + 2] that the caller has."""
         assert 1 <= n <= min(MOST, len(logits))
         n_part, self._backend = backend.n_thread, backend
         parts: dict[str, Any] = {
@@ -35,9 +37,10 @@ class BestLogits:
             "values": np.zeros((n_part, n), np.float32),
             "sums": np.zeros((n_part, 2), np.float32),
         }
-        _, self._found = huge_zeros((2 * n + 2,), np.dtype(np.float32))
-        with contextlib.suppress(MemoryError):  # then it is copied
-            self._held = backend.mapped(self._found)
+        self._held: Any = None
+        if found is None:
+            found, self._held = mapped_zeros(backend, (2 * n + 2,))
+        self._found = found
         self._ids, self._values = self._found[:n].view(np.int32), self._found[n : 2 * n]
         self._total = self._found[2 * n :]
         program = Program()
@@ -53,13 +56,56 @@ class BestLogits:
             n_part=n_part,
             **parts,
         )
-        self._linked = backend.link(program)
+        self.linked = backend.link(program)
 
     def find(self) -> Best:
         """The best of what the logits are now."""
-        self._backend.run(self._linked)
+        self._backend.run(self.linked)
         self._backend.fetch(self._found)
+        return self.found()
+
+    def found(self) -> Best:
+        """The best of what the logits were when `linked` ran, once it was fetched."""
         order = np.lexsort((self._ids, -self._values))
         top, total = self._total.astype(np.float64).tolist()
         log_sum = top + math.log(total) if total > 0 else math.nan
         return Best(self._ids[order], self._values[order], log_sum)
+
+
+def mapped_zeros(backend: Backend, shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    """Zeros, f32, that kernels write in host memory, and what keeps them mapped.
+
+    Where the system does not allow it, they are copied when they are fetched.
+    """
+    _, found = huge_zeros(shape, np.dtype(np.float32))
+    held = None
+    with contextlib.suppress(MemoryError):
+        held = backend.mapped(found)
+    return found, held
+
+
+class BestOfRows:
+    """Finds the n best of the first rows of logits, all of them at once."""
+
+    def __init__(self, backend: Backend, logits: np.ndarray, n: int) -> None:
+        """logits: f32 [n_row, n_vocab], which kernels write."""
+        self._backend = backend
+        self._found, self._held = mapped_zeros(backend, (len(logits), 2 * n + 2))
+        self._rows = [
+            BestLogits(backend, row, n, found)
+            for row, found in zip(logits, self._found, strict=True)
+        ]
+        self._joined: tuple[int, Any] = 0, None  # of how many rows
+
+    def start(self, n_row: int) -> None:
+        """Start to look for the best of so many rows."""
+        if self._joined[0] != n_row:
+            step = [(row.linked, range(len(row.linked))) for row in self._rows[:n_row]]
+            self._joined = n_row, self._backend.join([step], self._joined[1])
+        self._backend.run(self._joined[1])
+
+    def found(self, n_row: int, n: int) -> list[Best]:
+        """The n best of each of so many rows."""
+        self._backend.fetch(self._found)
+        every = (row.found() for row in self._rows[:n_row])
+        return [Best(best.ids[:n], best.logits[:n], best.log_sum) for best in every]

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from tamis.jit_kernels.backends.fusion import Step, candidates, fused, passed_on
+from tamis.jit_kernels.backends.fusion import Step, candidates, fused, merged, of_rows, passed_on
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import zeros
-from tamis.jit_kernels.cuda.lang.scratch import LONGEST_NORM
+from tamis.jit_kernels.cuda.lang.scratch import LONGEST_NORM, staged_room
 
 N, N_FF, N_KV, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB = 256, 512, 128, 4, 2, 64, 1024
 F16 = ("f16", "f16")
 N_BLOCK = 8
+STAGED = {ops.STAGED_PRODUCTS, ops.STAGED_GATE}
 HALF = 1 << 40  # from a packed row to the other one
 # The ops of a layer and the head after it, by what they are called here, and what they become.
 NAMES = (
@@ -25,12 +26,12 @@ WHOLE = f"{START} product_norm product_gate product_norm products"
 class Buffers:
     """What the ops of a layer read and write."""
 
-    def __init__(self):
-        self.step, self.other_step = np.array([1, 0, 0, 0, 1]), np.array([1, 0, 0, 0, 1])
-        self.x, self.q, self.att = (zeros((1, N), np.float32) for _ in range(3))
-        self.k, self.v = (zeros((1, N_KV), np.float32) for _ in range(2))
-        self.gate, self.up = (zeros((1, N_FF), np.float32) for _ in range(2))
-        self.logits, self.packed = zeros((1, N_VOCAB), np.float32), zeros(1 << 16, np.uint8)
+    def __init__(self, n=1):
+        self.step, self.other_step = np.array([n, 0, 0, 0, 1]), np.array([n, 0, 0, 0, 1])
+        self.x, self.q, self.att = (zeros((n, N), np.float32) for _ in range(3))
+        self.k, self.v = (zeros((n, N_KV), np.float32) for _ in range(2))
+        self.gate, self.up = (zeros((n, N_FF), np.float32) for _ in range(2))
+        self.logits, self.packed = zeros((n, N_VOCAB), np.float32), zeros(1 << 16, np.uint8)
         self.weight = zeros(N, np.float32)
 
 
@@ -44,7 +45,8 @@ def pack(program, at, x, source, n, other=None):
 def multiply(program, at, n_in, *ys, add=0):
     """Products of a packed row with matrices of type Q8_0."""
     for i, y in enumerate(ys):
-        w, n_out = zeros(y.size * n_in // 32 * 34, np.uint8), y.size
+        n_out = y.shape[-1]
+        w = zeros(n_out * n_in // 32 * 34, np.uint8)
         program.add(
             ops.MATMUL, ("Q8_0",), sync=i == len(ys) - 1, step=at.step, packed=at.packed, w=w,
             bias=None, y=y, n_in=n_in, n_out=n_out, y_stride=n_out, add=add, scratch=0,
@@ -87,6 +89,17 @@ def at():
 @pytest.fixture
 def layer(at):
     """A decode step's layer and the head after it: steps by name, in order."""
+    yield from recorded(at)
+
+
+@pytest.fixture
+def rows():
+    """Buffers of as many rows as a batch has, and the layer over them."""
+    at = Buffers(32)
+    return at, next(layer := recorded(at)), layer
+
+
+def recorded(at):
     program = Program()
     pack(program, at, at.x, "norm", N, at.weight)
     multiply(program, at, N, at.q, at.k, at.v)
@@ -465,9 +478,63 @@ def test_candidates_are_what_may_be_asked_for_and_no_more():
     packs = [KernelSpec(ops.PACK_ROWS, ("quantised", source)) for source in ("norm", "gelu")]
     rows = {KernelSpec(ops.PRODUCTS, ("Q4_K",)), KernelSpec(ops.PRODUCT_NORM, ("Q4_K",))}
     gates = {KernelSpec(ops.PRODUCT_GATE, ("Q4_K", "gelu"))}
+    rows.add(KernelSpec(ops.STAGED_PRODUCTS, ("Q4_K", "packed")))
     assert candidates([product, float_product, rotations[1], attends[1]]) == rows
     assert candidates([float_product, *packs, rotations[0]]) == set()
-    assert candidates([product, *packs]) == rows | gates
+    gates |= {KernelSpec(ops.STAGED_GATE, ("Q4_K", "gelu", x)) for x in ("norm", "packed")}
+    normed = {KernelSpec(ops.STAGED_PRODUCTS, ("Q4_K", "norm"))}
+    assert candidates([product, *packs]) == rows | gates | normed
     kept = {KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q4_K", 0))}
     assert candidates([product, rotations[0]]) == rows | kept
     assert candidates(attends) == {KernelSpec(ops.ATTEND_PACK, (HEAD_DIM, 2, *F16))}
+
+
+def staged(layer, n_block):
+    steps = list(layer.values())
+    specs = {step.spec for step in steps}
+    found = merged(steps, passed_on(steps), lambda packed: packed ^ HALF, n_block)
+    assert {step.spec for step in found} <= candidates(specs) | specs
+    assert all(tuple(step.fields) == step.spec.op.fields for step in found)
+    return found
+
+
+def test_some_rows_are_read_as_they_are_where_all_weights_fit_into_shared_memory(rows):
+    at, layer, _ = rows
+    found = staged(layer, 16)
+    own = "staged_products rope_append attend attend_merge staged_products staged_gate"
+    assert names(found) == f"{own} staged_products staged_products"
+    sources = [step.spec.constants[-1] for step in found if step.spec.op in STAGED]
+    assert sources == ["norm", "rows", "norm", "packed", "norm"]
+    qkv, gate, down = found[0].fields, found[5].fields, found[6].fields
+    x, one = at.x.ctypes.data, at.packed.ctypes.data
+    assert (qkv["x"], qkv["other"], qkv["eps"]) == (x, at.weight.ctypes.data, 1e-5)
+    assert found[4].fields["x"] == at.att.ctypes.data
+    assert gate["to"] == down["x"] == one ^ HALF
+    n_byte = N // 32 * 34
+    assert qkv["n_shared"] == staged_room(n_byte, N, 2, packed=False)  # 32 tiles of 16 blocks
+    assert down["n_shared"] == staged_room(N_FF // 32 * 34, N_FF, 1, packed=True)
+
+
+def test_rows_are_packed_where_weights_do_not_fit_or_outputs_overwrite_them(rows):
+    at, layer, _ = rows
+    found = staged(layer, 2)  # blocks have up to 32 tiles of the gate, and of the logits
+    assert names(found).startswith("staged_products rope_append")
+    assert (
+        names(found[4:]) == "staged_products pack_rows product_gate staged_products pack_rows "
+        "products"
+    )
+    over = changed(layer, v={"y": at.x.ctypes.data + 64})
+    assert names(staged(over, 16)).startswith("pack_rows staged_products rope_append")
+    other = changed(layer, norm={"step": at.other_step.ctypes.data})
+    assert names(staged(other, 16)).startswith("pack_rows staged_products rope_append")
+
+
+def test_attention_of_a_batchs_rows_looks_its_keys_up_early_where_nobody_writes_them(layer):
+    steps = [layer["rope"], layer["attend"], layer["merge"]]
+    found = of_rows(steps, [range(3)])
+    assert names(found) == "rope_append attend_pack attend_merge"
+    assert found[1].fields == layer["attend"].fields | {"packed": 0, "early": 1}
+    assert [step.sync for step in found] == [step.sync for step in steps]
+    assert of_rows([layer["rope"], reader(1), *steps[1:]], [range(4)])[2].fields["early"] == 0
+    assert of_rows(steps, [range(1), range(1, 3)])[1].fields["early"] == 0
+    assert of_rows(steps, []) == steps

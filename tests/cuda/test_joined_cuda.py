@@ -82,7 +82,7 @@ def test_an_op_of_every_row_is_one_launch_that_finds_each_rows_fields(backend):
     backend.run(rows.join(own))
     found = launched(backend)
     assert [name for name, _ in found] == ["gate", "each_map_rows", "each_gate", "gate"]
-    assert backend.device.times == [1, 4, 4, 1]  # 3 rows have 4 slots
+    assert backend.device.times == [1, 2, 2, 1]  # of 4 slots
     for (name, fields), op in zip(found[1:3], (ops.MAP_ROWS, ops.GATE), strict=True):
         assert name == EACH + op.name
         assert ctypes.c_int64.from_address(fields["n_row"]).value == 3
@@ -143,10 +143,11 @@ def test_rows_have_counters_of_their_own(backend):
     backend.run(shared.join(own))
     found = launched(backend)
     # Kernels of attention join the parts of rows of one query themselves.
-    assert [name for name, _ in found] == ["gate", "each_attend", "gate"]
+    assert [name for name, _ in found] == ["gate", "each_attend_pack", "gate"]
     fields = found[1][1]
     one, other = (
-        record_of(ops.ATTEND, fields["records"], fields["stride"], i)["scratch"] for i in range(2)
+        record_of(ops.ATTEND_PACK, fields["records"], fields["stride"], i)["scratch"]
+        for i in range(2)
     )
     assert other - one == COUNTERS
 

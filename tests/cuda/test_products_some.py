@@ -107,7 +107,7 @@ def test_a_gate_and_what_it_is_for_are_packed():
 
 
 def staged(op, constants, n_row, fields):
-    """Run a staged op; n_row: of all of its matrices. Its blocks have the shared memory it needs."""
+    """Run a staged op; n_row: of all of its matrices."""
     kind, source, n_in = GGMLType[constants[0]], constants[-1], fields["n_in"]
     n_byte = n_in // kind.block_size * kind.type_size
     n_group = 2 if op is ops.STAGED_GATE else 1

@@ -125,3 +125,26 @@ def test_parts_of_rows_that_move_are_known_by_their_addresses(tmp_path):
             missing = {values[name] for name in call.spec.op.addresses} - {0, *program.arrays}
             assert not missing, call.spec
     engine.close()
+
+
+@pytest.mark.parametrize("n", [1, 5, None])
+def test_the_best_of_each_rows_logits(engine, n):
+    ids = [tokens(engine, 70 + i, 12) for i in range(3)]
+    pairs = [[engine.session(n_ctx=64) for _ in ids] for _ in range(2)]
+    for sessions in pairs:
+        for session, own in zip(sessions, ids, strict=True):
+            session.prefill(own)
+    batches = [Batch(engine) for _ in pairs]
+    for token in range(4):
+        every, best = (dict.fromkeys(sessions[: 2 + token % 2], token) for sessions in pairs)
+        rows, found = batches[0].step(every), batches[1].step_best(best, n)
+        for whole, other in zip(every, best, strict=True):
+            row, few = rows[whole], found[other]
+            if n is None:
+                np.testing.assert_array_equal(few, row)
+                continue
+            order = np.argsort(-row, kind="stable")[:n]
+            np.testing.assert_array_equal(few.ids, order)
+            np.testing.assert_array_equal(few.logits, row[order])
+            top = row.max().astype(np.float64)
+            assert abs(few.log_sum - top - np.log(np.exp(row - top).sum())) < 1e-4

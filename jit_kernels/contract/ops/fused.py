@@ -113,7 +113,6 @@ ATTEND_PACK = op(
 )
 
 
-
 class _StagedInput:
     """x of source "packed" as PACK_ROWS left it for some rows; else f32, see PACK_ROWS."""
 

@@ -1,6 +1,7 @@
 """`tamis bench -np`: several sequences at once, in the table of llama.cpp's llama-batched-bench.
 
-Each sequence has a prompt of its own, read one after another; then all decode together.
+Each sequence has a prompt of its own, read one after another; then all decode together. Of each row
+of logits the best are found, as many as top-k sampling looks at by default.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import numpy as np
 
 from tamis.cli.options import common
 
+TOP_K = 40  # of the sampler's default
 COLUMNS = {
     "model": "model",
     "threads": "threads",
@@ -82,5 +84,5 @@ def _once(
             session.prefill(own[:n_prompt])
     read = time.perf_counter()
     for at in range(n_prompt, n_prompt + n_gen):
-        batch.step({s: int(own[at]) for s, own in zip(sessions, ids, strict=False)})
+        batch.step_best({s: int(own[at]) for s, own in zip(sessions, ids, strict=False)}, TOP_K)
     return read - begin, time.perf_counter() - read
