@@ -51,6 +51,7 @@ class Backend(Protocol):
     layout: str = ""  # of strips: copies of another one are not read
     joins: int = 0  # most rows of what it can `join`; 0: it cannot
     joins_alike: bool = False  # whether those are of the same kernels
+    pads: int = 1  # rows of quantised products that take as long as fewer, or less
 
     @property
     def sides(self) -> "tuple[Backend, Backend]":

@@ -20,7 +20,13 @@ from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.contract.program import Call, KernelSpec, Moved, OpCost, Program
 from tamis.jit_kernels.contract.types import KV_TYPES
-from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, class_of, expert_scratch, matmul_scratch
+from tamis.jit_kernels.cuda.lang.scratch import (
+    COUNTERS,
+    FEW_ROWS,
+    class_of,
+    expert_scratch,
+    matmul_scratch,
+)
 from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Function, Graph
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
@@ -108,7 +114,9 @@ class CudaProgram:
             for function in backend.library.functions(step.spec):
                 if _is_for(function, self.rows):
                     with backend.device.capture() as captured:
-                        backend.device.launch(function, tuple(step.fields.values()))
+                        n_shared = step.fields.get("n_shared")
+                        values = tuple(step.fields.values())
+                        backend.device.launch(function, values, n_shared=n_shared)
                     found += captured
         return found
 
@@ -216,7 +224,7 @@ class CudaBackend(Backend):
     name, on_host = GPU, False
     kv_types: tuple[str, ...] = KV_TYPES
     strips = timed = False
-    joins, joins_alike = MOST_ROWS, True
+    joins, joins_alike, pads = MOST_ROWS, True, FEW_ROWS + 1
     clock = 1e9  # costs are in nanoseconds
 
     def __init__(self) -> None:

@@ -51,6 +51,7 @@ class _Rows:
         self._shared: _Segments | None = None
         self._heads: list[_Head] = []
         self._best: dict[int, BestOfRows] = {}  # by how many
+        self._pads = 1  # rows of a step at least
         # Of each session's decode Program, by row: its own ops, pointed at that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
         self._placed = weakref.WeakKeyDictionary()
@@ -74,8 +75,10 @@ class _Rows:
             self._shared = self._recorded()
         shared, rows = self._shared, self._in_rows(list(tokens))
         segments = [self._at_row(own[session], shared, i) for i, session in enumerate(rows)]
-        self._ws.ids[: len(rows)] = [tokens[session] for session in rows]
-        self._ws.step[:3] = len(rows), 0, 0
+        # Rows that nobody reads are of token 0.
+        n_row = max(len(rows), self._pads)
+        self._ws.ids[:n_row] = [*map(tokens.__getitem__, rows), *[0] * (n_row - len(rows))]
+        self._ws.step[:3] = n_row, 0, 0
         for record, session in zip(self._steps, rows, strict=False):
             record[:] = 1, session.n_past, 0, session.n_past, session.n_past + 1
         self._backend.send(self._ws.record, self._steps)
@@ -145,6 +148,9 @@ class _Rows:
         ws, n = self._ws, self._backend.joins
         rec = Recording(Program(), ws.step, n, 1)
         record_rows(Graph(self.model, ws, rec, Hooks()))
+        products = {spec for spec in rec.program.specs if spec.op is ops.MATMUL}
+        if all(ops.packed_form(str(spec.constants[0])) == "quantised" for spec in products):
+            self._pads = self._backend.pads
         places = [(a.logits, a) for a in answers(self._backend, *ws.logits.shape)]
         for logits, answer in [*places, (ws.logits, None)]:
             head = Program()
@@ -185,7 +191,7 @@ class Batch:
     These are sessions with an audit, with keys on a disk or another device than the weights, and
     one alone of its adapters; on a GPU also one alone of its method, or of the kind of step that
     its method makes. Logits differ from `Session.decode`'s by rounding: products of several rows
-    are summed in another order, on a GPU those of more than 4 rows as a prompt's are.
+    are summed in another order, on a GPU those of quantised weights as a prompt's are.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -154,6 +154,7 @@ def feed_forward(step):
 
 
 FUSED = ["pack_rows", "product_gate", "products"]
+STAGED = ["staged_gate", "staged_products"]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +162,8 @@ FUSED = ["pack_rows", "product_gate", "products"]
     [
         (1, False, "sm_90a", FUSED),
         (4, False, "sm_90a", FUSED),
-        (5, False, "sm_90a", FUSED),
-        (32, False, "sm_90a", FUSED),
+        (5, False, "sm_90a", STAGED),
+        (32, False, "sm_90a", STAGED),
         (33, False, "sm_90a", ["pack_rows", MANY, MANY, "pack_rows", MANY]),
         (5, True, "sm_90a", ["pack_rows", SOME, SOME, "pack_rows", SOME]),
         (5, False, "sm_80", ["pack_rows", SOME, SOME, "pack_rows", SOME]),
