@@ -118,8 +118,10 @@ class Answer:
         self.n_completion = 0
         self.tokens: list[int] = []
 
-    def push(self, token: int, row: np.ndarray) -> list[Piece]:
+    def push(self, token: int, row: np.ndarray | None) -> list[Piece]:
         """The pieces that one more token gives; row: the logits f32 [n_vocab] it was chosen by.
+
+        It may be None where the request wants no logprobs.
 
         The last piece of an answer, and only it, has a finish reason.
         """
@@ -130,6 +132,7 @@ class Answer:
         self._ids.append(token)
         self.n_completion += 1
         if r.logprobs is not None:
+            assert row is not None
             self._waiting.append(self._info(token, row))
         text = self._stream.push(self._tokenizer.piece(token, special=token in r.shown))
         if self._stream.stopped is not None:

@@ -41,6 +41,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.formats.gguf import GGUFError
+from tamis.graph.topk_logits import Best
 from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.text.thinking import ThinkingBudget
@@ -89,7 +90,7 @@ class _Slot:
         self.job: Job | None = None
         self.reading: Generator[int, None, Any] | None = None
         self.answer: Answer | None = None
-        self.row: np.ndarray | None = None  # logits that the next token is chosen by
+        self.row: Best | np.ndarray | None = None  # logits that the next token is chosen by
         self.forced: deque[int] = deque()  # tokens that come next, whatever is likely
         self.budget: ThinkingBudget | None = None
 
@@ -418,12 +419,12 @@ class Worker:
             slot.job.n_accepted += 1
         return row is not None
 
-    def _rows(self, tokens: dict[Session, int]) -> dict[Session, np.ndarray]:
+    def _rows(self, tokens: dict[Session, int]) -> dict[Session, Best | np.ndarray]:
         """The logits after a token of each session; one alone may be drafted for."""
         busy = [slot for slot in self._slots if slot.job is not None]
         alone = busy[0] if len(busy) == 1 else None
         if alone is None or alone.drafting is None:
-            return self._batch.step(tokens)
+            return self._batch.step_best(tokens, _most_looked_at(busy))
         ((session, token),) = tokens.items()
         n_before = alone.drafting.n_drafted
         found = alone.drafting.decode_best(token, None)
@@ -470,8 +471,8 @@ class Worker:
         assert isinstance(job, Completion)
         assert answer is not None
         assert row is not None
-        token = slot.forced.popleft() if slot.forced else job.sampler.sample(row)
-        pieces = answer.push(token, row)
+        token = slot.forced.popleft() if slot.forced else _sampled(job.sampler, row)
+        pieces = answer.push(token, row if isinstance(row, np.ndarray) else None)
         job.sampler.accept(token)
         if slot.budget is not None:
             slot.forced.extend(slot.budget.accept(token))
@@ -500,6 +501,26 @@ class Worker:
             self.counts.failed += 1
             self._send(slot.job, error)
             slot.release()
+
+
+def _most_looked_at(slots: list[_Slot]) -> int | None:
+    """How many of the best logits are all that any of these jobs looks at; None: one needs all."""
+    most = 0
+    for slot in slots:
+        if isinstance(slot.job, Completion):
+            n = slot.job.sampler.n_best
+            if n is None or slot.job.request.logprobs is not None:
+                return None
+            most = max(most, n)
+    return most or None
+
+
+def _sampled(sampler: Sampler, row: Best | np.ndarray) -> int:
+    """The next token."""
+    if not isinstance(row, Best):
+        return sampler.sample(row)
+    ids = row.ids[: sampler.n_best]
+    return int(ids[sampler.sample_best(ids, row.logits[: sampler.n_best])])
 
 
 def _as_api_error(error: Exception) -> ApiError:

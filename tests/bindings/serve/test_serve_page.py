@@ -39,13 +39,13 @@ def url(tmp_path_factory, slow):
     settings = Settings(access=Access(key="key"))
 
     def prepare(worker):
-        step = worker._batch.step
+        step = worker._batch.step_best
 
-        def slowly(tokens):
+        def slowly(tokens, n):
             time.sleep(0.1 if slow.is_set() else 0)
-            return step(tokens)
+            return step(tokens, n)
 
-        worker._batch.step = slowly
+        worker._batch.step_best = slowly
 
     server = local_server(engine, sessions, settings, prepare=prepare)
     with socket.socket() as listener:

@@ -181,15 +181,15 @@ def test_a_process_that_ends_no_step_is_ended(engine):
     stuck, free = threading.Event(), threading.Event()
 
     def prepare(worker):
-        step = worker._batch.step
+        step = worker._batch.step_best
 
-        def once(tokens):
+        def once(tokens, n):
             if not stuck.is_set():
                 stuck.set()
                 free.wait(60)
-            return step(tokens)
+            return step(tokens, n)
 
-        worker._batch.step = once
+        worker._batch.step_best = once
 
     class Stuck(ThreadProcess):
         def end(self):
