@@ -17,6 +17,7 @@ def normal(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos", "n_head"), [(1, 0, 1), (1, 130, 3), (5, 62, 4)])
 @pytest.mark.parametrize(("block", "n_head_kv"), [(1, 1), (4, 3)])
 @in_child
@@ -44,6 +45,7 @@ def test_scores_are_weighed_products_above_0(n_tok, pos, n_head, block, n_head_k
             assert np.isnan(found["scores"][t, n:]).all()
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5), (9, 30)])
 @pytest.mark.parametrize("top_k", [1, 8, 33])
 @pytest.mark.parametrize(("block", "n_row"), [(1, 1), (4, 2)])
@@ -68,6 +70,7 @@ def test_each_token_gets_its_best_blocks_and_its_own(n_tok, pos, top_k, block, n
         np.testing.assert_array_equal(found["indices"], np.concatenate(rows))
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos", "block"), [(1, 0, 4), (1, 130, 3), (5, 62, 4)])
 @in_child
 def test_each_head_scores_blocks_by_their_best_position(n_tok, pos, block):
@@ -95,6 +98,7 @@ def test_each_head_scores_blocks_by_their_best_position(n_tok, pos, block):
             assert np.isnan(found["scores"][t, :, n:]).all()
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5)])
 @pytest.mark.parametrize("top_k", [1, 8])
 @in_child
@@ -118,6 +122,7 @@ def test_each_head_gets_its_best_blocks_and_other_rows_none(n_tok, pos, top_k):
         np.testing.assert_array_equal(found["indices"], np.concatenate(rows))
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 40), (6, 5), (9, 30)])
 @pytest.mark.parametrize("top_k", [1, 8, 33])
 @pytest.mark.parametrize("every", [0, 4])

@@ -68,7 +68,7 @@ def test_a_convolution_resumes_from_its_state(n_tok, n, n_tap, activation, with_
         np.testing.assert_array_equal(found["state"], after.astype(np.float32))
 
 
-@pytest.mark.cpu_only
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 7), (2, 3), (7, 0), (5, 21)])
 @pytest.mark.parametrize(("n", "n_row", "n_half", "every"), [(3, 4, 1, 4), (33, 8, 2, 4)])
 @in_child
@@ -96,7 +96,6 @@ def test_keys_of_neighbours_are_pooled_by_their_gates(n_tok, pos, n, n_row, n_ha
         np.testing.assert_array_equal(found["state"], after)
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (1, 5), (7, 0), (4, 3)])
 @pytest.mark.parametrize(("n_gram", "n_each"), [(2, 1), (3, 2), (5, 3)])
 @in_child
@@ -262,7 +261,7 @@ def test_a_selective_scan_resumes_from_its_state(n_state, n_tok, n):
         np.testing.assert_allclose(found["y"], expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.cpu_only
+@pytest.mark.on_threads
 @pytest.mark.parametrize("n_tok", [1, 5])
 @pytest.mark.parametrize("head", HEADS)
 @in_child

@@ -96,7 +96,7 @@ def test_residuals_are_weighed_by_the_softmax_of_their_scores(n_tok, n_row, n):
         np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.cpu_only
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "n_stream", "n"), [(1, 1, 3), (2, 4, 32), (3, 2, 37)])
 @in_child
 def test_a_stream_is_gated_by_the_signed_root_of_its_score(n_tok, n_stream, n):

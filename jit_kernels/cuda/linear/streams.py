@@ -88,6 +88,25 @@ def stream_mix() -> list[Launch]:
     return [Launch(kernel, blocks=4)]
 
 
+def stream_gate() -> list[Launch]:
+    """Kernel of STREAM_GATE: blocks stride over streams of tokens."""
+
+    def kernel(tid, n_thread, a):
+        for r in range(tid, load_i64(a.step + STEP.n_tok) * a.n_stream, n_thread):
+            part = float32(0)
+            for i in range(thread(), a.n, THREADS):
+                at = 4 * (a.n * r + i)
+                part += load_f32(a.key + at) * load_f32(a.query + at)
+            product = block_sum(part) * a.scale
+            root = math.sqrt(max(abs(product), a.least))
+            if product == float32(0):
+                root = float32(0)
+            if thread() == 0:
+                store_f32(a.y + 4 * r, sigmoid(root if product > float32(0) else -root))
+
+    return [Launch(kernel)]
+
+
 def residual_mix() -> list[Launch]:
     """Kernel of RESIDUAL_MIX: each block takes whole tokens; softmax with a running maximum."""
 

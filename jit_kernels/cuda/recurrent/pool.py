@@ -1,0 +1,42 @@
+"""Means of the keys of neighbouring positions, weighed by gates."""
+
+import math
+
+from numba import float32
+
+from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
+from tamis.jit_kernels.cuda.lang.intrinsic import device, load_f32, load_i64, store_f32
+
+
+@device
+def row_of(a, pos, p):
+    """The address of the row of position p: of the call, or of the state."""
+    width = 2 * a.n_half * a.n
+    return a.x + 4 * width * (p - pos) if p >= pos else a.state + 4 * width * (p % (a.n_row - 1))
+
+
+def pool_keys() -> list[Launch]:
+    """Kernel of POOL_KEYS: threads stride over elements; softmax with a running maximum."""
+
+    def kernel(tid, n_thread, a):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        run, gates = a.n_row // a.n_half, 4 * a.n_half * a.n
+        for i in range(tid * THREADS + thread(), a.n, n_thread * THREADS):
+            for t in range(n_tok):
+                top, total, mean = float32(-math.inf), float32(0), float32(0)
+                first = pos + t + 1 - a.n_row
+                is_last = (pos + t + 1) % a.every == 0
+                for j in range(max(0, -first), a.n_row if is_last else 0):
+                    at = row_of(a, pos, first + j) + 4 * (a.n * (j // run) + i)
+                    gate = load_f32(at + gates) + load_f32(a.w + 4 * (a.n * j + i))
+                    best = max(top, gate)
+                    old, new = math.exp(top - best), math.exp(gate - best)
+                    total, mean, top = total * old + new, mean * old + load_f32(at) * new, best
+                store_f32(a.y + 4 * (a.n * t + i), mean / total if is_last else float32(0))
+            for p in range(max(pos, pos + n_tok + 1 - a.n_row), pos + n_tok):
+                to = a.state + 2 * gates * (p % (a.n_row - 1))
+                for at in range(4 * i, 2 * gates, 4 * a.n):
+                    store_f32(to + at, load_f32(row_of(a, pos, p) + at))
+
+    return [Launch(kernel)]
