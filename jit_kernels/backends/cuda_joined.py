@@ -47,6 +47,7 @@ class RowTable:
         self._buffer = backend.device.allocate(len(self._host))
         self._counters = backend.device.allocate(MOST_ROWS * COUNTERS)
         self._owners: list[CudaProgram] = []
+        self._shown: Sequence[CudaProgram] = []
 
     @property
     def n_row(self) -> int:
@@ -62,6 +63,8 @@ class RowTable:
 
         parts: of each one's ops, those that are launched as of_rows says.
         """
+        if owners is self._shown:
+            return
         if len(owners) != len(self._owners):
             self._host[:8].view(np.int64)[0] = len(owners)
             self._upload(0, HEADER)
@@ -71,7 +74,7 @@ class RowTable:
                 record = self._record(of_rows(owner.steps, parts), row)
                 self._host[first : first + len(record)] = record
                 self._upload(first, len(record))
-        self._owners = list(owners)
+        self._shown, self._owners = owners, list(owners)
 
     def _upload(self, first: int, n_byte: int) -> None:
         here = self._host[first:].ctypes.data
@@ -115,6 +118,7 @@ class JoinedProgram:
         self.parts, self.kinds = parts, kinds
         if before is not None and (before.parts, before.kinds) != (parts, kinds):
             before = None
+        self._of_all = {part.linked for part in parts if part.linked is not None}
         self._own_parts = [part.ops for part in parts if part.linked is None]
         self._early = self._own_parts if backend.device.target.overlaps else []
         self._steps = of_rows(first.steps, self._early)
@@ -136,7 +140,7 @@ class JoinedProgram:
         """Start a replay, of as many rows as there are."""
         self.table.show(self.rows, self._early)
         slots = next(n for n in (1 << i for i in range(6)) if n >= len(self.rows))
-        classes = {part.linked.rows for part in self.parts if part.linked is not None}
+        classes = {linked.rows for linked in self._of_all}
         key = slots, " ".join(sorted(classes))
         if key not in self._graphs:
             self._graphs[key] = self._captured(backend, slots)

@@ -79,8 +79,8 @@ class _Rows:
         n_row = max(len(rows), self._pads)
         self._ws.ids[:n_row] = [*map(tokens.__getitem__, rows), *[0] * (n_row - len(rows))]
         self._ws.step[:3] = n_row, 0, 0
-        for record, session in zip(self._steps, rows, strict=False):
-            record[:] = 1, session.n_past, 0, session.n_past, session.n_past + 1
+        held = [session.n_past for session in rows]
+        self._steps[: len(rows)] = [(1, n, 0, n, n + 1) for n in held]
         self._backend.send(self._ws.record, self._steps)
         self._backend.run(self._join(shared, segments))
         head, best = self._start_head(len(rows), n_best)
@@ -125,6 +125,8 @@ class _Rows:
     def _in_rows(self, sessions: list[Session]) -> list[Session]:
         """The sessions in the order of their rows: as many as can be stay where they were."""
         n = len(sessions)
+        if all(self._rows.get(session) == row for row, session in enumerate(sessions)):
+            return sessions
         stay = {row: s for s in sessions if (row := self._rows.get(s, n)) < n}
         rest = iter([s for s in sessions if s not in stay.values()])
         order = [stay[row] if row in stay else next(rest) for row in range(n)]

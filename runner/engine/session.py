@@ -295,9 +295,14 @@ class Session(Generating):
 
     def begin_step(self, token_id: int) -> None:
         """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
-        self._check_predicts()
-        self._checked([token_id])
-        self._kv.reserve(self.n_past, self.n_past + 1)
+        loaded, n_past = self._loaded, self.n_past
+        if 0 <= token_id < loaded.hp.n_vocab and n_past < self.n_ctx:  # as nearly always
+            self._check_predicts()
+            self._check_open()
+            loaded.file.check_unchanged()
+        else:
+            self._checked([token_id])
+        self._kv.reserve(n_past, n_past + 1)
         self._states.begin()
 
     def own_step(self) -> Program:

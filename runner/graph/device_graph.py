@@ -158,8 +158,8 @@ class Stage:
         """The Program of the decode step at pos, for a Batch; kernels see the pages that it has."""
         program = self.phase(pos, None, None).program
         self.decoded = pos, program
-        if not self.backend.on_host:
-            self.backend.send(*self.news())
+        if not self.backend.on_host and (news := self.news()):
+            self.backend.send(*news)
         return program
 
     def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> LinkedProgram:

@@ -79,7 +79,8 @@ def launched(backend):
 def test_an_op_of_every_row_is_one_launch_that_finds_each_rows_fields(backend):
     rows = Rows(backend)
     own = [rows.own(outer) for outer in (0.5, 2.5, 7.5)]
-    backend.run(rows.join(own))
+    joined = rows.join(own)  # which has the table
+    backend.run(joined)
     found = launched(backend)
     assert [name for name, _ in found] == ["gate", "each_map_rows", "each_gate", "gate"]
     assert backend.device.times == [1, 2, 2, 1]  # of 4 slots
@@ -124,7 +125,8 @@ def test_a_row_that_joins_changes_its_part_of_the_table_and_no_graph(backend):
 )
 def test_rows_are_padded_to_the_next_graph(backend, n, slots):
     rows = Rows(backend)
-    backend.run(rows.join([rows.own(float(i)) for i in range(n)]))
+    joined = rows.join([rows.own(float(i)) for i in range(n)])
+    backend.run(joined)
     _, fields = launched(backend)[1]
     assert fields["n_slot"] == slots
     assert ctypes.c_int64.from_address(fields["n_row"]).value == n
@@ -140,7 +142,8 @@ def test_rows_have_counters_of_their_own(backend):
             ops.ATTEND_MERGE, (64, 1), step=step, partial=0, out=0, lse=0, n_head=2, n_split=2
         )
         own.append(backend.link(program))
-    backend.run(shared.join(own))
+    joined = shared.join(own)
+    backend.run(joined)
     found = launched(backend)
     # Kernels of attention join the parts of rows of one query themselves.
     assert [name for name, _ in found] == ["gate", "each_attend_pack", "gate"]

@@ -255,7 +255,7 @@ def _running(type: str, source: str, which: Rows) -> tuple[Any, Any]:
 
 
 def _launch(kernel: Any, start: Any) -> list[Launch]:
-    return [Launch(kernel, 1, STAGED_ROOM, THREADS, "some", start, hands_on=True)]
+    return [Launch(kernel, 1, STAGED_ROOM, THREADS, "some", start, hands_on=True, fits=2)]
 
 
 @device

@@ -98,7 +98,7 @@ def stream_gate() -> list[Launch]:
                 at = 4 * (a.n * r + i)
                 part += load_f32(a.key + at) * load_f32(a.query + at)
             product = block_sum(part) * a.scale
-            root = math.sqrt(max(abs(product), a.least))
+            root = float32(math.sqrt(max(abs(product), a.least)))
             if product == float32(0):
                 root = float32(0)
             if thread() == 0:
