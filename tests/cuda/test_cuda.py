@@ -64,6 +64,14 @@ MEANT = {
         "st.global.u8|st.global.b8",
     ],
     KernelSpec(ops.PRODUCT_GATE, ("Q4_K", "silu")): [*IN_BULK, "dp4a.u32.s32", "ex2.approx"],
+    KernelSpec(ops.STAGED_PRODUCTS, ("Q5_0", "norm")): [
+        *IN_BULK,
+        "mma.sync",
+        "st.shared.v4.u32",
+        "shfl.sync.bfly",
+    ],
+    KernelSpec(ops.STAGED_PRODUCTS, ("Q4_K", "packed")): [*IN_BULK, "mma.sync", "ld.global.v4.u32"],
+    KernelSpec(ops.STAGED_GATE, ("Q6_K", "silu", "norm")): [*IN_BULK, "mma.sync", "ex2.approx"],
     KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q8_0", 0)): [*IN_BULK, "st.global.u16|st.global.b16"],
     KernelSpec(ops.PRODUCT_ROPE_APPEND, ("Q4_K", 1)): [*IN_BULK, "st.global.u16|st.global.b16"],
     KernelSpec(ops.MOE_ROUTE, ("softmax",)): [
@@ -197,6 +205,16 @@ MEANT = {
         KernelSpec(ops.KV_EVICT, (reader,)): ["atom.*shared", "match.any.sync", "popc"]
         for reader in ops.KV_READERS
     },
+    KernelSpec(ops.INDEX_SCORE, (96, 32, "f16")): ["shfl.sync.bfly", "st.global.f32"],
+    KernelSpec(ops.HEAD_SCORE, (96, 32, "q8_0")): ["shfl.sync.bfly", "st.global.f32"],
+    **{
+        KernelSpec(op, ()): ["bar.sync", "st.global.(u|b)32"]
+        for op in (ops.INDEX_CHOOSE, ops.HEAD_CHOOSE, ops.ENTRY_CHOOSE)
+    },
+    KernelSpec(ops.WKV, (64,)): ["bar.sync", "fma.rn.f32", "st.global.f32"],
+    KernelSpec(ops.POOL_KEYS, ()): ["ex2.approx", "st.global.f32"],
+    KernelSpec(ops.HASH_NGRAMS, ()): ["xor.b64", "rem.u64"],
+    KernelSpec(ops.STREAM_GATE, ()): ["sqrt", "shfl.sync.bfly"],
     KernelSpec(ops.BANK_BEGIN, ()): ["bar.sync", "st.global.u64"],
     KernelSpec(ops.BANK_LOOKUP, ()): ["atom.global.exch.b32", "atom.*shared", "red.global.add.u64"],
     KernelSpec(ops.BANK_FETCH, ()): ["ld.global.v4.u32", "st.global.v4.u32"],
@@ -210,7 +228,7 @@ MEANT = {
 # takes clusters of blocks.
 BOTH = {ops.MATMUL, ops.MOE_MATMUL, ops.PACK_ROWS, ops.ATTEND, ops.HIP_SEARCH}
 # And these are launched by no other GPU: see fusion.py.
-FUSED = {ops.PRODUCTS, ops.PRODUCT_NORM, ops.PRODUCT_GATE, ops.PRODUCT_ROPE_APPEND, ops.ATTEND_PACK}
+FUSED = set(ops.LAUNCHED)
 ON = {"sm_80": set(BY_NAME.values()) - FUSED, "sm_90a": BOTH | FUSED}
 COMPILED = [(spec, target) for spec in MEANT for target in TARGETS if spec.op in ON[target]]
 

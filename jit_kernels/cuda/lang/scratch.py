@@ -31,7 +31,7 @@ TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order
 STAGED_WARPS = 16
 STAGED_ROWS = 16
 STAGED_HEAD = 128
-STAGED_ROOM = 200 << 10
+STAGED_ROOM = 160 << 10
 STAGED_TILES = 16
 
 
