@@ -32,8 +32,7 @@ def table() -> str:
         by = [*["L"] * (name in checked), *[REAL[n] for n in [name] if n in REAL]]
         lines = str(len(text.splitlines()))
         methods = "its own" if has_indexer(name) else of_methods(arch_of(name), special)
-        on_gpu = "no" if has_indexer(name) or scans_wkv(name) else "yes"
-        rest = [" ".join(by) or "-", "yes", on_gpu, methods, lines]
+        rest = [" ".join(by) or "-", "yes", "yes", methods, lines]
         room = MAX_COLUMNS - len(row_of([f"`{name}`", "", *rest])) + 1
         rows.append([f"`{name}`", shortened(special, room), *rest])
     return "".join(map(row_of, rows))
@@ -52,13 +51,8 @@ def shortened(text: str, room: int) -> str:
 
 
 def has_indexer(name: str) -> bool:
-    """Whether the model itself chooses keys; the ops of its indexer have CPU kernels only."""
+    """Whether the model itself chooses keys."""
     return "attention.indexer.top_k" in arch_of(name).keys
-
-
-def scans_wkv(name: str) -> bool:
-    """Whether its layers are RWKV-7's, whose scan has a CPU kernel only."""
-    return "attention.decay_lora_rank" in arch_of(name).keys
 
 
 def of_methods(arch: Arch, special: str) -> str:
