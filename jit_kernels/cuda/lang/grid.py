@@ -31,8 +31,6 @@ class Launch(NamedTuple):
     (at most FEW_ROWS), of "some" (at most SOME_ROWS), of "many", of two of these, or of "any".
     start: what the kernel does first, where it can while the kernel before it still runs, reading
     nothing that other kernels write. hands_on: what start returns is the kernel's last argument.
-    fits: blocks that a multiprocessor has registers for, of this kernel and those before and after
-    it; 0: as many as `blocks`.
     """
 
     kernel: Any
@@ -44,7 +42,6 @@ class Launch(NamedTuple):
     hands_on: bool = False
     cluster: int = 1  # blocks that run at the same time, of which n_thread is a multiple
     any_size: bool = False  # blocks of any power of two of threads, from a warp on, do the same
-    fits: int = 0
 
 
 @device

@@ -132,7 +132,7 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
     ptx, _ = cuda.compile(
         entry, (record_type(spec.op), types.int64), cc=target.capability, output="ptx",
-        device=False, abi="numba", launch_bounds=(launch.threads, launch.fits or launch.blocks),
+        device=False, abi="numba", launch_bounds=(launch.threads, launch.blocks),
     )  # fmt: skip
     return _retargeted(ptx if isinstance(ptx, str) else ptx.decode(), name, target)
 
