@@ -39,6 +39,8 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.lang.work_sharing import take
 
 ZERO, ONE = np.float32(0), np.float32(1)
+PAGE_BITS = PAGE.bit_length() - 1
+SHORT = 4  # positions of a block that are listed one by one
 
 
 @njit(error_model="numpy")
@@ -60,20 +62,25 @@ def note(batch, n, count, rows, position, bias):
     rows: the first key's row of the K pages and of the V pages; position: its position.
     """
     k_row, v_row = rows
-    if count < 4:  # a vector would write most of its lanes for nothing, across cache lines
-        for i in range(count):
-            entry = batch + 4 * (n + i)
-            store_i32(entry + BATCH.k_row, k_row + i)
-            store_i32(entry + BATCH.v_row, v_row + i)
-            store_i32(entry + BATCH.position, position + i)
-            store_f32(entry + BATCH.bias, bias)
-        return
     for i in range(0, count, LANES):
         entry, lanes = batch + 4 * (n + i), count_i() + splat_i(i)
         store_i(entry + BATCH.k_row, splat_i(k_row) + lanes)
         store_i(entry + BATCH.v_row, splat_i(v_row) + lanes)
         store_i(entry + BATCH.position, splat_i(position) + lanes)
         store_f(entry + BATCH.bias, splat_f(bias))
+
+
+@njit(error_model="numpy")
+def note_one(entry, j, tables, h, bias):
+    """Write a key, of position j, as an entry of the batch."""
+    k_table, v_table, n_head_kv = tables
+    at, line = 4 * (j >> PAGE_BITS), j & PAGE - 1
+    k_row = (load_i32(k_table + at) * n_head_kv + h << PAGE_BITS) + line
+    v_row = (load_i32(v_table + at) * n_head_kv + h << PAGE_BITS) + line
+    store_i32(entry + BATCH.k_row, k_row)
+    store_i32(entry + BATCH.v_row, v_row)
+    store_i32(entry + BATCH.position, j)
+    store_f32(entry + BATCH.bias, bias)
 
 
 @njit(error_model="numpy")
@@ -103,18 +110,30 @@ def gather(batch, cursor, keys, tables, h):
     last, indices, log_weight, block, low, high = keys
     k_table, v_table, n_head_kv = tables
     n = 0
-    while s < last and n < PAGE:
+    if block == 1:  # each index is a position that is seen
+        n = min(last - s, PAGE)
+        for i in range(n):
+            bias = load_f32(log_weight + 4 * (s + i)) if log_weight != 0 else ZERO
+            note_one(batch + 4 * i, load_i32(indices + 4 * (s + i)), tables, h, bias)
+        s += n
+    while s < last and n < PAGE and block > 1:
         start = load_i32(indices + 4 * s) * block
         j, stop = max(j, start, low), min(start + block, high + 1)
-        page, line = j // PAGE, j % PAGE
-        count = min(stop - j, PAGE - line, PAGE - n)
-        if count > 0:
-            k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
-            v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
-            bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
-            note(batch, n, count, (k_row, v_row), j, bias)
-            n += count
-            j += count
+        bias = load_f32(log_weight + 4 * s) if log_weight != 0 else ZERO
+        if block < SHORT:
+            end = min(stop, j + PAGE - n)
+            for i in range(end - j):
+                note_one(batch + 4 * (n + i), j + i, tables, h, bias)
+            n, j = n + max(0, end - j), end
+        else:
+            page, line = j // PAGE, j % PAGE
+            count = min(stop - j, PAGE - line, PAGE - n)
+            if count > 0:
+                k_row = (load_i32(k_table + 4 * page) * n_head_kv + h) * PAGE + line
+                v_row = (load_i32(v_table + 4 * page) * n_head_kv + h) * PAGE + line
+                note(batch, n, count, (k_row, v_row), j, bias)
+                n += count
+                j += count
         if j >= stop:
             s, j = s + 1, 0  # blocks of a token bank are in no order
     pad(batch, n)

@@ -668,7 +668,26 @@ def tactic_budget(head_dim: int) -> Any:
 
 
 def tactic_mark(group: int) -> Any:
-    """Kernel of TACTIC_MARK: threads stride over rows."""
+    """Kernel of TACTIC_MARK: threads stride over rows.
+
+    Of a cluster a head keeps the first members: where its last one is marked, all of them are.
+    """
+
+    @njit(error_model="numpy")
+    def is_marked(row, j):
+        return load_i64(row + 8 * (j >> 6)) >> (j & 63) & 1
+
+    @njit(error_model="numpy")
+    def mark(row, members, n):
+        """Set the bits of n positions; return how many were not set."""
+        found = 0
+        for i in range(n):
+            j = load_i32(members + 4 * i)
+            before = load_i64(row + 8 * (j >> 6))
+            after = before | (1 << (j & 63))
+            found += before != after
+            store_i64(row + 8 * (j >> 6), after)
+        return found
 
     def kernel(tid, n_thread, a):
         for r in range(tid, a.n_row, n_thread):
@@ -687,14 +706,10 @@ def tactic_mark(group: int) -> Any:
                     prefetch(head_order + 4 * soon)
                     prefetch(head_order + 4 * soon + LINE)
                     at = head_starts + 4 * cluster
-                    first = load_i32(at)
-                    n = min(left, load_i32(at + 4) - first)
-                    for s in range(first, first + n):
-                        j = load_i32(head_order + 4 * s)
-                        before = load_i64(row + 8 * (j >> 6))
-                        after = before | (1 << (j & 63))
-                        found += before != after
-                        store_i64(row + 8 * (j >> 6), after)
+                    members = head_order + 4 * load_i32(at)
+                    n = min(left, load_i32(at + 4) - load_i32(at))
+                    if n > 0 and not is_marked(row, load_i32(members + 4 * (n - 1))):
+                        found += mark(row, members, n)
                     left, i = left - n, i + 1
             store_i32(a.count + 4 * r, found)
 
