@@ -334,27 +334,40 @@ def survivors_in(scores, maxima, middle, k, to):
 
 
 @njit(error_model="numpy")
-def keep_top(scores, items, n, k):
-    """Move the k <= n best scores and their items to the front, in order; ties go to earlier ones.
-
-    Both are rows of whole vectors, of which the last may hold more than n.
-    """
+def bar_of(scores, n, k):
+    """What the best k of n scores reach (see `threshold`), and how many of these lie at it."""
     bar, above = threshold(scores, 0, n, k), 0
     for i in range(0, n, 16):
         live = (1 << min(16, n - i)) - 1
         x = _in_order(load_f32x16(scores + 4 * i))
         above += count_bits(bits_at_least(x, splat_i32x16(bar + 1)) & live)
-    count, ties = 0, k - above
+    return bar, k - above
+
+
+@njit(error_model="numpy")
+def best_lanes(score, live, bar, ties):
+    """The bits of live lanes above the bar and of the first `ties` at it; how many are left."""
+    x = _in_order(score)
+    bits = bits_at_least(x, splat_i32x16(bar + 1)) & live
+    tied = (bits_at_least(x, splat_i32x16(bar)) & live) ^ bits
+    while tied != 0 and ties > 0:
+        bits |= tied & -tied
+        tied &= tied - 1
+        ties -= 1
+    return bits, ties
+
+
+@njit(error_model="numpy")
+def keep_top(scores, items, n, k):
+    """Move the k <= n best scores and their items to the front, in order; ties go to earlier ones.
+
+    Both are rows of whole vectors, of which the last may hold more than n.
+    """
+    bar, ties = bar_of(scores, n, k)
+    count = 0
     for i in range(0, n, 16):
-        live = (1 << min(16, n - i)) - 1
         score, item = load_f32x16(scores + 4 * i), load_i32x16(items + 4 * i)
-        x = _in_order(score)
-        bits = bits_at_least(x, splat_i32x16(bar + 1)) & live
-        tied = (bits_at_least(x, splat_i32x16(bar)) & live) ^ bits
-        while tied != 0 and ties > 0:
-            bits |= tied & -tied
-            tied &= tied - 1
-            ties -= 1
+        bits, ties = best_lanes(score, (1 << min(16, n - i)) - 1, bar, ties)
         store_chosen(scores + 4 * count, score, bits)
         store_chosen(items + 4 * count, item, bits)
         count += count_bits(bits)

@@ -7,20 +7,15 @@ from numba import njit
 from tamis.jit_kernels.contract.ops import CIS_META, STEP
 from tamis.jit_kernels.cpu.attention.attend import first_at_least
 from tamis.jit_kernels.cpu.lang.blocks16 import dot_float
-from tamis.jit_kernels.cpu.lang.intrinsic import (
-    load_f32,
-    load_i32,
-    load_i64,
-    store_i32,
-    store_i64,
-)
+from tamis.jit_kernels.cpu.lang.intrinsic import load_i32, load_i64, store_i32, store_i64
+from tamis.jit_kernels.cpu.lang.simd import load_f32x16, lowest_bit
 from tamis.jit_kernels.cpu.select.common import (
+    bar_of,
+    best_lanes,
     copy_row,
     keep_top,
     middle,
-    ordered,
     survivors,
-    threshold,
     window_start,
     write_ends,
 )
@@ -128,15 +123,14 @@ def _mark_best(row, order, count, n_best):
     """Flag the n_best best entries: bit BEST is set in their `order`; ties: lower position."""
     if n_best <= 0:
         return
-    bar = threshold(row, 0, count, n_best)
-    ties = n_best
-    for i in range(count):
-        ties -= ordered(load_f32(row + 4 * i)) > bar
-    for i in range(count):
-        score = ordered(load_f32(row + 4 * i))
-        tie = score == bar and ties > 0
-        ties -= tie
-        store_i32(order + 4 * i, load_i32(order + 4 * i) | BEST * (score > bar or tie))
+    bar, ties = bar_of(row, count, n_best)
+    for i in range(0, count, 16):
+        score = load_f32x16(row + 4 * i)
+        bits, ties = best_lanes(score, (1 << min(16, count - i)) - 1, bar, ties)
+        while bits != 0:
+            at = order + 4 * (i + lowest_bit(bits))
+            store_i32(at, load_i32(at) | BEST)
+            bits &= bits - 1
 
 
 @njit(error_model="numpy")
