@@ -8,7 +8,7 @@ neighbouring positions from the best score on, as many as the samples ask for; e
 that would be more than half of them. `mass=0` measures only.
 
 The proposal is the same for every method: the scores of mean keys, of units of 16 positions or, in
-long contexts, of as many that there are at most N_UNIT units; three tenths of the chance are equal
+long contexts, of as many that there are at most MOST_UNITS units; three tenths of the chance are equal
 shares, so that no sample stands for more than 10 / 3 of what a uniform one would. Random numbers
 are a function of seed, position, layer and row: a run repeats to the bit.
 Layers in which `inner` reads everything are left alone. Where it weighs samples itself (log
@@ -38,7 +38,7 @@ from tamis.select.base import (
 )
 from tamis.select.meter import Meter
 
-UNIT, N_UNIT = 16, 1024
+UNIT = 16
 EVEN = 0.3  # of the chances: equal shares
 
 
@@ -76,7 +76,7 @@ class _State(SelectorState):
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
         self._unit = UNIT
-        while shape.n_ctx > N_UNIT * self._unit:
+        while shape.n_ctx > ops.MOST_UNITS * self._unit:
             self._unit *= 2
         self._n_unit = -(-shape.n_ctx // self._unit)
         self._room, _ = ops.hip_room(self._n_unit, self._n_unit)

@@ -41,6 +41,7 @@ FILES = (
     "select.hip",
     "select.indexer",
     "select.lfps",
+    "select.metered",
     "select.quest",
     "select.tactic",
 )

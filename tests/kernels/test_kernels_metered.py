@@ -73,6 +73,7 @@ def counted(left_out):
 @pytest.mark.parametrize(("pos", "keep"), [(0, 1), (40, 0.3), (400, 0.05), (431, 0.5), (431, 1)])
 @pytest.mark.parametrize("block", [1, 2, 64])
 @pytest.mark.parametrize(("head_dim", "group"), [shape[:2] for shape in SHAPES])
+@pytest.mark.on_threads
 @in_child
 def test_samples_are_drawn_by_the_scores_of_units(head_dim, group, block, pos, keep):
     rng = np.random.default_rng((head_dim, block, pos))
@@ -145,6 +146,7 @@ def wanted(w, scores, units, left, n, least):
 @pytest.mark.parametrize("least", [0, 0.5, 0.8, 1])
 @pytest.mark.parametrize(("pos", "keep"), [(40, 0.3), (400, 0.05), (431, 0.2)])
 @pytest.mark.parametrize(("head_dim", "group", "type_k"), SHAPES)
+@pytest.mark.on_threads
 @in_child
 def test_a_row_needs_what_its_samples_say(head_dim, group, type_k, pos, keep, least):
     rng = np.random.default_rng((head_dim, pos))
@@ -196,6 +198,7 @@ def test_a_row_needs_what_its_samples_say(head_dim, group, type_k, pos, keep, le
 
 
 @pytest.mark.parametrize("block", [1, 2, 64])
+@pytest.mark.on_threads
 @in_child
 def test_rows_read_their_blocks_and_units_that_reach_the_bar(block):
     rng, pos, n_row = np.random.default_rng(block), 420, 4
@@ -226,6 +229,7 @@ def test_rows_read_their_blocks_and_units_that_reach_the_bar(block):
 
 
 @pytest.mark.parametrize("head_dim", [shape[0] for shape in SHAPES])
+@pytest.mark.on_threads
 @in_child
 def test_heads_take_what_was_read_again_for_them(head_dim):
     rng, n_head = np.random.default_rng(1), 8

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from attention_cases import numbers
 
 from tamis.formats.codebooks import SHAPES, grid_of
 from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.contract.types import kv_row
 from tamis.jit_kernels.cuda.lang.readers import Readers
 from tamis.jit_kernels.cuda.lang.scratch import class_of
 
@@ -311,6 +313,32 @@ def _table_word(type_: GGMLType) -> Callable[[Any], int]:
     return lambda i: int(words[int(i)])
 
 
+def _siblings_of(head_dim: int) -> tuple[Any, Any, Any]:
+    """See cuda/select/metered.py."""
+    n = head_dim // 16
+
+    def words(address: Any, n_word: int, apart: int) -> np.ndarray:
+        at = (int(address) + apart * i for i in range(n))
+        return np.array([_at(p, ctypes.c_uint8 * (4 * n_word))[:] for p in at], np.uint8)
+
+    def multiply(four: Any, head: Any) -> tuple[Any, ...]:
+        rows = four.view(np.int8).reshape(n, 4, 4).astype(int)
+        return tuple((rows * head.view(np.int8).astype(int)[:, None]).sum(axis=(0, 2)).tolist())
+
+    return lambda p: words(p, 4, 64), lambda p: words(p, 1, 16), multiply
+
+
+def _reading(type_: str, head_dim: int) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """See cuda/kv/kv_rows.py."""
+    kind = kv_row(type_, head_dim)
+
+    def read(row: Any, d: Any) -> tuple[Any, ...]:
+        found = np.frombuffer(_at(row, ctypes.c_uint8 * kind.itemsize), kind)
+        return tuple(numbers(found)[0, int(d) : int(d) + 8].astype(np.float32))
+
+    return read
+
+
 MEANINGS: dict[str, Any] = {
     "device": lambda function: function,
     "thread": lambda: local.thread,
@@ -373,6 +401,8 @@ MEANINGS: dict[str, Any] = {
     "reciprocal": lambda x: np.float32(1) / np.float32(x),
     "inverse_root": lambda x: np.float32(1 / math.sqrt(x)),
     "rounded": lambda x: int(np.rint(x)),
+    "reading": _reading,
+    "siblings_of": _siblings_of,
     **dict.fromkeys(("keep", "keep_u32", "keep_f32"), lambda x: x),
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
@@ -394,7 +424,7 @@ MEANINGS: dict[str, Any] = {
     "exp2": lambda x: np.float32(2.0 ** float(x)) if x > -126 else np.float32(0),
     "pairs": _pairs,
     "int32": _int32,
-    "int64": int,
+    "int64": lambda x: ctypes.c_int64(int(x)).value,
     "uint32": _low,
     "float32": np.float32,
     "float64": float,

@@ -114,9 +114,8 @@ MMA_S8 = Text(
 dot_u8 = _ptx("dp4a.u32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
     "The sum of $3 and of four products of unsigned bytes of $1 and signed ones of $2 (9.7.1.23)."
 )
-dot_s8 = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
-    "As dot_u8, all bytes signed."
-)
+DOT_S8 = Text("dp4a.s32.s32 $0, $1, $2, $3;", int32, (uint32, uint32, int32))
+dot_s8 = _intrinsic(DOT_S8, "As dot_u8, all bytes signed.")
 
 # ---- shared memory -------------------------------------------------------------------------------
 LOAD_MATRICES = Text(

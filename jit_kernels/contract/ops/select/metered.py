@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tamis.jit_kernels.contract.op import READS_SELECTION, Address, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
 
+MOST_UNITS = 1024  # of a context
 WITHIN, WIDER, ALL = range(3)  # what a row reads in the end: as chosen, more units, every position
 
 
@@ -51,7 +52,7 @@ class MeterSample:
     block: int  # positions of a block of the Selection
     room: int  # rows of means a KV head
     unit: int
-    n_unit: int
+    n_unit: int  # at most MOST_UNITS
     n_sample: int  # a multiple of 16
     layer: int
     seed: int
