@@ -172,7 +172,7 @@ class Cache(NamedTuple):
 
 def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
-    step, stride, sel, out, partial, _ = rows
+    step, stride, sel, out, partial, lse = rows
     q, kv = cache.q, cache.kv
     group, split = N_HEAD // sel.n_row, n_split(sel.n_row, n_part) if len(q) == 1 else 1
     if partial is None:
@@ -184,12 +184,12 @@ def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> No
         v_pages=kv.v, k_table=kv.k_table, v_table=kv.v_table, indptr=sel.indptr,
         indices=sel.indices, log_weight=None, block=sel.block, n_row=sel.n_row,
         heads_per_kv=N_HEAD // N_HEAD_KV, n_head_kv=N_HEAD_KV, window=0, n_split=split,
-        stride=stride, partial=partial, out=out, lse=None, scratch=0, scale=HEAD_DIM**-0.5,
+        stride=stride, partial=partial, out=out, lse=lse, scratch=0, scale=HEAD_DIM**-0.5,
     )  # fmt: skip
     if split > 1:
         program.add(
             ops.ATTEND_MERGE, (HEAD_DIM, sel.q_block), step=step, partial=partial, out=out,
-            lse=None, n_head=N_HEAD, n_split=split,
+            lse=lse, n_head=N_HEAD, n_split=split,
         )  # fmt: skip
 
 

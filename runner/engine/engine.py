@@ -272,8 +272,6 @@ class Engine:
     def auto_stays_dense(self) -> str:
         """Why sessions with attn="auto" read everything here; "" where they do not."""
         model = self.model
-        if not all(place.kv_backend.on_host for place in self.places):
-            return "a GPU has no kernels for it yet"
         if model.has_score_mod:
             return "this model caps scores or adds to them"
         if model.arch.is_encoder or model.hp.indexer.top_k or model.hp.latent.n_latent:

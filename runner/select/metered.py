@@ -8,9 +8,9 @@ neighbouring positions from the best score on, as many as the samples ask for; e
 that would be more than half of them. `mass=0` measures only.
 
 The proposal is the same for every method: the scores of mean keys, of units of 16 positions or, in
-long contexts, of as many that there are at most MOST_UNITS units; three tenths of the chance are equal
-shares, so that no sample stands for more than 10 / 3 of what a uniform one would. Random numbers
-are a function of seed, position, layer and row: a run repeats to the bit.
+long contexts, of as many that there are at most MOST_UNITS units; three tenths of the chance are
+equal shares, so that no sample stands for more than 10 / 3 of what a uniform one would. Random
+numbers are a function of seed, position, layer and row: a run repeats to the bit.
 Layers in which `inner` reads everything are left alone. Where it weighs samples itself (log
 weights), its choice is attended once more without them.
 State: mean keys, (d + 8) / unit bytes a key; `inner`'s.

@@ -543,14 +543,16 @@ def test_steps_can_be_audited_where_keys_are(path, whole, elsewhere):
     engine.close()
 
 
-def test_auto_reads_all_where_a_gpu_keeps_the_keys(path, whole, gpu):
-    ids, engine = ids_of(80), loaded(path, n_gpu_layers=-1)
-    assert whole.auto_stays_dense() == ""
-    assert "no kernels" in engine.auto_stays_dense()
-    session = engine.session(n_ctx=128, attn="auto:least=0,mass=0")
-    session.prefill(ids[:79])
-    session.decode(ids[79])
-    assert session.mass is None
+def test_auto_is_metered_where_a_gpu_keeps_the_keys_too(path, whole, gpu):
+    ids, engine, found = ids_of(80), loaded(path, n_gpu_layers=-1), []
+    for each in (whole, engine):
+        assert each.auto_stays_dense() == ""
+        session = each.session(n_ctx=128, attn="auto:least=0,mass=0")
+        session.prefill(ids[:79])
+        session.decode(ids[79])
+        found.append(session.mass)
+    assert found[0] == found[1]
+    assert found[0].n_step == 1
     engine.close()
 
 
