@@ -19,7 +19,7 @@ from tamis.jit_kernels.contract.ops.select.metered import (
     WITHIN,
     meter_work,
 )
-from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E, first_at_least
+from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row, reading, row_bytes
 from tamis.jit_kernels.cuda.lang.grid import (
     THREADS,
@@ -86,17 +86,51 @@ def uniform(key, i):
 
 
 @device
+def first_of_four(row, bars):
+    """For each of four bars, the row's first entry that is at least as large.
+
+    A search is a chain of loads: four of them are in flight together.
+    """
+    begin, end, blocks, _ = row
+    a, b, c, d, n = begin, begin, begin, begin, end - begin
+    while n > 0:
+        half = (n + 1) >> 1
+        at = blocks + 4 * (half - 1)
+        a += half if load_i32(at + 4 * a) < bars[0] else 0
+        b += half if load_i32(at + 4 * b) < bars[1] else 0
+        c += half if load_i32(at + 4 * c) < bars[2] else 0
+        d += half if load_i32(at + 4 * d) < bars[3] else 0
+        n -= half
+    return a, b, c, d
+
+
+@device
+def put_cut(row, j, c, u, cuts, kept):
+    """Note a unit's start j: the first entry from there on, and how many positions are before."""
+    begin, _, blocks, block = row
+    held = (c - begin) * block
+    if c > begin:
+        held -= max(0, (load_i32(blocks + 4 * (c - 1)) + 1) * block - j)
+    cuts[u], kept[u] = c, held
+
+
+@device
 def cut(row, sizes, cuts, kept):
     """At each unit's start: the row's first entry from there on, and the positions held before."""
-    begin, end, blocks, block = row
-    n, unit, n_unit = sizes
-    for u in range(thread(), n_unit + 1, THREADS):
-        j = min(n, u * unit)
-        c = first_at_least(blocks, begin, end, quotient(j + block - 1, block))
-        held = (c - begin) * block
-        if c > begin:
-            held -= max(0, (load_i32(blocks + 4 * (c - 1)) + 1) * block - j)
-        cuts[u], kept[u] = c, held
+    (n, unit, n_unit), block, end = sizes, row[3], row[1]
+    for first in range(thread(), n_unit, 4 * THREADS):
+        j, apart = first * unit, THREADS * unit
+        up = block - 1
+        bars = (
+            quotient(j + up, block), quotient(j + apart + up, block),
+            quotient(j + 2 * apart + up, block), quotient(j + 3 * apart + up, block),
+        )  # fmt: skip
+        found = first_of_four(row, bars)
+        for i in range(4):
+            if first + THREADS * i < n_unit:
+                put_cut(row, j + apart * i, found[i], first + THREADS * i, cuts, kept)
+    if thread() == 0:
+        put_cut(row, n, end, n_unit, cuts, kept)
 
 
 @device
@@ -528,18 +562,22 @@ def grains_of(a, r, u, n):
 def count_rows(a, r, n_unit, n, parts):
     """Blocks of the rows before the r-th."""
     mine = 0
-    for before in range(r):
+    for before in range(warp(), r, WARPS):
         if load_i32(a.needs + 4 * before) == WIDER:
-            for u in range(thread(), n_unit, THREADS):
+            for u in range(lane(), n_unit, WARP):
                 mine += grains_of(a, before, u, n)[1]
     return block_before(int32(mine), parts)[1]
 
 
 @device
 def place_units(a, r, sizes, places, parts):
-    """Where the blocks of each unit begin, and how many chosen ones are before; how many in all."""
+    """Where the blocks of each unit begin; how many there are.
+
+    places: shared, of each unit where its blocks begin, how many chosen ones are before it, and how
+    many blocks it is added with, 0 where it is not.
+    """
     n, n_unit = sizes
-    starts, ranks = places
+    starts, ranks, counts = places
     share = quotient(n_unit + THREADS - 1, THREADS)
     low = min(n_unit, share * thread())
     high, mine, chosen = min(n_unit, low + share), 0, 0
@@ -549,8 +587,8 @@ def place_units(a, r, sizes, places, parts):
     before, total = block_before(int32(mine), parts)
     rank, _ = block_before(int32(chosen), parts)
     for u in range(low, high):
-        starts[u], ranks[u] = before, rank
         found = grains_of(a, r, u, n)
+        starts[u], ranks[u], counts[u] = before, rank, found[1] if found[0] else 0
         before, rank = before + found[1], rank + found[2]
     sync_block()
     return total
@@ -560,19 +598,17 @@ def place_units(a, r, sizes, places, parts):
 def write_wider(a, r, sizes, places, out):
     """Write the blocks of a row: those of units that are added, and what was chosen in others."""
     n, n_unit = sizes
-    starts, ranks = places
+    starts, ranks, counts = places
     begin, end = load_i32(a.chosen + 4 * r), load_i32(a.chosen + 4 * r + 4)
     n_grain, per = quotient(a.block, a.grain), quotient(a.unit, a.grain)
     for u in range(warp(), n_unit, WARPS):
-        added, count, _ = grains_of(a, r, u, n)
-        if added:
-            for i in range(lane(), count, WARP):
-                store_i32(out + 4 * (starts[u] + i), u * per + i)
+        for i in range(lane(), counts[u], WARP):
+            store_i32(out + 4 * (starts[u] + i), u * per + i)
     for i in range(thread(), (end - begin) * n_grain, THREADS):
         s = quotient(i, n_grain)
         j = load_i32(a.blocks + 4 * (begin + s)) * n_grain + i - s * n_grain
         u = quotient(j, per)
-        if j * a.grain < n and not grains_of(a, r, u, n)[0]:
+        if j * a.grain < n and counts[u] == 0:
             store_i32(out + 4 * (starts[u] + i - ranks[u]), j)
 
 
@@ -600,13 +636,15 @@ def meter_widen() -> list[Launch]:
         parts = cuda.shared.array(WARPS, int32)
         starts = cuda.shared.array(MOST_UNITS, int32)
         ranks = cuda.shared.array(MOST_UNITS, int32)
+        counts = cuda.shared.array(MOST_UNITS, int32)
         n = load_i64(a.step + STEP.pos) + 1
         sizes = n, quotient(n + a.unit - 1, a.unit)
         for r in range(tid, a.n_row, n_thread):
             begin, total = count_rows(a, r, sizes[1], n, parts), 0
             if load_i32(a.needs + 4 * r) == WIDER:
-                total = place_units(a, r, sizes, (starts, ranks), parts)
-                write_wider(a, r, sizes, (starts, ranks), a.indices + 4 * begin)
+                places = starts, ranks, counts
+                total = place_units(a, r, sizes, places, parts)
+                write_wider(a, r, sizes, places, a.indices + 4 * begin)
             if thread() == 0:
                 store_i32(a.indptr + 4 * (r + 1), begin + total)
                 if r == 0:
