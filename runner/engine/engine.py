@@ -278,14 +278,29 @@ class Engine:
             return "this model attends in a way of its own"
         return ""
 
-    def _suited(self, attn: "str | Selector") -> "str | Selector":
+    def auto_least(self, kv_vram: int | None = None) -> int:
+        """Positions up to which sessions with attn="auto" read everything, unless it says.
+
+        kv_vram: as for `session`: what comes from RAM is slow to read, whoever keeps the rest.
+        """
+        from tamis.select.auto import LEAST_ON_GPU, Auto
+
+        on_gpu = not all(place.kv_backend.on_host for place in self.places)
+        return LEAST_ON_GPU if on_gpu and kv_vram is None else Auto.least
+
+    def _suited(self, attn: "str | Selector", kv_vram: int | None) -> "str | Selector":
         """The method, or dense attention in place of an `auto` that this model cannot have."""
         from tamis.select.auto import Auto
         from tamis.select.notation import DENSE, parse_method
 
         named = isinstance(attn, str) and attn.startswith("auto")
         method = parse_method(attn) if isinstance(attn, str) and named else attn
-        return DENSE if isinstance(method, Auto) and self.auto_stays_dense() else attn
+        if not isinstance(method, Auto):
+            return attn
+        if self.auto_stays_dense():
+            return DENSE
+        least = self.auto_least(kv_vram)
+        return replace(method, least=least) if method.least == Auto.least else attn
 
     def session(
         self,
@@ -342,7 +357,7 @@ class Engine:
             self._adapted(adapters),
             n_ctx=n_ctx,
             n_ubatch=n_ubatch,
-            selector=parse_methods(self._suited(attn), prefill, min_mass),
+            selector=parse_methods(self._suited(attn, kv_vram), prefill, min_mass),
             kv=kv,
             audit=audit,
             progress=progress,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SHORT = "short"  # the phase in which everything is read
 LEAST_K = 64
+# Where a GPU keeps the keys: it reads as many in the time that a dozen small launches take.
+LEAST_ON_GPU = 131072
 
 
 @dataclass(frozen=True)

@@ -547,12 +547,14 @@ def test_auto_is_metered_where_a_gpu_keeps_the_keys_too(path, whole, gpu):
     ids, engine, found = ids_of(80), loaded(path, n_gpu_layers=-1), []
     for each in (whole, engine):
         assert each.auto_stays_dense() == ""
+        assert each.session(n_ctx=128, attn="auto").mass is None
         session = each.session(n_ctx=128, attn="auto:least=0,mass=0")
         session.prefill(ids[:79])
         session.decode(ids[79])
         found.append(session.mass)
     assert found[0] == found[1]
     assert found[0].n_step == 1
+    assert engine.auto_least() > whole.auto_least()
     engine.close()
 
 

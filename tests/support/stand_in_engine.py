@@ -118,6 +118,9 @@ class FakeEngine:
     def auto_stays_dense(self) -> str:
         return ""
 
+    def auto_least(self, _kv_vram: int | None = None) -> int:
+        return 12288
+
     def prepared(self) -> bool:
         return False
 

@@ -491,7 +491,8 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
     if arguments.attn == "auto" and not engine.auto_stays_dense():
         from tamis.select.auto import Auto
 
-        floor, least = getattr(arguments, "min_mass", None), Auto.least
+        floor = getattr(arguments, "min_mass", None)
+        least = engine.auto_least(getattr(arguments, "kv_vram", None))
         floor = Auto.mass if floor is None else floor
         if session.n_ctx > least:
             note(
