@@ -281,7 +281,7 @@ class Engine:
     def auto_least(self, kv_vram: int | None = None) -> int:
         """Positions up to which sessions with attn="auto" read everything, unless it says.
 
-        kv_vram: as for `session`: what comes from RAM is slow to read, whoever keeps the rest.
+        kv_vram: as for `session`: what comes from RAM is slow to read, by any method.
         """
         from tamis.select.auto import LEAST_ON_GPU, Auto
 

@@ -1,6 +1,6 @@
 """Ops of `metered`: what a method left out, weighed by samples, and what is read again for it.
 
-A row is one block's work: its units, of which there are at most MOST_UNITS, and its samples are
+One thread block per row: its units, of which there are at most MOST_UNITS, and its samples are
 few. What it left out up to a position needs no sum over its units: it is that position less what
 the blocks before it hold.
 """
