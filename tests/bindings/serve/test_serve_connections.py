@@ -77,7 +77,7 @@ def test_a_body_that_trickles_in_is_cut_off(path, tmp_path):
             time.sleep(0.1)
             with contextlib.suppress(OSError):
                 connection.sendall(b"\0\r\n\r\n")
-            assert closed(connection, 5) or closed(connection, 5)
+            assert any(closed(connection, 5) for _ in range(8))  # after a reply in pieces
         assert "Traceback" not in server.log.read_text()
 
 
