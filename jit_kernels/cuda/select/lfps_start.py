@@ -282,5 +282,5 @@ def lfps_start(head_dim: int, heads: int, group: int) -> list[Launch]:
     return [
         Launch(_dividing(head_dim, heads, rows_per_kv), shared=ROW),
         Launch(_filling(head_dim, heads, group), shared=ROW * group),
-        Launch(_finishing(head_dim, rows_per_kv), blocks=3),
+        Launch(_finishing(head_dim, rows_per_kv), blocks=2),
     ]
