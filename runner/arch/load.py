@@ -12,13 +12,20 @@ import numpy as np
 import tamis.arch
 from tamis.formats.gguf import GGUFFile
 from tamis.model.arch import Arch
-from tamis.model.hparams import CTX_ORIG, LAYER_NORM_EPS, HParams, RopeScaling, UnsupportedKey
+from tamis.model.hparams import (
+    CTX_ORIG,
+    LAYER_NORM_EPS,
+    HParams,
+    LayerShape,
+    RopeScaling,
+    UnsupportedKey,
+)
 from tamis.model.model import Model
 from tamis.model.rope import rope_frequencies
 from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
 
 ENTRY_POINTS = "tamis.architectures"  # of other packages: a GGUF name, and the Arch of it
-LANES = 16  # the widest vector of any CPU level: head_dim must be a multiple
+LANES = 16  # the widest vector of any CPU level: heads of a KV cache are multiples
 
 
 class ArchError(ValueError):
@@ -71,9 +78,10 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     if scaling is not None:
         n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train
         hp = replace(hp, rope_scaling=replace(scaling, n_ctx_orig=n_ctx_orig))
-    for name, n, unit in (("head_dim", hp.head_dim, LANES), ("n_embd", hp.n_embd, 32)):
-        if n % unit:
-            raise file.error(f"{name} is {n}, only multiples of {unit} are supported")
+    if hp.n_embd % 32:
+        raise file.error(f"n_embd is {hp.n_embd}, only multiples of 32 are supported")
+    if hp.head_dim % LANES:
+        hp = _with_padded_heads(file, hp, arch)
     if arch.recurrent is not None and not hp.recurrent:
         hp = replace(hp, recurrent=arch.recurrent(hp))
     weights = load_weights(file, hp, arch.tensors, arch.unread, arch.block)
@@ -101,6 +109,21 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         raise file.error("the tensor is missing", key=str(error)) from None
     _check_all_read(file, model)
     return model
+
+
+def _with_padded_heads(file: GGUFFile, hp: HParams, arch: Arch) -> HParams:
+    """The same with a KV cache whose heads are wider: kernels read whole vectors of them.
+
+    Raises GGUFError where layers have other heads for a reason of their own.
+    """
+    own = LayerShape(hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_ff)
+    layers = hp.layers or (own,) * hp.n_layer
+    differ = any(layer.heads != own.heads for layer in layers)
+    if differ or hp.latent.n_latent or arch.norm_after_rope:
+        what = f"head_dim is {hp.head_dim}, of this architecture only multiples of {LANES} are"
+        raise file.error(f"{what} supported")
+    wide = -(-hp.head_dim // LANES) * LANES
+    return replace(hp, layers=layers, head_dim=wide, attention_scale=hp.scale)
 
 
 def _reading_both_ways(file: GGUFFile, hp: HParams, arch: Arch) -> Arch:

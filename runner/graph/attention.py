@@ -31,11 +31,11 @@ def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
     heads = x.reshape(len(x), -1, head_dim)
     norm = w_norm.vector if w_norm else None
-    if norm is not None and g.hp.padded:
-        norm_heads(g, heads, norm)
-        norm = None
     if norm is not None and (arch.norm == "layer" or norm.shape == (x.shape[1],)):
         norm_rows(g, x, norm, w_norm.bias)
+        norm = None
+    if norm is not None and g.hp.padded:
+        norm_heads(g, heads, norm)
         norm = None
     angles = None if g.model.is_nope(layer) else g.angles(g.model.rope_of(layer))
     return Heads(heads, norm, angles, arch.norm_after_rope)

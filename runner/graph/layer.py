@@ -64,7 +64,7 @@ def self_attention(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -
 
 def gated_self_attention(g: Graph, il: int, h: Source, activation: str) -> Product:
     """As self_attention; its output is times the activation of a gate of each element, or head."""
-    w, head_dim = g.weights(il), g.hp.head_dim
+    w, head_dim = g.weights(il), g.hp.of(il).head_dim
     (gate,) = linears(g, h, w.attn_gate)
     if activation == "softplus":
         gate, activation = softplus(g, gate), "none"
