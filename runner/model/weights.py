@@ -24,7 +24,7 @@ TENSORS = {
     "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
     "enc.output_norm": "n_embd",  # and NeoBERT
     "output": "n_vocab n_embd",
-    "rope_freqs": "n_rot/2|n_rot_swa/2",
+    "rope_freqs": "n_rot/2|n_rot_swa/2|head_dim/2",
     "rope_factors_long": "n_rot/2",
     "rope_factors_short": "n_rot/2",
     "position_embd": "n_ctx_train n_embd",
@@ -73,6 +73,7 @@ LAYER_TENSORS = {
     "attn_output_norm": "n_embd",  # these two: of what encoders have after each part
     "layer_output_norm": "n_embd",
 }
+THIRDS = "3*n_embd"  # rows of attn_qkv where Q, K and V are a third of them each
 # Matrices that kernels read as float32, in the shapes that the file has.
 FLOATS = {
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
@@ -332,10 +333,12 @@ class _Loader:
         self._shapes = shapes
         hp, found = self.hp, dict(self.tensors(prefix, shapes))
         qkv, up = found["attn_qkv"], found["ffn_up"]
-        if qkv and not found["attn_q"] and shapes["attn_qkv"] == LAYER_TENSORS["attn_qkv"]:
+        starts = self._starts_of_qkv()
+        if qkv and not found["attn_q"] and starts:
             del found["attn_qkv"]
-            ends = np.cumsum([hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv]).tolist()
-            for name, first, last in zip("qkv", [0, *ends], ends, strict=False):
+            sizes = hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv
+            for name, first, n in zip("qkv", starts, sizes, strict=True):
+                last = first + n
                 own = f"{prefix}attn_{name}.bias"
                 part = qkv.rows(f"{prefix}attn_{name}", first, last)
                 if qkv.added is None and own in self._file.tensors:
@@ -352,6 +355,18 @@ class _Loader:
         if hp.latent.n_latent and found["attn_kv_b"]:
             found |= _absorbed(found["attn_kv_b"], prefix, hp)
         return Tensors(found)
+
+    def _starts_of_qkv(self) -> tuple[int, ...]:
+        """The first rows of Q, K and V in one matrix; () where it is another kind of matrix.
+
+        Behind them, or where they are thirds of it behind each, there may be rows that nobody reads.
+        """
+        hp, shape = self.hp, self._shapes["attn_qkv"]
+        rows = (shape.split() if isinstance(shape, str) else shape)[0]
+        if rows == THIRDS:
+            return 0, hp.n_embd, 2 * hp.n_embd
+        is_packed = str(rows).startswith("n_embd_qkv")
+        return (0, hp.n_embd_q, hp.n_embd_q + hp.n_embd_kv) if is_packed else ()
 
     def _tensor(self, name: str, shape: str | tuple[int, ...]) -> Tensor:
         whole, bias = f"{name}.weight", f"{name}.bias"
@@ -382,6 +397,8 @@ class _Loader:
             return None
         info = self._file.tensors[name]
         shape = (1,) * (len(dims) - len(info.shape)) + info.shape[::-1]  # ggml leaves out 1s
+        while len(shape) > len(dims) and shape[-1] == 1:  # and some files have more
+            shape = shape[:-1]
         self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]
         if label == "ffn_gate_tid2eid":

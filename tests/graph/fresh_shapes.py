@@ -219,6 +219,7 @@ class Oracle:
     """llama.cpp, and what it says while it loads a file."""
 
     def __init__(self) -> None:
+        os.environ["GGML_NO_BACKTRACE"] = "1"  # a debugger at each refusal takes seconds
         import llama_cpp
 
         self.c, self.said = llama_cpp, ""
@@ -381,7 +382,8 @@ def apart(work: Callable[[], Any], seconds: int) -> str:
             import signal
 
             signal.alarm(seconds)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            for out in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out)
             try:
                 work()
                 code = 0
