@@ -197,7 +197,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "attention_scale": 1.0,
         "logit_softcap": 30.0,
         "n_embd_layer": hp.n_embd_layer or 256,
-        "n_layer_kv": hp.n_layer_kv or min(20, hp.n_layer),
+        "n_layer_kv": min(20, hp.n_layer),  # as llama.cpp, whatever the file says is shared
     }
 
 

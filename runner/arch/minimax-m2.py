@@ -2,4 +2,9 @@
 
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, keys=("expert_gating_func",))
+# llama.cpp has the experts' width from feed_forward_length, whatever else the file says.
+ARCH = Arch(
+    neox=True,
+    keys=("expert_gating_func",),
+    derived=lambda hp: {"n_ff_expert": hp.n_ff},
+)

@@ -91,11 +91,11 @@ class Mutation:
         old = self.get("attention.key_length")
         for end in ("", "_swa"):
             for key in ("attention.key_length", "attention.value_length"):
-                if self.get(key + end) == self.get("attention.key_length"):
+                if self.get(key + end) == old:
                     self.set(key + end, n)
             n_rot = self.get(f"rope.dimension_count{end}")
             if n_rot:
-                self.set(f"rope.dimension_count{end}", self.pick(n, n // 2) if n_rot else 0)
+                self.set(f"rope.dimension_count{end}", self.pick(n, n // 2))
         self.set("attention.key_length", n)
         sections = self.get("rope.dimension_sections")
         if sections and sum(sections) > n // 2 and self.lucky():
