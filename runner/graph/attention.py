@@ -31,7 +31,8 @@ def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
     heads = x.reshape(len(x), -1, head_dim)
     norm = w_norm.vector if w_norm else None
-    if norm is not None and (arch.norm == "layer" or norm.shape == (x.shape[1],)):
+    is_joint = norm is not None and norm.shape == (x.shape[1],) != (head_dim,)
+    if norm is not None and (arch.norm == "layer" or is_joint):
         norm_rows(g, x, norm, w_norm.bias)
         norm = None
     if norm is not None and g.hp.padded:

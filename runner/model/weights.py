@@ -359,7 +359,7 @@ class _Loader:
     def _starts_of_qkv(self) -> tuple[int, ...]:
         """The first rows of Q, K and V in one matrix; () where it is another kind of matrix.
 
-        Behind them, or where they are thirds of it behind each, there may be rows that nobody reads.
+        There may be rows behind them, or behind each of three thirds, that nobody reads.
         """
         hp, shape = self.hp, self._shapes["attn_qkv"]
         rows = (shape.split() if isinstance(shape, str) else shape)[0]

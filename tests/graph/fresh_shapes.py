@@ -1,10 +1,10 @@
-"""Conformance on fresh shapes, run by hand: `python tests/graph/fresh_shapes.py [NAME ...] --seed 101`.
+"""Conformance on fresh shapes, by hand: `python tests/graph/fresh_shapes.py [NAME ...] --seed 101`.
 
-Each of the kit's models is given other widths, heads, depths and experts, and other optional tensors.
-llama.cpp (the package llama-cpp-python must be importable) says which shapes that asks for, by what
-it misses or refuses while loading; a mutation that it refuses altogether is drawn again. Then both
-read the same ids, tamis in five ways. What is kept of a model is its spec, in FOLDER/NAME.json, which
-`--again` reads instead of drawing one.
+Each of the kit's models is given other widths, heads, depths and experts, and other optional
+tensors. llama.cpp (the package llama-cpp-python must be importable) says which shapes that asks
+for, by what it misses or refuses while loading; a mutation that it refuses altogether is drawn
+again. Then both read the same ids, tamis in five ways. Of each model the folder keeps the spec and
+llama.cpp's logits, which `--again` reads instead of drawing others.
 """
 
 import argparse
@@ -104,7 +104,11 @@ class Mutation:
     def _widths(self) -> None:
         if self.lucky():
             n = self.pick(64, 96, 128, 160, 192, 256, 320)
-            if self.lucky() and self.get("attention.key_length") and self.get("attention.head_count"):
+            if (
+                self.lucky()
+                and self.get("attention.key_length")
+                and self.get("attention.head_count")
+            ):
                 heads = np.max(self.get("attention.head_count"))
                 n = int(heads) * self.get("attention.key_length")  # what some expect
             self.set("embedding_length", n)
@@ -194,7 +198,11 @@ class Mutation:
         for key in ("rope.freq_base", "rope.freq_base_swa"):
             if self.get(key) and self.lucky():
                 self.set(key, self.pick(5000.0, 10000.0, 1e6))
-        for key in ("final_logit_softcapping", "attn_logit_softcapping", "router_logit_softcapping"):
+        for key in (
+            "final_logit_softcapping",
+            "attn_logit_softcapping",
+            "router_logit_softcapping",
+        ):
             if self.get(key) and self.lucky():
                 self.set(key, self.pick(10.0, 30.0, 50.0))
         for key in ("residual_scale", "embedding_scale", "logit_scale", "attention.clamp_kqv"):
@@ -251,7 +259,9 @@ class Oracle:
 
     def _mend(self, spec: Spec) -> bool:
         tensors = spec["tensors"]
-        wrong = re.search(r"tensor '(\S+)' has wrong shape; expected \[?([\d, ]+)\]?, got", self.said)
+        wrong = re.search(
+            r"tensor '(\S+)' has wrong shape; expected \[?([\d, ]+)\]?, got", self.said
+        )
         if wrong:
             shape = [int(n) for n in wrong[2].split(",") if n.strip()]
             while len(shape) > 1 and shape[-1] == 1:
@@ -289,8 +299,10 @@ class Oracle:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
         if not context or c.llama_decode(context, batch):
             raise RuntimeError("llama.cpp does not compute it")
-        width = c.llama_model_n_embd(model) if encoder else c.llama_vocab_n_tokens(
-            c.llama_model_get_vocab(model)
+        width = (
+            c.llama_model_n_embd(model)
+            if encoder
+            else c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
         )
         rows = (c.llama_get_embeddings if encoder else c.llama_get_logits)(context)
         return np.ctypeslib.as_array(rows, shape=(n, width)).copy()
@@ -401,7 +413,7 @@ def apart(work: Callable[[], Any], seconds: int) -> str:
 
 def draw(name: str, seed: int, folder: Path) -> bool:
     """Write folder/name.json, .npy: a spec that llama.cpp runs, and its logits."""
-    spec, oracle = kit_models.specs()[name], None
+    spec = kit_models.specs()[name]
     for i in range(N_TRY):
         boldness = max(0.9 * (1 - i / N_TRY), 0.15)
 
@@ -436,7 +448,10 @@ def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
 
     from tamis.engine.engine import Engine
 
-    spec, expected = json.loads((folder / f"{name}.json").read_text()), np.load(folder / f"{name}.npy")
+    spec, expected = (
+        json.loads((folder / f"{name}.json").read_text()),
+        np.load(folder / f"{name}.npy"),
+    )
     path, found = folder / f"{name}.gguf", {}
     write(spec, path, spec["seed"])
     ids = ids_of(spec, spec["seed"])
@@ -449,7 +464,9 @@ def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
                 rows = conformance.run(engine, ids, how, folder)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            found[how] = f"{type(error).__name__}: {error} [{Path(where.filename).name}:{where.lineno}]"
+            found[how] = (
+                f"{type(error).__name__}: {error} [{Path(where.filename).name}:{where.lineno}]"
+            )
             continue
         wanted = expected[40:52] if how == "batch" else expected[-len(rows) :]
         bad = conformance.far_off(rows, wanted)
