@@ -20,6 +20,7 @@ ARCH = Arch(
     keys=(
         "attention.sliding_window_pattern",
         "rope.freq_base_swa",
+        "rope.dimension_count_swa",
         "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",

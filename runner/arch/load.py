@@ -91,7 +91,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     if factors[1] is not None:
         long = frequencies(base=hp.rope_base, scaling=hp.rope_scaling, factors=factors[1])
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
-    if base := hp.rope_base_swa or arch.rope_base_window:
+    differs = hp.n_rot_swa not in (0, hp.n_rot)
+    if base := hp.rope_base_swa or arch.rope_base_window or differs * hp.rope_base:
         rotary = hp.rope_scaling  # what YaRN makes of cosines is of scaled layers only
         unscaled = RopeScaling(attn_factor=1.0 if rotary.kind == "yarn" else rotary.attn_factor)
         scaling = hp.rope_scaling if arch.window_scaled else unscaled

@@ -28,5 +28,5 @@ ARCH = Arch(
     layer=layer,
     tensors=tensors,
     window_scaled=True,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
 )

@@ -472,7 +472,7 @@ class _Reader:
             layers=layers,
             nope_layers=self._nope_layers(),
             n_token_type=self._n_token_type(),
-            n_rot_swa=self._option(ROT_SWA, head_dim),
+            n_rot_swa=self._n_rot_swa(n_rot, head_dim),
             n_layer_kv=self._n_layer_kv(),
             n_embd_layer=self._option(EMBD_LAYER, MAX_EMBD),
             full_every=self._option(FULL_EVERY, MAX_LAYER),
@@ -499,6 +499,16 @@ class _Reader:
     def _option(self, key: str, most: int) -> int:
         """A number that only some architectures read; 0 where this one does not."""
         return self._count(key, most, default=0, least=0) if key in self._keys else 0
+
+    def _n_rot_swa(self, n_rot: int, head_dim: int) -> int:
+        """Raises GGUFError where layers with a window differ in it, and the architecture not."""
+        n = self._count(ROT_SWA, MAX_HEAD_DIM, default=0, least=0)
+        if ROT_SWA in self._keys:
+            return self._option(ROT_SWA, head_dim)
+        windows = self._count("attention.sliding_window", MAX_CTX, default=0, least=0)
+        if windows and n not in (0, n_rot):
+            self._fail(ROT_SWA, f"is {n}, but rope.dimension_count is {n_rot}: expected the same")
+        return 0
 
     def _flag(self, key: str) -> bool:
         """Whether this architecture reads the key, and it is set."""

@@ -25,8 +25,8 @@ TENSORS = {
     "enc.output_norm": "n_embd",  # and NeoBERT
     "output": "n_vocab n_embd",
     "rope_freqs": "n_rot/2|n_rot_swa/2|head_dim/2",
-    "rope_factors_long": "n_rot/2",
-    "rope_factors_short": "n_rot/2",
+    "rope_factors_long": "n_rot/2|head_dim/2",
+    "rope_factors_short": "n_rot/2|head_dim/2",
     "position_embd": "n_ctx_train n_embd",
     "token_types": "n_token_type n_embd",
     "per_layer_token_embd": "n_vocab|n_hashed n_layer*n_embd_layer|n_embd_layer",

@@ -89,13 +89,16 @@ class Mutation:
 
     def _head_dim(self, n: int) -> None:
         old = self.get("attention.key_length")
+        # Only these have other rotary widths in layers with a window.
+        differs = self.spec["arch"] in ("gemma4", "laguna", "maple", "spark2_5", "step35")
+        n_rot = self.pick(n, n // 2)
         for end in ("", "_swa"):
             for key in ("attention.key_length", "attention.value_length"):
                 if self.get(key + end) == old:
                     self.set(key + end, n)
-            n_rot = self.get(f"rope.dimension_count{end}")
-            if n_rot:
-                self.set(f"rope.dimension_count{end}", self.pick(n, n // 2))
+            if self.get(f"rope.dimension_count{end}"):
+                own = self.pick(n, n // 2) if differs else n_rot
+                self.set(f"rope.dimension_count{end}", own)
         self.set("attention.key_length", n)
         sections = self.get("rope.dimension_sections")
         if sections and sum(sections) > n // 2 and self.lucky():
