@@ -8,6 +8,6 @@ ARCH = Arch(
     layer=post_normed,
     full_attention_every=4,
     rope_factors=False,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
-    derived=lambda hp: {"rope_base_swa": hp.rope_base_swa or hp.rope_base},
+    keys=("attention.sliding_window_pattern",),
+    derived=lambda hp: {"rope_base_swa": hp.rope_base},  # unscaled, whatever base the file gives
 )
