@@ -7,5 +7,10 @@ ARCH = Arch(
     nope_full=True,
     window_scaled=True,
     clamp="before",
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa", "swiglu_clamp_exp"),
+    keys=(
+        "attention.sliding_window_pattern",
+        "rope.freq_base_swa",
+        "rope.dimension_count_swa",
+        "swiglu_clamp_exp",
+    ),
 )

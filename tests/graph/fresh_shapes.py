@@ -25,6 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import kit_models
+import kit_runs
+
+from tamis.engine.engine import Engine
 
 N_TRY, N_FIT, N_CTX = 40, 400, 256
 Spec = dict[str, Any]
@@ -113,7 +116,8 @@ class Mutation:
                 and self.get("attention.head_count")
             ):
                 heads = np.max(self.get("attention.head_count"))
-                n = int(heads) * self.get("attention.key_length")  # what some expect
+                joint = int(heads) * self.get("attention.key_length")  # what some expect
+                n = joint if joint % 32 == 0 else n
             self.set("embedding_length", n)
         for key in ("feed_forward_length", "expert_feed_forward_length"):
             old = self.get(key)
@@ -447,10 +451,6 @@ def ids_of(spec: Spec, seed: int) -> list[int]:
 
 def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
     """What differs, by the way it was read."""
-    import test_conformance as conformance
-
-    from tamis.engine.engine import Engine
-
     spec, expected = (
         json.loads((folder / f"{name}.json").read_text()),
         np.load(folder / f"{name}.npy"),
@@ -464,7 +464,7 @@ def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
             if how == "encoder":
                 rows = engine.session(n_ctx=128).embed(ids, "none")
             else:
-                rows = conformance.run(engine, ids, how, folder)
+                rows = kit_runs.run(engine, ids, how, folder)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             found[how] = (
@@ -472,7 +472,7 @@ def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
             )
             continue
         wanted = expected[40:52] if how == "batch" else expected[-len(rows) :]
-        bad = conformance.far_off(rows, wanted)
+        bad = kit_runs.far_off(rows, wanted)
         most = len(bad) // 2 if "ffn_gate_inp" in json.dumps(spec["tensors"]) else 0
         if bad.sum() > most or not np.isfinite(rows).all():
             found[how] = f"{bad.sum()} of {len(bad)} positions differ, first {np.argmax(bad)}"

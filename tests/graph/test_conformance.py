@@ -4,20 +4,16 @@ Each model is read whole and in one other way, which changes from model to model
 all five ways of each. `--device cuda` runs them on a GPU.
 """
 
-from typing import Any
-
-import numpy as np
 import pytest
 from kit_models import golden, specs, token_ids, write_kit_model
+from kit_runs import HOW, far_off, run
 
 from tamis.arch.load import known
-from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError
 from tamis.formats.gguf import GGUFError
 from tamis.select.notation import MethodError
 
-MOST = 1e-4  # llama.cpp's own limit between its backends
 REFUSED = {"refact-moe"}  # llama.cpp leaves its experts out: there are none such
 # Of the positions of a block llama.cpp takes some: see a test of their own.
 APART = {f"qwen4exp-blocks{top}-moe" for top in (8, 16, 32)}
@@ -31,8 +27,6 @@ NAMES = sorted(
 )
 ENCODERS = sorted(name for name, spec in specs().items() if spec.get("encoder"))
 POOLED = sorted(name for name, spec in specs().items() if spec.get("pooling"))
-HOW = ("whole", "chunks", "steps", "saved", "batch")
-Array = np.ndarray[Any, Any]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,26 +51,6 @@ def model(request, tmp_path_factory):
     engine.close()
 
 
-def run(engine: Engine, ids: list[int], how: str, folder: Any) -> Array:
-    """The logits of the last tokens of ids, as many as this way of running gives."""
-    if how in ("whole", "chunks"):
-        session = engine.session(n_ctx=256, n_ubatch=96 if how == "whole" else 17)
-        return np.concatenate(list(session.logits(ids)))
-    session = engine.session(n_ctx=256, n_ubatch=64)
-    session.prefill(ids[:40])
-    if how == "saved":
-        session.save(folder / "s.session")
-        session = engine.session(n_ctx=256, n_ubatch=64)
-        session.load(folder / "s.session")
-    if how != "batch":
-        return np.array([session.decode(i) for i in ids[40:]])
-    others, batch = [engine.session(n_ctx=256) for _ in range(2)], Batch(engine)
-    others[0].prefill(ids[:7])
-    others[1].prefill(ids[9:70])
-    tokens = [{session: i, others[0]: 5, others[1]: 6} for i in ids[40:52]]
-    return np.array([batch.step(each)[session] for each in tokens])
-
-
 @pytest.mark.slow
 def test_logits_are_llama_cpps(model, how, tmp_path):
     name, engine = model
@@ -86,12 +60,6 @@ def test_logits_are_llama_cpps(model, how, tmp_path):
     # Two experts may be nearly equal: rounding then chooses, and later positions see it.
     bad = far_off(found, expected)
     assert bad.sum() <= (len(bad) // 2 if name.endswith("-moe") else 0)
-
-
-def far_off(found: Array, expected: Array) -> Array:
-    """Which positions' logits differ."""
-    error = np.square(found.astype(np.float64) - expected).mean(axis=1)
-    return error / np.square(expected.astype(np.float64)).mean(axis=1) > MOST
 
 
 @pytest.mark.slow
