@@ -41,6 +41,7 @@ from tamis.bindings.drop_in.caches import (
 )
 from tamis.bindings.drop_in.completion import Answer, Chunk, Request
 from tamis.bindings.drop_in.drafting import (
+    LlamaAttentionDrafting,
     LlamaDraftModel,
     LlamaModelDrafting,
     LlamaPromptLookupDecoding,
@@ -72,6 +73,7 @@ from tamis.text.thinking import ThinkingBudget
 __all__ = [
     "BaseLlamaCache",
     "Llama",
+    "LlamaAttentionDrafting",
     "LlamaCache",
     "LlamaDiskCache",
     "LlamaDraftModel",
@@ -180,6 +182,11 @@ class Llama:
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
         if draft_model is not None and attn == "auto":
             attn = prefill
+        if draft_model is not None and attn != prefill:
+            raise ValueError("draft_model needs one method: drafts are checked as prompts are")
+        self._drafts_by_attention = isinstance(draft_model, LlamaAttentionDrafting)
+        if isinstance(draft_model, LlamaAttentionDrafting):
+            attn = draft_model.attn
         if not vocab_only:
             self._session = self._engine.session(
                 n_ctx=self._n_ctx,
@@ -191,10 +198,10 @@ class Llama:
                 type_v=kv_type(type_v, "type_v"),
                 adapters=lora_of(lora_path, lora_scale),
             )
-        if draft_model is not None and attn != prefill:
-            raise ValueError("draft_model needs one method: drafts are checked as prompts are")
         if isinstance(draft_model, LlamaModelDrafting):
             draft_model.open_for(self._engine, self._n_ctx)
+        if isinstance(draft_model, LlamaAttentionDrafting) and not vocab_only:
+            draft_model.open_for(self._session)
         heads = None if vocab_only else self._engine.model.heads
         self._pooling = "none" if heads is None else heads.numbered(pooling_type)
         self._format: chat.ChatFormat | None = None
@@ -398,7 +405,7 @@ class Llama:
     def _append(self, tokens: list[int], *, last_only: bool) -> np.ndarray:
         """Append tokens; their logits f32 [n, n_vocab], or the last one's [1, n_vocab]."""
         first = self._session.n_past
-        if len(tokens) == 1 and first:
+        if len(tokens) == 1 and first and not self._drafts_by_attention:
             rows = self._session.decode(tokens[0])[None]
         elif last_only and not self._logits_all:
             rows = self._session.prefill(tokens)[None]

@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding: prompt lookup (n-grams), or a smaller model.
+"""Draft tokens for speculative decoding: prompt lookup, a smaller model, or sparse attention.
 
 Prompt lookup decoding (Saxena 2023): no second model, and much gain where an answer repeats parts
 of its prompt. Drafts are only a proposal: a token is taken where it is what the model chooses.
@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tamis.engine.drafting import ModelDraft
+from tamis.engine.drafting import AttentionDraft, ModelDraft
 from tamis.engine.engine import Engine
+from tamis.engine.session import Session
 
 
 class LlamaDraftModel(ABC):
@@ -71,6 +72,32 @@ class LlamaModelDrafting(LlamaDraftModel):
         """Load the model, to draft for another of so many tokens of context."""
         small = Engine.load(self.model_path, n_threads=self.n_threads)
         self._draft = ModelDraft(small, engine, n_ctx)
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        """Token ids int32 that may follow input_ids; empty for no idea."""
+        if self._draft is None:
+            raise RuntimeError("nothing is open: give this to Llama(draft_model=...)")
+        found = self._draft.propose(np.asarray(input_ids).tolist(), self.num_pred_tokens)
+        return np.array(found, np.int32)
+
+
+class LlamaAttentionDrafting(LlamaDraftModel):
+    """The model's own likeliest tokens by a method of sparse attention; dense attention checks.
+
+    attn: the method, as "hip". num_pred_tokens: tokens to propose, at most. The Llama that it is
+    given to reads prompts densely, and has no attn of its own. Raises ValueError there.
+    """
+
+    def __init__(self, attn: str, num_pred_tokens: int = 8) -> None:
+        self.attn, self.num_pred_tokens = attn, num_pred_tokens
+        self._draft: AttentionDraft | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.attn, self.num_pred_tokens)
+
+    def open_for(self, session: Session) -> None:
+        """Draft for a session, whose decode steps are by the method."""
+        self._draft = AttentionDraft(session)
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
         """Token ids int32 that may follow input_ids; empty for no idea."""

@@ -30,7 +30,7 @@ from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
 from tamis.engine.adapters import AdapterFiles
-from tamis.engine.drafting import Drafting, ModelDraft, NextDraft
+from tamis.engine.drafting import AttentionDraft, Drafting, ModelDraft, NextDraft
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
@@ -108,10 +108,12 @@ def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list
     """What drafts for each session; the model that does is loaded once. Raises ValueError."""
     if start.draft is None:
         return []
-    (path, n_max), n_ctx = start.draft, sessions[0].n_ctx
-    if path is None:
+    (how, n_max, *file), n_ctx = start.draft, sessions[0].n_ctx
+    if how == "mtp":
         return [Drafting(each, NextDraft(engine, n_ctx), n_max) for each in sessions]
-    small = Engine.load(path, n_threads=start.n_threads, **start.where)
+    if how == "attn":
+        return [Drafting(each, AttentionDraft(each), n_max) for each in sessions]
+    small = Engine.load(file[0], n_threads=start.n_threads, **start.where)
     return [Drafting(each, ModelDraft(small, engine, n_ctx), n_max) for each in sessions]
 
 

@@ -61,7 +61,7 @@ class Start(NamedTuple):
     session: dict[str, Any]
     n_slot: int
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
-    # The file of a model that drafts (None: the model's own next layer), and tokens of a draft.
+    # What drafts ("model", "mtp" or "attn"), tokens of a draft, and of a model its file.
     draft: list[Any] | None = None
 
 

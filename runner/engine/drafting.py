@@ -1,10 +1,11 @@
-"""Speculative decoding: a smaller model drafts tokens, which the session checks all at once.
+"""Speculative decoding: something cheap drafts tokens, which the session checks all at once.
 
-Leviathan et al. 2023 (arXiv 2211.17192). The draft is the smaller model's likeliest token at each
-place, so rejection sampling (its Alg. 1) is: choose a token from the session's own logits as if
-there were no draft, and go on while it is the drafted one. The answer is the one without drafts,
-token by token, for the same seed; where two choices are equal but for rounding it may be the other,
-since a chunk's attention adds in another order than a decode step's.
+Leviathan et al. 2023 (arXiv 2211.17192). The draft is the likeliest token at each place by a
+smaller model, by the file's own layer for further tokens, or by the model with sparse attention, so
+rejection sampling (its Alg. 1) is: choose a token from the session's own logits as if there were no
+draft, and go on while it is the drafted one. The answer is the one without drafts, token by token,
+for the same seed; where two choices are equal but for rounding it may be the other, since a chunk's
+attention adds in another order than a decode step's.
 """
 
 from collections import deque
@@ -19,13 +20,19 @@ from tamis.engine.session import Session
 from tamis.formats.vocab import Vocab
 from tamis.graph.next_layer import HIDDEN, next_model
 from tamis.graph.topk_logits import Best
+from tamis.jit_kernels.contract import ops
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.placement import on_one_device
+from tamis.select.auto import Auto
+from tamis.select.base import PerRole
 from tamis.select.dense import Dense
+from tamis.select.metered import Metered
 from tamis.text.tokenizer import Tokenizer
 
 DRAFT_MAX = 8  # tokens
-LEAST = 0.5  # probability of a drafted token, by the drafting model
+LEAST = 0.5  # probability of a drafted token, by what drafts
+FIRST = 4  # tokens of the first draft by attention
+MOST_ALIKE = ops.FEW_ROWS  # rows that are multiplied as a decode step's is, with no rounding more
 MOST_MORE = 128  # tokens that one of two vocabularies may have more: unused ones, at their ends
 
 
@@ -40,6 +47,17 @@ class Draft:
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens that may follow these."""
         raise NotImplementedError
+
+    def check(self, session: Session) -> None:
+        """Raise ValueError where a session would not check these drafts by dense attention."""
+        if session.selector != Dense() or session.audit is not None:
+            raise ValueError(
+                "drafts are checked as prompts are read: leave out attn, prefill and audit"
+            )
+
+    def moved_to(self, session: Session) -> "Draft":
+        """What drafts for another session of the same engine. Raises ValueError."""
+        return self
 
 
 class ModelDraft(Draft):
@@ -140,6 +158,73 @@ class NextDraft(Draft):
             best, row = session.decode_best(token, 1), 0
 
 
+class AttentionDraft(Draft):
+    """The likeliest tokens by the session's own sparse attention, which dense attention checks.
+
+    The session's attn is the method, its prefill is dense: decode steps draft, and chunks check. A
+    draft's keys and values are dropped with what the method knows of them, and the check computes
+    them anew. Drafts grow while all of them are taken, and shrink to what was. Raises ValueError.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.check(session)
+        self._session, self._n = session, FIRST
+        self._proposed: list[int] = []
+        self._at = 0  # the position of the first of them
+
+    def check(self, session: Session) -> None:
+        """Raise ValueError where the session does not draft by one method and check densely."""
+        method = session.selector
+        if not isinstance(method, PerRole) or method.for_prefill != Dense():
+            raise ValueError(
+                "drafts by attention are of a sparse method and checked by dense attention: name "
+                "one that is not dense, and leave out prefill"
+            )
+        if isinstance(method.for_decode, Auto | Metered) or session.audit is not None:
+            raise ValueError(
+                "drafts by attention are checked whatever they hold: leave out auto, min_mass and "
+                "audit"
+            )
+        if session.evicts:
+            raise ValueError(
+                f"{method.for_decode} evicts keys and would choose anew for every draft: draft by "
+                "a method that chooses at each step, as hip, quest, topk or tactic"
+            )
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens; fewer where the method is not sure of one, or the text ends."""
+        session, found, held = self._session, list[int](), self._session.n_past
+        self._adapt(tokens)
+        n, left = min(n, self._n, MOST_ALIKE - 1), list(tokens[held:])
+        if n < 1 or not left:
+            return found
+        try:
+            if len(left) > 1:
+                session.prefill(left[:-1])
+            token = left[-1]
+            while len(found) < n and session.n_free and token not in session.tokenizer.eog:
+                token, probability = _likeliest(session.decode_best(token, 1))
+                if probability < LEAST:
+                    break
+                found.append(token)
+        finally:
+            session.truncate(held)
+        self._proposed, self._at = found, len(tokens)
+        return found
+
+    def _adapt(self, tokens: Sequence[int]) -> None:
+        """Choose the next draft's length by what was taken of the last."""
+        last, self._proposed = self._proposed, []
+        if not last or len(tokens) <= self._at:
+            return
+        n_taken = _same(last, tokens[self._at :])
+        self._n = max(self._n, n_taken + 2) if n_taken == len(last) else n_taken + 1
+
+    def moved_to(self, session: Session) -> "AttentionDraft":
+        """What drafts by another session's method."""
+        return AttentionDraft(session)
+
+
 class Drafting(Generating):
     """A session whose decode steps check drafts; its calls are the session's.
 
@@ -150,10 +235,7 @@ class Drafting(Generating):
         """n_max: tokens of a draft. Raises ValueError."""
         if not 1 <= n_max <= 64:
             raise ValueError(f"draft_max is {n_max}, expected 1 to 64")
-        if session.selector != Dense() or session.audit is not None:
-            raise ValueError(
-                "drafts are checked as prompts are read: leave out attn, prefill and audit"
-            )
+        draft.check(session)
         self._session, self._draft, self._n_max = session, draft, n_max
         self._ahead: deque[tuple[int, np.ndarray]] = deque()  # drafted tokens, and what follows
         self.n_drafted = self.n_taken = 0
@@ -167,6 +249,8 @@ class Drafting(Generating):
         room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
         drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
         if not drafted:
+            if session.selector != Dense():
+                return session.prefill([token_id])  # decode steps are for drafts
             found = session.decode_best(token_id, n)
             self._show(1)
             return found
@@ -213,7 +297,7 @@ class Drafting(Generating):
 
     def moved_to(self, session: Session) -> "Drafting":
         """The same drafts, checked by another session. Raises ValueError."""
-        return Drafting(session, self._draft, self._n_max)
+        return Drafting(session, self._draft.moved_to(session), self._n_max)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -261,6 +261,11 @@ class Session(Generating):
         return self._loaded.model
 
     @property
+    def evicts(self) -> bool:
+        """Whether its decode steps never read again what an earlier one left out."""
+        return any(stage.state.evicting for stage in self._stages)
+
+    @property
     def batchable(self) -> bool:
         """Whether a Batch may run its steps with others.
 

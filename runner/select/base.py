@@ -148,6 +148,8 @@ class SelectorState:
     freezing = ""
     # Whether what a layer attends to depends on what others chose: all must be on one device.
     sharing = False
+    # Whether decode steps never read again what an earlier one left out.
+    evicting = False
     # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
     counters: tuple[np.ndarray, ...] = ()
     # Arrays that `phase` writes: a GPU is shown them before the step.
@@ -406,6 +408,7 @@ class _PerRoleState(SelectorState):
         self.counters = (*for_prefill.counters, *for_decode.counters)
         self.planned, self.lse, self.meter = for_decode.planned, for_decode.lse, for_decode.meter
         self.sharing = for_prefill.sharing or for_decode.sharing
+        self.evicting = for_decode.evicting
         self.n_bytes = for_prefill.n_bytes + for_decode.n_bytes
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:

@@ -76,6 +76,8 @@ class H2O:
 class _State(StartingState):
     """Sums and heavy hitters of every row."""
 
+    evicting = True
+
     def __init__(self, params: H2O, shape: SelectorShape) -> None:
         super().__init__(shape, params.s)
         self._params = params

@@ -73,6 +73,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params, self._inner = params, inner
         self.freezing, self.sharing, self.planned = inner.freezing, inner.sharing, inner.planned
+        self.evicting = inner.evicting
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
         self._unit = UNIT

@@ -74,6 +74,7 @@ class _State(SelectorState):
                 self._of[layer] = state
         self.n_bytes = sum(state.n_bytes for state in self._states)
         self.sharing = any(state.sharing for state in self._states)
+        self.evicting = any(state.evicting for state in self._states)
         self.counters = tuple(array for state in self._states for array in state.counters)
         self.planned = tuple(array for state in self._states for array in state.planned)
 

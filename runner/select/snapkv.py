@@ -85,6 +85,8 @@ def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
 class _State(StartingState):
     """What every row keeps of the prompt."""
 
+    evicting = True
+
     def __init__(self, params: SnapKV, shape: SelectorShape) -> None:
         super().__init__(shape, params.window)
         self._params = p = params

@@ -328,9 +328,16 @@ class Source:
         if arguments.model_draft is not None:
             if arguments.model is None:
                 raise UsageError("--model-draft drafts for one model: name that with -m")
-            self._draft = [str(draft.draft_file(arguments)), arguments.draft_max]
+            self._draft = ["model", arguments.draft_max, str(draft.draft_file(arguments))]
         elif arguments.draft_mtp:
-            self._draft = [None, arguments.draft_max]
+            self._draft = ["mtp", arguments.draft_max]
+        elif arguments.draft_attn is not None:
+            if arguments.parallel > 1:
+                raise UsageError(
+                    f"--draft-attn drafts for one answer at once, --parallel is "
+                    f"{arguments.parallel}: use --parallel 1"
+                )
+            self._draft = ["attn", arguments.draft_max]
         self.only: Any = None
         if arguments.model is not None or not installed():
             path = common.model_file(arguments.model, self._progress).absolute()

@@ -363,13 +363,14 @@ class Chat:
             chosen = context.choose(engine, arguments, None)
             arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
             session = common.open_session(engine, arguments, progress)
+            own = draft.open_draft(engine, session, arguments) if arguments.draft_attn else None
         except BaseException:
             engine.close()
             raise
         old, self._session, self._arguments = self._engine, session, arguments
-        if self._drafts is not None:
+        if self._drafts is not None and own is None:
             note("what drafted was for the other model: nothing does now")
-            self._drafts = None
+        self._drafts = own
         self._follow(engine)
         old.close()
         note(f"{engine.path.name}, context {chosen}; the conversation goes on")

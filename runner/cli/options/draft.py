@@ -1,4 +1,4 @@
-"""The flags of speculative decoding: a smaller model that drafts what the model checks."""
+"""The flags of speculative decoding: what drafts tokens, which the model checks."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model-draft, --draft-mtp and --draft-max."""
+    """--model-draft, --draft-mtp, --draft-attn and --draft-max."""
     draft = group(parser, "drafts")
     draft.add_argument(
         "-md",
@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(multi-token prediction)",
     )
     draft.add_argument(
+        "--draft-attn",
+        metavar="METHOD",
+        help="draft by the model itself with this sparse method (see `tamis methods`), "
+        "over the same KV cache; dense attention checks",
+    )
+    draft.add_argument(
         "--draft-max",
         "--draft",
         "--draft-n",
@@ -38,9 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
-    if arguments.model_draft is not None and arguments.draft_mtp:
-        raise UsageError("--model-draft and --draft-mtp are two ways to draft: leave out one")
-    if arguments.model_draft is None and not arguments.draft_mtp:
+    ways = {
+        "--model-draft": arguments.model_draft is not None,
+        "--draft-mtp": arguments.draft_mtp,
+        "--draft-attn": arguments.draft_attn is not None,
+    }
+    asked = [flag for flag, is_asked in ways.items() if is_asked]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are ways to draft: leave out all but one")
+    if not asked:
         return
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
@@ -52,19 +64,25 @@ def check(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name, False):
             name = "--" + name.replace("_", "-")
             raise UsageError(f"drafts and {name} do not go together: leave out one")
+    if arguments.draft_attn is not None:
+        if arguments.min_mass is not None:
+            raise UsageError("drafts and --min-mass do not go together: leave out one")
+        arguments.attn = arguments.draft_attn  # of decode steps, which all are drafts
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
 
 
 def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
     """What drafts for the session; None where nothing is to. Raises ValueError, OSError."""
-    if arguments.model_draft is None and not arguments.draft_mtp:
+    if not (arguments.model_draft is not None or arguments.draft_mtp or arguments.draft_attn):
         return None
-    from tamis.engine.drafting import ModelDraft, NextDraft
+    from tamis.engine.drafting import AttentionDraft, ModelDraft, NextDraft
     from tamis.engine.engine import Engine
 
     if arguments.draft_mtp:
         return NextDraft(engine, session.n_ctx)
+    if arguments.draft_attn:
+        return AttentionDraft(session)
 
     progress = common.Progress()
     path = draft_file(arguments)

@@ -6,6 +6,8 @@ import pytest
 from serving import local_server
 from starlette.testclient import TestClient
 
+from tamis.bindings.serve.process import _drafting
+from tamis.bindings.serve.supervisor import Start
 from tamis.engine.drafting import Draft, Drafting
 
 ASKED = {"prompt": [5, 9, 30, 12, 8], "n_predict": 24, "ignore_eos": True, "return_tokens": True}
@@ -50,5 +52,25 @@ def test_answers_are_those_without_drafts(engine, client, sampled):
         with ThreadPoolExecutor() as pool:
             found = pool.map(lambda b: drafted.post("/completion", json=b).json(), (body, other))
         assert [each["tokens"] for each in found] == [plain, beside]
+    server.stop()
+    server.close()
+
+
+def test_one_slot_is_drafted_for_by_its_own_sparse_attention(engine, client, monkeypatch):
+    monkeypatch.setattr("tamis.engine.drafting.LEAST", 0.0)  # random weights are never sure
+    session = engine.session(n_ctx=512, n_ubatch=32, attn="window:recent=512")
+    start = Start("", [], 1, None, {}, {}, 1, draft=["attn", 4])
+    (drafting,) = _drafting(start, engine, [session])
+
+    def prepare(worker):
+        worker._slots[0].drafting = drafting
+
+    server = local_server(engine, [session], prepare=prepare)
+    with TestClient(server.app, base_url="http://localhost") as drafted:
+        for body in (ASKED | {"temperature": 0}, ASKED | {"prompt": [7, 7, 40], "temperature": 0}):
+            plain = client.post("/completion", json=body).json()["tokens"]
+            found = drafted.post("/completion", json=body).json()
+            assert found["tokens"] == plain
+            assert found["timings"]["draft_n_accepted"] > 10
     server.stop()
     server.close()
