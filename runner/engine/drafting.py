@@ -185,6 +185,11 @@ class AttentionDraft(Draft):
                 "drafts by attention are checked whatever they hold: leave out auto, min_mass and "
                 "audit"
             )
+        if not session.model.kv_layers:
+            raise ValueError(
+                f"no layer of {session.model.hp.arch} attends to keys, expected one at least for "
+                "drafts by attention: draft by a smaller model, or leave drafts out"
+            )
         if session.evicts:
             raise ValueError(
                 f"{method.for_decode} evicts keys and would choose anew for every draft: draft by "
