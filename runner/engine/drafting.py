@@ -162,7 +162,7 @@ class AttentionDraft(Draft):
     """The likeliest tokens by the session's own sparse attention, which dense attention checks.
 
     The session's attn is the method, its prefill is dense: decode steps draft, and chunks check. A
-    draft's keys and values are dropped with what the method knows of them, and the check computes
+    draft's K and V are dropped with what the method knows of them, and the check computes
     them anew. Drafts grow while all of them are taken, and shrink to what was. Raises ValueError.
     """
 

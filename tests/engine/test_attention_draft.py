@@ -213,7 +213,7 @@ def test_llama_and_the_command_write_the_same(path, sure, capsys):
         (["--draft-attn", "hip", "--attn", "quest"], "leave out --attn"),
         (["--draft-attn", "hip", "--prefill", "hip"], "leave out --attn and --prefill"),
         (["--draft-attn", "hip", "--min-mass", "0.9"], "--min-mass"),
-        (["--draft-attn", "hop"], "hop"),
+        (["--draft-attn", "hpi"], "hpi"),
         (["--draft-attn", "snapkv"], "evicts keys"),
         (["--draft-attn", "dense"], "not dense"),
         (["--draft-attn", "hip", "--draft-max", "65"], "--draft-max is 65"),
