@@ -91,7 +91,7 @@ def _run(spec: KernelSpec, address: Address, **fields: Any) -> bool:
 
 
 def _step(n_tok: int, pos: int = 0) -> np.ndarray:
-    return np.array([n_tok, pos, 0, pos, pos + n_tok], np.int64)[:STEP_SIZE]
+    return np.array([n_tok, pos, 0, pos, pos + n_tok, 0], np.int64)[:STEP_SIZE]
 
 
 def _normal(*shape: int) -> np.ndarray:

@@ -151,10 +151,11 @@ class _Step(NamedTuple):
     row: int  # first row of x that the op reads (the output head reads a slice of the chunk)
     begin: int  # position of the first token of the prompt that the chunk is of
     end: int  # position after its last token
+    exact_rows: int  # most rows whose products keep all bits: see PACK_ROWS; 0: any number
 
 
-STEP = _Step(0, 8, 16, 24, 32)
-STEP_SIZE = 5
+STEP = _Step(0, 8, 16, 24, 32, 40)
+STEP_SIZE = 6
 
 
 def op(file: str, record: type, constants: str = "", reads: Reads | None = None) -> Op:

@@ -27,6 +27,7 @@ from tamis.jit_kernels.contract.program import Call, KernelSpec, Program
 from tamis.model.model import Model
 from tamis.select.base import Recording
 
+EXACT_ROWS = 4  # most whose products keep all bits: beyond, arithmetic bounds them
 BEST = 1, 8, 64, MOST  # how many of the best logits of rows are looked for at once
 
 
@@ -78,9 +79,9 @@ class _Rows:
         # Rows that nobody reads are of token 0.
         n_row = max(len(rows), self._pads)
         self._ws.ids[:n_row] = [*map(tokens.__getitem__, rows), *[0] * (n_row - len(rows))]
-        self._ws.step[:3] = n_row, 0, 0
+        self._ws.step[:] = n_row, 0, 0, 0, 0, EXACT_ROWS
         held = [session.n_past for session in rows]
-        self._steps[: len(rows)] = [(1, n, 0, n, n + 1) for n in held]
+        self._steps[: len(rows)] = [(1, n, 0, n, n + 1, 0) for n in held]
         self._backend.send(self._ws.record, self._steps)
         self._backend.run(self._join(shared, segments))
         head, best = self._start_head(len(rows), n_best)
@@ -193,7 +194,8 @@ class Batch:
     These are sessions with an audit, with keys on a disk or another device than the weights, and
     one alone of its adapters; on a GPU also one alone of its method, or of the kind of step that
     its method makes. Logits differ from `Session.decode`'s by rounding: products of several rows
-    are summed in another order, on a GPU those of quantised weights as a prompt's are.
+    are summed in another order, on a GPU those of quantised weights as a prompt's are. On the CPU
+    more than EXACT_ROWS rows keep 8 bits of most activations, unless precision is "exact".
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -174,7 +174,7 @@ class Forward:
 
     def _set(self, ids: np.ndarray, pos: int, prompt: range) -> None:
         self._ws.ids[: len(ids)] = ids
-        self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop
+        self._ws.step[:] = len(ids), pos, 0, prompt.start, prompt.stop, 0
         record = self._ws.record[: self._ws.step.nbytes + ids.nbytes]
         for stage in self._stages:
             stage.backend.send(record, *stage.news())

@@ -84,7 +84,7 @@ def check_sums_of_rows():
     scales, by_lane = rng.normal(size=(3, 2)), rng.normal(size=(2, 2, 16))
     scales, by_lane = scales.astype(np.float32), by_lane.astype(np.float32)
     before = rng.normal(size=(3, 35)).astype(np.float32)
-    out = np.stack([before, before])
+    out = np.stack([before, before, before])
 
     def kernel(weights, signed, planes, scales, by_lane, out):
         d = beside(as_row(load_f32x16(by_lane)), as_row(load_f32x16(by_lane + 64)))
@@ -97,6 +97,8 @@ def check_sums_of_rows():
         store_rows(y, 64, add_rows(sums, y, 64))
         y = rows_at(out + 420, 140, 3, 4)
         store_rows(y, 76, dot_signed_planes(s, x, 0, 8, 128))
+        y = rows_at(out + 840, 140, 3, 4)
+        store_rows(y, 64, dot_planes(q, x, 0, 0, 127))
 
     run(kernel, weights, signed, planes, scales, by_lane, out)
     x = planes[:, 0].astype(np.float64) * 128 + planes[:, 1]
@@ -104,13 +106,15 @@ def check_sums_of_rows():
     def product(w, i):
         return x @ w[i].transpose(1, 0, 2).reshape(16, 8).T.astype(np.float64)
 
-    want = np.stack([before, before])
+    want = np.stack([before, before, before])
     for i in (0, 1):
         scaled = product(weights, i) * scales[:, :1] * by_lane[0, i]
         want[0, :, 16 * i : 16 * i + 16] += scaled + scales[:, 1:] * by_lane[1, i]
         want[1, :, 19 * i : 19 * i + 16] = product(signed.view(np.int8) + OFFSET, i)
+        high = 128.0 * planes[:, 0]  # alone
+        want[2, :, 16 * i : 16 * i + 16] = high @ weights[i].transpose(1, 0, 2).reshape(16, 8).T
     np.testing.assert_allclose(out[0], want[0], rtol=1e-5, atol=1e-3)
-    np.testing.assert_array_equal(out[1], want[1])
+    np.testing.assert_array_equal(out[1:], want[1:])
 
 
 def test_sums_of_rows(level):

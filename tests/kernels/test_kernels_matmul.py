@@ -11,6 +11,7 @@ from oracle import gelu_tanh, rms_norm, silu
 from tamis.formats.dequant import dequantize
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.cpu.linear.pack import SHARE
 
 TYPES = [
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
@@ -221,12 +222,40 @@ def test_nor_does_a_sum_in_strips():
     check_neighbours("Q4_Kx16", in_strips("Q4_K", data, 48, 512), 48, 512, 7)
 
 
-def products(type_, data, x, n_out):
+@pytest.mark.cpu_only
+@in_child
+def test_blocks_of_several_sequences_keep_8_bits_or_all():
+    # 5 to 16 rows of a batch's step: blocks larger than SHARE times the mean keep all bits.
+    rng = np.random.default_rng(9)
+    for type_ in ("Q8_0", "Q4_K", "Q6_K"):
+        data, decoded = weights(type_, rng, 48, 512)
+        strips, x = in_strips(type_, data, 48, 512), normal(rng, 16, 512)
+        for t in range(len(x)):  # the same channels in most rows, others in some
+            x[t, [70 + 32 * (t % 5 == 0), 300]] *= 1000
+        tops = np.abs(x).reshape(16, -1, 32).max(-1)
+        large = np.repeat(tops > SHARE * tops.mean(1, keepdims=True), 32, axis=1)
+        assert large.any(1).all()
+        steps = np.where(large, step_size(x, 127 * 128), step_size(x, 127))
+        bound = 1e-6 * np.abs(x).astype(np.float64) @ np.abs(decoded).T
+        bound += 0.5001 * steps @ np.abs(decoded).T
+        in_x16, whole = ops.strip_type(type_), None
+        for y in products(in_x16, strips, x, 48, exact_rows=4):
+            assert (np.abs(y - x.astype(np.float64) @ decoded.T) <= bound).all()
+            whole = y
+        for first, last in ((0, 5), (3, 10), (2, 15)):  # whatever rows are beside them
+            for y in products(in_x16, strips, x[first:last], 48, exact_rows=4):
+                np.testing.assert_array_equal(y, whole[first:last])
+        few, many = (next(products(in_x16, strips, x[:n], 48, exact_rows=4)) for n in (4, 16))
+        np.testing.assert_array_equal(few, next(products(in_x16, strips, x[:4], 48)))
+        assert (many[:4] != few).any()
+
+
+def products(type_, data, x, n_out, exact_rows=0):
     """x @ w.T, once for each way of `runs`."""
     unwritten = np.full((len(x), n_out), np.nan, np.float32)
     for found in runs(
         ops.MATMUL, (type_,), out={"y": unwritten}, scratch=ops.matmul_scratch(x.shape[1]),
-        step=step_of(len(x)), packed=packed(x, type_), w=data, bias=None, n_in=x.shape[1],
-        n_out=n_out, y_stride=n_out, add=0,
+        step=step_of(len(x)), packed=packed(x, type_, exact_rows=exact_rows), w=data, bias=None,
+        n_in=x.shape[1], n_out=n_out, y_stride=n_out, add=0,
     ):  # fmt: skip
         yield found["y"]

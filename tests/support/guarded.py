@@ -67,10 +67,15 @@ def _protect(address: int, size: int, mode: int) -> None:
 
 
 def step_of(
-    n_tok: int, pos: int = 0, row: int = 0, *, prompt: tuple[int, int] | None = None
+    n_tok: int,
+    pos: int = 0,
+    row: int = 0,
+    *,
+    prompt: tuple[int, int] | None = None,
+    exact_rows: int = 0,
 ) -> np.ndarray:
     """The step record of a call; the prompt is the call's own rows unless it is given."""
-    return np.array([n_tok, pos, row, *(prompt or (pos, pos + n_tok))], np.int64)
+    return np.array([n_tok, pos, row, *(prompt or (pos, pos + n_tok)), exact_rows], np.int64)
 
 
 _level: str | None = None

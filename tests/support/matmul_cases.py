@@ -53,7 +53,7 @@ def step_size(rows, most=8191):
     return np.repeat(steps, 32, axis=1)[:, :n]
 
 
-def packed(x, type_, source="rows", other=None, row=0):
+def packed(x, type_, source="rows", other=None, row=0, exact_rows=0):
     """The rows as PACK_ROWS leaves them for weights of a type."""
     n_tok, n = len(x) - row, x.shape[1]
     unwritten = np.full(ops.packed_bytes(n_tok, n), 0xA5, np.uint8)
@@ -61,8 +61,8 @@ def packed(x, type_, source="rows", other=None, row=0):
         made["packed"].copy()
         for made in runs(
             ops.PACK_ROWS, (ops.packed_form(type_), source), out={"packed": unwritten},
-            scratch=ops.matmul_scratch(n), step=step_of(n_tok, 0, row), x=x, other=other, n=n,
-            eps=1e-3,
+            scratch=ops.matmul_scratch(n), x=x, other=other, n=n, eps=1e-3,
+            step=step_of(n_tok, 0, row, exact_rows=exact_rows),
         )
     ]  # fmt: skip
     for again in found[1:]:

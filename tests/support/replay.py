@@ -85,7 +85,7 @@ class Replay:
 
     def _set(self, i, n):
         pos = self.first + i
-        self.step[:] = n, pos, 0, pos, pos + n
+        self.step[:] = n, pos, 0, pos, pos + n, 0
         self._q[:, :n] = self.q[:, :, i : i + n].transpose(0, 2, 1, 3)
 
     def _record(self, n_tok):

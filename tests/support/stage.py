@@ -58,7 +58,7 @@ class Stage:
         if phase not in self._phases:
             self._phases[phase] = self._record()
         program, sel = self._phases[phase]
-        self._q[0], self._step[:] = q, (1, pos, 0, pos, pos + 1)
+        self._q[0], self._step[:] = q, (1, pos, 0, pos, pos + 1, 0)
         self._backend.run(program)
         kept = np.zeros((self._shape.n_head, pos + 1), bool)
         group = self._shape.n_head // sel.n_row

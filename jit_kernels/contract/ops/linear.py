@@ -33,6 +33,9 @@ class PackRows:
     source, what a row is made of: "rows", x itself; "norm", x / sqrt(mean(x^2) + eps) * other
     (Zhang and Sennrich 2019, arXiv 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or
     gelu_tanh(x) * other.
+
+    step.exact_rows: of more rows, up to FEW_ROWS, in the form "bytes" most elements keep 8 bits. 0:
+    all are kept. What a row becomes does not depend on the rows beside it.
     """
 
     step: Address

@@ -6,6 +6,7 @@ activations, a column for each strip. Counts that shape a grid are literals; not
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -268,51 +269,54 @@ def rows_at(b, p, stride, n, rows):
 OFFSET = 128.0 if CPU.vnni else 0.0
 
 
-def _products(x: Any, starts: Any, _offset: Any, apart: Any, most: Any) -> Any:
+def _products(x: Any, starts: Any, _offset: Any, *literals: Any) -> Any:
     fits = isinstance(x, Grid) and x.vector == BYTES and isinstance(starts, Addresses)
-    return Grid(starts.n, x.rows, FLOATS) if fits and _literals(apart, most) else None
+    return Grid(starts.n, x.rows, FLOATS) if fits and _literals(*literals) else None
 
 
 def _dotted(
-    b: Any, x: Any, starts: Any, offset: Any, apart: int, most: int, *, signed: bool
+    b: Any, x: Any, starts: Any, offset: Any, places: Sequence[int], most: int, *, signed: bool
 ) -> Any:
-    """Vector by vector, so that a word of activations is read once for all strips."""
+    """Vector by vector, so that a word of activations is read once for all strips.
+
+    places: of the planes, after the offset.
+    """
     if CPU.avx2 and not CPU.vnni:
-        return _dotted_in_shorts(b, x, starts, offset, apart, most, signed=signed)
+        return _dotted_in_shorts(b, x, starts, offset, places, most, signed=signed)
     strips, rows = rows_of(b, x), [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
-    sums = [[[const(WORDS, 0)] * len(strips) for _ in range(2)] for _ in rows]
+    sums = [[[const(WORDS, 0)] * len(strips) for _ in places] for _ in rows]
     for j in range(len(strips[0])):
         column = [strip[j] for strip in strips]
         if signed and CPU.vnni:
             column = [b.xor(v, const(BYTES, TOP_BIT)) for v in column]
         for row, planes in zip(rows, sums, strict=True):
-            for plane, totals in enumerate(planes):
-                at = b.add(row, _i64(apart * plane + 4 * j))
+            for place, totals in zip(places, planes, strict=True):
+                at = b.add(row, _i64(place + 4 * j))
                 word = b.load(pointer(b, at, I32), align=4)
                 y = b.bitcast(splatted(b, word, N), BYTES)
                 for i, v in enumerate(column):
                     dotted = dotted_i8 if signed and not CPU.vnni else dotted_u8
                     totals[i] = dotted(b, totals[i], v, y)
 
-    def joined(high: Any, low: Any) -> Any:
-        return b.sitofp(b.add(b.shl(high, const(WORDS, 7)), low), FLOATS)
+    def joined(high: Any, *low: Any) -> Any:
+        return b.sitofp(reduce(b.add, low, b.shl(high, const(WORDS, 7))), FLOATS)
 
     return grid_of(b, [[joined(*pair) for pair in zip(*planes, strict=True)] for planes in sums])
 
 
 def _dotted_in_shorts(
-    b: Any, x: Any, starts: Any, offset: Any, apart: int, most: int, *, signed: bool
+    b: Any, x: Any, starts: Any, offset: Any, places: Sequence[int], most: int, *, signed: bool
 ) -> Any:
     """As `_dotted` without VNNI: products are added up as int16 while they fit."""
     strips, rows = rows_of(b, x), [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
     n, at_once = len(strips[0]), max(1, 0x7FFF // (2 * 127 * most))
     sums = [[const(WORDS, 0)] * len(strips) for _ in rows]
     for first in range(0, n, at_once):
-        shorts = [[[const(SHORTS, 0)] * len(strips) for _ in range(2)] for _ in rows]
+        shorts = [[[const(SHORTS, 0)] * len(strips) for _ in places] for _ in rows]
         for j in range(first, min(first + at_once, n)):
             for row, planes in zip(rows, shorts, strict=True):
-                for plane, totals in enumerate(planes):
-                    at = b.add(row, _i64(apart * plane + 4 * j))
+                for place, totals in zip(places, planes, strict=True):
+                    at = b.add(row, _i64(place + 4 * j))
                     word = b.load(pointer(b, at, I32), align=4)
                     y = b.bitcast(splatted(b, word, N), BYTES)
                     for i, strip in enumerate(strips):
@@ -320,9 +324,9 @@ def _dotted_in_shorts(
                         if signed:
                             u, s = magnitude(b, u), signed_like(b, y, u)
                         totals[i] = b.add(totals[i], sums_of_two(b, u, s))
-        for totals, (high, low) in zip(sums, shorts, strict=True):
-            for i, pair in enumerate(zip(high, low, strict=True)):
-                for half, factor in zip(pair, (128, 1), strict=True):
+        for totals, planes in zip(sums, shorts, strict=True):
+            for plane, factor in zip(planes, (128, 1), strict=False):
+                for i, half in enumerate(plane):
                     totals[i] = plus_pairs(b, totals[i], half, factor)
     return grid_of(b, [[b.sitofp(total, FLOATS) for total in totals] for totals in sums])
 
@@ -332,15 +336,24 @@ def dot_planes(b, x, starts, offset, apart, most):
     """Row r, strip i: sums of 128 * high + low of row r times four elements a lane of all of x[i].
 
     x: unsigned bytes, up to `most`, which is 127 or less unless CPU.mixed_bytes. high: signed
-    bytes, not -128, `offset` after each start; low: from -64 to 64, `apart` after these.
+    bytes, not -128, `offset` after each start; low: from -64 to 64, `apart` after these. apart 0:
+    there are no low ones.
     """
-    return _dotted(b, x, starts, offset, apart, most, signed=False)
+    return _dotted(b, x, starts, offset, (0, apart) if apart else (0,), most, signed=False)
 
 
 @vector_op(_products)
 def dot_signed_planes(b, x, starts, offset, apart, most):
     """As `dot_planes` for signed bytes of -most to most, to each of which OFFSET is added."""
-    return _dotted(b, x, starts, offset, apart, most, signed=True)
+    return _dotted(b, x, starts, offset, (0, apart) if apart else (0,), most, signed=True)
+
+
+@vector_op(lambda starts, _offset: types.int64 if isinstance(starts, Addresses) else None)
+def any_of_rows(b, starts, offset):
+    """Bitwise or of the bytes `offset` after each start."""
+    places = [b.add(at, _i64(offset)) for at in unpacked(b, starts)]
+    found = [b.load(pointer(b, at, I8), align=1) for at in places]
+    return b.zext(reduce(b.or_, found), I64)
 
 
 # ---- sums ----------------------------------------------------------------------------------------

@@ -6,9 +6,12 @@ so that two products of bytes give the exact sum of u * v; its error is a 32000t
 largest element, far below that of a float16 KV cache. After the planes of all n elements come
 `pairs`, two f32 for every 16 elements, then two for every 32, as blocks with a scale of their own
 in the weights are long: dx, and the sum of v times dx, which is what a constant added to all
-weights of the block contributes.
+weights of the block contributes. Then a byte for each 32: its mark, 1 where v has low bits.
 
 planes: high int8 [64]; low int8 [64].
+
+Where many rows share a step, only blocks of 32 that are larger than a limit keep all bits. Others
+have 8: v = 128 * high. Their low planes are zeros, which products may skip.
 """
 
 from typing import Any, NamedTuple
@@ -25,6 +28,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
     load_u16,
     load_u32,
     store_f32,
+    store_u8,
 )
 from tamis.jit_kernels.cpu.lang.simd import (
     CPU,
@@ -92,19 +96,23 @@ from tamis.jit_kernels.cpu.linear.dequant import FP4_VALUES, IQ4_VALUES
 
 CHUNK, PLANES = 64, 128  # elements of a step and bytes of their planes
 AHEAD = 3072  # bytes that weights are asked for ahead of their use
-FULL = np.float32(127 * 128)  # the largest v
+FULL, SHORT = np.float32(127 * 128), np.float32(127)  # the largest v, and the largest high
+ALL_BITS = np.float32(-1)
 f32 = np.float32
 
 
 # ---- activations ---------------------------------------------------------------------------------
 @njit(error_model="numpy")
-def split_block(x, high):
-    """Write the planes of 32 elements; dx and the sums of both halves times dx."""
+def split_block(x, high, limit, mark):
+    """Write the planes of 32 elements and their mark; dx and the sums of both halves times dx."""
     a, b, low = load_f32x16(x), load_f32x16(x + 64), high + CHUNK
     top = hmax(vmax(vabs(a), vabs(b)))
-    scale = splat_f32x16(FULL / top if top > f32(0) else f32(0))
-    half = splat_i32x16(64)
+    keeps, half = top > limit, splat_i32x16(64)
+    scale = splat_f32x16((FULL if keeps else SHORT) / top if top > f32(0) else f32(0))
     v, w = round_i32(a * scale), round_i32(b * scale)
+    if not keeps:
+        v, w = shift_left(v, 7), shift_left(w, 7)
+    store_u8(mark, keeps)
     v_high, w_high = shift_right_signed(v + half, 7), shift_right_signed(w + half, 7)
     store_low_bytes_x16(high, v_high)
     store_low_bytes_x16(high + 16, w_high)
@@ -115,12 +123,17 @@ def split_block(x, high):
 
 
 @njit(error_model="numpy")
-def write_planes(x, n, out, first, last):
-    """Write planes and pairs of elements first..last of n f32; all are multiples of 64."""
+def write_planes(x, n, out, share, limit):
+    """Write planes, pairs and marks of elements share[0] .. share[1] of n f32; multiples of 64.
+
+    limit: of the largest element of 32, up to which 8 bits are kept; ALL_BITS: they all are.
+    """
     sixteens = out + n // CHUNK * PLANES
     blocks = sixteens + n // 2
-    for i in range(first // 32, last // 32):
-        dx, one, other = split_block(x + 128 * i, out + i // 2 * PLANES + i % 2 * 32)
+    marks = blocks + n // 4
+    for i in range(share[0] // 32, share[1] // 32):
+        high = out + i // 2 * PLANES + i % 2 * 32
+        dx, one, other = split_block(x + 128 * i, high, limit, marks + i)
         for at, sum in ((sixteens + 16 * i, one), (sixteens + 16 * i + 8, other)):
             store_f32(at, dx)
             store_f32(at + 4, sum)

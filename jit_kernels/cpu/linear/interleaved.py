@@ -23,6 +23,7 @@ from tamis.jit_kernels.cpu.lang.byte_tiles import (
     add_each,
     add_rows,
     add_times,
+    any_of_rows,
     as_row,
     beside,
     both,
@@ -64,6 +65,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.linear.dequant import FP4_VALUES, IQ4_VALUES
 
 PLANES, CHUNK = 128, 64  # bytes and elements of a chunk of gemv's planes
+MARKS = 176  # bytes of planes and pairs of a chunk, after which marks are
 AHEAD = features.reads_ahead()[1]  # bytes that weights are asked for ahead of their use
 f32 = np.float32
 HALVES = 2 * STRIP  # bytes of a float16 of each row
@@ -447,6 +449,7 @@ def product_of(type: str, rows: int) -> Any:
     dot, n_unit = dot_signed_planes if signed else dot_planes, block // unit
     unit_bytes = STRIP * size * unit // block
     per_element = 2 if unit == 16 else 5  # of pairs: see gemv.py
+    may_skip = rows > 1  # one row alone is bound by the memory
     half = 1 if unit == 16 else 2
 
     @njit(error_model="numpy")
@@ -454,6 +457,7 @@ def product_of(type: str, rows: int) -> Any:
         x_rows = rows_at(x[0] + 4 * n, x[1], x[2], rows)
         y_rows, y_apart = rows_at(y[0], y[1], x[2], rows), VECTOR if apart != 0 else 0
         plane, pairs, sums = 0, per_element * n // half, no_sums(rows, wide)
+        marks, k = MARKS * n // CHUNK, 0
         end = strip + n // block * STRIP * size
         for _ in range(0, n, block):
             # Near its end, of the strip that comes after both.
@@ -464,10 +468,13 @@ def product_of(type: str, rows: int) -> Any:
                     if wide == 2:
                         prefetch(strip + apart + ahead + unit_bytes * i + line)
                 q, (d, m) = values(strip, apart, i), scales(strip, apart, i)
-                whole = dot(q, x_rows, plane, CHUNK, most)
+                if may_skip and any_of_rows(x_rows, marks + k // 32) == 0:
+                    whole = dot(q, x_rows, plane, 0, most)
+                else:
+                    whole = dot(q, x_rows, plane, CHUNK, most)
                 sums = add_times(sums, times_each(whole, x_rows, pairs), d)
                 sums = add_each(sums, m, x_rows, pairs + 4)
-                plane, pairs = plane + unit, pairs + 8
+                plane, pairs, k = plane + unit, pairs + 8, k + unit
                 if plane % CHUNK == 0:  # the low bytes follow
                     plane += CHUNK
             strip += STRIP * size

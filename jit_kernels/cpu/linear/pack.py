@@ -14,11 +14,22 @@ from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, s
 from tamis.jit_kernels.cpu.lang.simd import LANES, lane, load_f, splat_f, store_f
 from tamis.jit_kernels.cpu.linear.activation import gelu, silu
 from tamis.jit_kernels.cpu.linear.gemm import tiles_of
-from tamis.jit_kernels.cpu.linear.gemv import CHUNK, write_planes
+from tamis.jit_kernels.cpu.linear.gemm_i8 import largest_of
+from tamis.jit_kernels.cpu.linear.gemv import ALL_BITS, CHUNK, write_planes
 from tamis.jit_kernels.cpu.linear.norm import scale_of
 from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, share_of
 
 scratch_of = njit(matmul_scratch)
+SHARE = np.float32(3)  # see limit_of; 2 marks twice the blocks for a sixth of the error
+
+
+@njit(error_model="numpy")
+def limit_of(x, n):
+    """What the largest of 32 elements exceeds in blocks that keep all bits where others keep 8."""
+    total = np.float32(0)
+    for k in range(0, n, DEPTH):
+        total += largest_of(x + 4 * k)
+    return SHARE * total / np.float32(n // DEPTH)
 
 
 @njit
@@ -76,7 +87,7 @@ def pack_row(form: str) -> Any:
         write(x, x, n, np.float32(1), to)
         if quantised:
             whole = n // CHUNK * CHUNK
-            write_planes(to, whole, to + 4 * n, 0, whole)
+            write_planes(to, whole, to + 4 * n, (0, whole), ALL_BITS)
 
     return pack
 
@@ -116,6 +127,7 @@ def pack_rows(form: str, source: str) -> Any:
         tiles.MR,
     )
     write, quantised = writer_of(source), form != "float"
+    may_shorten = form == "bytes"
     is_norm, as_is, other_rows = source == "norm", source == "rows", source in ("silu", "gelu")
 
     @njit(error_model="numpy")
@@ -123,13 +135,14 @@ def pack_rows(form: str, source: str) -> Any:
         return scale_of(row, n, eps) if is_norm else np.float32(1)
 
     @njit(error_model="numpy")
-    def pack_few(share, row, other, n, eps, to):
+    def pack_few(share, row, other, n, eps, to, is_short):
         first, last = share
         scale, skip = row_scale(row, n, eps), 4 * first
         write(row + skip, other + skip, last - first, scale, to + skip)
         if quantised:
             whole = n // CHUNK * CHUNK
-            write_planes(to, whole, to + 4 * n, first, min(last, whole))
+            limit = limit_of(to, whole) if is_short else ALL_BITS
+            write_planes(to, whole, to + 4 * n, (first, min(last, whole)), limit)
 
     @njit(error_model="numpy")
     def pack_block(a, x, other, n_row, block, slice_size, scratch):
@@ -152,9 +165,13 @@ def pack_rows(form: str, source: str) -> Any:
         x = a.x + row * load_i64(a.step + STEP.row)
         other = a.other + apart * load_i64(a.step + STEP.row)
         if n_tok <= FEW_ROWS:
-            share = share_of(tid, n_thread, a.n, CHUNK)
-            for t in range(n_tok):
-                pack_few(share, x + row * t, other + apart * t, a.n, a.eps, a.packed + 2 * row * t)
+            is_short = may_shorten and 0 < load_i64(a.step + STEP.exact_rows) < n_tok
+            # Where a limit is of a whole row, threads share the rows.
+            share = (0, a.n) if is_short else share_of(tid, n_thread, a.n, CHUNK)
+            first, apart_in_turn = (tid, n_thread) if is_short else (0, 1)
+            for t in range(first, n_tok, apart_in_turn):
+                at = x + row * t, other + apart * t
+                pack_few(share, at[0], at[1], a.n, a.eps, a.packed + 2 * row * t, is_short)
             return
         run_size = size * (K_BLOCK // DEPTH)
         slice_size = run_size * ((n_tok + MR - 1) // MR)
