@@ -27,7 +27,7 @@ class Buffers:
     """What the ops of a layer read and write."""
 
     def __init__(self, n=1):
-        self.step, self.other_step = np.array([n, 0, 0, 0, 1]), np.array([n, 0, 0, 0, 1])
+        self.step, self.other_step = np.array([n, 0, 0, 0, 1, 0]), np.array([n, 0, 0, 0, 1, 0])
         self.x, self.q, self.att = (zeros((n, N), np.float32) for _ in range(3))
         self.k, self.v = (zeros((n, N_KV), np.float32) for _ in range(2))
         self.gate, self.up = (zeros((n, N_FF), np.float32) for _ in range(2))

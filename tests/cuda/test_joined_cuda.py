@@ -46,7 +46,7 @@ class Rows:
 
     def own(self, outer):
         program, y = Program(), zeros(N, np.float32)
-        step = np.array([1, int(outer), 0, 0, 0])
+        step = np.array([1, int(outer), 0, 0, 0, 0])
         scaled(program, step, self.x[0], y, outer)
         gate(program, step, y, y)
         return self.backend.link(program)

@@ -138,7 +138,7 @@ def test_what_is_written_anew_is_dropped(n_written):
         np.testing.assert_array_equal(found["owner"], owner)
         assert found["state"][AT["n_written"]] == pos + 1
         np.testing.assert_array_equal(
-            found["row_step"], [1, (bank.n_slot - 1) * 16 + pos % 16, 0, 0, 0]
+            found["row_step"], [1, (bank.n_slot - 1) * 16 + pos % 16, 0, 0, 0, 0]
         )
 
 
