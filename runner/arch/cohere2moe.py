@@ -47,7 +47,6 @@ ARCH = Arch(
     keys=(
         "attention.layer_norm_epsilon",
         "attention.sliding_window_pattern",
-        "rope.freq_base_swa",
         "logit_scale",
         "expert_shared_count",
         "expert_weights_scale",

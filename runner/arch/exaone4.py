@@ -17,7 +17,7 @@ ARCH = Arch(
     layer=post_normed,
     full_attention_every=4,
     window_scaled=True,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    keys=("attention.sliding_window_pattern",),
     derived=_derived,
     facts=lambda hp: {"nope_full": hp.sliding_window > 0},
 )

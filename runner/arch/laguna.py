@@ -27,4 +27,5 @@ ARCH = Arch(
         "expert_gating_func",
     ),
     tensors=lambda hp: {"attn_gate": (hp.n_head, hp.n_embd)},
+    derived=lambda hp: {"rope_base_swa": hp.rope_base_swa or hp.rope_base},  # unscaled
 )
