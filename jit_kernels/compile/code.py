@@ -79,8 +79,9 @@ class KernelCode:
     def _compile(self, specs: list[KernelSpec], progress: Progress | None) -> None:
         if not can_compile(self._kind):
             more = f" (and {len(specs) - 1} more)" if len(specs) > 1 else ""
+            first = min(spec.symbol for spec in specs)  # they come from a set, in any order
             raise CompileError(
-                f"kernel {specs[0].symbol}{more} is not among those that come with tamis for "
+                f"kernel {first}{more} is not among those that come with tamis for "
                 f"{self._level.name}: {COMPILE} compiles what this model and attn need"
             )
         module, environment = compiler_of(self._kind)

@@ -21,6 +21,7 @@ from tamis.tools.ship_kernels import SUFFIX, check_shipped
 
 CODE = {"b": b"bb" * 900, "a": b"a" * 700, "c": b"", "c@AuthenticAMD": b"own"}
 GATE = KernelSpec(ops.GATE, ("silu",))
+GELU = KernelSpec(ops.GATE, ("gelu",))
 
 
 @pytest.fixture
@@ -209,6 +210,9 @@ def test_what_did_not_come_along_is_compiled_where_that_is_possible(file, tmp_pa
     monkeypatch.setattr(code, "can_compile", lambda kind: False)
     with pytest.raises(CompileError, match=rf"{GATE.symbol} is not among those .* {level}: pip"):
         KernelLibrary().load([GATE])
+    for order in ([GATE, GELU], [GELU, GATE]):  # the same message in every process
+        with pytest.raises(CompileError, match=rf"{GELU.symbol} \(and 1 more\) is not among"):
+            KernelLibrary().load(order)
 
 
 # --- the set -------------------------------------------------------------------------------------
