@@ -1,5 +1,6 @@
 """Drafts by a sparse method of the model itself leave dense attention's answers as they are."""
 
+import io
 import json
 import pickle
 
@@ -227,3 +228,31 @@ def test_flags_that_do_not_go_together_are_named(path, capsys, flags, said):
 def test_a_server_with_several_slots_is_refused(path, capsys):
     assert main(["serve", "-m", str(path), "--draft-attn", "hip", "--parallel", "2"]) == 2
     assert "use --parallel 1" in capsys.readouterr().err
+
+
+def test_a_chat_drafts_by_the_method_that_it_changes_to(path, sure, monkeypatch, capsys):
+    def chatted(*flags):
+        lines = f"the hand\n/attn {METHODS[2] if flags else 'dense'}\nand so\n/model {path}\non\n"
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        how = ["chat", "-m", str(path), "--temp", "0", "-n", "12", "-t", "1", "-c", "256"]
+        assert main([*how, *flags]) == 0
+        return capsys.readouterr().out
+
+    n_proposed, propose = [], AttentionDraft.propose
+
+    def counted(draft, tokens, n):
+        n_proposed.append(draft._session)
+        return propose(draft, tokens, n)
+
+    monkeypatch.setattr(AttentionDraft, "propose", counted)
+    assert chatted("--draft-attn", WINDOW) == chatted()
+    assert len(set(map(id, n_proposed))) == 3, "a session each: at first, after /attn, after /model"
+
+
+def test_a_chat_that_drafts_by_attention_refuses_dense(path, sure, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/attn dense\n/attn\n"))
+    how = ["chat", "-m", str(path), "-t", "1", "-c", "256", "--draft-attn", WINDOW]
+    assert main(how) == 1, "a command failed"
+    said = capsys.readouterr().err
+    assert "not dense" in said
+    assert f"--attn {WINDOW}" in said, "the method is the one before"

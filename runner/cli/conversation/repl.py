@@ -348,8 +348,11 @@ class Chat:
         common.check_methods(rest, self._arguments.prefill)
         arguments = argparse.Namespace(**vars(self._arguments) | {"attn": rest})
         session = common.open_session(self._engine, arguments, common.Progress())
+        drafts = None if self._drafts is None else self._drafts.moved_to(session)
+        if drafts is not None:
+            drafts.check(session)
         session.copy(self._session)
-        self._session, self._arguments = session, arguments
+        self._session, self._arguments, self._drafts = session, arguments, drafts
 
     def _do_model(self, rest: str) -> None:
         if not rest:
