@@ -1,8 +1,9 @@
 """Weights in strips on disk: written once, mapped by every process that loads the same model.
 
-A file has its name only when all of it is on the disk. It begins with a header whose digest is
-checked, as are the file's size and samples of each matrix; one that does not pass is written anew.
-Writing is a favour: where it fails, the copies in memory serve as before.
+A file has its name only when all of it is on the disk; until then it is a model's unfinished one,
+which the next process goes on with. It begins with a header whose digest is checked, as are the
+file's size and samples of each matrix; one that does not pass is written anew. Writing is a favour:
+where it fails, the copies in memory serve as before.
 """
 
 import contextlib
@@ -21,13 +22,13 @@ import numpy as np
 
 from tamis.jit_kernels.compile.store import user_folder
 from tamis.platform.memory import available_bytes, map_file, map_over, read_ahead
-from tamis.platform.private_files import is_being_written, open_private, private_folder, write_whole
+from tamis.platform.private_files import open_private, private_folder, sync_folder, write_on
 
 LEAST = 512 << 20  # bytes of strips: fewer are copied within half a second
 MOST = 64 << 30  # bytes of all files in the folder, unless the caller names a number
-SUFFIX = ".strips"
+SUFFIX, UNFINISHED = ".strips", ".unfinished"
 SPARE = 1 << 30  # bytes of the disk that stay free
-PART = 64 << 20  # bytes that are written, and become the file's pages, at a time
+PART = 16 << 20  # bytes that are written, and become the file's pages, at a time
 _MAGIC = b"tamis strips 1\n\0"
 _PAGE, _MAX_HEADER = 4096, 1 << 24
 
@@ -96,41 +97,50 @@ class Prepared(NamedTuple):
         """Write filled strips; `memory`, pages of huge_zeros, becomes the file's, part by part.
 
         False where it was stopped, another process writes it, or the disk or the limit has no room.
-        Raises OSError.
+        What was written until a stop stays, and the next call writes only what it lacks. Raises
+        OSError.
         """
         folder = private_folder(self.path.parent)
-        if is_being_written(self.path) or not self._make_room(folder):
+        if not self._make_room(folder):
             return False
         sums = [_sum(lambda at, n: memory[at : at + n].tobytes(), *span) for span in self.spans]
         told = {"name": self.path.name, "model": self.model, "sums": sums}
         text = json.dumps(told).encode()
         head = _MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + text
         first = _first(len(text))
-        with contextlib.suppress(_Stopped), write_whole(self.path) as file:
-            handle = file.fileno()
-            file.write(head.ljust(first, b"\0"))
-            file.flush()
+        with write_on(self._unfinished) as handle:
+            if handle is None:
+                return False
+            _put(handle, 0, np.frombuffer(head.ljust(first, b"\0"), np.uint8))
             for at in range(0, self.n_bytes, PART):
                 if stopped.is_set():
-                    raise _Stopped
+                    return False
                 part = memory[at : min(at + PART, self.n_bytes)]
-                file.write(part.data)
-                file.flush()
-                os.fdatasync(handle)  # as it goes: it then neither fills memory nor ends in a wait
+                _put(handle, first + at, part)
                 map_over(part, handle, first + at)
-            return True
-        return False
+            os.ftruncate(handle, first + self.n_bytes)
+            os.fsync(handle)
+            os.replace(self._unfinished, self.path)
+        sync_folder(folder)
+        return True
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.path.with_suffix(UNFINISHED)
 
     def _make_room(self, folder: Path) -> bool:
         """Remove the files that were not used for longest; False where there is no room even so."""
-        found = []
-        for path in folder.glob(f"*{SUFFIX}"):
+        found, done = [], 0
+        for path in folder.iterdir():
             with contextlib.suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in found) + self.n_bytes
-        free = shutil.disk_usage(folder).free - SPARE - self.n_bytes
+                if path == self._unfinished:
+                    done = min(status.st_size, self.n_bytes)
+                elif path.suffix in (SUFFIX, UNFINISHED):
+                    found.append((status.st_mtime_ns, status.st_size, path))
         kept = sum(size for _, size, _ in found)
+        total = kept + self.n_bytes
+        free = shutil.disk_usage(folder).free - SPARE - (self.n_bytes - done)
         if self.n_bytes > self.most or free + kept < 0:
             return False
         for _, size, path in sorted(found):
@@ -150,17 +160,13 @@ class Writing:
         self._thread = threading.Thread(
             target=_write, args=(prepared, memory, self._stopped), daemon=True
         )
-        # At exit too: what is half written goes.
+        # At exit too: what is written so far stays, for the next load.
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._stopped, self._thread)
         self._thread.start()
 
     def finish(self) -> None:
         """Wait for its end."""
         self._thread.join()
-
-
-class _Stopped(Exception):
-    """Writing was stopped: what was written goes."""
 
 
 def _stop(pid: int, stopped: threading.Event, thread: threading.Thread) -> None:
@@ -174,8 +180,19 @@ def _write(prepared: Prepared, memory: np.ndarray, stopped: threading.Event) -> 
 
     spread_files()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread
         prepared.write(memory, stopped)
+
+
+def _put(handle: int, at: int, data: np.ndarray) -> None:
+    """Have a file hold bytes at a place, on the disk too; it may do so already."""
+    if np.array_equal(np.frombuffer(os.pread(handle, len(data), at), np.uint8), data):
+        return
+    left = data.data
+    while len(left):
+        n = os.pwrite(handle, left, at)
+        at, left = at + n, left[n:]
+    os.fdatasync(handle)  # as it goes: it then neither fills memory nor ends in a wait
 
 
 def _read_all(handle: int, first: int, n_bytes: int) -> None:

@@ -15,3 +15,8 @@ def try_lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def unlock(handle: int) -> None:
+    """Give the lock of an open file back: else it lasts as long as the file is open or mapped."""
+    fcntl.flock(handle, fcntl.LOCK_UN)

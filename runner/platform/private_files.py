@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tamis.platform.locks import lock, try_lock
+from tamis.platform.locks import lock, try_lock, unlock
 
 _PART = ".tamis-part"  # ends the name of a file that is being written
 _PART_NAME = re.compile(r"\.[^/]*\.[a-z0-9_]{8}\.tamis-part")
@@ -59,8 +59,7 @@ def open_private(path: Path) -> BinaryIO:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(handle)
-    mine = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
-    if not mine or status.st_mode & _OTHERS:
+    if not _is_private_file(status):
         os.close(handle)
         raise PrivacyError(path, status)
     return os.fdopen(handle, "rb")
@@ -101,10 +100,32 @@ def remove_unfinished(folder: Path) -> None:
                 _remove_if_dead(entry.path)
 
 
-def is_being_written(path: Path) -> bool:
-    """Whether a process is writing this file; what ended processes left is removed."""
-    remove_unfinished(path.parent)
-    return any(path.parent.glob(f".{path.name[:128]}.????????{_PART}"))
+@contextlib.contextmanager
+def write_on(path: Path) -> Iterator[int | None]:
+    """Open a file, mode 0600, to write it or go on with it; None where another process does so.
+
+    An error removes it. The caller gives it another name when all of it is on the disk. Raises
+    PrivacyError, OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o600)
+    try:
+        status = os.fstat(handle)
+        if not _is_private_file(status):
+            raise PrivacyError(path, status)
+        if not try_lock(handle) or not _has_name(status, path):
+            yield None  # or its writer has just finished it
+            return
+        try:
+            yield handle
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            raise
+        finally:
+            unlock(handle)
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:
@@ -114,6 +135,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _is_private_file(status: os.stat_result) -> bool:
+    mine = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
+    return mine and not status.st_mode & _OTHERS
+
+
+def _has_name(status: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(status, os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _unfinished(folder: Path, name: str) -> tuple[int, str]:

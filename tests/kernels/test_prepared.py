@@ -21,7 +21,7 @@ from tamis.model import prepared
 from tamis.model.prepared import Prepared
 from tamis.model.repack import Preparing, in_strips
 from tamis.platform.memory import huge_zeros
-from tamis.platform.private_files import write_whole
+from tamis.platform.private_files import write_on
 
 SPANS = [(0, 5000), (5056, 9000)]  # of two matrices
 
@@ -199,25 +199,31 @@ def test_a_full_disk_leaves_nothing_and_the_strips_in_memory(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_one_of_two_writers_writes_and_a_killed_one_leaves_nothing(tmp_path):
+def test_one_of_two_writers_writes(tmp_path):
     file = file_of(tmp_path)
-    with write_whole(file.path) as other:
-        other.write(b"of another process")
+    with write_on(file.path.with_suffix(prepared.UNFINISHED)) as other:
+        assert other is not None
         assert not file.write(strips(), threading.Event())
-    file.path.unlink()
-    left = tmp_path / f".{file.path.name}.abcd1234.tamis-part"
-    left.write_bytes(b"its process was killed")
     assert file.write(strips(), threading.Event())
     assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
 
 
-def test_stopping_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", [lambda path: None, cut, flip(-1), flip(3), flip(60)])
+def test_the_next_writer_goes_on_where_one_was_stopped(tmp_path, monkeypatch, damage):
     monkeypatch.setattr(prepared, "PART", 4096)
-    stopped, sync, memory = threading.Event(), os.fdatasync, strips()
-    monkeypatch.setattr(prepared.os, "fdatasync", lambda handle: (sync(handle), stopped.set()))
-    assert not file_of(tmp_path).write(memory, stopped)
-    assert not list(tmp_path.iterdir())
-    np.testing.assert_array_equal(memory, strips())  # a part of it lies in the removed file
+    stopped, sync, memory, n_sync = threading.Event(), os.fdatasync, strips(), []
+    monkeypatch.setattr(prepared.os, "fdatasync", lambda handle: (sync(handle), n_sync.append(1)))
+    monkeypatch.setattr(stopped, "is_set", lambda: len(n_sync) == 3)  # a header and two parts
+    file = file_of(tmp_path)
+    assert not file.write(memory, stopped)
+    assert file.map() is None
+    np.testing.assert_array_equal(memory, strips())  # a part of it is the file's
+    (left,) = tmp_path.iterdir()
+    damage(left)
+    assert file.write(strips(), threading.Event())
+    assert len(n_sync) == 3 + 2 + (damage.__name__ != "<lambda>"), "two parts, and what was damaged"
+    np.testing.assert_array_equal(file.map(), strips())
+    assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
 
 
 def test_files_of_strips_have_the_layout_that_this_version_reads():
