@@ -106,6 +106,8 @@ class LlamaRunner:
         model = llama_cpp.llama_model_load_from_file(
             path.encode(), llama_cpp.llama_model_default_params()
         )
+        if not model:
+            raise RuntimeError(f"llama.cpp could not load {path}")
         self.n_swa = llama_cpp.llama_model_n_swa(model)
         params = llama_cpp.llama_context_default_params()
         n_ctx += READ  # a copy is cut where it is

@@ -202,6 +202,7 @@ def deepseek_v2_lite(n_layer: int) -> RandomModel:
         "attention.key_length_mla": 192,
         "attention.value_length_mla": 128,
         "attention.kv_lora_rank": n_latent,
+        "attention.q_lora_rank": 0,  # llama.cpp asks for it where there are other than 27 layers
         "context_length": 163840,
         "feed_forward_length": 10944,
         "leading_dense_block_count": 1,
