@@ -15,12 +15,13 @@ from tamis.model.arch import Arch
 from tamis.model.hparams import (
     CTX_ORIG,
     LAYER_NORM_EPS,
+    ROT_SWA,
     HParams,
     LayerShape,
     RopeScaling,
     UnsupportedKey,
 )
-from tamis.model.model import Model
+from tamis.model.model import Model, own_window
 from tamis.model.rope import rope_frequencies
 from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
 
@@ -72,6 +73,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     except UnsupportedKey as error:
         raise file.error(error.what, key=f"{hp.arch}.{error.key}") from None
     arch = replace(arch, **arch.facts(hp)) if arch.facts else arch
+    if ROT_SWA not in arch.keys:
+        hp = _with_one_rotary_width(hp, arch)
     is_encoder = arch.is_encoder
     if not file.get(f"{hp.arch}.attention.causal", bool, True) and not is_encoder:
         arch = _reading_both_ways(file, hp, arch)
@@ -110,6 +113,15 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         raise file.error("the tensor is missing", key=str(error)) from None
     _check_all_read(file, model)
     return model
+
+
+def _with_one_rotary_width(hp: HParams, arch: Arch) -> HParams:
+    """The same for an architecture that rotates as much of a head in every layer as in the first.
+
+    So does llama.cpp where a file of such an architecture has two widths.
+    """
+    n_rot = hp.n_rot_swa if own_window(hp, arch, 0) else 0
+    return replace(hp, n_rot=n_rot or hp.n_rot, n_rot_swa=0)
 
 
 def _with_padded_heads(file: GGUFFile, hp: HParams, arch: Arch) -> HParams:

@@ -36,7 +36,7 @@ def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     return {
         "ffn.act.scales": (hp.n_ff,),
         "attn_q_norm": (hp.n_embd_q,),
-        "attn_k_norm": (hp.n_embd_kv,),
+        "attn_k_norm": (f"{hp.n_embd_kv}|{hp.n_embd}",),
     }
 
 

@@ -3,4 +3,11 @@
 from tamis.graph.encoder import encoder_layer
 from tamis.model.arch import Arch
 
-ARCH = Arch(neox=True, is_encoder=True, norm="layer", layer=encoder_layer)
+# llama.cpp loads biases of the feed-forward part and leaves them out.
+ARCH = Arch(
+    neox=True,
+    is_encoder=True,
+    norm="layer",
+    layer=encoder_layer,
+    unread=("ffn_up.bias", "ffn_down.bias"),
+)

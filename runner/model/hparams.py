@@ -428,7 +428,7 @@ class _Reader:
         n_embd = self._count("embedding_length", MAX_EMBD)
         layers = self._layers(n_embd) if HEAD_SWA in self._keys else ()
         n_head, n_head_kv, head_dim = self._heads_of(layers) if layers else self._heads(n_embd)
-        n_rot = self._count("rope.dimension_count", head_dim, default=head_dim, least=0)
+        n_rot = self._n_rot(head_dim)
         eps = LAYER_NORM_EPS if LAYER_NORM_EPS in self._keys else RMS_EPS
         n_ff = max((own.n_ff for own in layers), default=0) or self._count(
             "feed_forward_length", 1 << 22, default=0, least=0
@@ -446,7 +446,7 @@ class _Reader:
             head_dim=head_dim,
             n_ff=n_ff,
             n_vocab=self._n_vocab(),
-            n_rot=n_rot - n_rot % 2,
+            n_rot=n_rot,
             rms_eps=self._number(eps, 0.0, 1.0),
             rope_base=self._number("rope.freq_base", 1.0, 1e12, default=10000.0),
             rope_scaling=self._rope_scaling(),
@@ -472,7 +472,7 @@ class _Reader:
             layers=layers,
             nope_layers=self._nope_layers(),
             n_token_type=self._n_token_type(),
-            n_rot_swa=self._n_rot_swa(n_rot, head_dim),
+            n_rot_swa=self._n_rot_swa(head_dim),
             n_layer_kv=self._n_layer_kv(),
             n_embd_layer=self._option(EMBD_LAYER, MAX_EMBD),
             full_every=self._option(FULL_EVERY, MAX_LAYER),
@@ -500,15 +500,20 @@ class _Reader:
         """A number that only some architectures read; 0 where this one does not."""
         return self._count(key, most, default=0, least=0) if key in self._keys else 0
 
-    def _n_rot_swa(self, n_rot: int, head_dim: int) -> int:
-        """Raises GGUFError where layers with a window differ in it, and the architecture not."""
-        n = self._count(ROT_SWA, MAX_HEAD_DIM, default=0, least=0)
-        if ROT_SWA in self._keys:
-            return self._option(ROT_SWA, head_dim)
+    def _n_rot(self, head_dim: int) -> int:
+        """Elements of a head that are rotated, where there are heads."""
+        if not self._attends():
+            return head_dim
+        n_rot = self._count("rope.dimension_count", head_dim, default=head_dim, least=0)
+        return n_rot - n_rot % 2
+
+    def _n_rot_swa(self, head_dim: int) -> int:
+        """What the file says of layers with a window, where it has any; 0: nothing."""
         windows = self._count("attention.sliding_window", MAX_CTX, default=0, least=0)
-        if windows and n not in (0, n_rot):
-            self._fail(ROT_SWA, f"is {n}, but rope.dimension_count is {n_rot}: expected the same")
-        return 0
+        if not windows and ROT_SWA not in self._keys:
+            return 0
+        n_rot = self._count(ROT_SWA, head_dim, default=0, least=0)
+        return n_rot - n_rot % 2
 
     def _flag(self, key: str) -> bool:
         """Whether this architecture reads the key, and it is set."""
@@ -527,7 +532,7 @@ class _Reader:
         has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
         has_state = has_state or LORA_RANK in self._keys or MIX_RANK in self._keys
         n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
-        if n_head == 0:
+        if n_head == 0 or not self._attends():
             return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has a KV cache
         if LATENT in self._keys:
             # What all heads share: the rotated key, then the latent.
@@ -547,6 +552,10 @@ class _Reader:
         if value_dim != head_dim:
             self._fail("attention.value_length", f"{value_dim} differs from {head_dim}, the key's")
         return n_head, n_head_kv, head_dim
+
+    def _attends(self) -> bool:
+        """Whether there is a layer with attention."""
+        return any(".attn_output" in name for name in self._file.tensors)
 
     def _n_layer(self) -> int:
         """The layers that logits come from: those behind them predict further tokens."""

@@ -31,6 +31,13 @@ class Needs:
     kv_layers: tuple[int, ...] = ()  # layers that append keys: no other has a KV cache
 
 
+def own_window(hp: HParams, arch: Arch, layer: int) -> int:
+    """A layer's sliding window in tokens, or the width of its chunks; 0: it has none."""
+    at = layer if arch.full_first else layer + 1
+    has_window = hp.swa_layers[layer] if hp.swa_layers else at % arch.full_attention_every
+    return hp.sliding_window if has_window else 0
+
+
 @dataclass(frozen=True)
 class Model:
     """Fixed and loaded data of a model, shared by all sessions."""
@@ -54,10 +61,7 @@ class Model:
         return 0 if self.arch.chunked else self._window(layer)
 
     def _window(self, layer: int) -> int:
-        hp, every = self.hp, self.arch.full_attention_every
-        at = layer if self.arch.full_first else layer + 1
-        has_window = hp.swa_layers[layer] if hp.swa_layers else at % every
-        return hp.sliding_window if has_window else 0
+        return own_window(self.hp, self.arch, layer)
 
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer's queries and keys are rotated by."""
