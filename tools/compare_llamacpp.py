@@ -68,6 +68,7 @@ class TamisRunner:
         from tamis.engine.engine import Engine
 
         self.engine = Engine.load(path, n_threads=n_threads)
+        self.engine.prepared()  # a thread that writes a copy of the weights would count, too
         self.session = self.engine.session(n_ctx=n_ctx, type_k=cache_type, type_v=cache_type)
 
     def keep(self, n: int) -> int:

@@ -81,10 +81,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     if scaling is not None:
         n_ctx_orig = scaling.n_ctx_orig or hp.n_ctx_train
         hp = replace(hp, rope_scaling=replace(scaling, n_ctx_orig=n_ctx_orig))
-    if hp.n_embd % 32:
-        raise file.error(f"n_embd is {hp.n_embd}, only multiples of 32 are supported")
     if hp.head_dim % LANES:
-        hp = _with_padded_heads(file, hp, arch)
+        hp = _with_padded_heads(file, hp)
     if arch.recurrent is not None and not hp.recurrent:
         hp = replace(hp, recurrent=arch.recurrent(hp))
     weights = load_weights(file, hp, arch.tensors, arch.unread, arch.block)
@@ -124,7 +122,7 @@ def _with_one_rotary_width(hp: HParams, arch: Arch) -> HParams:
     return replace(hp, n_rot=n_rot or hp.n_rot, n_rot_swa=0)
 
 
-def _with_padded_heads(file: GGUFFile, hp: HParams, arch: Arch) -> HParams:
+def _with_padded_heads(file: GGUFFile, hp: HParams) -> HParams:
     """The same with a KV cache whose heads are wider: kernels read whole vectors of them.
 
     Raises GGUFError where layers have other heads for a reason of their own.
@@ -132,7 +130,7 @@ def _with_padded_heads(file: GGUFFile, hp: HParams, arch: Arch) -> HParams:
     own = LayerShape(hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_ff)
     layers = hp.layers or (own,) * hp.n_layer
     differ = any(layer.heads != own.heads for layer in layers)
-    if differ or hp.latent.n_latent or arch.norm_after_rope:
+    if differ or hp.latent.n_latent:
         what = f"head_dim is {hp.head_dim}, of this architecture only multiples of {LANES} are"
         raise file.error(f"{what} supported")
     wide = -(-hp.head_dim // LANES) * LANES

@@ -10,6 +10,7 @@ from tamis.graph.norm import add, norm
 from tamis.graph.recurrent import Part, gated, whole
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
+from tamis.model.weights import MissingTensor
 
 
 def layer(g: Graph, il: int) -> None:
@@ -17,6 +18,8 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     if not w.attn_q_norm and w.attn_k_norm:  # keys are normed where queries are
         _ = w.attn_k_norm.vector, w.attn_k_norm.bias
+    if w.attn_q_norm and len(w.attn_k_norm.vector) != g.hp.n_embd_kv:
+        raise MissingTensor(f"{w.attn_k_norm.name}.weight of {g.hp.n_embd_kv} elements")
     h = norm(g, g.x, w.attn_norm)
     add(g, self_attention(g, il, h, normed_heads=bool(w.attn_q_norm)))
     h = norm(g, g.x, w.ffn_norm)
@@ -31,7 +34,7 @@ def _scaled(g: Graph, il: int, h: Source) -> Product:
     return linear(g, gated(g, "gated", whole(up), "gelu", scales), w.ffn_down)
 
 
-def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
+def tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     """Shapes of a layer's tensors."""
     return {
         "ffn.act.scales": (hp.n_ff,),

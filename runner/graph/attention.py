@@ -35,9 +35,6 @@ def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     if norm is not None and (arch.norm == "layer" or is_joint):
         norm_rows(g, x, norm, w_norm.bias)
         norm = None
-    if norm is not None and g.hp.padded:
-        norm_heads(g, heads, norm)
-        norm = None
     angles = None if g.model.is_nope(layer) else g.angles(g.model.rope_of(layer))
     return Heads(heads, norm, angles, arch.norm_after_rope)
 
@@ -75,15 +72,15 @@ def append(
     sequence's side: see Program.transfer.
     """
     values = None if k is None or v is None else Heads(v.reshape(k.x.shape))
+    rows = [heads.x for heads in (q, k, values) if heads]
+    rows += [] if index is None else [index.q.x, index.k.x]
+    rows += [] if index is None or index.weights is None else [index.weights]
+    g.rec.program.transfer(g.rec.step, *rows)
     if g.hp.padded:
         places = Places.of(g.hp, layer)
         q = _placed(g, "q_placed", q, places.queries)
         k = k and _placed(g, "k_placed", k, places.keys)
         values = values and _placed(g, "v_placed", values, places.keys)
-    rows = [heads.x for heads in (q, k, values) if heads]
-    rows += [] if index is None else [index.q.x, index.k.x]
-    rows += [] if index is None or index.weights is None else [index.weights]
-    g.rec.program.transfer(g.rec.step, *rows)
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
@@ -144,8 +141,13 @@ class Places(NamedTuple):
 
 
 def _placed(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
+    """Heads among those of a padded KV cache, normed before: its heads are wider."""
+    turned = heads.late and heads.norm is not None  # rotated, too, since its norm comes last
+    if heads.norm is not None:
+        record_norm_rope(g, heads if turned else replace(heads, angles=None))
     to = g.ws.rows(name, len(source), g.hp.head_dim)
-    return replace(heads, x=_record_place(g, heads.x, to, source))
+    x = _record_place(g, heads.x, to, source)
+    return replace(heads, x=x, norm=None, angles=None if turned else heads.angles)
 
 
 def _record_place(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) -> np.ndarray:
