@@ -243,7 +243,9 @@ def _llama(shape: Shape) -> RandomModel:
 
 
 def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)

@@ -217,6 +217,66 @@ def deepseek_v2_lite(n_layer: int) -> RandomModel:
     return _model("deepseek2", 102400, keys, {"output": (102400, n_embd)}, layers)
 
 
+def deepseek_v3(n_layer: int) -> RandomModel:
+    """DeepSeek-V3: latent attention; after three dense layers 8 of 256 experts, 1 shared."""
+    n_embd, n_head, n_latent, n_rot, n_query = 7168, 128, 512, 64, 1536
+    attention = {
+        "attn_norm": (n_embd,),
+        "attn_q_a": (n_query, n_embd),
+        "attn_q_a_norm": (n_query,),
+        "attn_q_b": (n_head * 192, n_query),
+        "attn_kv_a_mqa": (n_latent + n_rot, n_embd),
+        "attn_kv_a_norm": (n_latent,),
+        "attn_k_b": (n_head, n_latent, 128),
+        "attn_v_b": (n_head, 128, n_latent),
+        "attn_output": (n_embd, n_head * 128),
+        "ffn_norm": (n_embd,),
+    }
+    routed = _experts(n_embd, 256, 2048) | _gated(n_embd, 2048, "_shexp")
+    routed |= {"exp_probs_b.bias": (256,)}
+    layers = [attention | (routed if i > 2 else _gated(n_embd, 18432)) for i in range(n_layer)]
+    keys = _heads(n_embd, n_head, 1, n_latent + n_rot, 10000.0) | {
+        "attention.value_length": n_latent,
+        "attention.key_length_mla": 192,
+        "attention.value_length_mla": 128,
+        "attention.kv_lora_rank": n_latent,
+        "attention.q_lora_rank": n_query,
+        "context_length": 163840,
+        "feed_forward_length": 18432,
+        "leading_dense_block_count": min(3, n_layer),
+        "rope.dimension_count": n_rot,
+        "expert_feed_forward_length": 2048,
+        "expert_count": 256,
+        "expert_used_count": 8,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 2.5,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+    }
+    return _model("deepseek2", 129280, keys, {"output": (129280, n_embd)}, layers)
+
+
+def deepseek_v32(n_layer: int) -> RandomModel:
+    """DeepSeek-V3.2: DeepSeek-V3 whose indexer chooses 2048 positions for a token."""
+    dense, n_head, n_key = deepseek_v3(n_layer), 64, 128
+    n_embd, n_query = dense.keys["embedding_length"], dense.keys["attention.q_lora_rank"]
+    indexer = {
+        "attn_q_b.weight": (n_head * n_key, n_query),
+        "attn_k.weight": (n_key, n_embd),
+        "k_norm.weight": (n_key,),
+        "k_norm.bias": (n_key,),
+        "proj.weight": (n_head, n_embd),
+    }
+    own = {f"blk.{i}.indexer.{name}": d for i in range(n_layer) for name, d in indexer.items()}
+    keys = dense.keys | {
+        "attention.indexer.head_count": n_head,
+        "attention.indexer.key_length": n_key,
+        "attention.indexer.top_k": 2048,
+        "attention.layer_norm_epsilon": 1e-6,
+    }
+    return dense._replace(arch="deepseek32", keys=keys, tensors=dense.tensors | own)
+
+
 def gemma4_e2b(n_layer: int) -> RandomModel:
     """Gemma 4 E2B: wider heads in every fifth layer, 4 of 7 layers read keys of earlier ones."""
     n_embd, n_vocab, n_own = 1536, 262144, 256
@@ -263,5 +323,7 @@ PUBLISHED: dict[str, tuple[Callable[[int], RandomModel], int]] = {
     "gpt-oss-20b": (gpt_oss_20b, 24),
     "qwen3.5-4b": (qwen35_4b, 32),
     "deepseek-v2-lite": (deepseek_v2_lite, 27),
+    "deepseek-v3": (deepseek_v3, 61),
+    "deepseek-v3.2": (deepseek_v32, 61),
     "gemma4-e2b": (gemma4_e2b, 35),
 }

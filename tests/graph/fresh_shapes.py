@@ -92,16 +92,12 @@ class Mutation:
 
     def _head_dim(self, n: int) -> None:
         old = self.get("attention.key_length")
-        # Only these have other rotary widths in layers with a window.
-        differs = self.spec["arch"] in ("gemma4", "laguna", "maple", "spark2_5", "step35")
-        n_rot = self.pick(n, n // 2)
         for end in ("", "_swa"):
             for key in ("attention.key_length", "attention.value_length"):
                 if self.get(key + end) == old:
                     self.set(key + end, n)
             if self.get(f"rope.dimension_count{end}"):
-                own = self.pick(n, n // 2) if differs else n_rot
-                self.set(f"rope.dimension_count{end}", own)
+                self.set(f"rope.dimension_count{end}", self.pick(n, n // 2))
         self.set("attention.key_length", n)
         sections = self.get("rope.dimension_sections")
         if sections and sum(sections) > n // 2 and self.lucky():
@@ -109,7 +105,7 @@ class Mutation:
 
     def _widths(self) -> None:
         if self.lucky():
-            n = self.pick(64, 96, 128, 160, 192, 256, 320)
+            n = self.pick(64, 96, 128, 160, 192, 256, 320, 48, 72, 100, 132)
             if (
                 self.lucky()
                 and self.get("attention.key_length")
@@ -117,7 +113,7 @@ class Mutation:
             ):
                 heads = np.max(self.get("attention.head_count"))
                 joint = int(heads) * self.get("attention.key_length")  # what some expect
-                n = joint if joint % 32 == 0 else n
+                n = joint if joint % 4 == 0 else n
             self.set("embedding_length", n)
         for key in ("feed_forward_length", "expert_feed_forward_length"):
             old = self.get(key)
@@ -185,6 +181,7 @@ class Mutation:
             self.set("shortconv.l_cache", self.pick(2, 3, 4, 5))
         if self.get("kda.head_dim") and self.lucky():
             self.set("kda.head_dim", self.pick(32, 64, 128))
+        self.set("wkv.head_size", 64)  # of 32, llama.cpp's kernel for AVX-512 reads 64 at once
         if self.get("hyper_connection.count") and self.lucky():
             self.set("hyper_connection.count", self.pick(2, 3, 4))
         if isinstance(self.get("attention.recurrent_layers"), list) and self.lucky():

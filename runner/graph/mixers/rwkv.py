@@ -72,8 +72,8 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     )
     (low,) = linears(g, xw, w.time_mix_w1)
     (raw,) = linears(g, mapped(g, low, low, "tanh"), w.time_mix_w2)
-    bias = Tensor("time_mix_w0", added=w.time_mix_w0.vector)
-    decay = bounded_decay(g, raw, bias, np.ones(1, np.float32), LEAST_DECAY)
+    least = Tensor("time_mix_w0", added=w.time_mix_w0.vector)
+    decay = bounded_decay(g, raw, least, np.ones(1, np.float32), LEAST_DECAY)
     _mix_first_values(g, il, v, xv)
     a = _rate(g, il, xa, "a")
     removal = gated(g, "removal", Part(w.time_mix_k_k.vector, 0, n), "none", whole(k))
@@ -99,10 +99,11 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     g.rec.program.transfer(g.rec.step, r, decay, k, v, removal, erased)
     g.hooks.recur(g, il, record)
     g.rec.program.transfer(g.rec.step, y, bonus)
-    if w.time_mix_ln:
-        record_layer_norm(g, y, y, w.time_mix_ln.vector.reshape(-1, head), eps=NORM_EPS)
-        if w.time_mix_ln.bias is not None:
-            record_row_added(g, y, w.time_mix_ln.bias)
+    ln, bias = w.time_mix_ln, w.time_mix_ln.bias
+    weights = ln.vector.reshape(-1, head) if ln else None
+    if weights is not None and bias is not None:  # of one alone llama.cpp makes no use
+        record_layer_norm(g, y, y, weights, eps=NORM_EPS)
+        record_row_added(g, y, bias)
     mapped(g, bonus, y, add=True)
     if not xg:
         return linear(g, y, w.time_mix_output)
