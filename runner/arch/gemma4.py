@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tamis.graph.attention import append, attention, norm_heads, rope
 from tamis.graph.context import Graph
@@ -34,11 +35,13 @@ def layer(g: Graph, il: int) -> None:
 def attended(g: Graph, il: int, h: Source) -> Product:
     """Attention of the rows h, as it is projected.
 
-    Values are normed, and are the keys before their norm where the file has no others.
+    Values are normed, and are the keys before their norm where the file has no others. In layers
+    that read another's, biases have no effect.
     """
     w, own = g.weights(il), g.hp.of(il)
     if g.model.kv_layer(il) != il:
-        (q,) = linears(g, h, w.attn_q)
+        _ = w.attn_q.bias, w.attn_k.bias, w.attn_v.bias
+        (q,) = linears(g, h, replace(w.attn_q, added=None))
         append(g, il, rope(g, il, q, w.attn_q_norm))
         return linear(g, attention(g, il, q), w.attn_output)
     if w.attn_v:

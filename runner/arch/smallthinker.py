@@ -1,11 +1,16 @@
 """SmallThinker: experts are chosen by what comes before attention; positions within windows."""
 
+from typing import Any
+
 from tamis.graph.context import Graph
 from tamis.graph.experts import chosen_experts, route
 from tamis.graph.layer import self_attention
 from tamis.graph.linear import linears
 from tamis.graph.norm import add, norm, record_norm
 from tamis.model.arch import Arch
+from tamis.model.hparams import HParams
+
+NOPE_EVERY = 4
 
 
 def layer(g: Graph, il: int) -> None:
@@ -18,14 +23,21 @@ def layer(g: Graph, il: int) -> None:
     add(g, chosen_experts(g, il, x, chosen))
 
 
+def _derived(hp: HParams) -> dict[str, Any]:
+    """With windows, each fourth layer has no positions; of four layers, llama.cpp rotates all."""
+    if not hp.sliding_window:
+        return {}
+    nope = () if hp.n_layer == NOPE_EVERY else range(0, hp.n_layer, NOPE_EVERY)
+    return {"sliding_window": 4096, "nope_layers": tuple(nope)}
+
+
 ARCH = Arch(
     neox=True,
     activation="relu",
     layer=layer,
     window_scaled=True,
-    full_attention_every=4,
+    full_attention_every=NOPE_EVERY,
     full_first=True,
     keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "expert_gating_func"),
-    derived=lambda hp: {"sliding_window": 4096 if hp.sliding_window else 0},
-    facts=lambda hp: {"nope_full": hp.sliding_window > 0},
+    derived=_derived,
 )

@@ -199,6 +199,9 @@ class Mutation:
     def _windows(self) -> None:
         if self.get("attention.sliding_window") and self.lucky():
             self.set("attention.sliding_window", self.pick(8, 20, 32, 50))
+        pattern = self.get("attention.sliding_window_pattern")
+        if isinstance(pattern, list) and len(pattern) > 1 and self.lucky():
+            self.set("attention.sliding_window_pattern", [self.pick(0, 1) for _ in pattern])
         for key in ("rope.freq_base", "rope.freq_base_swa"):
             if self.get(key) and self.lucky():
                 self.set(key, self.pick(5000.0, 10000.0, 1e6))
