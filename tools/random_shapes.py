@@ -280,7 +280,7 @@ def deepseek_v32(n_layer: int) -> RandomModel:
 def gemma4_e2b(n_layer: int) -> RandomModel:
     """Gemma 4 E2B: wider heads in every fifth layer, 4 of 7 layers read keys of earlier ones."""
     n_embd, n_vocab, n_own = 1536, 262144, 256
-    n_shared = n_layer * 20 // 35
+    n_shared = n_layer - 5 * max(1, round(n_layer * 15 / 35 / 5))  # after a layer without a window
     layers = []
     for i in range(n_layer):
         head_dim, own = 512 if i % 5 == 4 else 256, i < n_layer - n_shared

@@ -480,6 +480,28 @@ def compare(name: str, folder: Path, hows: list[str]) -> dict[str, str]:
     return found
 
 
+def n_agreeing(name: str, folder: Path, hows: list[str], seeds: range) -> int:
+    """With how many other draws of the weights the same shape agrees.
+
+    Of a mixture, rounding chooses among nearly equal experts: one draw may differ, not most.
+    """
+    spec, other = json.loads((folder / f"{name}.json").read_text()), f"{name}-again"
+    path = folder / f"{other}.gguf"
+
+    def work(seed: int) -> None:
+        write(spec, path, seed)
+        (folder / f"{other}.json").write_text(json.dumps(spec | {"seed": seed}))
+        ids = ids_of(spec, seed)
+        np.save(folder / f"{other}.npy", Oracle().logits(path, ids, encoder="encoder" in spec))
+        if found := compare(other, folder, hows):
+            raise AssertionError(json.dumps(found))
+
+    agreeing = [not apart(lambda seed=seed: work(seed), 540) for seed in seeds]
+    for end in ("gguf", "json", "npy"):
+        (folder / f"{other}.{end}").unlink(missing_ok=True)
+    return sum(agreeing)
+
+
 def shape_of(name: str, folder: Path) -> str:
     """What differs from the kit's model."""
     old, new = kit_models.specs()[name], json.loads((folder / f"{name}.json").read_text())
@@ -509,6 +531,10 @@ def main() -> None:
 
         said = apart(work, 540)
         print(f"{name}: {said or 'ok'}", flush=True)
+        if said and name.endswith("-moe"):
+            seeds = range(args.seed + 1, args.seed + 6)
+            n = n_agreeing(name, args.folder, args.how.split(","), seeds)
+            print(f"    of {len(seeds)} other draws of its weights {n} agree", flush=True)
         if said:
             print(f"    {shape_of(name, args.folder)}", flush=True)
         (args.folder / f"{name}.gguf").unlink()
