@@ -14,6 +14,8 @@ from tamis.model.hparams import HParams
 def layer(g: Graph, il: int) -> None:
     """Record layer il; with a second norm, what it reads is added again before that."""
     w = g.weights(il)
+    # Biases of norms that the file has not have no effect.
+    _ = [each.bias for each in (w.attn_q_norm, w.attn_k_norm, w.attn_norm_2) if not each]
     if il == 0:
         begin(g)
     before = mapped(g, g.x, g.ws.rows("before", g.hp.n_embd)) if w.attn_norm_2 else None
@@ -22,8 +24,6 @@ def layer(g: Graph, il: int) -> None:
     if before is not None:
         mapped(g, before, g.x, add=True)
         norm_rows(g, g.x, w.attn_norm_2.vector, w.attn_norm_2.bias)
-    else:
-        _ = w.attn_norm_2.bias  # that of a norm which the file has not
     read(g, il)
 
 
