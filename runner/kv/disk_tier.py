@@ -372,6 +372,8 @@ class DiskTier(KVCache):
             if pos % PAGE:
                 self._fill(layer, first, pos % PAGE)
             for side in self._sides:
+                if self._writing and side.n_spare() < len(pages):
+                    self._settle(wait=True)  # sooner than to evict what every step reads
                 self._with_frames(partial(side.allocate, layer, pages), layer)
 
     def finish(self, pos: int, n_tok: int) -> None:

@@ -140,6 +140,12 @@ class Frames:
         frames = self.table[layer, pages]
         self._dirty[frames], self._valid[frames] = True, True
 
+    def n_spare(self) -> int:
+        """Frames that are free, or whose page its layer has not asked for the last time."""
+        idle = self._idle()
+        asked = self._asked[self._owner[idle] // self._n_page]
+        return len(self._free) + int((asked > self._used[idle]).sum())
+
     def is_dirty(self, layer: int, page: int) -> bool:
         """Whether a page is in memory, as a whole, and the file does not have it."""
         frame = self.table[layer, page]

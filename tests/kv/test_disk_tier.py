@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import time
 
 import numpy as np
 import pytest
@@ -133,8 +134,13 @@ def test_all_that_any_method_reads_is_there(engine, tmp_path, attn):
     assert tiered.kv_counts.n_read > 0
 
 
-def test_layers_with_a_window_keep_only_that_in_memory(tmp_path):
-    """Pages that they have left behind are in the file, and read when a truncation leads there."""
+def test_layers_with_a_window_keep_only_that_in_memory(tmp_path, monkeypatch):
+    """Pages that they have left behind are in the file, and read when a truncation leads there.
+
+    The disk is slow: what is being written is waited for, before what is read in every step goes.
+    """
+    write = Units.write
+    monkeypatch.setattr(Units, "write", lambda *args: (time.sleep(0.002), write(*args)))
     engine = Engine.load(write_tiny_model(tmp_path / "m.gguf", like_qwen2("gemma3")), n_threads=2)
     tiered = session_of(engine, tmp_path, 24, n_ctx=16 * PAGE)
     whole = engine.session(n_ctx=16 * PAGE, n_ubatch=128)
