@@ -10,6 +10,7 @@ prefetches what the next layer chose in the last step.
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -78,9 +79,9 @@ class DiskTier(KVCache):
     # ---- positions and Python's side -------------------------------------------------------------
     @property
     def counts(self) -> KVCounts:
-        """What was asked of memory and file."""
+        """What was asked of memory and file, until now."""
         if self._bank is None:
-            return self._counts
+            return replace(self._counts)
         n_hit, n_miss, n_read = self._bank.counted
         own, sides = self._counts, len(self._sides)
         unit = self._bank.unit * self.types.row_bytes(self._hp.head_dim)

@@ -82,7 +82,8 @@ class TokenBank:
         if fields["window"] or fields["stride"] != 1:
             return False
         at = fields["indices"].ctypes.data
-        makers = {call.spec.op for call in program.calls if at in call.values}
+        named = {call.spec.op for call in program.calls if at in call.values}
+        makers = {op for op in named if op.reads is not ops.READS_SELECTION}
         return bool(makers - {ops.SELECT_WINDOW})
 
     def fits(self, block: int) -> bool:

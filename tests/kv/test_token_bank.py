@@ -61,6 +61,15 @@ def test_what_a_step_reads_costs_no_stop_but_in_dense_layers(engine, tmp_path):
     assert len(tiered._kv.stops(program)) > 10
 
 
+def test_dense_attention_of_all_layers_shares_no_memory_with_a_bank(engine, tmp_path):
+    """Each layer reads all keys: what is kept of single tokens would be taken from them."""
+    tiered = session_of(engine, tmp_path, 240)
+    before = tiered.kv_counts
+    check_same(tiered, engine.session(N_CTX, 128), 2000, 4)
+    assert tiered._kv._bank is None
+    assert before.n_chosen == 0 < tiered.kv_counts.n_chosen, "counts are those of their time"
+
+
 def test_a_file_that_somebody_wrote_to_is_never_read_as_keys(engine, tmp_path):
     attn = METHODS[0]
     tiered = session_of(engine, tmp_path, 240, attn=attn)
