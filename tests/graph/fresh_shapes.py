@@ -75,7 +75,9 @@ class Mutation:
         if new < 2:
             return
         for key, (types, value) in self.kv.items():
-            if len(types) == 2 and isinstance(value, list) and len(value) == old and old != 4:
+            if len(types) < 2 or not isinstance(value, list) or len(value) != old:
+                continue
+            if old != 4 or key.endswith("pattern"):  # four are sections of rotary pairs, too
                 self.kv[key][1] = [value[i % old] for i in range(new)]
         self.set("block_count", new)
         self.spec["depths"] = [old, new]
