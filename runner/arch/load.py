@@ -1,7 +1,6 @@
 """A model from its file: the architecture found by name, all shapes checked, its graph tried."""
 
 import importlib
-import importlib.metadata
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,13 +34,15 @@ class ArchError(ValueError):
 
 def known() -> dict[str, Callable[[], Arch]]:
     """What loads each architecture, by GGUF name: a file's here, or what a package brings."""
-    others = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    found: dict[str, Callable[[], Arch]] = {e.name: e.load for e in others}
-    for module in pkgutil.iter_modules(tamis.arch.__path__):
-        if module.name != "load":
-            path = f"tamis.arch.{module.name}"
-            found[module.name] = partial(_record, path)
-    return found
+    from importlib.metadata import entry_points
+
+    others = entry_points(group=ENTRY_POINTS)
+    return {e.name: e.load for e in others} | _own()
+
+
+def _own() -> dict[str, Callable[[], Arch]]:
+    names = [m.name for m in pkgutil.iter_modules(tamis.arch.__path__) if m.name != "load"]
+    return {name: partial(_record, f"tamis.arch.{name}") for name in names}
 
 
 def _record(module: str) -> Arch:
@@ -50,7 +51,9 @@ def _record(module: str) -> Arch:
 
 def arch_of(name: str) -> Arch:
     """The record of a GGUF architecture name. Raises ArchError."""
-    found = known()
+    found = _own()
+    if name not in found:
+        found = known()  # slower: the entry points of all packages
     if name not in found:
         listed = ", ".join(sorted(found))
         raise ArchError(f"architecture {name!r} is not supported; supported: {listed}")

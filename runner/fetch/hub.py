@@ -4,7 +4,6 @@ huggingface_hub (the extra `hub`) is imported only when something is fetched.
 """
 
 import contextlib
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -249,6 +248,8 @@ def _translated(repo: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the library's warnings about broken connections, which it mends, off the terminal."""
+    import logging
+
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

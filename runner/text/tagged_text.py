@@ -18,7 +18,8 @@ _VEILED, _VEILED_END = 0x40000, 0xB0000
 # Not veiled: what templates strip and split at, and what JSON escapes. Nothing but these never
 # makes a control token.
 _BARE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() or c < " " or c in '"\\')
-_BARE_CODES = np.array([ord(c) for c in _BARE], np.uint32)
+_IS_BARE = np.zeros(0x3002, bool)  # the last stands for all above it
+_IS_BARE[[ord(c) for c in _BARE]] = True
 _FEW = 16  # characters that are faster one by one than as an array
 _V = f"{chr(_VEILED)}-{chr(_VEILED_END - 1)}"
 _B = re.escape(_BARE)
@@ -45,7 +46,7 @@ def veil(text: str) -> str:
         code = int(codes[free][0])
         raise ValueError(f"U+{code:X} is not a character of Unicode: remove it from the text")
     veiled = np.where(codes < _N_LOW, codes + _VEILED, codes - _HIGH_SHIFT)
-    return _text(np.where(np.isin(codes, _BARE_CODES), codes, veiled))
+    return _text(np.where(_IS_BARE.take(codes, mode="clip"), codes, veiled))
 
 
 def unveil(text: str) -> str:

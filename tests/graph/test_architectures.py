@@ -1,5 +1,6 @@
 """How an architecture is found, how it writes a layer, and what its graph needs of memory."""
 
+import importlib.metadata
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ def test_another_package_brings_an_architecture_with_its_own_layer(tmp_path, mon
     path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", layers=1))
     twin = write_tiny_model(tmp_path / "twin.gguf", TinySpec("llama", layers=1))
     found = EntryPoint("llamatwice", f"{__name__}:OWN", load.ENTRY_POINTS)
-    monkeypatch.setattr(load.importlib.metadata, "entry_points", lambda group: [found])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [found])
     assert arch_of("llamatwice") is OWN
     engine = Engine.load(twin, n_threads=1)
     once = engine.session(n_ctx=64).prefill([4, 5, 6])
