@@ -11,7 +11,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +142,8 @@ class SessionFile:
 
     def _intact(self, at: int, end: int, table: list[tuple[int, int]]) -> bool:
         """Whether every array has its checksum, and nothing is between or after them."""
+        from concurrent.futures import ThreadPoolExecutor
+
         if at + sum(size for size, _ in table) != end:
             return False
         jobs = []

@@ -8,7 +8,6 @@ TAMIS_TOP_K.
 
 import argparse
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +42,8 @@ def read(path: Path | None) -> dict[str, Any]:
     """The settings of a file; none where it does not exist. Raises SettingsError."""
     if path is None or not path.exists():
         return {}
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
