@@ -44,12 +44,15 @@ FILES = (
     "select.metered",
     "select.quest",
     "select.tactic",
+    "select.tactic_budget",
 )
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
-attend_ends, pack, radix_topk = (
+attend_ends, pack, radix_topk, tactic_budget = (
     MODULES[FILES.index(file)]
-    for file in ("attention.attend_epilogue", "linear.pack", "lang.radix_topk")
-)
+    for file in (
+        "attention.attend_epilogue", "linear.pack", "lang.radix_topk", "select.tactic_budget",
+    )
+)  # fmt: skip
 
 
 def some(test):
@@ -88,6 +91,42 @@ def test_the_best_of_rows_that_are_held_in_part_and_in_whole(monkeypatch, held, 
         check(rng.integers(-3, 3, (1, 150)).astype(np.float32), 150, (1, 2, 60))
         check(sizes * signs, 150, (2, 2, 50))
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("n_block", [3, 8])  # of two or three rows
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_marked_are_the_positions_of_any_head_of_the_row",
+        "test_the_selection_joins_marks_and_what_lies_outside_of_clusters",
+    ],
+)
+def test_blocks_that_have_parts_of_rows_join_them(name, n_block):
+    test = getattr(op_tests.module("tactic"), name)
+    with as_python(*MODULES), on_gpu(OnThreads(n_block)):
+        for values in list(op_tests.cases(test))[-2:]:
+            test.__wrapped__(**values)
+
+
+@pytest.mark.parametrize("n", [0, 3, 300, 700])
+def test_the_least_count_is_that_of_the_running_sums(n):
+    rng = np.random.default_rng(n)
+    weights = rng.random(n).astype(np.float32)
+    sums = np.cumsum(weights.astype(np.float64))
+    whole = sums[-1] if n else 0.0
+    for need in (-1.0, 0.0, 1e-9, 0.3 * whole, 0.9999 * whole, whole + 1):
+        counts = set()
+        with as_python(*MODULES):
+
+            def body(need=need, counts=counts):
+                array = tactic_budget.cuda.shared.array
+                found, room = array(2, int), array(256, float)
+                counts.add(tactic_budget.least_count(weights.ctypes.data, n, need, room, found))
+
+            run_block(body, 256, [weights])
+        (found,) = counts
+        expected = 0 if need <= 0 else int(np.searchsorted(sums, need)) + 1
+        assert found == (min(n, expected), pytest.approx(whole))
 
 
 @pytest.mark.parametrize("room", [4, 40])

@@ -37,7 +37,6 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     count_bits,
     load_shared,
     shared_address,
-    shuffle_i32,
 )
 from tamis.jit_kernels.cuda.lang.radix_topk import (
     set_bit,
@@ -282,17 +281,17 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 def tactic_mark(group: int) -> list[Launch]:
     """Kernels of TACTIC_MARK: no marks, those of heads, how many a row has.
 
-    Blocks take parts of heads, their warps clusters.
+    Blocks take parts of heads, their threads members of clusters.
     """
 
     @device
-    def mark(row, own, ranked, left, n_cluster, share, parts):
+    def mark(row, own, ranked, left, n_cluster, share, shared):
         """Set the bits of the first `left` positions in the order of ranked clusters.
 
-        Of a part of n_part: every n_part-th cluster's.
+        Of a part of n_part: the positions that fall to its threads.
         """
-        (starts, order), (part, n_part) = own, share
-        for first in range(0, n_cluster, THREADS):
+        (starts, order), (part, n_part), (ends, lists, parts) = own, share, shared
+        for first in range(0, n_cluster, threads()):
             if left <= 0:
                 break
             i, start, n = first + thread(), 0, 0
@@ -301,15 +300,16 @@ def tactic_mark(group: int) -> list[Launch]:
                 start = load_i32(at)
                 n = load_i32(at + 4) - start
             before, total = block_before(int32(n), parts)
-            n = max(0, min(n, left - before))
-            turn = remainder(first + WARP * warp(), n_part)  # whose part the first lane's is
-            own_lane = part - turn if part >= turn else part - turn + n_part
-            for other in range(own_lane, WARP, n_part):  # their lists are read whole
-                begin = shuffle_i32(int32(start), other)
-                end = begin + shuffle_i32(int32(n), other)
-                for s in range(begin + lane(), end, WARP):
-                    set_bit(row, load_i32(order + 4 * s))
+            ends[thread()], lists[thread()] = int32(before + n), int32(start - before)
+            sync_block()
+            for k in range(threads() * part + thread(), min(left, total), threads() * n_part):
+                low, high = 0, threads() - 1  # the first cluster that ends after the k-th member
+                while low < high:
+                    middle = (low + high) >> 1
+                    low, high = (low, middle) if ends[middle] > k else (middle + 1, high)
+                set_bit(row, load_i32(order + 4 * (lists[low] + k)))
             left -= total
+            sync_block()  # before the next clusters overwrite what is read here
 
     def clear(tid, n_thread, a):
         n_word = (load_i64(a.extent + 8) + 63) // 64
@@ -318,7 +318,8 @@ def tactic_mark(group: int) -> list[Launch]:
             store_i64(a.marks + a.capacity // 8 * r + 8 * word, 0)
 
     def kernel(tid, n_thread, a):
-        parts, n_cluster = cuda.shared.array(WARPS, int32), load_i64(a.extent + 16)
+        parts, ends = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_THREADS, int32)
+        lists, n_cluster = cuda.shared.array(MOST_THREADS, int32), load_i64(a.extent + 16)
         n_head = a.n_row * group
         n_part = max(1, n_thread // n_head)
         for item in range(tid, n_head * n_part, n_thread):
@@ -326,7 +327,7 @@ def tactic_mark(group: int) -> list[Launch]:
             row, h = a.marks + a.capacity // 8 * (head // group), head // a.heads_per_kv
             own = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
             left, ranked = load_i32(a.keep + 4 * head), a.rank + 4 * a.n_slot * head
-            mark(row, own, ranked, left, n_cluster, (part, n_part), parts)
+            mark(row, own, ranked, left, n_cluster, (part, n_part), (ends, lists, parts))
 
     def count(tid, n_thread, a):
         parts, n_word = cuda.shared.array(MOST_WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
@@ -338,28 +339,43 @@ def tactic_mark(group: int) -> list[Launch]:
             if thread() == 0:
                 store_i32(a.count + 4 * r, total)
 
-    return [Launch(clear), Launch(kernel), Launch(count, threads=MOST_THREADS, any_size=True)]
+    return [
+        Launch(clear),
+        Launch(kernel, threads=MOST_THREADS, any_size=True),
+        Launch(count, threads=MOST_THREADS, any_size=True),
+    ]
 
 
 def tactic_select() -> list[Launch]:
-    """Kernel of TACTIC_SELECT: blocks stride over rows, after the sum of those before."""
+    """Kernel of TACTIC_SELECT: blocks take parts of rows, after what comes before these."""
 
     def kernel(tid, n_thread, a):
         parts, n_kv = cuda.shared.array(MOST_WARPS, int32), load_i64(a.step + STEP.pos) + 1
         first, n_word = min(a.n_sink, n_kv), (load_i64(a.extent + 8) + 63) // 64
         end = min(n_kv, max(first, load_i64(a.extent + 8)))
         n_outside = first + n_kv - end
-        for r in range(tid, a.n_row, n_thread):
-            begin = n_outside * r
-            for i in range(r):
-                begin += load_i32(a.count + 4 * i)
+        n_part = max(1, n_thread // a.n_row)
+        share = (n_word + n_part - 1) // n_part  # words of a part
+        for item in range(tid, a.n_row * n_part, n_thread):
+            r, part = quotient(item, n_part), remainder(item, n_part)
+            words = a.marks + a.capacity // 8 * r
+            low, high = min(n_word, share * part), min(n_word, share * (part + 1))
+            found = 0  # of the rows before, and in the parts before
+            for i in range(thread(), r, threads()):
+                found += load_i32(a.count + 4 * i)
+            for word in range(thread(), low, threads()):
+                found += size_of(load_i64(words + 8 * word))
+            _, before = block_before(int32(found), parts)
+            begin = n_outside * r + before
             at = a.indices + 4 * begin
-            write_range(at, 0, first)
-            n = write_bits(a.marks + a.capacity // 8 * r, 0, n_word, at + 4 * first, parts)
-            write_range(at + 4 * (first + n), end, n_kv)
-            if thread() == 0:
-                store_i32(a.indptr + 4 * (r + 1), begin + n_outside + n)
-                if r == 0:
-                    store_i32(a.indptr, 0)
+            if part == 0:
+                write_range(at, 0, first)
+            n = write_bits(words, low, high, at + 4 * first, parts)
+            if part == n_part - 1:
+                write_range(at + 4 * (first + n), end, n_kv)
+                if thread() == 0:
+                    store_i32(a.indptr + 4 * (r + 1), begin + n_outside + n)
+                    if r == 0:
+                        store_i32(a.indptr, 0)
 
     return [Launch(kernel, threads=MOST_THREADS, any_size=True)]

@@ -65,27 +65,30 @@ def largest_of(floats, n, sums):
 
 @device
 def least_count(weights, n, need, sums, found):
-    """The shortest prefix of weights whose sum reaches `need` (n if none does), and its sum.
+    """The shortest prefix of weights whose sum reaches `need` (n if none does), and the whole sum.
 
-    found: a shared array of two int32.
+    A thread has neighbouring ones. found: a shared array of two int32.
     """
     if thread() == 0:
         found[0] = n
     sync_block()
-    reached = 0.0
-    for first in range(0, n if need > 0 else 0, THREADS):
-        i = first + thread()
-        x = float64(load_f32(weights + 4 * i)) if i < n else 0.0
-        before, total = sums_before(x, sums)
-        if i < n and reached + before < need and need <= reached + before + x:
-            found[0] = i + 1
-        sync_block()
-        reached += total
-        if found[0] < n:
-            break
+    share = (n + THREADS - 1) // THREADS
+    first, mine = min(n, share * thread()), 0.0
+    end = min(n, first + share)
+    for i in range(first, end):
+        mine += float64(load_f32(weights + 4 * i))
+    reached, total = sums_before(mine, sums)
+    if reached < need and need <= reached + mine:
+        i = first
+        reached += float64(load_f32(weights + 4 * i))
+        while reached < need and i < end - 1:
+            i += 1
+            reached += float64(load_f32(weights + 4 * i))
+        found[0] = i + 1
+    sync_block()
     k = found[0] if need > 0 else 0
     sync_block()
-    return k, reached
+    return k, total
 
 
 # ---- the order -----------------------------------------------------------------------------------
@@ -554,6 +557,6 @@ def tactic_budget(head_dim: int) -> list[Launch]:
 
     return [
         Launch(rank, threads=MOST_THREADS),
-        Launch(gauge, shared=ROW),
+        Launch(gauge, blocks=2, shared=ROW),
         Launch(conclude, shared=ROW),
     ]
