@@ -293,7 +293,7 @@ class Oracle:
         return set(re.findall(r"loading tensor (\S+)", self.said))
 
     def logits(self, path: Path, ids: list[int], *, encoder: bool) -> Array:
-        """With keys and values of float32, then of float16: [2, n_tok, n_vocab]."""
+        """With a KV cache of float32, then of float16: [2, n_tok, n_vocab]."""
         return np.array([self._logits(path, ids, type_kv, encoder=encoder) for type_kv in (0, 1)])
 
     def _logits(self, path: Path, ids: list[int], type_kv: int, *, encoder: bool) -> Array:
