@@ -233,7 +233,8 @@ def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> 
     """Attention of one layer for the last n_tok of n_kv positions with a method of prompts."""
     cache = Cache.random(n_tok, n_kv)
     cache.step[4] += n_tok  # as if the prompt went on: its last rows are dense
-    shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_kv + n_tok, n_tok, (0,))
+    n_ctx = -(-(n_kv + n_tok) // PAGE) * PAGE
+    shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_ctx, n_tok, (0,))
     state, program = parse_method(prefill, PREFILL).open(shape), Program()
     rec, out = Recording(program, cache.step, n_tok, 16), zeros(cache.q.shape, np.float32)
     sel = state.prefill(rec, 0, cache.q, cache.kv)

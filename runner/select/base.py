@@ -15,7 +15,7 @@ import numpy as np
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
-from tamis.jit_kernels.contract.types import KVView, Selection, zeros
+from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
 
 if TYPE_CHECKING:
     from tamis.model.hparams import HParams
@@ -28,7 +28,11 @@ DECODE, PREFILL = "decode", "prefill"  # what a method can serve: its roles
 
 @dataclass(frozen=True, slots=True)
 class SelectorShape:
-    """What a selector knows of the model and the session. Counts in tokens and heads."""
+    """What a selector knows of the model and the session. Counts in tokens and heads.
+
+    n_ctx is of whole pages, a session's rounded up: marks of 64 tokens a word are divided by it.
+    Raises ValueError where it is not.
+    """
 
     n_layer: int
     n_head: int
@@ -39,6 +43,12 @@ class SelectorShape:
     window: tuple[int, ...]  # a layer's own sliding window, 0 = full
     attention_scale: float = 0.0  # what scores are multiplied by; 0: head_dim ** -0.5
     int8_keys: bool = False  # whether scores of all keys are by a copy in int8: see key_codes.py
+
+    def __post_init__(self) -> None:
+        if self.n_ctx % PAGE:
+            raise ValueError(
+                f"n_ctx is {self.n_ctx}, expected a multiple of {PAGE}: round it up to whole pages"
+            )
 
     @property
     def group(self) -> int:

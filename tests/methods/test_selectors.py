@@ -426,6 +426,25 @@ def test_a_loaded_session_goes_on_as_the_saved_one(engine, open_session, example
             assert rows_of(other_spy.decoded(layer), 1) == rows
 
 
+@pytest.mark.parametrize("example", WITH_WINDOWS, ids=lambda x: x.text)
+def test_a_context_that_ends_within_a_page_is_read_to_its_end(engine_of, example):
+    """As in a context of whole pages, to the bit; rows of scratch are of whole pages."""
+    engine = engine_of("qwen2")
+    ids, methods_of = tokens(engine, 243), in_its_roles(example.text)
+    found = []
+    for n_ctx in (len(ids), 256):
+        with engine.session(n_ctx=n_ctx, n_ubatch=N_UBATCH, **methods_of) as session:
+            first = session.prefill(ids[:225])
+            found.append([first, *(session.decode(i) for i in ids[225:])])
+    np.testing.assert_array_equal(*found)
+    assert np.isfinite(found).all()
+
+
+def test_a_shape_of_no_whole_page_is_refused():
+    with pytest.raises(ValueError, match="n_ctx is 1001, expected a multiple of 64"):
+        SelectorShape(1, 2, 1, 16, n_ctx=1001, n_ubatch=16, window=(0,))
+
+
 @pytest.mark.parametrize(("engine", "text"), COVERING_ON_BOTH, indirect=["engine"])
 def test_numbers_that_cover_everything_are_dense_attention(engine, open_session, text):
     session, spy = open_session(text)
