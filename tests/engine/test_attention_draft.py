@@ -96,6 +96,23 @@ def test_drafts_by_what_reads_all_are_taken_and_grow(engine, sure):
         assert len(AttentionDraft(session).propose([*session.tokens, 7], 15)) == 4, "at first"
 
 
+def test_a_draft_is_never_longer_than_decode_steps_rounding_reaches(engine, sure, monkeypatch):
+    lengths, propose = [], AttentionDraft.propose
+
+    def noted(*arguments):
+        found = propose(*arguments)
+        lengths.append(len(found))
+        return found
+
+    monkeypatch.setattr(AttentionDraft, "propose", noted)
+    attn = "window:recent=256"
+    with engine.session(n_ctx=256) as dense, engine.session(n_ctx=256, attn=attn) as session:
+        plain = answer(dense, PROMPTS[0], n=120)
+        drafting = Drafting(session, AttentionDraft(session), 64)
+        assert answer(drafting, PROMPTS[0], n=120) == plain
+    assert max(lengths) == 15
+
+
 def test_a_draft_shrinks_to_what_was_taken(engine, sure):
     with engine.session(n_ctx=256, attn=WINDOW) as session:
         session.prefill(PROMPTS[0])

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.count,
         default=8,
         metavar="N",
-        help="longest draft in tokens (default: %(default)s)",
+        help="longest draft in tokens, 1 to 64; of --draft-attn at most 15 (default: %(default)s)",
     )
 
 
