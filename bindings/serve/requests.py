@@ -259,6 +259,8 @@ class Reader:
         first: Request | None = None
         requests = []
         for ids in prompts:
+            if not ids:  # a chat template may render nothing
+                raise invalid("the prompt has no tokens, expected one or more")
             room = self.limits.n_ctx - len(ids)
             if room < 1:
                 raise too_long(len(ids), self.limits.n_ctx)
