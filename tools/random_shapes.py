@@ -182,31 +182,45 @@ def qwen35_4b(n_layer: int) -> RandomModel:
     return _model("qwen35", 248320, keys | {"feed_forward_length": 9216}, {}, layers)
 
 
-def deepseek_v2_lite(n_layer: int) -> RandomModel:
-    """DeepSeek-V2-Lite: latent attention; after a dense layer 6 of 64 experts, 2 shared."""
-    n_embd, n_head, n_latent, n_rot = 2048, 16, 512, 64
-    attention = {
-        "attn_norm": (n_embd,),
-        "attn_q": (n_head * 192, n_embd),
+def _latent(n_embd: int, n_head: int, n_query: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A layer's matrices of DeepSeek's latent attention, and its keys; n_query: 0, or a rank."""
+    n_latent, n_rot = 512, 64
+    by_rank = {
+        "attn_q_a": (n_query, n_embd),
+        "attn_q_a_norm": (n_query,),
+        "attn_q_b": (n_head * 192, n_query),
+    }
+    latent = {
         "attn_kv_a_mqa": (n_latent + n_rot, n_embd),
         "attn_kv_a_norm": (n_latent,),
         "attn_k_b": (n_head, n_latent, 128),
         "attn_v_b": (n_head, 128, n_latent),
         "attn_output": (n_embd, n_head * 128),
-        "ffn_norm": (n_embd,),
     }
-    routed = _experts(n_embd, 64, 1408) | _gated(n_embd, 2816, "_shexp")
-    layers = [attention | (routed if i else _gated(n_embd, 10944)) for i in range(n_layer)]
+    queries = by_rank if n_query else {"attn_q": (n_head * 192, n_embd)}
+    matrices = {"attn_norm": (n_embd,)} | queries | latent | {"ffn_norm": (n_embd,)}
     keys = _heads(n_embd, n_head, 1, n_latent + n_rot, 10000.0) | {
         "attention.value_length": n_latent,
         "attention.key_length_mla": 192,
         "attention.value_length_mla": 128,
         "attention.kv_lora_rank": n_latent,
-        "attention.q_lora_rank": 0,  # llama.cpp asks for it where there are other than 27 layers
+        # llama.cpp asks for it, 0 too, where a file has other than 27 layers.
+        "attention.q_lora_rank": n_query,
         "context_length": 163840,
+        "rope.dimension_count": n_rot,
+    }
+    return matrices, keys
+
+
+def deepseek_v2_lite(n_layer: int) -> RandomModel:
+    """DeepSeek-V2-Lite: latent attention; after a dense layer 6 of 64 experts, 2 shared."""
+    n_embd = 2048
+    attention, keys = _latent(n_embd, 16, 0)
+    routed = _experts(n_embd, 64, 1408) | _gated(n_embd, 2816, "_shexp")
+    layers = [attention | (routed if i else _gated(n_embd, 10944)) for i in range(n_layer)]
+    keys |= {
         "feed_forward_length": 10944,
         "leading_dense_block_count": 1,
-        "rope.dimension_count": n_rot,
         "expert_feed_forward_length": 1408,
         "expert_count": 64,
         "expert_used_count": 6,
@@ -219,32 +233,14 @@ def deepseek_v2_lite(n_layer: int) -> RandomModel:
 
 def deepseek_v3(n_layer: int) -> RandomModel:
     """DeepSeek-V3: latent attention; after three dense layers 8 of 256 experts, 1 shared."""
-    n_embd, n_head, n_latent, n_rot, n_query = 7168, 128, 512, 64, 1536
-    attention = {
-        "attn_norm": (n_embd,),
-        "attn_q_a": (n_query, n_embd),
-        "attn_q_a_norm": (n_query,),
-        "attn_q_b": (n_head * 192, n_query),
-        "attn_kv_a_mqa": (n_latent + n_rot, n_embd),
-        "attn_kv_a_norm": (n_latent,),
-        "attn_k_b": (n_head, n_latent, 128),
-        "attn_v_b": (n_head, 128, n_latent),
-        "attn_output": (n_embd, n_head * 128),
-        "ffn_norm": (n_embd,),
-    }
+    n_embd = 7168
+    attention, keys = _latent(n_embd, 128, 1536)
     routed = _experts(n_embd, 256, 2048) | _gated(n_embd, 2048, "_shexp")
     routed |= {"exp_probs_b.bias": (256,)}
     layers = [attention | (routed if i > 2 else _gated(n_embd, 18432)) for i in range(n_layer)]
-    keys = _heads(n_embd, n_head, 1, n_latent + n_rot, 10000.0) | {
-        "attention.value_length": n_latent,
-        "attention.key_length_mla": 192,
-        "attention.value_length_mla": 128,
-        "attention.kv_lora_rank": n_latent,
-        "attention.q_lora_rank": n_query,
-        "context_length": 163840,
+    keys |= {
         "feed_forward_length": 18432,
         "leading_dense_block_count": min(3, n_layer),
-        "rope.dimension_count": n_rot,
         "expert_feed_forward_length": 2048,
         "expert_count": 256,
         "expert_used_count": 8,

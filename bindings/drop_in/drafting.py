@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.engine.drafting import AttentionDraft, ModelDraft
+from tamis.engine.drafting import AttentionDraft, Draft, ModelDraft
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 
@@ -51,7 +51,21 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
 
 
-class LlamaModelDrafting(LlamaDraftModel):
+class _Opened(LlamaDraftModel):
+    """What drafts once the Llama that it is given to has opened it."""
+
+    num_pred_tokens: int
+    _draft: Draft | None = None
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        """Token ids int32 that may follow input_ids; empty for no idea."""
+        if self._draft is None:
+            raise RuntimeError("nothing is open: give this to Llama(draft_model=...)")
+        found = self._draft.propose(np.asarray(input_ids).tolist(), self.num_pred_tokens)
+        return np.array(found, np.int32)
+
+
+class LlamaModelDrafting(_Opened):
     """The likeliest tokens of a smaller model with the same vocabulary.
 
     model_path: a GGUF file. num_pred_tokens: tokens to propose, at most. The Llama that it is given
@@ -66,22 +80,14 @@ class LlamaModelDrafting(LlamaDraftModel):
             num_pred_tokens,
             n_threads,
         )
-        self._draft: ModelDraft | None = None
 
     def open_for(self, engine: Engine, n_ctx: int) -> None:
         """Load the model, to draft for another of so many tokens of context."""
         small = Engine.load(self.model_path, n_threads=self.n_threads)
         self._draft = ModelDraft(small, engine, n_ctx)
 
-    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
-        """Token ids int32 that may follow input_ids; empty for no idea."""
-        if self._draft is None:
-            raise RuntimeError("nothing is open: give this to Llama(draft_model=...)")
-        found = self._draft.propose(np.asarray(input_ids).tolist(), self.num_pred_tokens)
-        return np.array(found, np.int32)
 
-
-class LlamaAttentionDrafting(LlamaDraftModel):
+class LlamaAttentionDrafting(_Opened):
     """The model's own likeliest tokens by a method of sparse attention; dense attention checks.
 
     attn: the method, as "hip". num_pred_tokens: tokens to propose, at most. The Llama that it is
@@ -90,7 +96,6 @@ class LlamaAttentionDrafting(LlamaDraftModel):
 
     def __init__(self, attn: str, num_pred_tokens: int = 8) -> None:
         self.attn, self.num_pred_tokens = attn, num_pred_tokens
-        self._draft: AttentionDraft | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.attn, self.num_pred_tokens)
@@ -98,10 +103,3 @@ class LlamaAttentionDrafting(LlamaDraftModel):
     def open_for(self, session: Session) -> None:
         """Draft for a session, whose decode steps are by the method."""
         self._draft = AttentionDraft(session)
-
-    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
-        """Token ids int32 that may follow input_ids; empty for no idea."""
-        if self._draft is None:
-            raise RuntimeError("nothing is open: give this to Llama(draft_model=...)")
-        found = self._draft.propose(np.asarray(input_ids).tolist(), self.num_pred_tokens)
-        return np.array(found, np.int32)

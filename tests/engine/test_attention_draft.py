@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from draft_cases import METHODS
 from recurrent_models import write_recurrent_model
 from tiny_models import TinySpec, write_tiny_model
 
@@ -17,16 +18,6 @@ from tamis.sampling.chain import SamplerParams
 
 N = 40
 PROMPTS = [[(i * 7 + i * i // 3 + start) % 90 + 5 for i in range(90)] for start in (1, 8, 30)]
-METHODS = [
-    "hip:k=16,b_k=2,l_d=0,local=16,sink=2",
-    "quest:budget=64,page=16,dense=0,sink=2,recent=2",
-    "topk:budget=24,sink=2,recent=8",
-    "tactic",
-    "cpe",
-    "lfps",
-    "window:recent=16",
-    "topk:budget=16,sink=2,recent=8@0+window:recent=16@1",
-]
 WINDOW = "window:recent=16"
 SAMPLED = [{}, {"temp": 0.9, "seed": 4}, {"repeat_penalty": 1.5}]
 

@@ -1,5 +1,6 @@
 """A draft that was dropped leaves a method's own state as it would be without the draft."""
 
+import draft_cases
 import numpy as np
 import pytest
 from recurrent_models import write_recurrent_model
@@ -11,18 +12,8 @@ from tamis.engine.engine import Engine
 
 TEXT = "the hand " * 20
 PROMPT = [(i * 7 + i * i // 3 + 1) % 90 + 5 for i in range(90)]
-METHODS = [
-    "hip:k=16,b_k=2,l_d=0,local=16,sink=2",
-    "hip:k=16,b_k=2,l_d=0,local=16,sink=2,r_m=4",
-    "quest:budget=64,page=16,dense=0,sink=2,recent=2",
-    "topk:budget=24,sink=2,recent=8",
-    "tactic",
-    "cpe",
-    "lfps",
-    "hshare",
-    "window:recent=16",
-    "topk:budget=16,sink=2,recent=8@0+window:recent=16@1",
-]
+HIP_AGAIN = "hip:k=16,b_k=2,l_d=0,local=16,sink=2,r_m=4"  # a mask serves several steps
+METHODS = [*draft_cases.METHODS, HIP_AGAIN, "hshare"]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +104,7 @@ def test_a_stream_of_llama_that_is_cancelled_can_be_asked_again(path, monkeypatc
     asked = {"max_tokens": 24, "temperature": 0}
     with Llama(str(path), **how) as plain:
         expected = plain(TEXT, **asked)["choices"][0]["text"]
-    draft = LlamaAttentionDrafting(METHODS[1], num_pred_tokens=4)
+    draft = LlamaAttentionDrafting(HIP_AGAIN, num_pred_tokens=4)
     with Llama(str(path), **how, draft_model=draft) as llm:
         chunks = llm(TEXT, **asked, stream=True)
         for _ in range(3):

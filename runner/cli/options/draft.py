@@ -44,12 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
-    ways = {
-        "--model-draft": arguments.model_draft is not None,
-        "--draft-mtp": arguments.draft_mtp,
-        "--draft-attn": arguments.draft_attn is not None,
-    }
-    asked = [flag for flag, is_asked in ways.items() if is_asked]
+    asked = _asked(arguments)
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are ways to draft: leave out all but one")
     if not asked:
@@ -72,16 +67,26 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
 
 
+def _asked(arguments: argparse.Namespace) -> list[str]:
+    """The flags that name what drafts, of those that are given."""
+    ways = {
+        "--model-draft": arguments.model_draft is not None,
+        "--draft-mtp": arguments.draft_mtp,
+        "--draft-attn": arguments.draft_attn is not None,
+    }
+    return [flag for flag, is_asked in ways.items() if is_asked]
+
+
 def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
     """What drafts for the session; None where nothing is to. Raises ValueError, OSError."""
-    if not (arguments.model_draft is not None or arguments.draft_mtp or arguments.draft_attn):
+    if not _asked(arguments):
         return None
     from tamis.engine.drafting import AttentionDraft, ModelDraft, NextDraft
     from tamis.engine.engine import Engine
 
     if arguments.draft_mtp:
         return NextDraft(engine, session.n_ctx)
-    if arguments.draft_attn:
+    if arguments.draft_attn is not None:
         return AttentionDraft(session)
 
     progress = common.Progress()
