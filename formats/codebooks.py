@@ -1,8 +1,9 @@
-"""Codebooks of ggml's IQ1, IQ2 and IQ3 types, as the gguf package has them.
+"""Codebooks of ggml's IQ1, IQ2 and IQ3 types.
 
 A code of such a type names a row of its grid: the magnitudes of 8 neighbouring weights, or of 4.
 """
 
+import base64
 from functools import cache
 
 import numpy as np
@@ -24,11 +25,15 @@ SHAPES = {
 @cache
 def grid_of(type_: GGMLType) -> np.ndarray:
     """The grid of a type, int8 of its shape, read-only: -1 to 1 of IQ1, 1 to 62 of the others."""
-    import gguf  # takes a tenth of a second, and few models have such a type
+    from tamis.formats.codebook_tables import ROWS, VALUES  # few models have such a type
 
-    quant = getattr(gguf.quants, type_.name)
-    quant.init_grid()
-    grid = quant.grid.astype(np.int8).reshape(SHAPES[type_])
+    name = "IQ1_S" if type_ is GGMLType.IQ1_M else type_.name
+    values = np.array(VALUES[name], np.int8)
+    n_bit = (len(values) - 1).bit_length()
+    packed = np.frombuffer(base64.b85decode(ROWS[name]), np.uint8)
+    bits = np.unpackbits(packed, bitorder="little").reshape(-1, n_bit)
+    numbers = np.packbits(bits, axis=1, bitorder="little")
+    grid = values[numbers].reshape(SHAPES[type_])
     grid.flags.writeable = False
     return grid
 

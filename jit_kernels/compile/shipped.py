@@ -100,11 +100,12 @@ def shipped(kind: str, name: str, vendor: str = "") -> Shipped | None:
 
 
 def write_shipped(
-    path: Path, code: Mapping[str, bytes], *, sources: str, compiler: str, block: int = 1 << 18
+    path: Path, code: Mapping[str, bytes], *, sources: str, compiler: str, block: int = 1 << 19
 ) -> None:
     """Write kernels by symbol to a file; the same kernels give the same bytes.
 
-    Neighbours by name are alike: a block has whole kernels, up to `block` bytes or one.
+    Neighbours by name are alike: a block has whole kernels, up to `block` bytes or one. Larger
+    blocks take less room, and a start has more to decompress.
     """
     places: dict[str, list[int]] = {}
     blocks: list[bytearray] = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parents[1]  # jit_kernels
 FORMATS = SOURCES.with_name("formats")
 # What kernels are made of, beside the folders of their kind: tables of the file formats.
-_TABLES = ("codebooks.py", "dequant.py", "ggml_types.py")
+_TABLES = ("codebook_tables.py", "codebooks.py", "dequant.py", "ggml_types.py")
 COMPILE = "pip install 'tamis[compile]'"
 
 
