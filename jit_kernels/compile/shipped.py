@@ -33,7 +33,7 @@ class Shipped:
     """
 
     def __init__(self, path: Path, vendor: str = "") -> None:
-        self._path, self._vendor, self._blocks = path, vendor, dict[int, bytes]()
+        self._path, self._vendor, self._blocks = path, vendor, dict[int, _Block]()
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
             marks, size, digest = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
@@ -58,28 +58,50 @@ class Shipped:
         place = self._places.get(f"{symbol}@{self._vendor}") or self._places.get(symbol)
         if place is None:
             return None
-        block, start, size = place
-        if block not in self._blocks:
-            self._blocks[block] = self._block(block)
-        return self._blocks[block][start : start + size]
+        number, start, size = place
+        if number not in self._blocks:
+            self._blocks[number] = _Block(self._block(number))
+        code = self._blocks[number].part(start, start + size)
+        if len(code) < size:
+            raise self._damaged(f"block {number}")
+        return code
 
     def drop(self) -> None:
         """Free what was read: kernels that are mapped have copies of their own."""
         self._blocks.clear()
 
     def _block(self, number: int) -> bytes:
+        """A block as it is in the file."""
         at, size, digest = self._at[number]
         with self._path.open("rb") as file:
             file.seek(self._start + at)
             data = file.read(size)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self._damaged(f"block {number}")
-        return lzma.decompress(data, lzma.FORMAT_RAW, None, _FILTERS)
+        return data
 
     def _damaged(self, what: str) -> ShippedError:
         return ShippedError(
             f"{self._path}: {what} is not what it was when this version was made: install it again"
         )
+
+
+class _Block:
+    """Kernels of a block, decompressed as far as was asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, None, _FILTERS)
+        self._rest, self._done = data, bytearray()
+
+    def part(self, start: int, end: int) -> bytes:
+        """Bytes of it; fewer where it has no more."""
+        while len(self._done) < end and not self._decompressor.eof:
+            more = self._decompressor.decompress(self._rest, end - len(self._done))
+            if not (more or self._rest):
+                break
+            self._rest = b""  # the decompressor has it
+            self._done += more
+        return bytes(self._done[start:end])
 
 
 def came_for(name: str) -> bool:
@@ -100,12 +122,12 @@ def shipped(kind: str, name: str, vendor: str = "") -> Shipped | None:
 
 
 def write_shipped(
-    path: Path, code: Mapping[str, bytes], *, sources: str, compiler: str, block: int = 1 << 19
+    path: Path, code: Mapping[str, bytes], *, sources: str, compiler: str, block: int = 1 << 20
 ) -> None:
     """Write kernels by symbol to a file; the same kernels give the same bytes.
 
     Neighbours by name are alike: a block has whole kernels, up to `block` bytes or one. Larger
-    blocks take less room, and a start has more to decompress.
+    blocks take less room, and a start has more to decompress: a block up to what it needs.
     """
     places: dict[str, list[int]] = {}
     blocks: list[bytearray] = []

@@ -61,10 +61,12 @@ def fingerprint(level: "Features | Target | None" = None, made_of: str | None = 
 
 
 def versions() -> str:
-    """The compiler's packages and their versions."""
+    """What object code is made by, with versions: Numba reads bytecode, which is a Python's own."""
+    import platform
     from importlib.metadata import version
 
-    return " ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+    made_by = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
+    return " ".join([*made_by, f"python {platform.python_version()}"])
 
 
 def can_compile(kind: str) -> bool:

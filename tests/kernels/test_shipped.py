@@ -1,6 +1,7 @@
 """Kernels that come with the package: the file, what a start takes from it, and what it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import ClassVar
@@ -67,6 +68,21 @@ def test_a_file_that_ends_early_is_refused(file, size):
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ShippedError, match="install it again"):
         Shipped(file).read("b")
+
+
+def test_kernels_of_one_block_are_read_in_any_order(tmp_path):
+    code = {f"k{i}": os.urandom(997 * (i + 1)) for i in range(6)}
+    write_shipped(tmp_path / "k", code, sources="s" * 64, compiler="numba 1")
+    found = Shipped(tmp_path / "k")
+    order = ["k3", "k0", "k5", "k5", "k1", "k4", "k2"]
+    assert [found.read(symbol) for symbol in order] == [code[symbol] for symbol in order]
+
+
+def test_a_place_past_a_blocks_end_is_refused(file):
+    found = Shipped(file)
+    found._places["b"][2] += 10_000
+    with pytest.raises(ShippedError, match="block"):
+        found.read("b")
 
 
 # --- a start -------------------------------------------------------------------------------------
