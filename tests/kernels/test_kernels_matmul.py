@@ -209,6 +209,7 @@ def test_many_rows_keep_outliers_and_what_is_beside_them():
             assert (np.abs(y - expected) <= bound).all()
 
 
+@pytest.mark.cpu_only  # a GPU multiplies few rows and many by kernels of other orders of sums
 @in_child
 def test_a_sum_does_not_depend_on_its_neighbours():
     data, _ = weights("Q4_K", np.random.default_rng(3), 7, 512)

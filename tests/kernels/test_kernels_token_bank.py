@@ -198,6 +198,7 @@ def drop(file, cold):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+@pytest.mark.cpu_only  # BANK_READ is of files, which a GPU does not read
 @pytest.mark.parametrize(("unit", "file_unit"), [(2, 16), (16, 16), (16, 4), (64, 16)])
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
