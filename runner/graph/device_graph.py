@@ -87,6 +87,7 @@ class Stage:
         self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
         self._tables = b""  # of pages, as they were shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
+        self._prepare_program = self._prepare()
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
         _check_readers(self._body_program, "prefill", self.kv.types)
@@ -105,6 +106,7 @@ class Stage:
         """Link what was recorded; the backend has loaded the kernels."""
         phase, decode = self._decoding
         self._prefill = self._linked(self._body_program)
+        self._preparing = self._linked(self._prepare_program) if self.state.prepares else None
         self._phases = {(phase, False, 0): self._linked(decode)}
 
     @property
@@ -123,7 +125,8 @@ class Stage:
     @property
     def programs(self) -> list[LinkedProgram]:
         """All that may run, for profiles."""
-        return [self._prefill, *self._phases.values()]
+        preparing = [] if self._preparing is None else [self._preparing]
+        return [self._prefill, *preparing, *self._phases.values()]
 
     @property
     def ends(self) -> bool:
@@ -145,6 +148,9 @@ class Stage:
             else:
                 reuse = self.state.freezing == "reuse" and layer > 0
                 self._run(at.projected if reuse else at.first, at.ready, counting)
+        if self._preparing is not None and self.state.prepare_due(pos + n_tok):
+            self.backend.send(*self.state.planned)
+            self._replay(self._preparing, 0, len(self._preparing))
         self.kv.finish(pos, n_tok)
 
     def decode(self, pos: int, phase: LinkedProgram) -> None:
@@ -222,6 +228,14 @@ class Stage:
             end = len(rec.program)
             layers.append(_Layer(first, around.projected, around.ready, end))
         return rec.program, layers
+
+    def _prepare(self) -> Program:
+        """What the method makes of the layers' keys once a part of a prompt is whole."""
+        rec = new_recording(self.kv.program(self.ws.step), self.ws.step, len(self.ws.ids))
+        for layer in self.layers if self.state.prepares else ():
+            if (source := self._model.kv_layer(layer)) in self._model.kv_layers:
+                self.state_of(layer).prepare(rec, layer, self.view(source))
+        return rec.program
 
     def view(self, layer: int) -> KVView:
         """The pages of a layer of the model, by its number there. Raises MethodError."""

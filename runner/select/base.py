@@ -167,6 +167,8 @@ class SelectorState:
     # f32 [1, n_head], where a decode step's attention is to leave the log of its sums of
     # exponentials, for `also_attend`.
     lse: np.ndarray | None = None
+    # Whether it makes something of parts of a prompt as they become whole: see `prepare`.
+    prepares = False
     n_bytes = 0  # of copies of the keys, which the memory plan counts
     meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
 
@@ -199,6 +201,13 @@ class SelectorState:
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
         """Learn from what was attended."""
+
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        """Record what is made of a layer's keys once a part of a prompt is whole."""
+
+    def prepare_due(self, end: int) -> bool:
+        """Plan what `prepare` recorded: it runs, if due, after a chunk that ends before `end`."""
+        return False
 
     def frozen(self, layer: int, n_prompt: int) -> range:
         """Positions whose hidden state this layer leaves as it is, for a prompt that ends there.
@@ -418,7 +427,7 @@ class _PerRoleState(SelectorState):
         self.counters = (*for_prefill.counters, *for_decode.counters)
         self.planned, self.lse, self.meter = for_decode.planned, for_decode.lse, for_decode.meter
         self.sharing = for_prefill.sharing or for_decode.sharing
-        self.evicting = for_decode.evicting
+        self.evicting, self.prepares = for_decode.evicting, for_decode.prepares
         self.n_bytes = for_prefill.n_bytes + for_decode.n_bytes
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -444,6 +453,12 @@ class _PerRoleState(SelectorState):
     def truncate(self, n_tokens: int) -> None:
         for state in (self._for_prefill, self._for_decode):
             state.truncate(n_tokens)
+
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        self._for_decode.prepare(rec, layer, kv)
+
+    def prepare_due(self, end: int) -> bool:
+        return self._for_decode.prepare_due(end)
 
     def frozen(self, layer: int, n_prompt: int) -> range:
         return self._for_prefill.frozen(layer, n_prompt)

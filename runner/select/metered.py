@@ -73,7 +73,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params, self._inner = params, inner
         self.freezing, self.sharing, self.planned = inner.freezing, inner.sharing, inner.planned
-        self.evicting = inner.evicting
+        self.evicting, self.prepares = inner.evicting, inner.prepares
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
         self._unit = UNIT
@@ -155,6 +155,12 @@ class _State(SelectorState):
         self._inner.observe(rec, layer, q, kv, sel)
         if rec.n_tok > 1 and not self.shape.window[layer]:
             self._record_means(rec, layer, kv)
+
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        self._inner.prepare(rec, layer, kv)
+
+    def prepare_due(self, end: int) -> bool:
+        return self._inner.prepare_due(end)
 
     def truncate(self, n_tokens: int) -> None:
         self._inner.truncate(n_tokens)

@@ -75,6 +75,7 @@ class _State(SelectorState):
         self.n_bytes = sum(state.n_bytes for state in self._states)
         self.sharing = any(state.sharing for state in self._states)
         self.evicting = any(state.evicting for state in self._states)
+        self.prepares = any(state.prepares for state in self._states)
         self.counters = tuple(array for state in self._states for array in state.counters)
         self.planned = tuple(array for state in self._states for array in state.planned)
 
@@ -93,6 +94,13 @@ class _State(SelectorState):
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
         self._of[layer].observe(rec, layer, q, kv, sel)
+
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        self._of[layer].prepare(rec, layer, kv)
+
+    def prepare_due(self, end: int) -> bool:
+        due = [state.prepare_due(end) for state in self._states]  # all plan
+        return any(due)
 
     def truncate(self, n_tokens: int) -> None:
         for state in self._states:

@@ -24,8 +24,9 @@ the same in long contexts: the paper's have a fixed size, which it does not give
 centroids until they reach P, those after the first 2 % weighing size * exp(q . centroid / sqrt(d)),
 times one factor: how much of that `sample` of their tokens, drawn in proportion to it, really
 weigh, times 1 + `margin`. The curve misses P more often, and in both directions.
-State: the clusters, made from the keys at the first decode step; those of the last segment and of
-what came after are made anew every `period` tokens, and after positions in them were truncated.
+State: the clusters. A segment that a prompt fills is clustered after the chunk that fills it, what
+is left at the first decode step; those of the last segment and of what came after are made anew
+every `period` tokens, and after positions in them were truncated.
 """
 
 import math
@@ -113,6 +114,7 @@ class _State(SelectorState):
         self._segment = min(params.segment or whole, whole)
         self._n_segment = -(-shape.n_ctx // self._segment)
         self._n_slot = n_slot = -(-(shape.n_ctx // params.c) // LANES) * LANES
+        self.prepares = True
         self._phase = CLUSTER
         self._at = 0  # step of the last clustering, 0 = none
         # All layers are clustered at the same steps: see ops.TACTIC_SEED.
@@ -146,7 +148,7 @@ class _State(SelectorState):
         if self.shape.window[layer]:
             return super().decode(rec, layer, q, kv)
         if self._phase == CLUSTER:
-            self._record_clusters(rec, layer, kv)
+            self.prepare(rec, layer, kv)
         self._record_budget(rec, layer, q, kv)
         return self._record_selection(rec, layer)
 
@@ -157,6 +159,15 @@ class _State(SelectorState):
             self._at = step
             self._extent[:] = self._planned(step)
         return self._phase
+
+    def prepare_due(self, end: int) -> bool:
+        # Whole segments before the last `local` positions, as a step at `end` - 1 would have them.
+        p, done = self._params, self._whole(int(self._extent[1]))
+        upto = self._whole(end - p.local)
+        if upto <= done:
+            return False
+        self._extent[:] = done, upto, (upto - p.sink) // p.c
+        return True
 
     def _planned(self, pos: int) -> tuple[int, int, int]:
         """The extent of a clustering at position pos: what is whole already stays as it is."""
@@ -173,7 +184,7 @@ class _State(SelectorState):
         return sink + max(0, end - sink) // self._segment * self._segment
 
     def truncate(self, n_tokens: int) -> None:
-        if n_tokens < self._at:
+        if n_tokens < max(self._at, int(self._extent[1])):
             self._at = 0
             self._extent[1] = self._whole(min(n_tokens, int(self._extent[1])))
 
@@ -182,7 +193,9 @@ class _State(SelectorState):
         name, allowed = "2 (1 - p) max|v| (Eq. 6)", 2 * (1 - mass) * max_v
         return [Bound(name, report[:, AUDIT.error], allowed, rounding=ROUNDING * max_v)]
 
-    def _record_clusters(self, rec: Recording, layer: int, kv: KVView) -> None:
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        if self.shape.window[layer]:
+            return
         p, shape, add = self._params, self.shape, rec.program.add
         of_all: dict[str, Any] = {
             "k_pages": kv.k,
