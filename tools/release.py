@@ -88,16 +88,17 @@ def sdist(out: Path) -> Path:
 
 
 def wheel(out: Path, kernels: Path) -> Path:
-    """The wheel of this platform, with the kernels of a folder inside.
+    """The wheel of the machine that the kernels of a folder are of, with these inside.
 
-    Raises ReleaseError where these were made of other sources than the tree's.
+    Raises ReleaseError where they were made of other sources than the tree's, or are of two
+    machines.
     """
     files = sorted(kernels.glob(f"*{ship_kernels.SUFFIX}"))
     if not files:
         raise ReleaseError(f"{kernels} has no kernels: make them with `release kernels {kernels}`")
     if wrong := ship_kernels.check_shipped(files):
         raise ReleaseError(f"{kernels}: " + "; ".join(wrong))
-    tag = TAG.format(platform.machine())
+    tag = TAG.format(_machine_of(files))
     with _built("--wheel") as path, zipfile.ZipFile(path) as source:
         content = {name: source.read(name) for name in source.namelist()}
         name = path.name.replace("py3-none-any", tag)
@@ -110,6 +111,17 @@ def wheel(out: Path, kernels: Path) -> Path:
     target = out / name
     write_zip(target, content)
     return target
+
+
+def _machine_of(files: list[Path]) -> str:
+    """What the CPUs of files of kernels are; this machine where all are of GPUs."""
+    levels = {path.stem for path in files} & {*ship_kernels.LEVELS}
+    machines = {"aarch64" if name in ship_kernels.OF_ARM else "x86_64" for name in levels}
+    if len(machines) > 1:
+        raise ReleaseError(
+            f"kernels of {', '.join(sorted(levels))} are of two machines: a wheel is of one"
+        )
+    return machines.pop() if machines else platform.machine()
 
 
 def write_zip(path: Path, content: dict[str, bytes]) -> None:

@@ -105,6 +105,20 @@ def test_archives_of_the_same_tree_have_the_same_bytes(wheel, kernels, tmp_path)
         assert any(name.endswith("/runner/__init__.py") for name in file.getnames())
 
 
+def test_a_wheel_is_of_the_machine_that_its_kernels_are_of(tmp_path):
+    made_of = sources("cpu")
+    assert made_of is not None
+    write_shipped(tmp_path / f"neon{SUFFIX}", {"a": b"code"}, sources=made_of, compiler="")
+    found = release.wheel(tmp_path, tmp_path)
+    assert found.name.endswith("-py3-none-manylinux_2_17_aarch64.whl")
+    with zipfile.ZipFile(found) as file:
+        (info,) = [name for name in file.namelist() if name.endswith("/WHEEL")]
+        assert "Tag: py3-none-manylinux_2_17_aarch64" in file.read(info).decode()
+    write_shipped(tmp_path / f"avx2{SUFFIX}", {"a": b"code"}, sources=made_of, compiler="")
+    with pytest.raises(release.ReleaseError, match="avx2, neon are of two machines"):
+        release.wheel(tmp_path, tmp_path)
+
+
 def test_no_kernels_no_wheel(tmp_path):
     with pytest.raises(release.ReleaseError, match="has no kernels"):
         release.wheel(tmp_path, tmp_path)
