@@ -232,7 +232,7 @@ def kv(data: bytes) -> None:
         units.read(np.arange(64), memory, np.arange(64))
     except KVFileError:
         return
-    assert (memory == rows).all()
+    assert np.array_equal(memory, rows)
 
 
 @functools.cache

@@ -113,8 +113,8 @@ class Units:
 
         Raises KVFileError.
         """
-        jumps = np.diff(numbers) != 1
-        buffers = _cuts(jumps | (np.diff(places) != 1), len(numbers))
+        jumps = np.not_equal(np.diff(numbers), 1)
+        buffers = _cuts(jumps | np.not_equal(np.diff(places), 1), len(numbers))
         data, size = _bytes(memory), self._size
         call: list[memoryview] = []
         for first, last in buffers:
@@ -124,7 +124,7 @@ class Units:
                 end = self.start + (int(numbers[last - 1]) + 1) * size
                 self._file.read(end - sum(map(len, call)), call)
                 call = []
-        if (checksums(memory, places) != self.sums[numbers]).any():
+        if not np.array_equal(checksums(memory, places), self.sums[numbers]):
             raise self._file.damaged()
 
 
