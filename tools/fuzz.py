@@ -3,8 +3,8 @@
 `python -m tamis.tools.fuzz html --minutes 10` starts from the target's seeds and the corpus, with
 another random seed each time; an input that is a finding is written to the folder of --findings,
 and with --grow one that reaches new code is kept for the next run. atheris keeps arrays that the
-code it watches compares, so that memory grows (template: 5 KB an input): several runs of ten minutes
-find more than one of an hour, which would end for want of memory.
+code it watches compares, so that memory grows (template: 5 KB an input): runs of ten minutes find
+more than one of an hour, which would end for want of memory.
 Needs `pip install "tamis[fuzz]"`.
 """
 

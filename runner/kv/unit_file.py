@@ -14,6 +14,7 @@ import numpy as np
 from tamis.jit_kernels.compile.library import shared
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.platform.memory import evict_file, read_at_random
 
 _CRC32C = KernelSpec(ops.CRC32C, ())
 MOST_BUFFERS = 1024  # of one call, as Linux has it
@@ -30,7 +31,7 @@ class KVFile:
         self.folder = folder
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         # Read only what is asked for: what lies beside a unit is not what comes next.
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        read_at_random(self._file.fileno())
 
     def write(self, at: int, buffers: list[memoryview]) -> None:
         """Write buffers from byte `at` on. Raises KVFileError."""
@@ -82,7 +83,7 @@ class KVFile:
     def drop_cached(self) -> None:
         """Let the system drop its copies in memory, so that a measurement reads the disk."""
         os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        evict_file(self._file.fileno())
 
     def close(self) -> None:
         """Give back the space on disk."""

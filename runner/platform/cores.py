@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tamis.platform.processor import MACHINE
+from tamis.platform.processor import MACHINE, affinity
 
 _ROOT = Path("/")
 _DEFAULT, _INTERLEAVE = 0, 3  # policies of numa(7)
@@ -71,13 +71,12 @@ def _numbers(path: Path) -> set[int]:
 
 def places(n_thread: int) -> tuple[int, ...]:
     """The processor of each thread of a team of this process; () where the system is to choose."""
-    return topology(os.sched_getaffinity(0)).places(n_thread)
+    return topology(affinity()).places(n_thread)
 
 
 def pin(cpu: int) -> None:
     """Have the calling thread run on this processor only, where the system allows it."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {cpu})
+    _run_on({cpu})
 
 
 @contextlib.contextmanager
@@ -86,13 +85,18 @@ def pinned(cpu: int) -> Iterator[None]:
 
     A thread that stayed pinned would hand that on to each process that it starts.
     """
-    before = os.sched_getaffinity(0)
+    before = affinity()
     pin(cpu)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, before)
+        _run_on(before)
+
+
+def _run_on(cpus: set[int]) -> None:
+    with contextlib.suppress(OSError):
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cpus)
 
 
 def spread(memory: np.ndarray) -> None:
@@ -129,7 +133,7 @@ def policy(memory: np.ndarray | None = None) -> int | None:
 
 @cache
 def _nodes() -> tuple[int, ...]:
-    return memory_nodes(os.sched_getaffinity(0))
+    return memory_nodes(affinity())
 
 
 def _node_mask() -> ctypes.Array | None:

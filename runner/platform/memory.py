@@ -12,10 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tamis.platform.processor import MACHINE
+from tamis.platform.processor import MACHINE, MACOS
+
+if MACOS:
+    from tamis.platform import darwin
 
 _MATH = "libm.so.6"  # the C library's other half
-NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's number; Python 3.13 has the name
+# The systems' own numbers; Python 3.13 has the name.
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if MACOS else 0x4000)
 
 
 def physical_bytes() -> int:
@@ -25,6 +29,8 @@ def physical_bytes() -> int:
 
 def available_bytes() -> int:
     """Bytes that can be taken without swapping, as Linux estimates them."""
+    if MACOS:
+        return darwin.available_bytes()
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -33,6 +39,8 @@ def available_bytes() -> int:
 
 def held_bytes() -> tuple[int, int]:
     """Bytes of address space of this process, and of memory that it shares with no other."""
+    if MACOS:
+        return darwin.held_bytes()
     size, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return size * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE
 
@@ -59,7 +67,9 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.n
 def drop(memory: mmap.mmap, first: int, last: int) -> None:
     """Give the system back what lies wholly within bytes first .. last - 1; it reads as zeros."""
     first, last = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
+    if first < last and MACOS:
+        darwin.zero(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + first, last - first)
+    elif first < last:
         memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
@@ -99,7 +109,20 @@ def map_over(memory: np.ndarray, handle: int, first: int) -> None:
 
 def read_ahead(handle: int, first: int, n_bytes: int) -> None:
     """Have the system read a part of an open file from the disk."""
-    os.posix_fadvise(handle, first, n_bytes, os.POSIX_FADV_WILLNEED)
+    if not MACOS:
+        os.posix_fadvise(handle, first, n_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_at_random(handle: int) -> None:
+    """Tell the system that what lies beside a part of an open file is not what is read next."""
+    if not MACOS:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def evict_file(handle: int) -> None:
+    """Leave it to the system whether it keeps what it has in memory of an open file."""
+    if not MACOS:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 _MAP_FIXED = 0x10
@@ -108,6 +131,8 @@ _libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
 
 def code_memory(size: int) -> tuple[mmap.mmap, int]:
     """Memory that can be written, and its address, a multiple of the page size. Raises OSError."""
+    if MACOS:
+        return darwin.code_memory(size)
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -117,6 +142,8 @@ def make_executable(memory: mmap.mmap, address: int) -> None:
 
     Raises OSError where the system does not allow it.
     """
+    if MACOS:
+        return darwin.make_executable(memory, address)
     libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t(len(memory))
     if libc.mprotect(ctypes.c_void_p(address), size, mmap.PROT_READ | mmap.PROT_EXEC):
         number = ctypes.get_errno()
@@ -132,6 +159,8 @@ def make_executable(memory: mmap.mmap, address: int) -> None:
 @cache
 def system_function(name: str) -> int | None:
     """The address of a function of the C library; None where it has none of that name."""
+    if MACOS:
+        return darwin.system_function(name)
     for library in (None, _MATH):
         with contextlib.suppress(AttributeError):
             function = getattr(ctypes.CDLL(library), name)

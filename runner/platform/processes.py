@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tamis.platform.processor import MACOS, affinity
+
 _CONTROLLER = "cpu"  # of cgroups
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
@@ -16,7 +18,7 @@ def usable_cpus() -> int:
 
     Of a quota such as 2.5 processors 2 can be kept busy without being stopped.
     """
-    return max(1, int(min(len(os.sched_getaffinity(0)), granted_cpus(Path("/")))))
+    return max(1, int(min(len(affinity()), granted_cpus(Path("/")))))
 
 
 def granted_cpus(root: Path) -> float:
@@ -70,7 +72,12 @@ def child_environment(own: Mapping[str, str]) -> dict[str, str]:
 
 def end_with(parent: int) -> None:
     """Have the system end this process when its parent, of this id, ends; at once if it has."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if MACOS:
+        from tamis.platform import darwin
+
+        darwin.end_with(parent)
+    else:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -91,4 +98,5 @@ def start_fork(run: Callable[[], None]) -> int:
 
 def drop_privileges() -> None:
     """Nothing that this process starts gets more rights than it has."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not MACOS:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -1,11 +1,14 @@
 """The processor: its instruction sets, by LLVM's names, and what identifies it."""
 
 import ctypes
+import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 
-MACHINE = platform.machine()  # x86_64 or aarch64
+MACHINE = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())  # as Linux names it
+MACOS = sys.platform == "darwin"
 
 _AT_HWCAP, _AT_HWCAP2 = 16, 26  # of getauxval(3)
 # By LLVM's name, the bit that Linux sets on AArch64 (arch/arm64/include/uapi/asm/hwcap.h).
@@ -29,8 +32,19 @@ def _capabilities() -> tuple[int, int]:
     return getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
 
 
+def affinity() -> set[int]:
+    """The processors that the calling thread may run on; all where the system has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def instruction_sets() -> frozenset[str]:
     """LLVM's names of the instruction sets that this processor and its system support."""
+    if MACOS:
+        from tamis.platform import darwin
+
+        return darwin.instruction_sets()
     if MACHINE != "aarch64":
         return frozenset(_cpuinfo().get("flags", "").replace("_", "").split())
     words = zip(_capabilities(), (_HWCAP, _HWCAP2), strict=True)
@@ -44,6 +58,10 @@ def vendor() -> str:
 
 def identity() -> str:
     """Text that is another one on a processor with other instructions or of another kind."""
+    if MACOS:
+        from tamis.platform import darwin
+
+        return darwin.identity()
     if MACHINE != "aarch64":
         x86 = ("vendor_id", "cpu family", "model", "stepping", "flags")
         return " ".join(_cpuinfo().get(name, "") for name in x86)

@@ -109,17 +109,16 @@ def made_for(name: str) -> Features:
 def target(level: Features) -> Target:
     """What code of a level is made for; for compile workers.
 
-    The host's level is made for the host, with all it has; a lower one, or one of the other
-    machine, for any CPU that has what the level needs.
+    The host's level is made for the host, with all it has; a lower one, or one of AArch64, for any
+    CPU that has what the level needs. AArch64's code leaves x18 alone, which macOS keeps.
     """
-    if level == host():
+    if level == host() and not level.neon:
         import llvmlite.binding as llvm
 
         return Target("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     if level.neon:
-        return Target(
-            "aarch64-unknown-linux-gnu", "generic", ",".join(f"+{n}" for n in level.needs)
-        )
+        names = [*level.needs, "reserve-x18"]
+        return Target("aarch64-unknown-linux-gnu", "generic", ",".join(f"+{n}" for n in names))
     # LLVM has the CRC-32C instruction of SSE4.2, which every CPU with AVX2 has, apart.
     names = [*level.needs, *(["crc32"] if level.avx2 else [])]
     cpu = "x86-64" if level.needs or processor.MACHINE == "x86_64" else "generic"
