@@ -232,6 +232,7 @@ class Stage:
     def _prepare(self) -> Program:
         """What the method makes of the layers' keys once a part of a prompt is whole."""
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, len(self.ws.ids))
+        rec.program.transfer(self.ws.step)  # of no rows: all ops are of the sequence's side
         for layer in self.layers if self.state.prepares else ():
             if (source := self._model.kv_layer(layer)) in self._model.kv_layers:
                 self.state_of(layer).prepare(rec, layer, self.view(source))

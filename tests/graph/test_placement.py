@@ -455,7 +455,10 @@ def test_sessions_are_kept_copied_and_gone_on_with(path, whole, elsewhere, n, tm
     engine.close()
 
 
-@pytest.mark.parametrize("attn", ["dense", "lfps", "tactic:c=16,local=64,period=4,segment=512"])
+@pytest.mark.parametrize(
+    "attn",
+    ["dense", "lfps", *(f"tactic:c=16,local=64,period=4,segment={n}" for n in (128, 512))],
+)
 def test_rows_move_and_no_key_of_the_context(path, elsewhere, attn):
     engine = parted(path)
     session = engine.session(n_ctx=512, n_ubatch=64, attn=attn)
