@@ -6,17 +6,16 @@ representatives and keeps the best k / b_k (3.1, Eq. 4), until a branch is one b
 A decode mask serves r_m steps; sinks and the local window move on without it. The first l_d layers
 read all.
 
-`rep="centre", rows="head"` is the paper's method, at decode: k / b_k equal chunks, two branches
-each, a branch's centre block stands for it, by the best q . k over every b_sk-th of its keys (3.2);
-each query head has its own tree. The paper's has all keys; here the first `sink` and the last
-`local` positions, in whole blocks, always take part, beside the k, as in all methods here, and the
-tree has those between.
+`rep="centre", rows="head"` is the paper's method: k / b_k equal chunks, two branches each, a
+branch's centre block stands for it, by the best q . k over every b_sk-th of its keys (3.2) and, in
+a prompt, over every b_sq-th of b_q queries; each query head has its own tree. The paper's has all
+keys; here the first `sink` and the last `local` positions, in whole blocks, always take part,
+beside the k, as in all methods here, and the tree has those between.
 The defaults depart further, because with grouped heads the paper's sets, one a head, read more
 bytes than they save:
 - `rep="mean"`: the mean of a chunk's keys stands for it, in a byte an element and two floats. Means
   are kept: of blocks, of four blocks, of 16 and so on; a chunk has four branches, and the search
   starts at the first level of at most 4 k / b_k chunks. They take (d + 8) 4 / (3 b_k) bytes a key.
-  Prefill always searches means, with every b_sq-th query of b_q.
 - `rows="group"`: one set for the query heads that share a KV head, by the sum of their weights, 2^x
   (in straight lines) of q . k - log sum exp, the sum over sinks and window: without it the head
   with the longest queries chooses for all.
@@ -108,8 +107,8 @@ class _State(SelectorState):
         self._params = params
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
         self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
-        self._tree = np.zeros((self._n_row, 8, params.n_chunk), np.int32)
         self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
+        self._trees: dict[int, np.ndarray] = {}  # by rows of masks, made when first recorded
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
         self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # blocks in the means
         self.counters = (self._filled,)
@@ -123,7 +122,7 @@ class _State(SelectorState):
             return super().prefill(rec, layer, q, kv)
         n_mask = -(-rec.n_tok // p.b_q)
         mask = np.zeros((n_mask * self._n_row, 1 + p.n_chunk), np.int32)
-        self._record_search(rec, layer, q, kv, mask=mask, mask_block=p.b_q)
+        self._record_masks(rec, layer, q, kv, mask=mask, mask_block=p.b_q)
         return self._record_selection(rec, mask, mask_block=p.b_q)
 
     def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -131,10 +130,8 @@ class _State(SelectorState):
         if shape.window[layer] or layer < p.l_d:
             return super().decode(rec, layer, q, kv)
         mask = self._masks[layer]
-        if self._phase == REFRESH and p.rep == "mean":
-            self._record_search(rec, layer, q, kv, mask=mask, mask_block=1)
-        elif self._phase == REFRESH:
-            self._record_estimate(rec, layer, q, kv)
+        if self._phase == REFRESH:
+            self._record_masks(rec, layer, q, kv, mask=mask, mask_block=1)
         return self._record_selection(rec, mask, mask_block=1)
 
     def phase(self, step: int) -> str:
@@ -178,6 +175,19 @@ class _State(SelectorState):
             q_block=rec.q_block,
         )
         return sel
+
+    def _record_masks(
+        self,
+        rec: Recording,
+        layer: int,
+        q: np.ndarray,
+        kv: KVView,
+        *,
+        mask: np.ndarray,
+        mask_block: int,
+    ) -> None:
+        record = self._record_search if self._params.rep == "mean" else self._record_estimate
+        record(rec, layer, q, kv, mask=mask, mask_block=mask_block)
 
     def _record_search(
         self,
@@ -240,18 +250,31 @@ class _State(SelectorState):
             }
         return self._means[layer]
 
-    def _record_estimate(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+    def _record_estimate(
+        self,
+        rec: Recording,
+        layer: int,
+        q: np.ndarray,
+        kv: KVView,
+        *,
+        mask: np.ndarray,
+        mask_block: int,
+    ) -> None:
         p, shape = self._params, self.shape
+        q_stride = min(p.b_sq, mask_block)
+        tree = self._trees.get(len(mask))  # scratch: layers share it
+        if tree is None:
+            tree = self._trees[len(mask)] = np.zeros((len(mask), 8, p.n_chunk), np.int32)
         rec.program.add(
             ops.HIP_ESTIMATE,
             (shape.head_dim, shape.n_head // self._n_row),
-            cost=self._estimate_cost,
+            cost=self._estimate_cost(-(-mask_block // q_stride), mask_block),
             step=rec.step,
             q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
-            mask=self._masks[layer],
-            tree=self._tree,
+            mask=mask,
+            tree=tree,
             n_row=self._n_row,
             heads_per_kv=shape.group,
             n_head_kv=shape.n_head_kv,
@@ -260,6 +283,8 @@ class _State(SelectorState):
             stride=p.b_sk,
             n_sink=p.n_sink,
             n_local=p.local,
+            mask_block=mask_block,
+            q_stride=q_stride,
         )
 
     def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
@@ -282,14 +307,20 @@ class _State(SelectorState):
 
         return cost
 
-    def _estimate_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
+    def _estimate_cost(self, n_sample: int, mask_block: int) -> Cost:
         """Two branches a chunk and round, of each the strided keys of one block."""
-        p = self._params
-        n_block = max(0, (pos + 1 - p.local) // p.b_k - p.n_sink)
-        n_chunk = max(1, min(n_block, p.n_chunk))
-        n_round = math.ceil(math.log2(max(1, n_block / n_chunk)))
-        n = 2 * n_chunk * n_round * -(-p.b_k // p.b_sk) * self.shape.head_dim
-        return 2 * n * self._n_row, 2 * n * self.shape.n_head
+        p, shape = self._params, self.shape
+
+        def cost(n_tok: int, pos: int) -> tuple[int, int]:
+            n_mask = -(-n_tok // mask_block)
+            oldest = pos + (n_mask - 1) * mask_block  # of the last mask: the longest search
+            n_block = max(0, (oldest + 1 - p.local) // p.b_k - p.n_sink)
+            n_chunk = max(1, min(n_block, p.n_chunk))
+            n_round = math.ceil(math.log2(max(1, n_block / n_chunk)))
+            n = 2 * n_chunk * n_round * -(-p.b_k // p.b_sk) * shape.head_dim * n_mask
+            return 2 * n * self._n_row, 2 * n * n_sample * shape.n_head
+
+        return cost
 
 
 METHOD = HiP

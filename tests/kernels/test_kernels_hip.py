@@ -45,30 +45,33 @@ def search(score, low, high, n_chunk):
     return [f for f, _ in chunks]
 
 
-def check_search(q, k, *, group, heads_per_kv, block, stride, n_sink, n_local, n_chunk):
-    n_kv, n_head_kv, head_dim = k.shape
-    n_row = q.shape[1] // group
-    expected = np.full((n_row, 1 + n_chunk), -7, np.int32)
-    high = max(n_sink, (n_kv - n_local) // block)
-    for r in range(n_row):
-        heads = q[0, r * group : (r + 1) * group].astype(float)
+def check_search(
+    q, k, *, group, heads_per_kv, block, stride, n_sink, n_local, n_chunk, mask_block=1, q_stride=1
+):  # fmt: skip
+    """The last len(q) of the positions in k are the queries."""
+    (n_kv, n_head_kv, head_dim), n_tok = k.shape, len(q)
+    n_row, n_mask, pos = q.shape[1] // group, -(-n_tok // mask_block), n_kv - n_tok
+    masks = np.full((n_mask * n_row, 1 + n_chunk), -7, np.int32)
+    expected = masks.copy()
+    for item, row in enumerate(expected):
+        first, r = item // n_row * mask_block, item % n_row
+        high = max(n_sink, (pos + first + 1 - n_local) // block)
+        heads = q[first : min(n_tok, first + mask_block) : q_stride, r * group : (r + 1) * group]
+        heads = heads.reshape(-1, head_dim).astype(float)
         dots = (heads @ k[:, r * group // heads_per_kv].astype(float).T).max(axis=0)
 
         def score(b, dots=dots):
             return dots[b * block : (b + 1) * block : stride].max()
 
         found = search(score, n_sink, high, n_chunk)
-        expected[r, 0], expected[r, 1 : 1 + len(found)] = len(found), found
+        row[0], row[1 : 1 + len(found)] = len(found), found
     table = page_table(np.random.default_rng(3), n_kv, -(-n_kv // 64) + 1)
     for found in runs(
         ops.HIP_ESTIMATE, (head_dim, group),
-        out={
-            "mask": np.full((n_row, 1 + n_chunk), -7, np.int32),
-            "tree": np.full((n_row, 8, n_chunk), -7, np.int32),
-        },
-        step=step_of(1, n_kv - 1), q=q, k_pages=paged(k, table), k_table=table, n_row=n_row,
+        out={"mask": masks, "tree": np.full((n_mask * n_row, 8, n_chunk), -7, np.int32)},
+        step=step_of(n_tok, pos), q=q, k_pages=paged(k, table), k_table=table, n_row=n_row,
         heads_per_kv=heads_per_kv, n_head_kv=n_head_kv, n_chunk=n_chunk, block=block,
-        stride=stride, n_sink=n_sink, n_local=n_local,
+        stride=stride, n_sink=n_sink, n_local=n_local, mask_block=mask_block, q_stride=q_stride,
     ):  # fmt: skip
         np.testing.assert_array_equal(found["mask"], expected)
 
@@ -85,6 +88,27 @@ def test_the_search_is_algorithm_1(head_dim, group, n_kv, n_sink, n_local, n_chu
     check_search(
         q, k, group=group, heads_per_kv=3 * group, block=block, stride=stride, n_sink=n_sink,
         n_local=n_local, n_chunk=n_chunk,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "stride"), [(1, 1), (7, 3), (16, 16)])
+@pytest.mark.parametrize(("n_sink", "n_local", "n_chunk"), [(0, 1, 1), (1, 20, 5), (2, 33, 24)])
+@pytest.mark.parametrize(("head_dim", "group"), SHAPES)
+@pytest.mark.parametrize(
+    ("n_tok", "pos", "mask_block", "q_stride"),
+    [(37, 0, 16, 5), (37, 296, 16, 1), (32, 301, 16, 16), (3, 330, 64, 8)],
+)
+@in_child
+def test_a_mask_of_several_queries_is_algorithm_1_with_their_best_products(
+    head_dim, group, n_tok, pos, mask_block, q_stride, n_sink, n_local, n_chunk, block, stride
+):
+    """Masks that are whole and one that is not, of all queries, every fifth and the first only."""
+    rng = np.random.default_rng((head_dim, n_tok, pos, block, n_chunk))
+    k = normal(rng, pos + n_tok, 2, head_dim).astype(np.float16)
+    q = normal(rng, n_tok, 6 * group, head_dim)
+    check_search(
+        q, k, group=group, heads_per_kv=3 * group, block=block, stride=stride, n_sink=n_sink,
+        n_local=n_local, n_chunk=n_chunk, mask_block=mask_block, q_stride=q_stride,
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ EXAMPLES = {
         Example("hip:k=1,b_k=1,l_d=0,sink=0,local=1,rep=centre", 2, 1),
         Example("hip:k=32,b_k=4,l_d=0,sink=4,local=16,rep=centre,rows=head", 55, 16),
         Example("hip:k=6,b_k=3,b_sk=2,b_q=16,b_sq=3,l_d=0,sink=0,local=1,rows=head", 18, 1),
+        Example("hip:k=6,b_k=3,b_q=16,b_sq=3,l_d=0,sink=0,local=1,rep=centre", 18, 1),
     ],
     "cpe": [
         Example("cpe:k=24,sink=4,local=8,s=4,rows=head", 4 + 8 + 24 + 2 * 8, 8),

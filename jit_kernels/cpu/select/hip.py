@@ -67,26 +67,33 @@ def keep_branches(branches, scores, n_branch, chunks, n_chunk):
 
 
 def hip_estimate(head_dim: int, group: int) -> Any:
-    """Kernel of HIP_ESTIMATE: threads stride over rows."""
+    """Kernel of HIP_ESTIMATE: threads stride over rows of masks."""
 
     @njit(error_model="numpy")
-    def score(a, heads, h, first):
+    def score(a, heads, n_query, h, first):
         """The best q . k over every stride-th key of the block from position `first` on."""
         best, j = LOWEST, first
+        apart = 4 * head_dim * group * a.n_row * a.q_stride  # bytes from a query to the next
         while j < first + a.block:  # a range would divide by its step
             key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
-            for g in range(group):
-                best = max(best, dot_half(heads + 4 * head_dim * g, key, head_dim))
+            for i in range(n_query):
+                for g in range(group):
+                    head = heads + apart * i + 4 * head_dim * g
+                    best = max(best, dot_half(head, key, head_dim))
             j += a.stride
         return best
 
     def kernel(tid, n_thread, a):
-        high = max(a.n_sink, (load_i64(a.step + STEP.pos) + 1 - a.n_local) // a.block)
-        n = high - a.n_sink
-        for r in range(tid, a.n_row, n_thread):
-            h, heads = r * group // a.heads_per_kv, a.q + 4 * head_dim * group * r
-            chosen = a.mask + 4 * (1 + a.n_chunk) * r
-            chunks = a.tree + 32 * a.n_chunk * r
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_mask = (n_tok + a.mask_block - 1) // a.mask_block
+        for item in range(tid, n_mask * a.n_row, n_thread):
+            oldest, r = item // a.n_row * a.mask_block, item % a.n_row
+            n = max(0, (pos + oldest + 1 - a.n_local) // a.block - a.n_sink)
+            n_query = (min(a.mask_block, n_tok - oldest) + a.q_stride - 1) // a.q_stride
+            h = r * group // a.heads_per_kv
+            heads = a.q + 4 * head_dim * group * (oldest * a.n_row + r)
+            chosen = a.mask + 4 * (1 + a.n_chunk) * item
+            chunks = a.tree + 32 * a.n_chunk * item
             branches, scores = chunks + 8 * a.n_chunk, chunks + 24 * a.n_chunk
             count = min(n, a.n_chunk)
             for j in range(count):
@@ -103,7 +110,7 @@ def hip_estimate(head_dim: int, group: int) -> Any:
                     for at in range(key, key + 2 * head_dim * min(a.block, 4), 64):
                         prefetch(at)
                     j = centre_of(branches, b) * a.block
-                    store_f32(scores + 4 * b, score(a, heads, h, j))
+                    store_f32(scores + 4 * b, score(a, heads, n_query, h, j))
                 longest = keep_branches(branches, scores, n_branch, chunks, a.n_chunk)
             store_i32(chosen, count)
             for j in range(count):

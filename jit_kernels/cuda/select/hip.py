@@ -76,10 +76,11 @@ def copy_chunks(branches, picked, chunks, n_chunk):
 
 
 def _rating(head_dim: int, group: int) -> Any:
-    """The function (shared, heads, rows, scores) that scores branches; a block's work.
+    """The function (shared, heads, rows, scores, more) that scores branches; a block's work.
 
-    A branch's score is the best q . k of its centre block. rows: the pages of a KV head; the
-    branches, how many there are, keys of each, positions of a block, positions between keys.
+    A branch's score is the best q . k of its centre block, or with `more` what it was if that is
+    larger. rows: the pages of a KV head; the branches, how many there are, keys of each, positions
+    of a block, positions between keys.
     """
 
     @device
@@ -95,14 +96,15 @@ def _rating(head_dim: int, group: int) -> Any:
     stage = staging(head_dim, group, key_of)
 
     @device
-    def rate(shared, heads, rows, scores):
+    def rate(shared, heads, rows, scores, more):
         _, n_branch, n_key, _, _ = rows[1]
         for start in range(0, n_branch * n_key, SPAN):
             stage(shared, heads, group, rows, start)
             end = min(start + SPAN, n_branch * n_key)
             last = quotient(end - 1, n_key)
             for b in range(quotient(start, n_key) + thread(), last + 1, THREADS):
-                best = load_f32(scores + 4 * b) if b * n_key < start else float32(LOWEST)
+                begun = more or b * n_key < start
+                best = load_f32(scores + 4 * b) if begun else float32(LOWEST)
                 for i in range(max(start, b * n_key), min(end, (b + 1) * n_key)):
                     for g in range(group):
                         product = load_shared(uint32(shared + ROW * g + 4 * (i - start)))
@@ -114,18 +116,25 @@ def _rating(head_dim: int, group: int) -> Any:
 
 
 def hip_estimate(head_dim: int, group: int) -> list[Launch]:
-    """Kernel of HIP_ESTIMATE: blocks stride over rows."""
+    """Kernel of HIP_ESTIMATE: blocks stride over rows of masks."""
     rate = _rating(head_dim, group)
 
     def kernel(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)
         shared = shared_address(cuda.shared.array(0, uint8))
-        n = max(0, (load_i64(a.step + STEP.pos) + 1 - a.n_local) // a.block - a.n_sink)
-        count, n_key = min(n, a.n_chunk), (a.block + a.stride - 1) // a.stride
-        for r in range(tid, a.n_row, n_thread):
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        n_key = (a.block + a.stride - 1) // a.stride
+        n_item = (n_tok + a.mask_block - 1) // a.mask_block * a.n_row
+        apart = 4 * head_dim * group * a.n_row * a.q_stride  # bytes from a query to the next
+        for item in range(tid, n_item, n_thread):
+            oldest, r = item // a.n_row * a.mask_block, item % a.n_row
+            n = max(0, (pos + oldest + 1 - a.n_local) // a.block - a.n_sink)
+            count = min(n, a.n_chunk)
+            n_query = (min(a.mask_block, n_tok - oldest) + a.q_stride - 1) // a.q_stride
             pages = a.k_pages, a.k_table, a.n_head_kv, r * group // a.heads_per_kv
-            heads, chosen = a.q + 4 * head_dim * group * r, a.mask + 4 * (1 + a.n_chunk) * r
-            chunks = a.tree + 32 * a.n_chunk * r
+            heads = a.q + 4 * head_dim * group * (oldest * a.n_row + r)
+            chosen = a.mask + 4 * (1 + a.n_chunk) * item
+            chunks = a.tree + 32 * a.n_chunk * item
             branches, scores = chunks + 8 * a.n_chunk, chunks + 24 * a.n_chunk
             start_chunks(chunks, a.n_sink, n, count)
             sync_block()
@@ -135,7 +144,8 @@ def hip_estimate(head_dim: int, group: int) -> list[Launch]:
                 sync_block()
                 if n_branch > a.n_chunk:
                     rows = pages, (branches, n_branch, n_key, a.block, a.stride)
-                    rate(shared, heads, rows, scores)
+                    for i in range(n_query):
+                        rate(shared, heads + apart * i, rows, scores, i > 0)
                     write_best(scores, 0, n_branch, a.n_chunk, chosen + 4)
                 else:
                     write_range(chosen + 4, 0, a.n_chunk)
@@ -147,6 +157,7 @@ def hip_estimate(head_dim: int, group: int) -> list[Launch]:
                 store_i32(chosen + 4 * (1 + j), load_i32(chunks + 8 * j))
             if thread() == 0:
                 store_i32(chosen, count)
+            sync_block()  # before the next row's chunks overwrite what is read here
 
     return [Launch(kernel, shared=ROW * group)]
 

@@ -11,18 +11,19 @@ SIBLINGS = 4  # chunks that HIP_SEARCH splits one into
 
 
 class HipEstimate:
-    """Alg. 1 for one query token.
+    """Alg. 1 for masks of mask_block queries.
 
-    A block's score is the largest q . k over its keys 0, stride, 2 * stride, .. and over a row's
-    group of query heads.
+    A block's score is the largest q . k over its keys 0, stride, 2 * stride, .. , over every
+    q_stride-th query of the mask and over a row's group of query heads.
     """
 
     step: Address
-    q: Address  # f32 [n_head, head_dim]
+    q: Address  # f32 [n_tok, n_head, head_dim]
     k_pages: Address
     k_table: Address
-    mask: Address  # int32 [n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending
-    tree: Address  # int32 [n_row, 8, n_chunk], scratch
+    # int32 [n_mask, n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending
+    mask: Address
+    tree: Address  # int32 [n_mask, n_row, 8, n_chunk], scratch
     n_row: int
     heads_per_kv: int
     n_head_kv: int
@@ -31,6 +32,8 @@ class HipEstimate:
     stride: int
     n_sink: int  # blocks
     n_local: int  # positions
+    mask_block: int
+    q_stride: int
 
 
 HIP_ESTIMATE = op("select.hip", HipEstimate, "head_dim group", reads=READS_ALL)
