@@ -497,7 +497,7 @@ class Session(Generating):
                 chunk = self._tokens[start : start + self.n_ubatch]
                 prompt = range(first, self.n_past)
                 self._states.begin()
-                self._forward.prefill(np.array(chunk, np.int32), start, prompt)
+                self._forward.prefill(np.array(chunk, np.int32), start, prompt, lasting=False)
                 self._states.end(start + len(chunk))
         finally:
             self._wait()

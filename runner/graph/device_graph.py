@@ -133,8 +133,13 @@ class Stage:
         """Whether its decode Programs go on to the logits."""
         return self.place.output and self.layers.stop == self._model.hp.n_layer
 
-    def prefill(self, pos: int, n_tok: int, prompt: range, counting: bool) -> None:
-        """Run a chunk through the layers; prompt: the positions of all its chunks."""
+    def prefill(
+        self, pos: int, n_tok: int, prompt: range, counting: bool, *, lasting: bool = True
+    ) -> None:
+        """Run a chunk through the layers; prompt: the positions of all its chunks.
+
+        lasting: whether its keys and values are to stay, so that methods may prepare them.
+        """
         self.kv.begin(pos, n_tok)
         if not self.layers:
             self._run(0, len(self._prefill), counting)
@@ -148,7 +153,7 @@ class Stage:
             else:
                 reuse = self.state.freezing == "reuse" and layer > 0
                 self._run(at.projected if reuse else at.first, at.ready, counting)
-        if self._preparing is not None and self.state.prepare_due(pos + n_tok):
+        if lasting and self._preparing is not None and self.state.prepare_due(pos + n_tok):
             self.backend.send(*self.state.planned)
             self._replay(self._preparing, 0, len(self._preparing))
         self.kv.finish(pos, n_tok)

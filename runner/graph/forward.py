@@ -57,16 +57,16 @@ class Forward:
         """Most tokens of a chunk."""
         return len(self._ws.ids)
 
-    def prefill(self, ids: np.ndarray, pos: int, prompt: range) -> None:
+    def prefill(self, ids: np.ndarray, pos: int, prompt: range, *, lasting: bool = True) -> None:
         """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
 
-        prompt: the positions of all its chunks. Between layers the interpreter looks for signals,
-        so Ctrl-C stops a long chunk.
+        prompt: the positions of all its chunks; lasting: whether its keys and values are to stay.
+        Between layers the interpreter looks for signals, so Ctrl-C stops a long chunk.
         """
         self._set(ids, pos, prompt)
         for before, stage in zip([None, *self._stages], self._stages, strict=False):
             self._pass_on(before, stage, len(ids))
-            stage.prefill(pos, len(ids), prompt, self._counting)
+            stage.prefill(pos, len(ids), prompt, self._counting, lasting=lasting)
         self._pass_on(self._last, self._ending, len(ids))
 
     def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:

@@ -106,3 +106,53 @@ def test_layers_of_their_own_methods_are_clustered_too(engine, planned, monkeypa
         patch.setattr(tactic._State, "prepare_due", lambda state, end: False)
         other = engine.session(n_ctx=512, attn=f"topk:k=8@0+{ATTN}@1", n_ubatch=64)
         assert (found == run(other)).all()
+
+
+@pytest.mark.parametrize("way", ["load", "copy", "remove"])
+def test_a_prompt_after_tokens_that_came_otherwise_is_clustered_from_their_beginning(
+    engine, planned, monkeypatch, tmp_path, way
+):
+    def run(session):
+        source = engine.session(n_ctx=512, n_ubatch=32)
+        source.prefill(tokens(150))
+        if way == "load":
+            source.save(tmp_path / "s")
+            session.load(tmp_path / "s")
+        elif way == "copy":
+            session.copy(source)
+        else:
+            session.prefill(tokens(190))
+            steps(session)  # 4 .. 171 are clustered
+            session.remove(40, 83)
+            planned.clear()
+        first = steps(session)
+        session.prefill(tokens(150, 1))
+        return np.concatenate([first, steps(session)])
+
+    found = run(engine.session(n_ctx=512, attn=ATTN, n_ubatch=32))
+    assert planned == [(132, 196), (196, 260)]  # two segments were clustered by the first steps
+    assert (found == at_first_step(engine, monkeypatch, run, n_ubatch=32)).all()
+
+
+@pytest.mark.parametrize("way", ["load", "copy"])
+def test_keys_of_tokens_that_run_again_for_another_method_are_not_clustered(
+    engine, planned, monkeypatch, tmp_path, way
+):
+    # snapkv runs the last 64 tokens again, and what a window's prefill has left is then put back.
+    attn = f"snapkv:window=64@0+{ATTN}@1"
+
+    def run(session):
+        source = engine.session(n_ctx=512, n_ubatch=32, prefill="window:sink=4,recent=16")
+        source.prefill(tokens(150))
+        if way == "load":
+            source.save(tmp_path / "s")
+            session.load(tmp_path / "s")
+        else:
+            session.copy(source)
+        return steps(session)
+
+    found = run(engine.session(n_ctx=512, attn=attn, n_ubatch=32))
+    assert planned == []
+    with monkeypatch.context() as patch:
+        patch.setattr(tactic._State, "prepare_due", lambda state, end: False)
+        assert (found == run(engine.session(n_ctx=512, attn=attn, n_ubatch=32))).all()
