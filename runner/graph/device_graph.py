@@ -138,7 +138,7 @@ class Stage:
     ) -> None:
         """Run a chunk through the layers; prompt: the positions of all its chunks.
 
-        lasting: whether its keys and values are to stay, so that methods may prepare them.
+        lasting: whether its K and V are to stay, so that methods may prepare them.
         """
         self.kv.begin(pos, n_tok)
         if not self.layers:

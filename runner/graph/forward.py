@@ -60,7 +60,7 @@ class Forward:
     def prefill(self, ids: np.ndarray, pos: int, prompt: range, *, lasting: bool = True) -> None:
         """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
 
-        prompt: the positions of all its chunks; lasting: whether its keys and values are to stay.
+        prompt: the positions of all its chunks; lasting: whether its K and V are to stay.
         Between layers the interpreter looks for signals, so Ctrl-C stops a long chunk.
         """
         self._set(ids, pos, prompt)
