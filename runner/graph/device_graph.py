@@ -87,7 +87,6 @@ class Stage:
         self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
         self._tables = b""  # of pages, as they were shown to kernels
         self._body_program, self._at = self._body(len(self.ws.ids))
-        self._prepare_program = self._prepare()
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
         _check_readers(self._body_program, "prefill", self.kv.types)
@@ -106,7 +105,7 @@ class Stage:
         """Link what was recorded; the backend has loaded the kernels."""
         phase, decode = self._decoding
         self._prefill = self._linked(self._body_program)
-        self._preparing = self._linked(self._prepare_program) if self.state.prepares else None
+        self._preparing = self._linked(self._prepare()) if self.state.prepares else None
         self._phases = {(phase, False, 0): self._linked(decode)}
 
     @property
@@ -238,7 +237,7 @@ class Stage:
         """What the method makes of the layers' keys once a part of a prompt is whole."""
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, len(self.ws.ids))
         rec.program.transfer(self.ws.step)  # of no rows: all ops are of the sequence's side
-        for layer in self.layers if self.state.prepares else ():
+        for layer in self.layers:
             if (source := self._model.kv_layer(layer)) in self._model.kv_layers:
                 self.state_of(layer).prepare(rec, layer, self.view(source))
         return rec.program

@@ -106,6 +106,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
+        self._record_masks = self._record_search if params.rep == "mean" else self._record_estimate
         self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
         self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
         self._trees: dict[int, np.ndarray] = {}  # by rows of masks, made when first recorded
@@ -175,19 +176,6 @@ class _State(SelectorState):
             q_block=rec.q_block,
         )
         return sel
-
-    def _record_masks(
-        self,
-        rec: Recording,
-        layer: int,
-        q: np.ndarray,
-        kv: KVView,
-        *,
-        mask: np.ndarray,
-        mask_block: int,
-    ) -> None:
-        record = self._record_search if self._params.rep == "mean" else self._record_estimate
-        record(rec, layer, q, kv, mask=mask, mask_block=mask_block)
 
     def _record_search(
         self,
