@@ -7,6 +7,7 @@ from guarded import in_child, runs, step_of
 from selection_cases import DROP, LOWEST, maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
+from tamis.platform import processor
 
 KINDS = [(16, "f16"), (80, "f16"), (64, "q8_0"), (96, "q4_0")]  # head_dim, type of keys
 # head_dim, heads, group: of one head, more than the registers hold, and those that count by threes.
@@ -18,6 +19,7 @@ KERNELS = [
     *((ops.RESCORE_KEYS, shape) for shape in RESCORED),
     (ops.MASS_BRACKET, (64,)),
 ]
+OFFSET = 0 if processor.MACHINE == "aarch64" else 128  # what is added to a key's signed codes
 Q_SIZES = (127, 64)  # steps of a query's largest element, with VNNI and without
 
 
@@ -25,12 +27,14 @@ def as_numbers(codes, steps):
     """Keys less their centre, [n_head_kv, capacity, head_dim], of interleaved codes."""
     n_head_kv, n_block, n_four, _, _ = codes.shape
     rows = codes.transpose(0, 1, 3, 2, 4).reshape(n_head_kv, n_block * 16, 4 * n_four)
-    return (rows.astype(float) - 128) * steps[:, :, None]
+    signed = (rows - np.uint8(OFFSET)).view(np.int8)
+    return signed.astype(float) * steps[:, :, None]
 
 
-def interleaved(rows):
-    """Codes of bytes [n_head_kv, capacity, head_dim]."""
-    n_head_kv, capacity, head_dim = rows.shape
+def interleaved(signed):
+    """Codes of int8 [n_head_kv, capacity, head_dim]."""
+    n_head_kv, capacity, head_dim = signed.shape
+    rows = signed.view(np.uint8) + np.uint8(OFFSET)
     cut = rows.reshape(n_head_kv, capacity // 16, 16, head_dim // 4, 4)
     return np.ascontiguousarray(cut.transpose(0, 1, 3, 2, 4))
 
@@ -113,10 +117,10 @@ def test_scores_are_products_of_codes(head_dim, heads, group, pos, n_sink, n_loc
     capacity = (pos + 256) // 256 * 256
     low, high = middle(pos, n_sink, n_local, drop)
     # The largest codes there are: without VNNI two products fit 16 bits.
-    keys = rng.choice([1, 128, 255], (2, capacity, head_dim)).astype(np.uint8)
+    keys = rng.choice([-127, 0, 127], (2, capacity, head_dim)).astype(np.int8)
     q_codes = rng.choice([-64, 1, 64], (2, heads, head_dim)).astype(np.int8)
     steps, (q_steps, q_centre) = normal(rng, 2, capacity), normal(rng, 2, 2, heads)
-    exact = np.einsum("hgd,hjd->hgj", q_codes.astype(float), keys.astype(float) - 128)
+    exact = np.einsum("hgd,hjd->hgj", q_codes.astype(float), keys.astype(float))
     exact = exact * steps[:, None] * q_steps[:, :, None] + q_centre[:, :, None]
     n = heads if n_asking is None else min(heads, n_asking * group)
     counts = {} if n_asking is None else {"counts": np.array([n, 0], np.int32)}
@@ -204,10 +208,10 @@ def test_the_mass_that_is_left_out_lies_in_the_bracket(pos, block, n_row):
     k, q = normal(rng, 2, pos + 1, head_dim), normal(rng, n_head, head_dim)
     centre = normal(rng, 2, head_dim)
     steps = np.full((2, capacity), np.nan, np.float32)
-    rows = np.full((2, capacity, head_dim), 255, np.uint8)
+    rows = np.full((2, capacity, head_dim), 127, np.int8)
     left = k - centre[:, None]
     steps[:, : pos + 1] = np.abs(left).max(axis=2) / 127
-    rows[:, : pos + 1] = 128 + np.rint(left / steps[:, : pos + 1, None])
+    rows[:, : pos + 1] = np.rint(left / steps[:, : pos + 1, None])
     kept = [np.flatnonzero(rng.random(pos // block + 1) < 0.4) for _ in range(n_row)]
     indptr = np.cumsum([0, *map(len, kept)]).astype(np.int32)
     for found in runs(

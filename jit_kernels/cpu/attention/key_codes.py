@@ -45,10 +45,12 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 
 SIZE, ZERO = np.float32(127), np.float32(0)  # steps of the largest element of a key
-# And of a query. Without VNNI two products of bytes must fit 16 bits: 2 * 255 * 64 does.
-Q_SIZE = np.float32(127 if CPU.vnni else 64)
-OFFSET = 128  # what is added to a key's signed codes
+# NEON multiplies signed bytes, VNNI unsigned ones by signed ones.
+SIGNED = int(CPU.neon)
+OFFSET = 0 if SIGNED else 128  # what is added to a key's signed codes
 LESS = -OFFSET  # a literal
+# And of a query. Without VNNI two products must fit 16 bits: 2 * 127 * 127 and 2 * 255 * 64 do.
+Q_SIZE = np.float32(127 if CPU.vnni or SIGNED else 64)
 
 
 def key_centre(head_dim: int, type_k: str) -> Any:
@@ -149,7 +151,7 @@ def scoring_codes(head_dim: int, heads: int) -> Any:
                 sums = broadcast_words(q_sums, n, one, LESS)
                 for d in range(0, head_dim, 4):
                     keys = load_word_row(own + KEYS * d, one)
-                    sums = add_outer_bytes(sums, q_codes + d, head_dim, keys, 0)
+                    sums = add_outer_bytes(sums, q_codes + d, head_dim, keys, SIGNED)
                 factors, more = broadcast_column(q_steps, 4, n), broadcast_column(q_centre, 4, n)
                 found = add_scaled_words(more, sums, factors, load_row(steps + 4 * j, one))
                 store_grid(out + 4 * j, stride, found)

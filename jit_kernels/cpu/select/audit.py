@@ -12,6 +12,7 @@ from numba import njit
 
 from tamis.jit_kernels.contract.ops import AUDIT, KEYS, STEP
 from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cpu.attention.key_codes import OFFSET
 from tamis.jit_kernels.cpu.kv.kv_rows import row_at, rows_of_type
 from tamis.jit_kernels.cpu.lang.blocks16 import dot_float
 from tamis.jit_kernels.cpu.lang.intrinsic import (
@@ -33,6 +34,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.select.common import ordered, threshold
 
 ZERO, LOWEST = np.float32(0), np.float32(-3e38)
+HALF = 128  # of the numbers of a byte
 
 
 @njit(error_model="numpy")
@@ -212,7 +214,7 @@ def mass_bracket(head_dim: int) -> Any:
         for d in range(0, head_dim, 4):
             word = load_i32(codes + KEYS * d)
             for i in range(4):
-                code = (word >> 8 * i & 255) - 128
+                code = ((word >> 8 * i) + HALF - OFFSET & 255) - HALF
                 total += load_f32(query + 4 * (d + i)) * np.float32(code)
         return total
 

@@ -42,7 +42,8 @@ KEY_CENTRE = op("attention.key_codes", KeyCentre, "head_dim type_k", reads=UNCOD
 class KeyCodes:
     """Code the keys from `filled` on, and the queries that SCORE_CODES multiplies them by.
 
-    A query's codes are its elements in 127ths of the largest, rounded; without VNNI in 64ths.
+    A query's codes are its elements in 127ths of the largest, rounded; on x86-64 without VNNI in
+    64ths. A key's are in 127ths, plus 128 except on AArch64, which multiplies signed bytes.
     """
 
     step: Address
