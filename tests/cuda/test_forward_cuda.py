@@ -381,8 +381,9 @@ def test_a_method_of_prompts_chooses_as_on_the_cpu(prefill, tmp_path):
 
 
 @pytest.mark.parametrize("l_d", [0, 1])
+@pytest.mark.parametrize("rep", ["mean", "centre"])
 @pytest.mark.parametrize("method", ["{}", "delta({}):gamma=16,mode=recompute"])
-def test_hip_chooses_as_on_the_cpu_but_for_close_calls(method, l_d, tmp_path):
+def test_hip_chooses_as_on_the_cpu_but_for_close_calls(method, rep, l_d, tmp_path):
     """Products of float16 move keys by a thousandth; then some bytes of means round differently.
 
     A byte is a 127th of a mean's spread and moves a score by up to 1 %. In this model one choice in
@@ -392,6 +393,6 @@ def test_hip_chooses_as_on_the_cpu_but_for_close_calls(method, l_d, tmp_path):
     """
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32", layers=l_d + 1))
-    hip = f"hip:k=8,b_k=2,b_q=16,b_sq=4,l_d={l_d},sink=2,local=6"
+    hip = f"hip:rep={rep},k=8,b_k=2,b_q=16,b_sq=4,l_d={l_d},sink=2,local=6"
     errors = prompt_errors(method.format(hip), path)
     assert sorted(errors[i : i + 16].max() for i in range(0, 100, 16))[-3] < 3e-3
