@@ -36,7 +36,9 @@ from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import Bytes, Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
 from tamis.select.base import DECODE, PREFILL, SelectorShape
 from tamis.select.notation import methods, parse_method
+from tamis.summary import cache as summary_cache
 from tamis.summary.cache import Cache, key_of
+from tamis.summary.reader import Answer
 from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tokenizer import TokenizerError
 from tamis.tools.random_model import Shape, write_random_model
@@ -214,10 +216,12 @@ def cache(data: bytes) -> None:
         file.write(data)
     with contextlib.suppress(KeyError):
         assert isinstance(states[[1, 2, 3]], LlamaState)
-    answers, key = Cache(own), key_of("a")
-    with write_whole(own / f"{key}.json", durable=False) as file:
-        file.write(data)
-    answers.get(key)
+    answers, key, text = Cache(own), key_of("a"), data.decode(errors="replace")
+    right = f"{summary_cache._digest(key, text)}\n{text}"  # the digest of what it holds
+    for content in (data, right.encode()):
+        with write_whole(own / f"{key}.json", durable=False) as file:
+            file.write(content)
+        answers.get(key, Answer)
 
 
 def kv(data: bytes) -> None:
@@ -317,7 +321,7 @@ def _seeds() -> dict[str, list[bytes]]:
             b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":5}}}',
         ],
         "session": [json.dumps(header).encode() + b"\0" + rows],
-        "cache": [_npz()],
+        "cache": [_npz(), json.dumps(dataclasses.asdict(Answer("a", "stop", 3, 2, 1))).encode()],
         "kv": [b"", b"\0" + bytes(9), b"\7abc"],
         "html": [page, b"<![CDATA[x]]><![if x]><?php ?><a b='c", b"&amp;&#x41;&#999999999;<p"],
         "document": [page, b"# a\n\ntext", b"%PDF-1.4\n", _pdf()],

@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import re
+import typing
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tamis.jit_kernels.compile import store
 from tamis.platform.private_files import (
@@ -22,6 +24,11 @@ from tamis.platform.private_files import (
     remove_unfinished,
     write_whole,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
 
 MAX_BYTES = 4 << 30
 _ANSWER, _STATE = ".json", ".session"
@@ -94,8 +101,8 @@ class Cache:
             ) from error
         remove_unfinished(self.folder)
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The answer of a key; None where there is none, or it is damaged."""
+    def get(self, key: str, kind: "type[T]") -> "T | None":
+        """The answer of a key, a dataclass; None where there is none, or it is damaged."""
         path = self.folder / (key + _ANSWER)
         try:
             with open_private(path) as file:
@@ -104,13 +111,18 @@ class Cache:
             return None
         if digest != _digest(key, text):
             return None
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not _is_of(found, kind):
+            return None
         self._used(path)
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return kind(**found)
 
-    def put(self, key: str, answer: dict[str, Any]) -> None:
-        """Keep an answer; it is on the disk when this returns."""
-        text = json.dumps(answer)
+    def put(self, key: str, answer: "DataclassInstance") -> None:
+        """Keep an answer, of strings and numbers; it is on the disk when this returns."""
+        text = json.dumps(asdict(answer))
         path = self.folder / (key + _ANSWER)
         with self._room(path), write_whole(path) as file:
             file.write(f"{_digest(key, text)}\n{text}".encode())
@@ -176,6 +188,16 @@ class Cache:
     def _used(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
+
+
+def _is_of(found: Any, kind: type) -> bool:
+    """Whether found has the fields of a dataclass, each of its type."""
+    types = typing.get_type_hints(kind)
+    return (
+        isinstance(found, dict)
+        and found.keys() == types.keys()
+        and all(type(value) is types[name] for name, value in found.items())
+    )
 
 
 def _digest(key: str, text: str) -> str:

@@ -1,7 +1,7 @@
 """Answers about one text: read once, its KV cache kept for the next question about it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tamis import __version__
@@ -63,14 +63,13 @@ class Reader:
         An answer that is in the cache is not made again. Raises ContextError, PromptError.
         """
         key = self._answer_key(plan, text, task)
-        if self._cache is not None and key is not None and (found := self._cache.get(key)):
+        if self._cache is not None and key is not None and (found := self._cache.get(key, Answer)):
             watch.meter.begin(watch.name, Work(0, 0))
             watch.meter.done(watch.name)
-            n_kept = found["n_read"] + found["n_kept"]
-            return Answer(**found | {"n_read": 0, "n_kept": n_kept, "n_written": 0})
+            return replace(found, n_read=0, n_kept=found.n_read + found.n_kept, n_written=0)
         answer = self._make(plan, text, task, watch, keep=keep and self._cache is not None)
         if self._cache is not None and key is not None:
-            self._cache.put(key, asdict(answer))
+            self._cache.put(key, answer)
         return answer
 
     def _make(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:

@@ -6,7 +6,7 @@ groups, and again, until it fits.
 """
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ class Summary:
     cached: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Length:
+    n_tokens: int
+
+
 def summarize(
     engine: "Engine", text: str, settings: Settings | None = None, cache: Cache | None = None
 ) -> Summary:
@@ -81,9 +86,9 @@ def finished(
 ) -> Summary | None:
     """The summary that the same call made before; None where there is none."""
     key = _request_key(cache, model, document, settings)
-    if cache is None or key is None or (found := cache.get(key)) is None:
+    if cache is None or key is None or (found := cache.get(key, Summary)) is None:
         return None
-    return Summary(**found | {"name": document.name, "cached": True})
+    return replace(found, name=document.name, cached=True)
 
 
 def _request_key(
@@ -129,7 +134,7 @@ class Summarizer:
         summary = self._summary(document, plan, run, answer, time.monotonic() - start)
         key = _request_key(self._cache, self._engine.path, document, self._settings)
         if self._cache is not None and key is not None:
-            self._cache.put(key, asdict(summary))
+            self._cache.put(key, summary)
         return summary
 
     def _n_tokens(self, document: Document, count: chunks.Count) -> int:
@@ -137,11 +142,10 @@ class Summarizer:
         if self._cache is None:
             return count(document.text)
         key = key_of("tokens", model_digest(self._engine.path), document.digest)
-        if (found := self._cache.get(key)) is None:
-            found = {"n_tokens": count(document.text)}
+        if (found := self._cache.get(key, _Length)) is None:
+            found = _Length(count(document.text))
             self._cache.put(key, found)
-        n_tokens: int = found["n_tokens"]
-        return n_tokens
+        return found.n_tokens
 
     def _plan(self, n_text: int) -> Plan:
         task = self._settings.task

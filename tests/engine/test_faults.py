@@ -11,6 +11,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,21 @@ class Kernel(Whole):
         return code and int(code[:1])
 
 
+@dataclass
+class Kept:
+    value: int
+
+
 class Answers(Whole):
     def write(self, folder: Path, value: int) -> None:
         said: list[str] = []
-        Cache(folder / "c", say=said.append).put(KEY, {"value": value})
+        Cache(folder / "c", say=said.append).put(KEY, Kept(value))
         if said:
             raise OSError(said[0])
 
     def read(self, folder: Path) -> int | None:
-        found = Cache(folder / "c").get(KEY)
-        return found and found["value"]
+        found = Cache(folder / "c").get(KEY, Kept)
+        return found and found.value
 
 
 class States(Whole):

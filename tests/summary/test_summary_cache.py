@@ -2,13 +2,21 @@
 
 import os
 import threading
+from dataclasses import dataclass
 
 import pytest
 
 from tamis.platform.private_files import write_whole
+from tamis.summary import cache as summary_cache
 from tamis.summary.cache import Cache, CacheError, key_of, model_digest
 
 A, B, C = (key_of(name) for name in "abc")
+
+
+@dataclass
+class Kept:
+    text: str
+    n: int = 3
 
 
 def writer(n_bytes):
@@ -21,9 +29,9 @@ def files(cache):
 
 def test_an_answer_is_found_again_by_every_later_process(tmp_path):
     cache = Cache(tmp_path / "c")
-    assert cache.get(A) is None
-    cache.put(A, {"text": "grüß"})
-    assert Cache(tmp_path / "c").get(A) == {"text": "grüß"}
+    assert cache.get(A, Kept) is None
+    cache.put(A, Kept("grüß"))
+    assert Cache(tmp_path / "c").get(A, Kept) == Kept("grüß")
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o700
     assert all(p.stat().st_mode & 0o077 == 0 for p in (tmp_path / "c").glob("*.json"))
 
@@ -31,12 +39,22 @@ def test_an_answer_is_found_again_by_every_later_process(tmp_path):
 @pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: d.replace(b"one", b"two")])
 def test_a_damaged_answer_and_one_of_another_key_count_as_none(tmp_path, damage):
     cache = Cache(tmp_path)
-    cache.put(A, {"text": "one"})
+    cache.put(A, Kept("one"))
     path = tmp_path / f"{A}.json"
     (tmp_path / f"{B}.json").write_bytes(path.read_bytes())
     path.write_bytes(damage(path.read_bytes()))
-    assert cache.get(A) is None
-    assert cache.get(B) is None
+    assert cache.get(A, Kept) is None
+    assert cache.get(B, Kept) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "[" * 99999, '{"text": "a"}', '{"text": 1, "n": 3}', '{"text": "a", "n": true}'],
+)
+def test_other_content_with_its_digest_counts_as_none(tmp_path, text):
+    cache = Cache(tmp_path)
+    (tmp_path / f"{A}.json").write_text(f"{summary_cache._digest(A, text)}\n{text}")
+    assert cache.get(A, Kept) is None
 
 
 def test_the_least_recently_used_go_when_it_is_over_its_size(tmp_path):
@@ -73,7 +91,7 @@ def test_a_full_disk_is_said_and_no_error(tmp_path, monkeypatch):
 
     cache.keep_state(A, 5, full)
     monkeypatch.setattr(os, "fsync", full)
-    cache.put(A, {"text": "a"})
+    cache.put(A, Kept("a"))
     assert files(cache) == []
     assert said == [f"not kept in the cache {tmp_path}: No space left on device"] * 2
 
@@ -100,12 +118,12 @@ def test_a_folder_that_others_may_write_to_or_that_cannot_be_is_refused(tmp_path
 
 def test_threads_may_write_one_key_at_once(tmp_path):
     cache = Cache(tmp_path)
-    work = [threading.Thread(target=cache.put, args=(A, {"n": [i] * 999})) for i in range(8)]
+    work = [threading.Thread(target=cache.put, args=(A, Kept(str(i) * 9999))) for i in range(8)]
     for thread in work:
         thread.start()
     for thread in work:
         thread.join()
-    assert len(set(cache.get(A)["n"])) == 1
+    assert len(set(cache.get(A, Kept).text)) == 1
     assert files(cache) == [f"{A}.json"]
 
 
