@@ -1,9 +1,10 @@
 """Attention of blocks of 16 query tokens on matrix units (Dao et al. 2023, arXiv 2307.08691).
 
-A block of threads takes one row of a Selection: 16 tokens of `group` heads. Slices of KEYS keys
-and values at any positions are copied to shared memory while the previous slice is multiplied;
-each warp has one head's 16 tokens and a share of every slice's keys. Queries and weights are
-float16, sums float32. A slice's list holds the positions, biases and addresses of its keys.
+A block of threads takes 16 tokens of up to eight heads, a row of a Selection or part of one. Slices
+of KEYS keys and values at any positions are copied to shared memory while the previous slice is
+multiplied; each warp has one head's 16 tokens and a share of every slice's keys. Queries and
+weights are float16, sums float32. A slice's list holds the positions, biases and addresses of its
+keys.
 """
 
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     store_shared_i32,
     store_shared_i64,
 )
+from tamis.jit_kernels.cuda.lang.scratch import heads_of
 
 KEYS = 64  # of a slice
 FAR = 1 << 30  # the position of what is no key: after every query
@@ -127,11 +129,10 @@ def _copying(head_dim: int, row: int, kv_types: tuple[str, str]) -> Any:
     return copy
 
 
-def _shares(group: int) -> tuple[int, int]:
+def _shares(heads: int) -> tuple[int, int]:
     """How many warps share a head's keys, and how many keys of a slice each has."""
-    assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
     n_share = 1
-    while 2 * n_share * group <= WARPS and KEYS // n_share > 16:
+    while 2 * n_share * heads <= WARPS and KEYS // n_share > 16:
         n_share *= 2
     return n_share, KEYS // n_share
 
@@ -164,25 +165,28 @@ def _adding(layout: Layout, tile: Tile, n_keys: int) -> Any:
 def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
     """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks stride over rows."""
     assert q_block == 16
-    layout, (n_share, n_keys) = layout_of(head_dim), _shares(group)
+    heads = heads_of(group)  # of an item
+    n_pass = group // heads
+    layout, (n_share, n_keys) = layout_of(head_dim), _shares(heads)
     tile = tile_of(head_dim, n_keys, layout.row)
     note, copy = _listing(head_dim, kv_types), _copying(head_dim, layout.row, kv_types)
     add = _adding(layout, tile, n_keys)
     load_q, store, store_two, over_quad = tile.load_q, tile.store, tile.store_two, tile.over_quad
     lowest, none, zero = tile.lowest, tile.none, tile.zero
     size = 4 * head_dim + 8
-    finish = finishing(head_dim, group, q_block, n_share)
+    finish = finishing(head_dim, heads, q_block, n_share)
     slice_bytes, list_at = layout.slice, layout.lists
-    assert n_share * group * q_block * size <= list_at
+    assert n_share * heads * q_block * size <= list_at
 
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         shared, n_head = shared_address(cuda.shared.array(0, uint8)), a.n_row * group
-        n_item = (n_tok + q_block - 1) // q_block * a.n_row * a.n_split
+        n_item = (n_tok + q_block - 1) // q_block * a.n_row * n_pass * a.n_split
         for nth in range(tid, n_item, n_thread):
             item = n_item - 1 - nth  # the longest rows first
-            split, row = (item % a.n_split, a.n_split), item // a.n_split
-            head, tok = row % a.n_row * group, row // a.n_row * q_block
+            split, pass_ = (item % a.n_split, a.n_split), item // a.n_split % n_pass
+            row = item // a.n_split // n_pass
+            head, tok = row % a.n_row * group + heads * pass_, row // a.n_row * q_block
             n_live = min(n_tok - tok, q_block)
             high = pos + a.stride * (tok + n_live - 1)
             low = max(0, pos + a.stride * tok - a.window + 1) if a.window != 0 else 0
@@ -191,7 +195,7 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
             keys = begin, (end - begin) * a.block, a.indices, a.block, low, high
             pages = (a.k_pages, a.v_pages, a.k_table, a.v_table, a.n_head_kv,
                      head // a.heads_per_kv, a.log_weight)  # fmt: skip
-            share, mine = warp() // group, warp() % group
+            share, mine = warp() // heads, warp() % heads
             # This lane's rows of the tile are tokens lane / 4 and 8 more.
             early = pos + a.stride * (tok + lane() // 4)
             limits = early, a.window if a.window != 0 else FAR, 8 * a.stride
@@ -223,7 +227,7 @@ def attend_many(head_dim: int, group: int, q_block: int, kv_types: tuple[str, st
             sync_block()
             if share < n_share:
                 row_max, row_sum, sums = state
-                to = shared + size * ((share * group + mine) * q_block + lane() // 4)
+                to = shared + size * ((share * heads + mine) * q_block + lane() // 4)
                 store(sums, uint32(to + 8 * (lane() % 4)))
                 row_sum = over_quad(row_sum)
                 if lane() % 4 == 0:

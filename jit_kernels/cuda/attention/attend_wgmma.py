@@ -1,11 +1,11 @@
 """Attention of blocks of 16 query tokens by warpgroups (Shah et al. 2024, arXiv 2407.08608).
 
-Eight warps have 16 tokens of one head each: all heads of a row of a Selection and, where they are
-few, of the next blocks of queries, too. Four more copy slices of K and V to shared memory,
-each to a stage of its own: what any of the rows chose (key_slices.py). Each slice has a list of
-positions and biases, a row's own, and says whether a row has all of it, some or nothing.
-Queries and weights are float16, sums float32. While one warpgroup does its softmax, the other
-multiplies.
+Eight warps have 16 tokens of one head each: the heads of a row of a Selection, or eight or fewer of
+many, and, where they are few, of the next blocks of queries, too. Four more copy slices of K and V
+to shared memory, each to a stage of its own: what any of the rows chose (key_slices.py). Each slice
+has a list of positions and biases, a row's own, and says whether a row has all of it, some or
+nothing. Queries and weights are float16, sums float32. While one warpgroup does its softmax, the
+other multiplies.
 """
 
 import math
@@ -56,6 +56,7 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     shared_address,
     sync_warpgroup,
 )
+from tamis.jit_kernels.cuda.lang.scratch import heads_of
 
 STAGES = 4  # slices in shared memory
 
@@ -255,9 +256,9 @@ def _writing(head_dim: int, tile: Any) -> Any:
     return put
 
 
-def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
+def _taking(heads: int, layout: Layout, add: Any, tile: Any) -> Any:
     """The function take: a consumer warp's attention over the slices that producers copy."""
-    n_block, lowest, none, zero = WARPS // group, tile.lowest, tile.none, tile.zero
+    n_block, lowest, none, zero = WARPS // heads, tile.lowest, tile.none, tile.zero
     lists, full, free = layout.lists, layout.full, layout.free
     slice_bytes, list_bytes = layout.slice, layout.list
 
@@ -265,9 +266,9 @@ def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
     def take(shared, use, q, limits):
         """Attend to all slices of a row; return the number of stages used."""
         state, kind = (lowest(), none(), zero()), int32(SOME)
-        mine = min(warp() // group, n_block - 1)
-        first = min(warp() // 4 * 4 // group, n_block - 1)
-        last = min((warp() // 4 * 4 + 3) // group, n_block - 1)
+        mine = min(warp() // heads, n_block - 1)
+        first = min(warp() // 4 * 4 // heads, n_block - 1)
+        last = min((warp() // 4 * 4 + 3) // heads, n_block - 1)
         while kind != END:
             stage = use % STAGES
             wait_for(shared + full + 8 * stage, use // STAGES)
@@ -289,12 +290,13 @@ def _taking(group: int, layout: Layout, add: Any, tile: Any) -> Any:
 def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, str]) -> Launch:
     """The kernel of ATTEND for rows of q_block = 16 query tokens: blocks stride over rows."""
     assert q_block == 16
-    assert group <= WARPS, f"a row of a Selection has {group} heads, at most {WARPS} are built"
-    n_block = WARPS // group  # of queries
+    heads = heads_of(group)  # of an item
+    n_pass = group // heads
+    n_block = WARPS // heads  # of queries
     layout, tile = layout_of(head_dim, n_block), tile_of(head_dim, SLICE, 0)
     (walk, note), copy = listing(n_block), _copying(head_dim, kv_types)
     put, take = (
-        _writing(head_dim, tile), _taking(group, layout, _adding(head_dim, tile), tile),
+        _writing(head_dim, tile), _taking(heads, layout, _adding(head_dim, tile), tile),
     )  # fmt: skip
     load_q = tile.load_q
     store_q, tile_bytes = storing(head_dim), parts_of(head_dim) * PART
@@ -351,10 +353,11 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
         sync_block()
         n_head, use = a.n_row * group, int64(0)
         n_pair = (n_tok + q_block * n_block - 1) // (q_block * n_block)
-        n_item = n_pair * a.n_row * a.n_split
+        n_item = n_pair * a.n_row * n_pass * a.n_split
         for nth in range(tid, n_item, n_thread):
             item = n_item - 1 - nth  # the longest rows first
-            split, row = (item % a.n_split, a.n_split), item // a.n_split
+            split, pass_ = (item % a.n_split, a.n_split), item // a.n_split % n_pass
+            row = item // a.n_split // n_pass
             h, pair = row % a.n_row, row // a.n_row
             if warp() >= WARPS:
                 pages = (a.k_pages, a.v_pages, a.k_table, a.v_table, a.n_head_kv,
@@ -364,8 +367,8 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
                 use = fetch(shared, use, (pair, h, a.n_row, split), selection, pages, seen)
                 continue
             # This lane's rows are tokens lane / 4 and 8 more of a head.
-            tok, n_live = tokens(pair, min(warp() // group, n_block - 1), n_tok)
-            head, mine = h * group + warp() % group, lane() // 4
+            tok, n_live = tokens(pair, min(warp() // heads, n_block - 1), n_tok)
+            head, mine = h * group + heads * pass_ + warp() % heads, lane() // 4
             # A row without a token reads token 0's.
             first = a.stride * tok if n_live > 0 else 0 * tok
             at_q = (load_i64(a.step + STEP.row) + first) * n_head + head
@@ -385,7 +388,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
             fence_async()
             sync_warpgroup(uint32(warp() // 4))
             state, use = take(shared, use, queries, limits)
-            n = min(2, max(0, (n_live - mine + 7) // 8)) if warp() < group * n_block else 0
+            n = min(2, max(0, (n_live - mine + 7) // 8)) if warp() < heads * n_block else 0
             first = n_head * (tok + mine) + head
             put(a, state, first, n, 8 * n_head, split)
 
