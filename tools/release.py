@@ -1,6 +1,6 @@
 """Build what a release consists of; the same tree gives the same bytes.
 
-`python -m tamis.tools.release all OUT` in a clone makes the source archive, the wheel with kernels
+`python -m tamis.tools.release all OUT` in a clone makes the source archive, the wheels with kernels
 inside, the program in one file, a bill of materials and SHA256SUMS. `kernels`, `wheel`, `sdist`,
 `binary` make one of them, `lock` renews the hashes of dependencies. It needs the extra `test`, a C
 compiler for the program, and hours of processor time for the kernels, which it keeps.
@@ -37,6 +37,7 @@ FOLDERS = ("bindings", "formats", "jit_kernels", "runner", "tools")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 KERNELS = "tamis/jit_kernels/compile/kernels"
 INSTALL = Path(__file__).with_name("install.sh")  # fetches the program, given where a release is
+LOCAL = "+cuda"  # of the version of a wheel with PTX
 TAG = "py3-none-manylinux_2_17_{}"  # of kernels: they need a C library of no later version
 
 
@@ -88,27 +89,55 @@ def sdist(out: Path) -> Path:
 
 
 def wheel(out: Path, kernels: Path) -> Path:
-    """The wheel of the machine that the kernels of a folder are of, with these inside.
+    """The wheel of the machine that a folder's kernels are of, with those of its CPUs inside.
 
     Raises ReleaseError where they were made of other sources than the tree's, or are of two
     machines.
     """
+    files = _checked(kernels)
+    return _wheel(out, [path for path in files if path.stem not in ship_kernels.TARGETS])
+
+
+def cuda_wheel(out: Path, kernels: Path) -> Path | None:
+    """A wheel of the version VERSION+cuda with PTX inside, too; None where the folder has none.
+
+    It is a wheel of its own because few have such a GPU and all would load what it needs.
+    """
+    files = _checked(kernels)
+    if not any(path.stem in ship_kernels.TARGETS for path in files):
+        return None
+    return _wheel(out, files, LOCAL)
+
+
+def _checked(kernels: Path) -> list[Path]:
     files = sorted(kernels.glob(f"*{ship_kernels.SUFFIX}"))
     if not files:
         raise ReleaseError(f"{kernels} has no kernels: make them with `release kernels {kernels}`")
     if wrong := ship_kernels.check_shipped(files):
         raise ReleaseError(f"{kernels}: " + "; ".join(wrong))
+    return files
+
+
+def _wheel(out: Path, files: list[Path], local: str = "") -> Path:
     tag = TAG.format(_machine_of(files))
     with _built("--wheel") as path, zipfile.ZipFile(path) as source:
         content = {name: source.read(name) for name in source.namelist()}
-        name = path.name.replace("py3-none-any", tag)
-    content |= {f"{KERNELS}/{file.name}": file.read_bytes() for file in files}
     (info,) = {name.split("/")[0] for name in content if ".dist-info/" in name}
-    text = content[f"{info}/WHEEL"].decode()
-    text = text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
-    content[f"{info}/WHEEL"] = text.replace("Tag: py3-none-any", f"Tag: {tag}").encode()
+    named = info.removesuffix(".dist-info") + local
+    content = {name.replace(info, f"{named}.dist-info", 1): d for name, d in content.items()}
+    info = f"{named}.dist-info"
+    content |= {f"{KERNELS}/{file.name}": file.read_bytes() for file in files}
+    version = f"\nVersion: {tamis.__version__}"
+    for name, old, new in (
+        ("METADATA", version, version + local),
+        ("WHEEL", "Root-Is-Purelib: true", "Root-Is-Purelib: false"),
+        ("WHEEL", "Tag: py3-none-any", f"Tag: {tag}"),
+    ):
+        text = content[f"{info}/{name}"].decode()
+        assert old in text
+        content[f"{info}/{name}"] = text.replace(old, new, 1).encode()
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
-    target = out / name
+    target = out / f"{named}-{tag}.whl"
     write_zip(target, content)
     return target
 
@@ -195,6 +224,7 @@ def everything(out: Path, kernels: Path, wanted: Wanted) -> None:
     check_changelog((ROOT / "CHANGELOG.md").read_text(), tamis.__version__)
     make_kernels(kernels, wanted)
     found = wheel(out, kernels)
+    cuda_wheel(out, kernels)
     sdist(out)
     build_binary.build(out, found, source_date())
     materials = dependencies.materials(tamis.__version__, source_date())
@@ -260,6 +290,8 @@ def main() -> int:
             if not kernels.is_dir():
                 make_kernels(kernels, wanted)
             print(wheel(args.out, kernels))
+            if found := cuda_wheel(args.out, kernels):
+                print(found)
         elif args.what == "binary":
             print(build_binary.build(args.out, wheel(args.out, kernels), source_date()))
         else:

@@ -34,6 +34,7 @@ OF_ARM = ("neon", "neon-dotprod", "neon-i8mm")
 LEVELS = OF_X86 + OF_ARM
 # AMD has no CPU of the others.
 BOTH_VENDORS = ("avx2", "avx512-vnni")
+PTX_BLOCK = 8 << 20  # bytes that are compressed together: half of what 1 MiB gives
 _PREFETCH = re.compile(rb"\x0f\x18")  # where there is none, vendors have the same code
 _STRIPS = {(name,) for name in STRIP_TYPES}  # how a CPU has weights
 Progress = Callable[[str, int, int], None]
@@ -98,7 +99,7 @@ def ship_ptx(
         ordered = sorted(wanted, key=lambda spec: spec.symbol)
         code = _compiled("cuda", name, ordered, n_worker, progress)
         path = folder / f"{name}{SUFFIX}"
-        write_shipped(path, code, sources=made_of, compiler=versions())
+        write_shipped(path, code, sources=made_of, compiler=versions(), block=PTX_BLOCK)
         written.append(path)
     return written
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,30 @@ def test_a_wheel_is_of_the_machine_that_its_kernels_are_of(tmp_path):
     write_shipped(tmp_path / f"avx2{SUFFIX}", {"a": b"code"}, sources=made_of, compiler="")
     with pytest.raises(release.ReleaseError, match="avx2, neon are of two machines"):
         release.wheel(tmp_path, tmp_path)
+
+
+def test_ptx_is_in_a_wheel_of_its_own(kernels, tmp_path):
+    assert release.cuda_wheel(tmp_path, kernels) is None
+    (tmp_path / "k").mkdir()
+    shutil.copy(kernels / f"avx2{SUFFIX}", tmp_path / "k")
+    made_of = sources("cuda")
+    assert made_of is not None
+    write_shipped(tmp_path / "k" / f"sm_80{SUFFIX}", {"b": b"ptx"}, sources=made_of, compiler="")
+    found = [release.wheel(tmp_path, tmp_path / "k"), release.cuda_wheel(tmp_path, tmp_path / "k")]
+    inside = []
+    for path in found:
+        with zipfile.ZipFile(path) as file:
+            names = file.namelist()
+            (about,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+            version = Parser().parsestr(file.read(about).decode())["Version"]
+        assert path.name.startswith(f"tamis-{version}-py3-none-manylinux")
+        assert about == f"tamis-{version}.dist-info/METADATA"
+        assert sum(".dist-info/METADATA" in name for name in names) == 1
+        inside.append((version, sorted(Path(n).name for n in names if n.endswith(SUFFIX))))
+    assert inside == [
+        (tamis.__version__, [f"avx2{SUFFIX}"]),
+        (f"{tamis.__version__}+cuda", [f"avx2{SUFFIX}", f"sm_80{SUFFIX}"]),
+    ]
 
 
 def test_no_kernels_no_wheel(tmp_path):
