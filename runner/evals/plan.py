@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tamis
@@ -13,6 +13,7 @@ from tamis.select.notation import DENSE, parse_method
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
     from tamis.evals.own_data import DataSet
+    from tamis.model.hparams import RopeScaling
 
 GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
 TEXT = "text"  # the task that predicts a text
@@ -34,6 +35,7 @@ class Settings:
     type_k: str = "f16"
     type_v: str = "f16"
     n_predict: int = 128  # tokens of a text that are predicted
+    rope: "RopeScaling | None" = None  # in place of the model's own
     data: tuple["DataSet", ...] = ()  # in place of tasks; each has its samples
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -105,6 +107,8 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
         }
         if job.task == TEXT:
             known |= {"text": origin["text_digest"], "n_predict": settings.n_predict}
+        if settings.rope is not None:
+            known |= {"rope": asdict(settings.rope)}
         for data in settings.data:
             known |= {"data": data.digest} if data.name == job.task else {}
         key = key_of(known)

@@ -80,7 +80,13 @@ def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
 def _mode(row: Row) -> tuple[Any, ...]:
     names = ("model", "digest", "device", "version", "raw", "seed")
     # A text has no question: it is never of the fair mode.
-    return (*(row[name] for name in names), row["fair"], *row["types"])
+    return (*(row[name] for name in names), row["fair"], *row["types"], _rope(row))
+
+
+def _rope(row: Row) -> str:
+    """How positions are stretched, after a comma; nothing where it is as the model says."""
+    rope = row.get("rope")
+    return f", positions {rope['kind']} by {rope['factor']:g}" if rope else ""
 
 
 def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
@@ -91,8 +97,8 @@ def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
     prompt = "no chat template" if row["raw"] else "the model's chat template"
     yield (
         f"Digest {row['digest']}, {row['device']}, keys {row['types'][0]} and values "
-        f"{row['types'][1]}, {prompt}, seed {row['seed']}, tamis {row['version']}; {len(rows)} "
-        f"results that took {_spent(rows) / 60:.1f} minutes of prefill and decoding."
+        f"{row['types'][1]}{_rope(row)}, {prompt}, seed {row['seed']}, tamis {row['version']}; "
+        f"{len(rows)} results that took {_spent(rows) / 60:.1f} minutes of prefill and decoding."
     )
     answered = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
     for name, table in (

@@ -17,6 +17,7 @@ from tamis.evals import predict
 from tamis.evals.plan import Settings, cells, jobs, missing, origin_of
 from tamis.evals.run import Evaluation
 from tamis.evals.store import Store, read_results
+from tamis.model.hparams import RopeScaling
 
 TEXT = "the cat and the other thing in the water. " * 60
 SOME = Settings(
@@ -141,6 +142,7 @@ def test_every_setting_that_an_answer_depends_on_is_in_its_key(engine):
         {"raw": False},
         {"type_k": "q8_0"},
         {"tasks": ("passkey",)},
+        {"rope": RopeScaling("yarn", 2)},
     ):
         assert not keys(SOME) & keys(changed(**change))
     assert keys(SOME) == keys(changed(audit=3, n_predict=8))

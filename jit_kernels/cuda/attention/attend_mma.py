@@ -1,7 +1,7 @@
 """Attention of blocks of 16 query tokens on matrix units (Dao et al. 2023, arXiv 2307.08691).
 
 A block of threads takes 16 tokens of up to eight heads, a row of a Selection or part of one. Slices
-of KEYS keys and values at any positions are copied to shared memory while the previous slice is
+of KEYS rows of K and V at any positions are copied to shared memory while the previous slice is
 multiplied; each warp has one head's 16 tokens and a share of every slice's keys. Queries and
 weights are float16, sums float32. A slice's list holds the positions, biases and addresses of its
 keys.

@@ -25,6 +25,7 @@ DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers ha
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, several=True, lengths=True)
+    common.add_rope_arguments(parser)
     _add_questions(parser)
     parser.add_argument("--list", action="store_true", help="list the tasks")
     parser.add_argument(
@@ -144,6 +145,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
         type_k=arguments.cache_type_k,
         type_v=arguments.cache_type_v,
         n_predict=arguments.predict,
+        rope=common.rope_scaling(arguments),
     )
     for prefill, attn in settings.pairs():
         common.check_methods(attn, prefill)
@@ -181,7 +183,8 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
     common.warn_of_threads(arguments.threads)
     path = common.model_file(arguments.model, progress)
     store = Store(arguments.out)
-    engine = Engine.load(path, n_threads=arguments.threads, progress=progress, **where)
+    threads, rope = arguments.threads, settings.rope
+    engine = Engine.load(path, n_threads=threads, rope=rope, progress=progress, **where)
     progress.clear()
     if settings.data:
         settings = dataclasses.replace(settings, lengths=(_longest(engine, settings),))
@@ -212,7 +215,7 @@ def _longest(engine: Any, settings: Any) -> int:
 
 
 def _warn_of_lengths(engine: Any, settings: Any) -> None:
-    trained = engine.hp.n_ctx_train
+    trained = int(engine.hp.n_ctx_train * (settings.rope.factor if settings.rope else 1))
     longer = [str(length) for length in settings.lengths if length > trained]
     if longer:
         note(f"the model was trained on {trained} tokens, asked for {', '.join(longer)}")

@@ -280,6 +280,11 @@ def add_context_arguments(parser: argparse.ArgumentParser) -> None:
     add_kv_arguments(parser)
     add_unit_argument(parser)
     add_vram_argument(parser)
+    add_rope_arguments(parser)
+
+
+def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
+    """--rope-scaling, --rope-scale, --yarn-orig-ctx."""
     kv = group(parser, KV_GROUP)
     kv.add_argument(
         "--rope-scaling",
