@@ -40,6 +40,7 @@ HEADS = [
     Heads(head_dim=80, group=1, q_block=16, n_row=4, heads_per_kv=2),
     Heads(head_dim=128, group=8, q_block=16, n_row=1, heads_per_kv=8),
     Heads(head_dim=256, group=4, q_block=1, n_row=2, heads_per_kv=4),
+    Heads(head_dim=64, group=12, q_block=16, n_row=2, heads_per_kv=12),
 ]
 
 
