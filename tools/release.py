@@ -94,8 +94,10 @@ def wheel(out: Path, kernels: Path) -> Path:
     Raises ReleaseError where they were made of other sources than the tree's, or are of two
     machines.
     """
-    files = _checked(kernels)
-    return _wheel(out, [path for path in files if path.stem not in ship_kernels.TARGETS])
+    files = [path for path in _checked(kernels) if path.stem not in ship_kernels.TARGETS]
+    if not files:
+        raise ReleaseError(f"{kernels} has kernels of no CPU: name one of its levels with --levels")
+    return _wheel(out, files)
 
 
 def cuda_wheel(out: Path, kernels: Path) -> Path | None:

@@ -138,6 +138,9 @@ def test_ptx_is_in_a_wheel_of_its_own(kernels, tmp_path):
         assert about == f"tamis-{version}.dist-info/METADATA"
         assert sum(".dist-info/METADATA" in name for name in names) == 1
         inside.append((version, sorted(Path(n).name for n in names if n.endswith(SUFFIX))))
+    (tmp_path / "k" / f"avx2{SUFFIX}").unlink()
+    with pytest.raises(release.ReleaseError, match="has kernels of no CPU"):
+        release.wheel(tmp_path, tmp_path / "k")
     assert inside == [
         (tamis.__version__, [f"avx2{SUFFIX}"]),
         (f"{tamis.__version__}+cuda", [f"avx2{SUFFIX}", f"sm_80{SUFFIX}"]),
