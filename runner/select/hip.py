@@ -106,7 +106,6 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
-        self._record_masks = self._record_search if params.rep == "mean" else self._record_estimate
         self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
         self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
         self._trees: dict[int, np.ndarray] = {}  # by rows of masks, made when first recorded
@@ -177,7 +176,7 @@ class _State(SelectorState):
         )
         return sel
 
-    def _record_search(
+    def _record_masks(
         self,
         rec: Recording,
         layer: int,
@@ -188,38 +187,50 @@ class _State(SelectorState):
         mask_block: int,
     ) -> None:
         p, shape = self._params, self.shape
-        group, q_stride = shape.n_head // self._n_row, min(p.b_sq, mask_block)
-        n_sample, n_near = -(-mask_block // q_stride), p.b_k * (p.n_sink + 1) + p.local
+        given: dict[str, Any] = {
+            "step": rec.step,
+            "q": q,
+            "k_pages": kv.k,
+            "k_table": kv.k_table,
+            "mask": mask,
+            "n_row": self._n_row,
+            "heads_per_kv": shape.group,
+            "n_chunk": p.n_chunk,
+            "block": p.b_k,
+            "n_sink": p.n_sink,
+            "n_local": p.local,
+            "mask_block": mask_block,
+            "q_stride": min(p.b_sq, mask_block),
+        }
+        n_sample = -(-mask_block // given["q_stride"])
+        if p.rep == "mean":
+            self._record_search(rec, layer, kv.types[0], n_sample, given)
+        else:
+            self._record_estimate(rec, n_sample, given)
+
+    def _record_search(
+        self, rec: Recording, layer: int, type_k: str, n_sample: int, given: dict[str, Any]
+    ) -> None:
+        p, shape = self._params, self.shape
+        group, n_near = shape.n_head // self._n_row, p.b_k * (p.n_sink + 1) + p.local
         work = ops.hip_work(shape.head_dim, group, n_sample, p.n_chunk, n_near)
-        pages: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
         means = self._means_of(layer)
         rec.program.add(
             ops.HIP_MEANS,
-            (shape.head_dim, kv.types[0]),
+            (shape.head_dim, type_k),
             filled=self._filled[layer],
             sums=self._sums,
-            block=p.b_k,
-            **pages,
+            **{name: given[name] for name in ("step", "k_pages", "k_table", "block")},
             **means,
         )
         rec.program.add(
             ops.HIP_SEARCH,
-            (shape.head_dim, group, kv.types[0]),
-            cost=self._search_cost(n_sample, mask_block),
-            q=q,
-            mask=mask,
-            work=np.zeros((len(mask), work), np.float32),
-            n_row=self._n_row,
-            heads_per_kv=shape.group,
-            n_chunk=p.n_chunk,
-            block=p.b_k,
-            n_sink=p.n_sink,
-            n_local=p.local,
-            mask_block=mask_block,
-            q_stride=q_stride,
+            (shape.head_dim, group, type_k),
+            cost=self._search_cost(n_sample, given["mask_block"]),
+            work=np.zeros((len(given["mask"]), work), np.float32),
             n_near=n_near,
             scale=shape.scale,
-            **pages,
+            **given,
             **means,
         )
 
@@ -238,41 +249,19 @@ class _State(SelectorState):
             }
         return self._means[layer]
 
-    def _record_estimate(
-        self,
-        rec: Recording,
-        layer: int,
-        q: np.ndarray,
-        kv: KVView,
-        *,
-        mask: np.ndarray,
-        mask_block: int,
-    ) -> None:
-        p, shape = self._params, self.shape
-        q_stride = min(p.b_sq, mask_block)
-        tree = self._trees.get(len(mask))  # scratch: layers share it
+    def _record_estimate(self, rec: Recording, n_sample: int, given: dict[str, Any]) -> None:
+        p, shape, n_mask = self._params, self.shape, len(given["mask"])
+        tree = self._trees.get(n_mask)  # scratch: layers share it
         if tree is None:
-            tree = self._trees[len(mask)] = np.zeros((len(mask), 8, p.n_chunk), np.int32)
+            tree = self._trees[n_mask] = np.zeros((n_mask, 8, p.n_chunk), np.int32)
         rec.program.add(
             ops.HIP_ESTIMATE,
             (shape.head_dim, shape.n_head // self._n_row),
-            cost=self._estimate_cost(-(-mask_block // q_stride), mask_block),
-            step=rec.step,
-            q=q,
-            k_pages=kv.k,
-            k_table=kv.k_table,
-            mask=mask,
+            cost=self._estimate_cost(n_sample, given["mask_block"]),
             tree=tree,
-            n_row=self._n_row,
-            heads_per_kv=shape.group,
             n_head_kv=shape.n_head_kv,
-            n_chunk=p.n_chunk,
-            block=p.b_k,
             stride=p.b_sk,
-            n_sink=p.n_sink,
-            n_local=p.local,
-            mask_block=mask_block,
-            q_stride=q_stride,
+            **given,
         )
 
     def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
