@@ -30,7 +30,7 @@ from tamis.jit_kernels.contract.types import KV_TYPES
 from tamis.model.placement import on_one_device
 from tamis.model.repack import Copies, Filling
 from tamis.select.base import DECODE, PREFILL
-from tamis.select.notation import INNER, MethodError, methods
+from tamis.select.notation import MethodError, methods, needs_inner
 from tamis.tools.random_model import Shape, write_random_model
 
 # Elements of a head, and query heads of a KV head, of published models of known architectures.
@@ -213,13 +213,14 @@ def _sessions() -> Iterator[dict[str, Any]]:
     roles = {DECODE: "attn", PREFILL: "prefill"}
     for name, method in methods().items():
         fields = {field.name: field for field in dataclasses.fields(cast(Any, method))}
-        text = f"{name}(window)" if INNER in fields else name
+        text = f"{name}(window)" if needs_inner(method) else name
         for role, type in itertools.product(method.roles, KV_TYPES):
             yield {roles[role]: text, "type_k": type, "type_v": type, "n_ctx": N_CTX}
         words = [f"{f}={word}" for f in fields if fields[f].type is str for word in WORDS]
         for role, words_of in itertools.product(method.roles, words):
             yield {roles[role]: f"{text}:{words_of}", "n_ctx": N_CTX}
     yield {"attn": "tactic:rows=joint,sample=128", "n_ctx": N_CTX}
+    yield {"prefill": "vertical_slash(window)", "n_ctx": N_CTX}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The notation of methods on the command line: `window`, `topk:budget=256,rows=head`.
 
-A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`.
+A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`;
+some may, as `vertical_slash(hip)`.
 Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
 A parameter has the name that all methods give it (`base.COMMON`) and its paper's, the field's.
 """
@@ -127,12 +128,12 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
             f"{PARAMETERS[role]} takes {_takers(role)}"
         )
     values = _values(text, name, method, parameters)
-    if INNER in _fields(method):
-        if inner is None:
-            raise MethodError(f"{text!r}: {name} works over another method, as in {name}(window)")
+    if inner is None and needs_inner(method):
+        raise MethodError(f"{text!r}: {name} works over another method, as in {name}(window)")
+    if inner is not None:
+        if INNER not in _fields(method):
+            raise MethodError(f"{text!r}: {name} takes no method in parentheses, write {name}:...")
         values[INNER] = parse_method(inner, role)
-    elif inner is not None:
-        raise MethodError(f"{text!r}: {name} takes no method in parentheses, write {name}:...")
     try:
         return method(**values)
     except ValueError as error:
@@ -143,6 +144,12 @@ def parameters_of(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a method that a text may set, by their common names, else their own."""
     fields = _fields(method).values()
     return {f.metadata.get("common", f.name): f for f in fields if f.name != INNER}
+
+
+def needs_inner(method: type[Selector]) -> bool:
+    """Whether a text of the method must name another one in parentheses."""
+    field = _fields(method).get(INNER)
+    return field is not None and field.default is dataclasses.MISSING
 
 
 def _fields(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:

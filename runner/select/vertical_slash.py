@@ -13,8 +13,12 @@ Departures: 16 queries of each chunk, not 64 of a prompt: in chunks of 256, 64 h
 an error smaller by 1 to 7 %. One set for the query heads that share a KV head, by the sum of their
 weights; columns and distances are single positions, and a diagonal is as wide as the queries of a
 row (the paper has blocks of 64). No decode role. State: none beyond a chunk.
+
+Over another method, `vertical_slash(hip:l_d=0)`, a row reads what either chooses: HiP's "+VD"
+(Lee et al. 2024, table 1 and 3). Where the other one reads everything, so does a row.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +29,8 @@ from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     PREFILL,
     Recording,
+    Rows,
+    Selector,
     SelectorShape,
     SelectorState,
     check_numbers,
@@ -34,7 +40,10 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class VerticalSlash:
-    """n_vertical: columns. n_slash: diagonals. sink, local: of them, those always kept."""
+    """n_vertical: columns. n_slash: diagonals. sink, local: of them, those always kept.
+
+    inner: a method whose positions take part, too; None: no other.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (PREFILL,)
 
@@ -44,6 +53,7 @@ class VerticalSlash:
     sink: int = 30
     local: int = common("recent", 100)
     l_d: int = common("dense_layers", 0)
+    inner: Selector | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -66,11 +76,47 @@ class _State(SelectorState):
         self._columns = np.zeros((n_row, 1 + params.n_vertical), np.int32)
         self._diagonals = np.zeros((n_row, 1 + params.n_slash), np.int32)
         self._work = np.zeros((n_row, ops.slash_work(shape.group, n_pad)), np.float32)
+        self._inner = SelectorState(shape) if params.inner is None else params.inner.open(shape)
+        self.freezing, self.counters = self._inner.freezing, self._inner.counters
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.l_d:
-            return super().prefill(rec, layer, q, kv)
+            return self._inner.windowed(rec, 0, shape.window[layer])
+        if p.inner is None:
+            return self._record_lines(rec, q, kv)
+        chosen = self._inner.prefill(rec, layer, q, kv)
+        if chosen.log_weight is not None:
+            raise ValueError(f"{p.inner} gives keys weights of its own: vertical_slash takes none")
+        if self._inner.reads_all(rec, layer, chosen):
+            return chosen
+        return self._record_join(rec, chosen, self._record_lines(rec, q, kv))
+
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        return self._inner.also_attend(rec, layer, rows)
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        self._inner.correct(rec, layer, q, kv, sel, out)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        self._inner.observe(rec, layer, q, kv, sel)
+
+    def frozen(self, layer: int, n_prompt: int) -> range:
+        return self._inner.frozen(layer, n_prompt)
+
+    def truncate(self, n_tokens: int) -> None:
+        self._inner.truncate(n_tokens)
+
+    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        return self._inner.reads_all(rec, layer, sel)
+
+    def _record_lines(self, rec: Recording, q: np.ndarray, kv: KVView) -> Selection:
+        """The best columns and diagonals, and the Selection of them."""
+        p, shape = self._params, self.shape
         rec.program.add(
             ops.SLASH_LINES,
             (shape.head_dim, shape.group),
@@ -92,19 +138,7 @@ class _State(SelectorState):
             capacity=self._weights.shape[2],
             scale=shape.scale,
         )
-        return self._record_selection(rec)
-
-    def _record_selection(self, rec: Recording) -> Selection:
-        p, shape = self._params, self.shape
-        n_rows = -(-rec.n_tok // rec.q_block) * shape.n_head_kv
-        most = min(shape.n_ctx, p.n_vertical + p.n_slash * rec.q_block)
-        sel = Selection(
-            indptr=np.zeros(n_rows + 1, np.int32),
-            indices=np.zeros(n_rows * most, np.int32),
-            block=1,
-            q_block=rec.q_block,
-            n_row=shape.n_head_kv,
-        )
+        sel = self._new_selection(rec, shape.n_head_kv, p.n_vertical + p.n_slash * rec.q_block)
         rec.program.add(
             ops.SLASH_SELECT,
             step=rec.step,
@@ -118,6 +152,38 @@ class _State(SelectorState):
             q_block=rec.q_block,
         )
         return sel
+
+    def _record_join(self, rec: Recording, chosen: Selection, lines: Selection) -> Selection:
+        n_rows = len(chosen.indptr) - 1
+        most = -(-len(chosen.indices) // n_rows) * chosen.block
+        most += -(-len(lines.indices) // (len(lines.indptr) - 1))
+        sel = self._new_selection(rec, chosen.n_row, most)
+        rec.program.add(
+            ops.SELECT_JOIN,
+            step=rec.step,
+            block_indptr=chosen.indptr,
+            block_indices=chosen.indices,
+            other_indptr=lines.indptr,
+            other_indices=lines.indices,
+            indptr=sel.indptr,
+            indices=sel.indices,
+            n_row=chosen.n_row,
+            other_n_row=lines.n_row,
+            block=chosen.block,
+            q_block=rec.q_block,
+        )
+        return sel
+
+    def _new_selection(self, rec: Recording, n_row: int, most: int) -> Selection:
+        """Room for `most` single positions a row, or the whole context."""
+        n_rows = -(-rec.n_tok // rec.q_block) * n_row
+        return Selection(
+            indptr=np.zeros(n_rows + 1, np.int32),
+            indices=np.zeros(n_rows * min(self.shape.n_ctx, most), np.int32),
+            block=1,
+            q_block=rec.q_block,
+            n_row=n_row,
+        )
 
 
 METHOD = VerticalSlash

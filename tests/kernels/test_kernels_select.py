@@ -14,7 +14,7 @@ SCORED = [  # head_dim, heads, group, type of keys
 ]  # fmt: skip
 KERNELS = [
     (ops.SELECT_WINDOW, ()), (ops.SELECT_TOP_K, ()), (ops.SELECT_BEST, ()), (ops.SELECT_UNION, ()),
-    (ops.SELECT_PACK, ()),
+    (ops.SELECT_PACK, ()), (ops.SELECT_JOIN, ()),
     *((ops.SCORE_KEYS, s) for s in SCORED),
 ]  # fmt: skip
 
@@ -171,6 +171,48 @@ def test_sets_become_a_selection():
         ops.SELECT_PACK, out=out, sets=sets, counts=counts, n_row=4, capacity=4
     ):  # fmt: skip
         assert rows_of(found) == [[0, 5, 64], [5, 63, 99, 100], [], [7, 8]]
+
+
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_row", "other_n_row"), [(2, 2), (6, 3), (4, 1)])
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("n_tok", "pos", "q_block"), [(1, 0, 1), (1, 100, 1), (21, 0, 8), (21, 400, 16)]
+)
+@in_child
+def test_joined_rows_have_what_either_has(n_tok, pos, q_block, block, n_row, other_n_row):
+    rng = np.random.default_rng((n_tok, pos, block, n_row))
+    n_block = -(-n_tok // q_block)
+    ends = [pos + min(n_tok, (b + 1) * q_block) for b in range(n_block)]
+
+    def drawn(n, unit):
+        """Rows of up to 40 numbers, n a block of queries, some of them empty; as CSR."""
+        rows = []
+        for end in np.repeat(ends, n):
+            most = -(-int(end) // unit)
+            rows.append(np.sort(rng.permutation(most)[: rng.integers(0, 41)]).astype(np.int32))
+        indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+        return rows, indptr, np.concatenate([*rows, [0]]).astype(np.int32)
+
+    blocks, block_indptr, block_indices = drawn(n_row, block)
+    others, other_indptr, other_indices = drawn(other_n_row, 1)
+    expected = []
+    for r, row in enumerate(blocks):
+        b, h = divmod(r, n_row)
+        kept = {i * block + j for i in row.tolist() for j in range(block)}
+        kept |= set(others[b * other_n_row + h * other_n_row // n_row].tolist())
+        expected.append(sorted(j for j in kept if j < ends[b]))
+    for found in runs(
+        ops.SELECT_JOIN,
+        out={
+            "indptr": np.full(len(expected) + 1, -7, np.int32),
+            "indices": np.full(sum(map(len, expected)), -7, np.int32),
+        },
+        step=step_of(n_tok, pos), block_indptr=block_indptr, block_indices=block_indices,
+        other_indptr=other_indptr, other_indices=other_indices, n_row=n_row,
+        other_n_row=other_n_row, block=block, q_block=q_block,
+    ):  # fmt: skip
+        assert rows_of(found) == expected
 
 
 def check_top_k(scores, n_kv, counts):

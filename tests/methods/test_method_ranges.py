@@ -13,7 +13,7 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.model.placement import on_one_device
 from tamis.model.repack import Copies, Filling
 from tamis.select.base import DECODE, MAX_NUMBER
-from tamis.select.notation import INNER, methods, parse_method
+from tamis.select.notation import methods, needs_inner, parse_method
 from tamis.select.window import Window
 
 NUMBERS = [-(1 << 62), -1, 0, 1, 3, 4095, 4096, MAX_NUMBER, MAX_NUMBER + 1, 1 << 32, 1 << 62]
@@ -51,7 +51,7 @@ def recorded(engine, recorder, method, role):
 @pytest.mark.parametrize(("name", "field", "kind"), FIELDS)
 def test_a_number_of_any_size_is_refused_or_harmless(engine, name, field, kind):
     values = [math.nan, math.inf, -math.inf, 1e300, -1.0, 0.0, 0.5] if kind is float else NUMBERS
-    inner = f"{name}(window)" if INNER in methods()[name].__dataclass_fields__ else name
+    inner = f"{name}(window)" if needs_inner(methods()[name]) else name
     for value in values:
         role = methods()[name].roles[0]
         text = f"{inner}:{field}={value}"

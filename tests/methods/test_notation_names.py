@@ -1,12 +1,18 @@
 """Parameters have one name in all methods; a paper's own name stays an alias."""
 
-import dataclasses
 import re
 
 import pytest
 
 from tamis.select.base import COMMON
-from tamis.select.notation import MethodError, defaults_of, methods, parameters_of, parse_method
+from tamis.select.notation import (
+    MethodError,
+    defaults_of,
+    methods,
+    needs_inner,
+    parameters_of,
+    parse_method,
+)
 
 ALIASES = [
     (name, common, field.name)
@@ -49,7 +55,7 @@ def test_a_budget_counts_sinks_and_recent_tokens():
 
 def test_a_text_of_defaults_is_the_method_without_parameters():
     for name, method in methods().items():
-        if any(field.name == "inner" for field in dataclasses.fields(method)):
+        if needs_inner(method):
             continue
         values = ",".join(f"{key}={value}" for key, value in defaults_of(method).items())
         assert parse(name, values) == method()

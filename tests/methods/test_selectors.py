@@ -42,6 +42,7 @@ class Example(NamedTuple):
     recent: int  # last positions that every row keeps
 
 
+FEW_LINES = "n_vertical=9,n_slash=4,sink=3,local=4"
 EXAMPLES = {
     "dense": [Example("dense", None, 10_000)],
     "window": [
@@ -88,6 +89,7 @@ EXAMPLES = {
         Example("delta(window:sink=4,recent=16,block=1):gamma=8", None, 16),
         Example("delta(window:sink=0,recent=1,block=1):gamma=7,mode=recompute", None, 1),
         Example("delta(cpe:local=8,sink=4):gamma=5", None, 8),
+        Example(f"delta(vertical_slash(window:recent=9):{FEW_LINES})", None, 9),
     ],
     "metered": [
         Example("metered(window:sink=4,recent=32,block=16):mass=0.5", 16 + 16 + 32, 32),
@@ -100,6 +102,9 @@ EXAMPLES = {
     "vertical_slash": [
         Example("vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16", None, 8),
         Example("vertical_slash:n_vertical=1,n_slash=1,sink=0,local=1,last_q=1", None, 1),
+        Example(f"vertical_slash(hip:k=9,b_k=3,l_d=1,local=9):{FEW_LINES}", None, 4),
+        Example(f"vertical_slash(hip:k=8,l_d=0,rows=head):{FEW_LINES}", None, 4),
+        Example(f"vertical_slash(cpe:s=0,local=1,psi=0.2):{FEW_LINES}", None, 4),
     ],
     "lfps": [
         Example("lfps:budget=0.1,sink=4,local=8,s=4", 4 + 8 + 25, 8),
@@ -186,7 +191,13 @@ COVERING = {
         "tactic:P=1,c=4,local=8,rows=joint,sample=9",
     ],
     "hip": ["hip:l_d=0", "hip:k=256,b_k=5,l_d=0,local=1,rows=group", "hip:k=2,l_d=9,r_m=4"],
-    "vertical_slash": ["vertical_slash:n_vertical=512", "vertical_slash:n_slash=512"],
+    "vertical_slash": [
+        "vertical_slash:n_vertical=512",
+        "vertical_slash:n_slash=512",
+        "vertical_slash(dense)",
+        "vertical_slash(window:recent=512):n_slash=1,local=1",
+        "vertical_slash(cpe:psi=1,phi=0.3,sink=0,local=1):n_slash=512",
+    ],
     "h2o": ["h2o:budget=512", "h2o:budget=512,recent=0,sink=0,rows=head"],
     "snapkv": ["snapkv:budget=512", "snapkv:budget=512,window=1,ada=1,rows=head"],
     "double_sparsity": ["double_sparsity:budget=512", "double_sparsity:budget=512,rows=head"],

@@ -543,6 +543,53 @@ def select_union() -> Any:
     return kernel
 
 
+@njit(error_model="numpy")
+def join_rows(out, blocks, n_block, block, others, n_other, end):
+    """Write the positions before `end` of n_block blocks and of n_other positions; how many."""
+    count, at = 0, 0
+    for i in range(n_block + 1):
+        # One past the last block, the remaining positions.
+        first = min(end, load_i32(blocks + 4 * i) * block) if i < n_block else end
+        while at < n_other and load_i32(others + 4 * at) < first:
+            store_i32(out + 4 * count, load_i32(others + 4 * at))
+            at, count = at + 1, count + 1
+        last = min(end, first + block)
+        for j in range(first, last):
+            store_i32(out + 4 * count, j)
+            count += 1
+        while at < n_other and load_i32(others + 4 * at) < last:
+            at += 1
+    return count
+
+
+def select_join() -> Any:
+    """Kernel of SELECT_JOIN: one thread writes, since a row starts where the last one ends."""
+
+    def kernel(tid, n_thread, a):
+        if tid != 0:
+            return
+        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+        count, each = 0, a.n_row // a.other_n_row
+        store_i32(a.indptr, 0)
+        for qb in range((n_tok + a.q_block - 1) // a.q_block):
+            end = pos + min(n_tok, (qb + 1) * a.q_block)
+            for h in range(a.n_row):
+                r, s = qb * a.n_row + h, qb * a.other_n_row + h // each
+                begin, other = load_i32(a.block_indptr + 4 * r), load_i32(a.other_indptr + 4 * s)
+                count += join_rows(
+                    a.indices + 4 * count,
+                    a.block_indices + 4 * begin,
+                    load_i32(a.block_indptr + 4 * (r + 1)) - begin,
+                    a.block,
+                    a.other_indices + 4 * other,
+                    load_i32(a.other_indptr + 4 * (s + 1)) - other,
+                    end,
+                )
+                store_i32(a.indptr + 4 * (r + 1), count)
+
+    return kernel
+
+
 def select_pack() -> Any:
     """Kernel of SELECT_PACK: threads stride over rows; each adds up the sizes before its own."""
 

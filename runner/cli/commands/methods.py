@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for entry in described:
         values = ",".join(f"{key}={value}" for key, value in entry["defaults"].items())
-        over = "(METHOD)" if entry["over_another"] else ""
-        sys.stdout.write(f"{entry['name']}{over}{':' if values else ''}{values}\n")
+        sys.stdout.write(f"{_shown(entry)}{':' if values else ''}{values}\n")
         own = ", ".join(f"{name} is {own}" for name, own in entry["names"].items())
         if own:
             sys.stdout.write(f"    in the paper: {own}\n")
@@ -68,9 +67,16 @@ def _explain(name: str, *, as_json: bool) -> int:
         text = f"  {key}={value}".ljust(20) + f" {entry['explained'][key]}{also}"
         lines += textwrap.wrap(text, 96, subsequent_indent=" " * 21)
     flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
-    lines += ["", f"Use it with {flags}: {name}:{next(iter(entry['defaults']), '')}=..."]
+    lines += ["", f"Use it with {flags}: {_shown(entry)}:{next(iter(entry['defaults']), '')}=..."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _shown(entry: dict[str, Any]) -> str:
+    """The name, and what parentheses it takes."""
+    if entry["over_another"]:
+        return f"{entry['name']}(METHOD)"
+    return entry["name"] + ("[(METHOD)]" if entry["takes_another"] else "")
 
 
 def _described(name: str, method: Any) -> dict[str, Any]:
@@ -78,16 +84,18 @@ def _described(name: str, method: Any) -> dict[str, Any]:
 
     parameters has the papers' names, defaults the names that all methods share, names both.
     """
-    from tamis.select.notation import INNER, defaults_of, parameters_of
+    from tamis.select.notation import INNER, defaults_of, needs_inner, parameters_of
 
     module = inspect.getmodule(method)
     summary = (module.__doc__ or "").strip().splitlines()[0] if module is not None else ""
     parameters = {field.name: field.default for field in dataclasses.fields(method)}
-    over_another = parameters.pop(INNER, None) is not None
+    takes_another = INNER in parameters
+    parameters.pop(INNER, None)
     return {
         "name": name,
         "roles": list(method.roles),
-        "over_another": over_another,
+        "over_another": needs_inner(method),
+        "takes_another": takes_another,
         "summary": summary,
         "parameters": parameters,
         "defaults": defaults_of(method),

@@ -129,6 +129,28 @@ class SelectPack:
 SELECT_PACK = op("select.common", SelectPack)
 
 
+class SelectJoin:
+    """A Selection of the single positions that are in either of two, up to a row's last query.
+
+    Rows of the other one serve n_row / other_n_row rows each.
+    """
+
+    step: Address
+    block_indptr: Address  # int32 [rows + 1]
+    block_indices: Address  # int32: blocks of `block` positions
+    other_indptr: Address  # int32 [other rows + 1]
+    other_indices: Address  # int32: single positions
+    indptr: Address
+    indices: Address
+    n_row: int
+    other_n_row: int
+    block: int
+    q_block: int
+
+
+SELECT_JOIN = op("select.common", SelectJoin)
+
+
 class ColumnSums:
     """Column sums of attention weights: what `observe` gives to methods that learn from them.
 
