@@ -15,10 +15,11 @@ OPS = frozenset(
         "moe_matmul", "moe_route", "moe_sum", "pack_rows", "place_heads", "pool_keys",
         "product_gate", "product_norm", "product_rope_append", "products", "quest_bounds",
         "quest_score", "residual_mix", "rms_norm", "rope_append", "rope_heads", "rope_table",
-        "scale_by_position", "score_keys", "select_best", "select_pack", "select_psaw",
-        "select_top_k", "select_union", "select_window", "selective_scan", "short_conv",
-        "staged_gate", "staged_products", "stream_gate", "stream_mix", "stream_weights",
-        "tactic_assign", "tactic_budget", "tactic_joint", "tactic_mark", "tactic_mean",
-        "tactic_score", "tactic_seed", "tactic_select", "wkv",
+        "scale_by_position", "score_keys", "select_best", "select_join", "select_pack",
+        "select_psaw", "select_top_k", "select_union", "select_window", "selective_scan",
+        "short_conv", "slash_lines", "slash_select", "staged_gate", "staged_products",
+        "stream_gate", "stream_mix", "stream_weights", "tactic_assign", "tactic_budget",
+        "tactic_joint", "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed",
+        "tactic_select", "wkv",
     ]
 )  # fmt: skip

@@ -129,6 +129,46 @@ def beta_th(tau: float, k_max: float, scale: float) -> float:
     return 2 * (2 * k_max * scale) * math.sqrt(2 - 2 * tau)
 
 
+def delta_psaw(sink_mass: float, decay: float, distance: float) -> float:
+    """Eq. 46 with theorem 7: most attention, of 1, that PSAW drops in a layer.
+
+    sink_mass: of the sinks. decay: Eq. 44's lambda, a token. distance: from a query's position to
+    the first that it does not see.
+    """
+    return (1 - sink_mass) * math.exp(-decay * distance)
+
+
+def beta_etf(q_norm: float, key_change: float, scale: float) -> float:
+    """Eq. 47: most attention, of 1, that ETF moves in a layer, as half an L1 distance.
+
+    q_norm: the query's length, the longest or the mean. key_change: how far a frozen token's key is
+    from its own at most, Eq. 45's B exp(-mu (layer - first)). scale: of attention.
+    """
+    return q_norm * scale * key_change
+
+
+def least_window(beta: float, sink_mass: float, decay: float) -> float:
+    """Appendix H: tokens that the last layer must see so that PSAW drops at most beta.
+
+    Divided by the tokens there are, it is phi ** alpha. 0 where the sinks alone are enough, infinite
+    for a decay of 0.
+    """
+    if beta >= 1 - sink_mass:
+        return 0.0
+    return math.log((1 - sink_mass) / beta) / decay if decay > 0 else math.inf
+
+
+def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: float) -> float:
+    """Appendix H: layers from the first that freezes to the last, so that ETF moves at most beta.
+
+    change and fall: Eq. 45's B and mu. 0 where B is small enough, infinite for a mu up to 0.
+    """
+    moved = beta_etf(q_norm, change, scale)
+    if moved <= beta:
+        return 0.0
+    return math.log(moved / beta) / fall if fall > 0 else math.inf
+
+
 def _fixed(part: float) -> int:
     """A part in units of 2^-32, up: a product that is whole stays whole."""
     return math.ceil(part * 2**32)

@@ -75,7 +75,9 @@ class _State(SelectorState):
         self._weights = np.zeros((2, n_row, n_pad), np.float32)  # of columns, of diagonals
         self._columns = np.zeros((n_row, 1 + params.n_vertical), np.int32)
         self._diagonals = np.zeros((n_row, 1 + params.n_slash), np.int32)
-        self._work = np.zeros((n_row, ops.slash_work(shape.group, n_pad)), np.float32)
+        self._n_last = min(params.last_q, shape.n_ubatch)
+        work = ops.slash_work(shape.group, n_pad, self._n_last)
+        self._work = np.zeros((n_row, work), np.float32)
         self._inner = SelectorState(shape) if params.inner is None else params.inner.open(shape)
         self.freezing, self.counters = self._inner.freezing, self._inner.counters
 
@@ -130,7 +132,7 @@ class _State(SelectorState):
             diagonals=self._diagonals,
             work=self._work,
             n_row=shape.n_head_kv,
-            n_last=p.last_q,
+            n_last=self._n_last,
             n_vertical=p.n_vertical,
             n_slash=p.n_slash,
             n_sink=p.sink,

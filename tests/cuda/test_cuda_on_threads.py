@@ -41,10 +41,12 @@ FILES = (
     "select.hip",
     "select.indexer",
     "select.lfps",
+    "select.marks",
     "select.metered",
     "select.quest",
     "select.tactic",
     "select.tactic_budget",
+    "select.vertical_slash",
 )
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
 attend_ends, pack, radix_topk, tactic_budget = (

@@ -19,7 +19,8 @@ def best(weights, k, forced):
     return sorted(np.argsort(-weights, kind="stable")[:k].tolist())
 
 
-@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (5, 150), (40, 0), (40, 100)])
+@pytest.mark.on_threads
+@pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (5, 150), (40, 0), (40, 100), (40, 700)])
 @pytest.mark.parametrize(("n_vertical", "n_slash"), [(9, 12), (1, 1), (500, 60)])
 @pytest.mark.parametrize(("head_dim", "group"), SHAPES)
 @in_child
@@ -48,9 +49,9 @@ def test_lines_are_those_of_the_last_queries_weights(
             kept = best(weights[i, h], size, forced)
             wanted[i][h, 0], wanted[i][h, 1 : 1 + len(kept)] = len(kept), kept
             weights[i, h, forced] = 3e38
-    table = page_table(rng, n, 4)
+    table = page_table(rng, n, -(-n // 64) + 1)
     empty = np.full((n_row, capacity), np.nan, np.float32)
-    work = np.full((n_row, ops.slash_work(group, capacity)), np.nan, np.float32)
+    work = np.full((n_row, ops.slash_work(group, capacity, n_last)), np.nan, np.float32)
     for found in runs(
         ops.SLASH_LINES, (head_dim, group),
         out={
@@ -68,6 +69,7 @@ def test_lines_are_those_of_the_last_queries_weights(
         np.testing.assert_array_equal(found["diagonals"], wanted[1])
 
 
+@pytest.mark.on_threads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 0), (21, 0), (21, 40)])
 @pytest.mark.parametrize("n_column", [0, 1, 9])
 @pytest.mark.parametrize("n_diagonal", [1, 2, 9])

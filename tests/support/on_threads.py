@@ -21,6 +21,7 @@ from attention_cases import numbers
 from tamis.formats.codebooks import SHAPES, grid_of
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.contract.types import kv_row
+from tamis.jit_kernels.cuda.attention.score import ROW
 from tamis.jit_kernels.cuda.lang.readers import Readers
 from tamis.jit_kernels.cuda.lang.scratch import class_of
 
@@ -339,8 +340,24 @@ def _reading(type_: str, head_dim: int) -> Callable[[Any, Any], tuple[Any, ...]]
     return read
 
 
+def _staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
+    """See cuda/attention/score.py: a key a thread, in place of matrix units."""
+    read, f32 = _reading(type, n), _loading(ctypes.c_float, float)
+
+    def stage(shared: int, q: int, n_q: int, rows: Any, start: int) -> None:
+        row = row_of(rows, start + local.thread)
+        key = [float(x) for d in range(0, n, 8) for x in read(row, d)] if row else [0.0] * n
+        for i in range(n_q):
+            product = sum(f32(q + 4 * (n * i + d)) * key[d] for d in range(n))
+            local.block.shared[shared + ROW * i + 4 * local.thread] = product
+        local.block.barrier.wait()
+
+    return stage
+
+
 MEANINGS: dict[str, Any] = {
     "device": lambda function: function,
+    "staging": _staging,
     "thread": lambda: local.thread,
     "threads": lambda: 32 * len(local.block.warps),
     "lane": lambda: local.thread % 32,

@@ -4,7 +4,7 @@ from typing import Any
 
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import LIST_PAD, STEP, TILE
+from tamis.jit_kernels.contract.ops import LIST_PAD, STEP, TILE, slash_work
 from tamis.jit_kernels.cpu.attention.attend_batch import MASKED
 from tamis.jit_kernels.cpu.attention.gathered_scores import TILE_ROW, key_row, pad_list, products_of
 from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i32, load_i64, store_f32, store_i32
@@ -22,6 +22,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.select.common import keep_best
 
 FORCED = 3e38  # the weight of lines that always take part
+row_work = njit(slash_work)
 
 
 @njit(error_model="numpy")
@@ -84,7 +85,7 @@ def slash_lines(head_dim: int, group: int) -> Any:
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         n = pos + n_tok
         for h in range(tid, a.n_row, n_thread):
-            rows = a.work + 4 * ((group + 1) * a.capacity + LIST_PAD + group * TILE) * h
+            rows = a.work + 4 * row_work(group, a.capacity, a.n_last) * h
             scores = rows + 4 * (a.capacity + LIST_PAD)
             tile = scores + 4 * group * a.capacity
             ver, sla = a.vertical + 4 * a.capacity * h, a.slash + 4 * a.capacity * h

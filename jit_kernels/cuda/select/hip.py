@@ -30,6 +30,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 from tamis.jit_kernels.cuda.lang.ptx import load_shared, shared_address, shuffle_i32
 from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
 from tamis.jit_kernels.cuda.select.common import LOWEST, key_row
+from tamis.jit_kernels.cuda.select.marks import add_up
 
 
 @device
@@ -262,21 +263,6 @@ def hip_select() -> list[Launch]:
             _, total = block_before(int32(mine), parts)
             if thread() == 0:
                 store_i32(a.indptr + 4 * (r + 1), row[1] + total + row[3] - row[2])
-
-    def add_up(tid, n_thread, a):
-        if tid != 0:
-            return
-        parts, begin = cuda.shared.array(WARPS, int32), 0
-        n_rows = (load_i64(a.step + STEP.n_tok) + a.q_block - 1) // a.q_block * a.n_row
-        for first in range(0, n_rows, THREADS):
-            r = first + thread()
-            mine = load_i32(a.indptr + 4 * (r + 1)) if r < n_rows else 0
-            before, total = block_before(int32(mine), parts)
-            if r < n_rows:
-                store_i32(a.indptr + 4 * (r + 1), begin + before + mine)
-            begin += total
-        if thread() == 0:
-            store_i32(a.indptr, 0)
 
     def write(tid, n_thread, a):
         parts = cuda.shared.array(WARPS, int32)

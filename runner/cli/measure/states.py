@@ -11,14 +11,12 @@ from tamis.cli.options.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the context comes from, beside -d, and where its KV cache is."""
+    """Where the context comes from, beside -d, its KV cache and its positions."""
     parser.add_argument(
         "--session", metavar="FILE", help="start from a saved session (made with any method)"
     )
     common.add_audit_argument(parser)
-    common.add_kv_arguments(parser)
-    common.add_unit_argument(parser)
-    common.add_vram_argument(parser)
+    common.add_context_arguments(parser)
 
 
 def base_session(

@@ -19,7 +19,7 @@ class SlashLines:
     slash: Address  # f32 [n_row, capacity]: by distance; entry i is n - 1 - i of n positions held
     columns: Address  # int32 [n_row, 1 + n_vertical]: how many, and these, ascending
     diagonals: Address  # int32 [n_row, 1 + n_slash], likewise
-    work: Address  # f32 [n_row, slash_work(group, capacity)], scratch
+    work: Address  # f32 [n_row, slash_work(group, capacity, n_last)], scratch
     n_row: int
     n_last: int
     n_vertical: int
@@ -53,6 +53,10 @@ class SlashSelect:
 SLASH_SELECT = op("select.vertical_slash", SlashSelect)
 
 
-def slash_work(group: int, capacity: int) -> int:
-    """Floats of scratch that SLASH_LINES needs a row: a list, scores, a tile."""
-    return (group + 1) * capacity + LIST_PAD + group * TILE
+def slash_work(group: int, capacity: int, n_last: int) -> int:
+    """Floats of scratch that SLASH_LINES needs a row.
+
+    On the CPU a list, scores of a query, a tile; on a GPU two floats a query, head and span of 256.
+    """
+    of_scores = (group + 1) * capacity + LIST_PAD + group * TILE
+    return max(of_scores, 2 * n_last * group * ((capacity + 255) // 256 + 1))
