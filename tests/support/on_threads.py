@@ -285,6 +285,13 @@ def _atomic_add(array: list[Any], i: int, value: Any) -> Any:
         return before
 
 
+def _atomic_or(array: list[Any], i: int, value: Any) -> Any:
+    with local.block.lock:
+        before = array[i]
+        array[i] = before | int(value)
+        return before
+
+
 def _count_one(address: Any) -> int:
     with local.block.lock:
         found = _at(address, ctypes.c_uint32)
@@ -449,7 +456,7 @@ MEANINGS: dict[str, Any] = {
     "cuda": types.SimpleNamespace(
         syncwarp=lambda: exchanged(0),
         shared=types.SimpleNamespace(array=_array),
-        atomic=types.SimpleNamespace(add=_atomic_add),
+        atomic=types.SimpleNamespace(add=_atomic_add, or_=_atomic_or),
     ),
 }
 

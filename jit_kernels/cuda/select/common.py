@@ -40,7 +40,7 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
     write_bits,
     write_range,
 )
-from tamis.jit_kernels.cuda.select.marks import marked
+from tamis.jit_kernels.cuda.select.marks import mark_range, marked
 
 LOWEST, NOTHING = -3e38, -3.4e38  # the score of positions that are not chosen from; below it
 
@@ -232,17 +232,15 @@ def select_join() -> list[Launch]:
     """Kernels of SELECT_JOIN: see marks.marked."""
 
     @device
-    def mark(a, r, marks, first, end):
+    def mark(a, r, words, first, end):
         begin, stop = load_i32(a.block_indptr + 4 * r), load_i32(a.block_indptr + 4 * (r + 1))
         for i in range(begin + thread(), stop, THREADS):
             at = load_i32(a.block_indices + 4 * i) * a.block
-            for j in range(max(first, at), min(end, at + a.block)):
-                marks[j - first] = uint8(1)
+            mark_range(words, max(first, at) - first, min(end, at + a.block) - first)
         s = quotient(r * a.other_n_row, a.n_row)  # rows of a query block are divided evenly
         begin, stop = load_i32(a.other_indptr + 4 * s), load_i32(a.other_indptr + 4 * (s + 1))
         for i in range(begin + thread(), stop, THREADS):
             j = load_i32(a.other_indices + 4 * i)
-            if first <= j and j < end:
-                marks[j - first] = uint8(1)
+            mark_range(words, max(first, j) - first, min(end, j + 1) - first)
 
     return marked(mark)

@@ -32,7 +32,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.lang.radix_topk import write_best, write_range
-from tamis.jit_kernels.cuda.select.marks import marked
+from tamis.jit_kernels.cuda.select.marks import mark_range, marked
 
 FORCED = 3e38  # the weight of lines that always take part
 row_work = device(slash_work)
@@ -155,20 +155,19 @@ def slash_select() -> list[Launch]:
     """Kernels of SLASH_SELECT: see marks.marked."""
 
     @device
-    def mark(a, r, marks, first, end):
-        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
+    def mark(a, r, words, first, end):
+        n_tok = load_i64(a.step + STEP.n_tok)
         h, oldest = r % a.n_row, r // a.n_row * a.q_block
         newest = min(n_tok, oldest + a.q_block) - 1
         columns = a.columns + 4 * (1 + a.n_vertical) * h
         for i in range(thread(), load_i32(columns), THREADS):
             j = load_i32(columns + 4 * (1 + i))
-            if first <= j and j < end and j <= pos + newest:
-                marks[j - first] = uint8(1)
+            mark_range(words, max(first, j) - first, min(end, j + 1) - first)
         diagonals = a.diagonals + 4 * (1 + a.n_slash) * h
         for i in range(thread(), load_i32(diagonals), THREADS):
             # The positions that the row's queries see at this distance.
             apart = load_i32(diagonals + 4 * (1 + i)) - n_tok + 1
-            for j in range(max(first, apart + oldest), min(end, apart + newest + 1)):
-                marks[j - first] = uint8(1)
+            low, high = max(first, apart + oldest), min(end, apart + newest + 1)
+            mark_range(words, low - first, high - first)
 
     return marked(mark)
