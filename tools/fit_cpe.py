@@ -17,6 +17,7 @@ import argparse
 import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,15 +97,11 @@ def read(engine: Engine, ids: list[int], method: CPE, n_query: int) -> Read:
 
     def keys_of(session: Any) -> list[np.ndarray]:
         session.prefill(ids)
-        return [
-            as_float32(session._kv.read(layer, len(ids))[0]).astype(float) for layer in layers
-        ]
+        return [as_float32(session._kv.read(layer, len(ids))[0]).astype(float) for layer in layers]
 
     probe = Probe(n_query, [])
     keys = keys_of(engine.session(n_ctx=n_ctx, attn=probe, prefill="dense"))
-    only_etf = CPE(
-        s=0, phi=1, sink=method.sink, psi=method.psi, gamma=method.gamma, kv=method.kv
-    )
+    only_etf = CPE(s=0, phi=1, sink=method.sink, psi=method.psi, gamma=method.gamma, kv=method.kv)
     frozen_keys = keys_of(engine.session(n_ctx=n_ctx, prefill=only_etf))
     (state,) = probe.opened
     freezing = only_etf.open(state.shape)
@@ -239,7 +236,7 @@ def main() -> None:
     if not isinstance(method, CPE):
         parser.error(f"--attn is {arguments.attn!r}, expected cpe:...")
     engine = Engine.load(models.resolve(arguments.model))
-    text = open(arguments.text, encoding="utf8").read() if arguments.text else own_text()
+    text = Path(arguments.text).read_text("utf8") if arguments.text else own_text()
     ids, n = engine.tokenizer.encode(text), arguments.n_tokens
     if len(ids) < 2 * n:
         parser.error(f"the text has {len(ids)} tokens, {2 * n} are needed: a longer one, or -n")

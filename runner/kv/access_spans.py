@@ -11,6 +11,7 @@ from tamis.jit_kernels.contract.program import Call, Program
 from tamis.jit_kernels.contract.types import PAGE
 
 EVERYTHING = 1 << 40
+ONE_QUERY = {"block": 1, "stride": 1, "window": 0}  # of an op without these fields
 Spans = list[tuple[int, int]]  # positions first .. last - 1
 
 
@@ -39,7 +40,7 @@ def reads_all(call: Call, program: Program) -> bool:
     op, fields = call.spec.op, fields_of(call, program)
     if op is ops.SELECT_WINDOW:
         return fields["n_recent"] == 0
-    return op.reads is ops.READS_ALL
+    return op.reads is ops.READS_ALL or op.name == "lfps_start"  # at its first step
 
 
 def spans(reads: Reads, fields: Fields) -> Spans:
@@ -57,17 +58,17 @@ def spans(reads: Reads, fields: Fields) -> Spans:
 
 
 def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.ndarray, int]:
-    """What ATTEND reads: bool [n_page, n_head_kv, PAGE / unit], and how many keys were chosen."""
+    """What a Selection says: bool [n_page, n_head_kv, PAGE / unit], and how many keys it has."""
     fields = fields_of(call, program)
     n_tok, pos = map(int, fields.array("step")[:2])
-    n_head_kv, n_row, block = fields["n_head_kv"], fields["n_row"], fields["block"]
+    n_head_kv, n_row = fields["n_head_kv"], fields["n_row"]
+    block, stride, window = (int(fields.values.get(name, n)) for name, n in ONE_QUERY.items())
     constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
-    group, rows = int(constants["group"]), -(-n_tok // int(constants["q_block"])) * n_row
+    rows = -(-n_tok // int(constants.get("q_block", 1))) * n_row
     indptr = fields.array("indptr")[: rows + 1]
     starts = fields.array("indices").reshape(-1)[indptr[0] : indptr[-1]].astype(np.int64) * block
-    heads = np.arange(rows) % n_row * group // fields["heads_per_kv"]
-    heads = np.repeat(heads, np.diff(indptr))
-    window, end = fields["window"], pos + fields["stride"] * (n_tok - 1) + 1
+    heads = np.repeat(np.arange(rows) % n_row * n_head_kv // n_row, np.diff(indptr))
+    end = pos + stride * (n_tok - 1) + 1
     low = max(0, pos - window + 1) if window else 0
     starts, stops = np.maximum(starts, low), np.minimum(starts + block, end)
     some = starts < stops

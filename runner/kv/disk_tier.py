@@ -204,23 +204,24 @@ class DiskTier(KVCache):
         constants: dict[str, Any],
         fields: dict[str, Any],
     ) -> dict[str, Any]:
-        """Record that attention of one token to what a method chose reads a token bank."""
-        if op is not ops.ATTEND:
-            return fields
+        """Record that what one token reads of what a method chose is in a token bank."""
         banked = self._banked.setdefault(program, _Banked())
-        if constants["q_block"] != 1 or not token_bank.TokenBank.serves(program, fields):
+        if not token_bank.may_serve(op, constants):
+            banked.n_whole += op is ops.ATTEND and fields["window"] == 0
+            return fields
+        if not token_bank.TokenBank.serves(program, fields):
             banked.n_whole += fields["window"] == 0
             return fields
-        bank = self._own_bank(shared=banked.n_whole > 0)
-        if bank is None or not bank.fits(fields["block"]):
+        bank, block = self._own_bank(shared=banked.n_whole > 0), fields.get("block", 1)
+        if bank is None or not bank.fits(block):
             return fields
         layer = self._layer_of(fields["k_table"].ctypes.data)
-        said = [fields[name] for name in ("indptr", "indices", "block", "n_row")]
-        said[:2] = (array.ctypes.data for array in said[:2])
+        arrays = (fields[name].ctypes.data for name in ("indptr", "indices"))
+        said = [*arrays, block, fields["n_row"]]
         if banked.ahead:
             banked.ahead[-1][:] = *said, layer
         else:
-            bank.open(fields["block"])
+            bank.open(block)
             bank.record_begin(program, step)
             banked.first = *said, layer
         own = np.array(banked.first, np.int64)  # after the last layer comes the first
@@ -230,7 +231,7 @@ class DiskTier(KVCache):
         def read(how: dict[str, Any]) -> None:
             self._record_read(program, own, how)
 
-        return bank.record(program, step, fields, layer, read)
+        return bank.record(program, step, op, fields, layer, read)
 
     def _own_bank(self, *, shared: bool) -> token_bank.TokenBank | None:
         """The token bank, made of the memory that no op needs; None where that is too little.

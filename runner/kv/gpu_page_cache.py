@@ -16,6 +16,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, kv_row, zeros
 from tamis.kv import token_bank
+from tamis.kv.access_spans import ONE_QUERY
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.types import UNIT, KVTypes
@@ -159,10 +160,10 @@ class GpuPageCache(KVCache):
     ) -> dict[str, Any]:
         """Record that what an op is about to read comes to frames, or to the token bank."""
         found = None
-        if op is ops.ATTEND and constants["q_block"] == 1:
-            found = self._banked(program, step, fields)
+        if token_bank.may_serve(op, constants):
+            found = self._banked(program, step, op, fields)
         if found is None:
-            self._record_fetch(program, step, op, fields, constants.get("q_block", 0))
+            self._record_fetch(program, step, op, fields, constants.get("q_block", 1))
         return found or fields
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
@@ -188,14 +189,16 @@ class GpuPageCache(KVCache):
         program.add(ops.KV_WRITE_BACK, step=step, **fields)
 
     def _banked(
-        self, program: Program, step: np.ndarray, fields: dict[str, Any]
+        self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Record that ATTEND of one query finds its keys in the token bank: its fields then.
+        """Record that an op of one query finds its keys in the token bank: its fields then.
 
         None where it must read pages.
         """
         bank = self._bank
-        if bank is None or not bank.fits(fields["block"]) or not bank.serves(program, fields):
+        if bank is None or not bank.fits(fields.get("block", 1)):
+            return None
+        if not bank.serves(program, fields):
             return None
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
@@ -205,7 +208,7 @@ class GpuPageCache(KVCache):
         def fetch(how: dict[str, Any]) -> None:
             program.add(ops.BANK_FETCH, table=self._table[layer], **copies, **how)
 
-        return bank.record(program, step, fields, layer, fetch)
+        return bank.record(program, step, op, fields, layer, fetch)
 
     def _record_fetch(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
@@ -216,8 +219,9 @@ class GpuPageCache(KVCache):
         """
         reads = op.reads
         if reads is ops.READS_SELECTION:
-            names = ("step", "indptr", "indices", "n_row", "block", "window", "stride")
+            names = ("step", "indptr", "indices", "n_row")
             chosen = {name: fields[name] for name in names}
+            chosen |= {name: fields.get(name, one) for name, one in ONE_QUERY.items()}
             chosen |= {"state": self._state, "marks": self._marks, "q_block": q_block}
             program.add(ops.KV_MARK, **chosen)
         at = fields["k_table"].ctypes.data - self._table.ctypes.data

@@ -19,6 +19,12 @@ from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import huge_zeros
 
+
+def may_serve(op: ops.Op, constants: dict[str, Any]) -> bool:
+    """Whether an op is one of a single query that takes its keys from where it is told."""
+    return (op is ops.ATTEND and constants["q_block"] == 1) or "places" in op.fields
+
+
 LEAST_UNIT = 2  # positions, where single ones are chosen
 
 
@@ -42,7 +48,7 @@ class TokenBank:
         self._state = np.zeros(ops.BANK_STATE_SIZE, np.int64)
         self._state[ops.BANK_STATE.serial // 8] = 1
         self._row_step = np.zeros(ops.STEP_SIZE, np.int64)
-        self.unit = 0
+        self.unit = self._n_call = 0
         self._maps: dict[str, np.ndarray] = {}
         if unit:
             self.open(unit)
@@ -75,11 +81,11 @@ class TokenBank:
 
     @staticmethod
     def serves(program: Program, fields: dict[str, Any]) -> bool:
-        """Whether ATTEND of one query can read a bank: where an op chooses its Selection.
+        """Whether an op of one query can read a bank: where another one chooses its Selection.
 
         Not where positions count, as in a layer with a window, nor where all or the last are read.
         """
-        if fields["window"] or fields["stride"] != 1:
+        if fields.get("window", 0) or fields.get("stride", 1) != 1:
             return False
         at = fields["indices"].ctypes.data
         named = {call.spec.op for call in program.calls if at in call.values}
@@ -94,15 +100,18 @@ class TokenBank:
         self,
         program: Program,
         step: np.ndarray,
+        op: ops.Op,
         fields: dict[str, Any],
         layer: int,
         fetch: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
-        """Record that an attention op's units come to the bank; the op's fields as it reads them.
+        """Record that the units an op reads come to the bank; the op's fields as it reads them.
 
         fetch: records the op that fetches what is missing, with fields that it is given.
         """
-        block, indices = fields["block"], fields["indices"]
+        block, indices, scores = fields.get("block", 1), fields["indices"], "places" in op.fields
+        # A layer whose candidates are scored in the bank looks up twice a pass.
+        self._n_call = max(self._n_call, self._hp.n_layer * (2 if scores else 1))
         rows = np.zeros(len(indices), np.int32)
         found = {name: self._maps[name] for name in ("slots", "missing", "n_missing")}
         sizes = {name: self._sizes[name] for name in ("n_head_kv", "n_unit", "n_slot", "unit")}
@@ -121,7 +130,7 @@ class TokenBank:
             indptr=fields["indptr"],
             indices=indices,
             rows=rows,
-            n_layer=self._hp.n_layer,
+            n_layer=self._n_call,
             n_row=fields["n_row"],
             block=block,
             **common,
@@ -134,6 +143,9 @@ class TokenBank:
             "k_table": self._table,
             "v_table": self._table,
         }
+        if scores:  # whose positions count
+            read = {name: value for name, value in read.items() if name in op.fields}
+            return fields | read | {"places": rows}
         return fields | read | {"indices": rows, "step": self._row_step}
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:

@@ -150,8 +150,8 @@ def beta_etf(q_norm: float, key_change: float, scale: float) -> float:
 def least_window(beta: float, sink_mass: float, decay: float) -> float:
     """Appendix H: tokens that the last layer must see so that PSAW drops at most beta.
 
-    Divided by the tokens there are, it is phi ** alpha. 0 where the sinks alone are enough, infinite
-    for a decay of 0.
+    Divided by the tokens there are, it is phi ** alpha. 0 where the sinks alone are enough,
+    infinite for a decay of 0.
     """
     if beta >= 1 - sink_mass:
         return 0.0

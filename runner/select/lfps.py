@@ -2,7 +2,8 @@
 
 Decides, at decode and for each row of query heads: the first `sink` positions, the last `local`,
 and of the middle between them the best `budget` of those that two score tables propose. The
-vertical table scores positions, the slash table distances to the query. A step
+vertical table scores positions, the slash table distances to the query. What a step may read is
+known before its query (2, 3), so that a tier below memory brings no other keys. A step
 1. bypasses the row where the sinks take more than `epsilon` of its attention (Eq. 5-6): the middle
    is represented by its mean value, and the tables stay as they are;
 2. takes the entries above a * mean / kurtosis of their table as candidates (Eq. 7-8);
@@ -33,6 +34,7 @@ local window and the mean value by their weights; "mean" is the algorithm box's 
 truncate() the tables start anew; load runs the last tokens again for their queries.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +46,7 @@ from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     Recording,
+    Rows,
     SelectorShape,
     SelectorState,
     check_numbers,
@@ -114,9 +117,14 @@ class _State(SelectorState):
         self._means = np.zeros((n_layer, shape.n_head_kv, 2, shape.head_dim), np.float32)
         # Used within a layer: one for all.
         self._scores = zeros((n_head, n_ctx), np.float32)
+        self._proposed = zeros((n_row, n_ctx), np.int32)
+        self._n_proposed = np.zeros(n_row, np.int32)
         self._order = zeros((n_row, 2, n_ctx), np.int32)
         self._sets = np.zeros((n_row, self._set_capacity), np.int32)
         self._counts = np.zeros(n_row, np.int32)
+        if p.bypass != "none":
+            self.lse = np.zeros((1, n_head), np.float32)
+        self._kept_lse = self.lse
         self.truncate(0)
 
     @property
@@ -133,8 +141,12 @@ class _State(SelectorState):
         if self.shape.window[layer]:
             return super().decode(rec, layer, q, kv)
         self._start(rec, layer, q, kv)
-        self._choose(rec, layer, q, kv)
+        self._choose(rec, layer, q, kv, self._propose(rec, layer))
         return packed(rec, self._sets, self._counts)
+
+    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+        self._kept_lse = rows.lse  # which may be that of a method over this one
+        return []
 
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
@@ -147,16 +159,12 @@ class _State(SelectorState):
             self._heads,
             step=rec.step,
             q=q,
-            k_pages=kv.k,
-            k_table=kv.k_table,
             spread=self._spread[layer],
             meta=self._meta[layer],
             means=self._means[layer],
-            sets=self._sets,
-            counts=self._counts,
+            lse=self._kept_lse,
             out=out,
             n_head_kv=self.shape.n_head_kv,
-            set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
             scale=self.shape.scale,
         )
@@ -226,7 +234,23 @@ class _State(SelectorState):
             **self._tables(layer),
         )
 
-    def _choose(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
+    def _propose(self, rec: Recording, layer: int) -> Selection:
+        p, tables = self._params, self._tables(layer)
+        names = ("ver", "sla", "bits", "stats", "capacity", "n_sink", "n_local", "a")
+        rec.program.add(
+            ops.LFPS_PROPOSE,
+            step=rec.step,
+            sets=self._proposed,
+            counts=self._n_proposed,
+            n_row=len(self._proposed),
+            period=p.renew,
+            **{name: tables[name] for name in names},
+        )
+        return packed(rec, self._proposed, self._n_proposed)
+
+    def _choose(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, proposed: Selection
+    ) -> None:
         p = self._params
         rec.program.add(
             ops.LFPS_SETS,
@@ -236,12 +260,15 @@ class _State(SelectorState):
             q=q,
             k_pages=kv.k,
             k_table=kv.k_table,
+            indptr=proposed.indptr,
+            indices=proposed.indices,
+            places=proposed.indices,
+            n_row=proposed.n_row,
             order=self._order,
             sets=self._sets,
             counts=self._counts,
             set_capacity=self._set_capacity,
             bypass=BYPASSES.index(p.bypass),
-            period=p.renew,
             budget=p.budget,
             epsilon=p.epsilon,
             **self._tables(layer),

@@ -76,6 +76,8 @@ class _State(SelectorState):
         self.sharing = any(state.sharing for state in self._states)
         self.evicting = any(state.evicting for state in self._states)
         self.prepares = any(state.prepares for state in self._states)
+        if any(state.lse is not None for state in self._states):
+            self.lse = np.zeros((1, shape.n_head), np.float32)
         self.counters = tuple(array for state in self._states for array in state.counters)
         self.planned = tuple(array for state in self._states for array in state.planned)
 

@@ -303,7 +303,10 @@ def least_vram(engine, n_ctx, n_ubatch, types=("f16", "f16")):
         ("cpe:s=4,k=90,sink=2,local=60", "cpe:sink=2,local=60"),
         ("lfps:s=8,sink=2,local=64,budget=0.1", "dense"),
         ("topk:k=80,sink=2,recent=60", "dense"),
-        ("dense", "vertical_slash(hip:k=64,b_k=16,l_d=1,sink=2,local=64):n_vertical=50,n_slash=120"),
+        (
+            "dense",
+            "vertical_slash(hip:k=64,b_k=16,l_d=1,sink=2,local=64):n_vertical=50,n_slash=120",
+        ),
     ],
 )
 def test_a_kv_cache_in_ram_gives_the_same_logits(attn, prefill, types, tmp_path):

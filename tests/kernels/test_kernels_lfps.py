@@ -16,6 +16,7 @@ CAPACITY = 320  # at least 64 more than there are positions
 TABLED = (ops.LFPS_START, ops.LFPS_SETS, ops.LFPS_BYPASS)
 KERNELS = [
     (ops.LFPS_KEEP, (HEAD_DIM,)),
+    (ops.LFPS_PROPOSE, ()),
     *((op, (HEAD_DIM, GROUP, rows)) for op in TABLED for rows in (1, GROUP)),
 ]
 P = Params(a=0.2, r=0.95, s=8, budget=0.1, epsilon=0.05, sink=4, local=10)
@@ -131,19 +132,23 @@ def test_tables_start_from_the_last_queries(pos, n, group):
 
 def step(seq, pos, tables, bypass, *, group, period, p=P):
     """One decode step by the ops, on one thread's buffers; all runs must agree."""
-    meta = {"bypass": bypass, "period": period, "budget": p.budget, "epsilon": p.epsilon}
+    meta = {"bypass": bypass, "budget": p.budget, "epsilon": p.epsilon}
     n_row, n_set = N_HEAD // group, seq.capacity // 5
+    tables = tables | proposed(seq, pos, tables, period, p)
     out = tables | {
         "order": np.zeros((n_row, 2, seq.capacity), np.int32),
         "sets": np.zeros((n_row, n_set), np.int32),
         "counts": np.zeros(n_row, np.int32),
     }
-    fixed = {name: out.pop(name) for name in ("means", "spread")}
+    fixed = {name: out.pop(name) for name in ("means", "spread", "indptr", "indices")}
+    # As in a token bank, keys are elsewhere: in the positions before those that they are of.
+    places = (pos - fixed["indices"]).astype(np.int32)
+    keys = seq.fields(values=False) | {"k_pages": paged(seq.k[pos::-1].copy(), seq.table)}
     results = [
         {name: array.copy() for name, array in found.items()}
         for found in runs(
             ops.LFPS_SETS, (HEAD_DIM, GROUP, group), out=out, step=step_of(1, pos),
-            q=seq.q[pos : pos + 1], set_capacity=n_set, **fixed, **seq.fields(values=False),
+            q=seq.q[pos : pos + 1], set_capacity=n_set, n_row=n_row, places=places, **fixed, **keys,
             **scalars(p, seq.capacity), **meta,
         )
     ]  # fmt: skip
@@ -151,6 +156,39 @@ def step(seq, pos, tables, bypass, *, group, period, p=P):
         for name in ("ver", "sla", "stats", "bits", "meta", "sets", "counts"):
             np.testing.assert_array_equal(other[name], results[0][name])
     return results[0] | fixed
+
+
+def proposed(seq, pos, tables, period, p=P):
+    """What LFPS_PROPOSE makes of the bitmaps, and lists; all runs must agree."""
+    n_row, capacity = len(tables["ver"]), seq.capacity
+    lists = {
+        "sets": np.full((n_row, capacity), -7, np.int32), "counts": np.full(n_row, -7, np.int32),
+    }  # fmt: skip
+    fields = scalars(p, capacity)
+    del fields["decay"]
+    found = [
+        {name: array.copy() for name, array in each.items()}
+        for each in runs(
+            ops.LFPS_PROPOSE, out={"bits": tables["bits"], **lists}, step=step_of(1, pos),
+            n_row=n_row, period=period, **{name: tables[name] for name in ("ver", "sla", "stats")},
+            **fields,
+        )
+    ]  # fmt: skip
+    for r, n in enumerate(found[0]["counts"]):
+        listed, near = found[0]["sets"][r, :n].tolist(), [*range(pos + 1 - 6, pos + 1)]
+        assert listed[: p.sink] == [*range(p.sink)]
+        assert listed[-6:] == near
+        assert listed[p.sink : -6] == sorted({*listed[p.sink : -6]})
+        for other in found[1:]:
+            assert other["counts"][r] == n
+            np.testing.assert_array_equal(other["bits"][r], found[0]["bits"][r])
+            assert other["sets"][r, :n].tolist() == listed
+    rows = [row[:n] for row, n in zip(found[0]["sets"], found[0]["counts"], strict=True)]
+    return {
+        "bits": found[0]["bits"],
+        "indptr": np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        "indices": np.concatenate(rows),
+    }
 
 
 def first_tables(seq, pos, group, p=P):
@@ -241,20 +279,20 @@ def test_a_bypassed_row_joins_the_mean_value(bypass, group):
     tables = first_tables(seq, pos, group)
     kept = [*range(P.sink), *range(pos + 1 - P.local, pos + 1)]
     tables["meta"][:, 1] = [1] + [0] * (n_row - 1)
-    sets = np.tile(np.array(kept, np.int32), (n_row, 1))
+    lse = np.zeros(N_HEAD, np.float32)
     before = normal(np.random.default_rng(1), N_HEAD, HEAD_DIM)
     expected = before.astype(float)
     table, (q, k, _) = started(P, *seq.of_row(0, group), pos, P.s), seq.of_row(0, group)
     for head in range(group):
         weights = np.exp(k[kept] @ q[pos, head] * HEAD_DIM**-0.5).sum()
+        lse[head] = np.log(weights)
         w_global = np.exp(table.global_logit(q[pos, head], pos + 1, head))
         share = w_global / (w_global + weights) if bypass == 1 else 1
         expected[head] += share * (table.mean_value - expected[head])
     fixed = {name: tables[name] for name in ("spread", "meta", "means")}
     for found in runs(
         ops.LFPS_BYPASS, (HEAD_DIM, GROUP, group), out={"out": before}, step=step_of(1, pos),
-        q=seq.q[pos:], sets=sets, counts=np.full(n_row, len(kept), np.int32),
-        set_capacity=len(kept), bypass=bypass, **fixed, **seq.fields(values=False),
+        q=seq.q[pos:], lse=lse, n_head_kv=N_HEAD_KV, bypass=bypass, scale=HEAD_DIM**-0.5, **fixed,
     ):  # fmt: skip
         np.testing.assert_allclose(found["out"], expected, rtol=0, atol=1e-4)
         np.testing.assert_array_equal(found["out"][group:], before[group:])

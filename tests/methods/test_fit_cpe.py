@@ -91,10 +91,14 @@ def test_a_model_is_measured_as_dense_attention_has_it(tmp_path):
     assert found.frozen[last] == range(4, 70)
     assert layer.distance == 100 - 49  # of 99 tokens before the newest half are hidden
     assert layer.key_change > 0
-    assert 0 < layer.moved <= beta_etf(
-        max(np.linalg.norm(q) for q in found.queries[last].reshape(-1, engine.hp.head_dim)),
-        layer.key_change,
-        found.scale,
+    assert (
+        0
+        < layer.moved
+        <= beta_etf(
+            max(np.linalg.norm(q) for q in found.queries[last].reshape(-1, engine.hp.head_dim)),
+            layer.key_change,
+            found.scale,
+        )
     )
     dropped = weights[8, :, 4:49].sum(axis=-1).mean()
     assert tails(weights, 4)[8, :, layer.distance].mean() == pytest.approx(dropped)

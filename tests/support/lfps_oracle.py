@@ -92,14 +92,14 @@ class Tables:
         p, n_kv = self.p, len(k)
         low, high = p.sink, n_kv - p.local
         always = [*range(low), *range(high, n_kv)]
-        if bypass and self.sparse(q, k):
-            return always, None
         middle = np.arange(low, high)
         distances = n_kv - 1 - middle
         self.levels = [
             self.mean_and_bar(self.ver[middle], p.a), self.mean_and_bar(self.sla[distances], p.a),
         ]  # fmt: skip
         self.turn(low, high, n_kv - 1, period, capacity)
+        if bypass and self.sparse(q, k):
+            return always, None
         first = middle[self.hot[0, middle] | self.hot[1, distances]]  # Eq. 7
         near = np.unique(first[:, None] + np.array([-1, 0, 1, 2]))  # Eq. 9
         near = near[(near >= low) & (near < high)]

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import LFPS_META, LFPS_STATS, LFPS_STATS_SIZE, STEP
+from tamis.jit_kernels.contract.ops import (
+    LFPS_META,
+    LFPS_NEAR,
+    LFPS_STATS,
+    LFPS_STATS_SIZE,
+    STEP,
+)
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cpu.attention.streamed_dot import picking, sweeping
 from tamis.jit_kernels.cpu.lang.blocks16 import add_scaled_half, dot_float, dot_half
@@ -42,7 +48,6 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.select.common import LOWEST, copy_row, keep_top, key_at, write_ends
 
 META, STATS = 8 * len(LFPS_META), 8 * LFPS_STATS_SIZE
-N_NEAR = 6  # keys of w_local (Eq. 5)
 NEVER = np.float32(3e38)  # a threshold that no entry exceeds
 ZERO = np.float32(0)
 SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 700 steps
@@ -323,15 +328,21 @@ def _is_sparse(head_dim: int) -> Any:
     """Whether the sinks have more than epsilon of the estimated total weight (Eq. 6)."""
 
     @njit(error_model="numpy")
-    def is_sparse(a, query, h, n_kv, w_global, epsilon):
-        # All weights are relative to exp(w_global): only the two sums can overflow, to infinity.
-        sinks, near = np.float64(0), np.float64(0)
-        for j in range(a.n_sink):
+    def weigh(a, query, h, low, high, w_global):
+        """What the keys of entries low .. high - 1 of places weigh, relative to exp(w_global)."""
+        total = np.float64(0)
+        for i in range(low, high):
+            j = load_i32(a.places + 4 * i)
             key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
-            sinks += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
-        for j in range(max(a.n_sink, n_kv - N_NEAR), n_kv):
-            key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
-            near += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
+            total += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
+        return total
+
+    @njit(error_model="numpy")
+    def is_sparse(a, query, h, ends, w_global, epsilon):
+        # Only the two sums can overflow, to infinity.
+        begin, end, n_near = ends
+        sinks = weigh(a, query, h, begin, begin + a.n_sink, w_global)
+        near = weigh(a, query, h, end - n_near, end, w_global)
         return sinks > epsilon * (sinks + 1.0 + near)
 
     return is_sparse
@@ -357,13 +368,9 @@ def _inside(word, low, high):
 
 
 @njit(error_model="numpy")
-def _propose(bits, n_word, shift, middle, page_rows, order, lines):
-    """List the candidates in the middle (Eq. 7) and their neighbours (Eq. 9); how many.
-
-    Positions go to `order`, ascending, rows of the key pages to `lines`.
-    """
+def _propose(bits, n_word, shift, middle, listed):
+    """List the candidates in the middle (Eq. 7) and their neighbours (Eq. 9), ascending."""
     low, high = middle
-    k_table, n_head_kv, h = page_rows
     hot_ver, hot_sla = bits, bits + 16 * n_word
     warm_ver, warm_sla = hot_ver + 8 * n_word, hot_sla + 8 * n_word
     first, last = low // 64, (high + 63) // 64
@@ -377,12 +384,9 @@ def _propose(bits, n_word, shift, middle, page_rows, order, lines):
         near |= bits_from(here, after, 1)
         if near != 0:
             near &= _either(warm_ver, warm_sla, word, shift) & _inside(word, low, high)
-            row = (load_i32(k_table + 4 * word) * n_head_kv + h) * PAGE
             while near != 0:
-                i = lowest_bit(near)
+                store_i32(listed + 4 * count, 64 * word + lowest_bit(near))
                 near &= near - 1
-                store_i32(order + 4 * count, 64 * word + i)
-                store_i32(lines + 4 * count, row + i)
                 count += 1
         before, here = here, after
     return count
@@ -429,6 +433,45 @@ def _choosing(head_dim: int, group: int) -> Any:
     return choose
 
 
+def lfps_propose() -> Any:
+    """Kernel of LFPS_PROPOSE: threads stride over rows."""
+
+    @njit(error_model="numpy")
+    def slice_of(n, turn, period):
+        return n * turn // period, n * (turn + 1) // period
+
+    @njit(error_model="numpy")
+    def renew(table, bits, n_word, levels, span, turn):
+        """Recompute part at / period of a table's bitmaps; turn: (at, period)."""
+        at, period = turn
+        first, last = span[0] // 64, (span[1] + 63) // 64
+        begin, end = slice_of(last - first, at, period)
+        _renew(table, bits, n_word, levels, first + begin, first + end)
+
+    def kernel(tid, n_thread, a):
+        pos = load_i64(a.step + STEP.pos)
+        n_kv, low, stride = pos + 1, a.n_sink, 4 * a.capacity
+        high, n_word = max(low, n_kv - a.n_local), a.capacity // 64 + 1
+        shift, turn = slash_shift(a.capacity, pos), (pos % a.period, a.period)
+        for r in range(tid, a.n_row, n_thread):
+            if high <= low:
+                store_i32(a.counts + 4 * r, 0)
+                continue
+            words, state = a.bits + 32 * n_word * r, a.stats + STATS * r
+            levels = _mean_and_bar(state + LFPS_STATS.ver, high - low, np.float64(a.a))
+            renew(a.ver + stride * r, words, n_word, levels, (low, high), turn)
+            levels = _mean_and_bar(state + LFPS_STATS.sla, high - low, np.float64(a.a))
+            span = low + shift, high + shift
+            renew(a.sla + stride * r, words + 16 * n_word, n_word, levels, span, turn)
+            row = a.sets + stride * r
+            count = write_ends(row, 0, low, 0, 0)
+            count += _propose(words, n_word, shift, (low, high), row + 4 * count)
+            near = max(low, n_kv - LFPS_NEAR)
+            store_i32(a.counts + 4 * r, write_ends(row, count, 0, near, n_kv))
+
+    return kernel
+
+
 def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
     """Kernel of LFPS_SETS: threads stride over rows."""
     global_logit, is_sparse = _global_logit(head_dim), _is_sparse(head_dim)
@@ -439,28 +482,24 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
         store_i64(at, load_i64(at) + n)
 
     @njit(error_model="numpy")
-    def all_sparse(a, r, h, n_kv):
-        """Whether every head of row r, of KV head h, is bypassed."""
+    def all_sparse(a, r, h, n_kv, ends):
+        """Whether every head of row r, of KV head h, is bypassed; ends: its sinks and last keys."""
         mean_key = a.means + 2 * size * h
         for head in range(group * r, group * (r + 1)):
             query = a.q + size * head
             w_global = global_logit(query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale)
-            if not is_sparse(a, query, h, n_kv, w_global, np.float64(a.epsilon)):
+            if not is_sparse(a, query, h, ends, w_global, np.float64(a.epsilon)):
                 return False
         return True
 
     @njit(error_model="numpy")
-    def slice_of(n, turn, period):
-        return n * turn // period, n * (turn + 1) // period
-
-    @njit(error_model="numpy")
-    def renew(table, middle, turn):
-        """Recompute part at / period of a table's bitmaps; turn: (at, period)."""
-        low, high = middle
-        at, period = turn
-        first, last = (low + table.shift) // 64, (high + table.shift + 63) // 64
-        begin, end = slice_of(last - first, at, period)
-        _renew(table.entries, table.bits, table.n_word, table.levels, first + begin, first + end)
+    def take(a, first, h, count, found, lines):
+        """Copy the positions of `count` candidates, and list their rows of the key pages."""
+        copy_row(a.indices + 4 * first, found, count)
+        for i in range(count):
+            j = load_i32(a.places + 4 * (first + i))
+            page = load_i32(a.k_table + 4 * (j // PAGE)) * a.n_head_kv + h
+            store_i32(lines + 4 * i, page * PAGE + j % PAGE)
 
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)
@@ -469,7 +508,6 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
         limit, shift = max(1, int(np.float64(a.budget) * n_kv)), slash_shift(a.capacity, pos)
         for r in range(tid, heads // group * a.n_head_kv, n_thread):
             h, queries = r * group // heads, a.q + size * group * r
-            page_rows = a.k_table, a.n_head_kv, h
             own = a.meta + META * r
             out = a.sets + 4 * a.set_capacity * r
             state = a.stats + STATS * r
@@ -478,10 +516,12 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
             n, sparse = write_ends(out, 0, min(a.n_sink, n_kv), 0, 0), False
             if high > low:
                 store_i64(own + LFPS_META.next, n_kv)
+                begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
+                n_near = n_kv - max(a.n_sink, n_kv - LFPS_NEAR)
                 if a.bypass != 0:
-                    sparse = all_sparse(a, r, h, n_kv)
+                    sparse = all_sparse(a, r, h, n_kv, (begin, end, n_near))
                     add(own + LFPS_META.n_bypass, sparse)
-                    add(own + LFPS_META.n_scanned, a.n_sink + N_NEAR)
+                    add(own + LFPS_META.n_scanned, a.n_sink + LFPS_NEAR)
                 if not sparse:
                     words, row = a.bits + 32 * n_word * r, a.scores + stride * group * r
                     found, n_mid = a.order + 2 * stride * r, high - low
@@ -493,11 +533,9 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> Any:
                     sla = Table(
                         a.sla + stride * r, words + 16 * n_word, n_word, sums, shift, levels
                     )
-                    turn = pos % a.period, a.period
-                    renew(ver, (low, high), turn)
-                    renew(sla, (low, high), turn)
                     lines = found + stride
-                    count = _propose(words, n_word, shift, (low, high), page_rows, found, lines)
+                    count = end - begin - a.n_sink - n_near
+                    take(a, begin + a.n_sink, h, count, found, lines)
                     add(own + LFPS_META.n_scanned, count)
                     count = choose(a, queries, lines, found, count, limit, row)
                     copy_row(found, out + 4 * n, count)
@@ -535,14 +573,10 @@ def lfps_bypass(head_dim: int, heads: int, group: int) -> Any:
                 w_global = global_logit(
                     query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale
                 )
-                total = np.float64(0)
-                for i in range(load_i32(a.counts + 4 * r)):
-                    j = load_i32(a.sets + 4 * (a.set_capacity * r + i))
-                    key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
-                    total += np.exp(np.float64(dot_half(query, key, head_dim) * a.scale) - w_global)
-                share = np.float32(1.0 / (1.0 + total))
+                kept = np.exp(np.float64(load_f32(a.lse + 4 * head)) - w_global)
+                share = np.float32(1.0 / (1.0 + kept))
             for i in range(head_dim):
-                kept = load_f32(at + 4 * i)
-                store_f32(at + 4 * i, kept + share * (load_f32(mean_value + 4 * i) - kept))
+                x = load_f32(at + 4 * i)
+                store_f32(at + 4 * i, x + share * (load_f32(mean_value + 4 * i) - x))
 
     return kernel

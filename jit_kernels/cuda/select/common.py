@@ -21,6 +21,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     load_i32,
     load_i64,
     quotient,
+    remainder,
     store_f32,
     store_i32,
 )
@@ -211,16 +212,18 @@ def select_union() -> list[Launch]:
 
 
 def select_pack() -> list[Launch]:
-    """Kernel of SELECT_PACK: blocks stride over rows, after the sum of those before."""
+    """Kernel of SELECT_PACK: blocks take parts of rows, after the sum of those before."""
 
     def kernel(tid, n_thread, a):
-        for r in range(tid, a.n_row, n_thread):
+        n_part = max(1, n_thread // a.n_row)
+        for item in range(tid, a.n_row * n_part, n_thread):
+            r, part = quotient(item, n_part), remainder(item, n_part)
             begin, n = 0, load_i32(a.counts + 4 * r)
             for before in range(r):
                 begin += load_i32(a.counts + 4 * before)
-            for i in range(thread(), n, THREADS):
+            for i in range(THREADS * part + thread(), n, THREADS * n_part):
                 store_i32(a.indices + 4 * (begin + i), load_i32(a.sets + 4 * (a.capacity * r + i)))
-            if thread() == 0:
+            if part == 0 and thread() == 0:
                 store_i32(a.indptr + 4 * (r + 1), begin + n)
                 if r == 0:
                     store_i32(a.indptr, 0)

@@ -1,8 +1,8 @@
 """Ops of the method `lfps`: what was kept of queries, candidates by two tables, the best of them.
 
-A step's choice is four launches: which rows are bypassed and a part of the bitmaps anew; the
-candidates and their scores; of several heads' scores the mean weights; the best, from which the
-tables learn.
+What is proposed is two launches: a part of the bitmaps anew; the candidates. A step's choice is
+three: which rows are bypassed, and the candidates' scores; of several heads' scores the mean
+weights; the best, from which the tables learn.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import cuda, float32, float64, int32, uint8, uint32
 
-from tamis.jit_kernels.contract.ops import LFPS_META, LFPS_STATS, STEP
+from tamis.jit_kernels.contract.ops import LFPS_META, LFPS_NEAR, LFPS_STATS, STEP
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, staging
@@ -35,6 +35,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     bits_from,
     device,
+    int64,
     load_f32,
     load_f64,
     load_i32,
@@ -77,9 +78,8 @@ from tamis.jit_kernels.cuda.select.lfps_tables import (
     slash_shift,
 )
 
-__all__ = ["lfps_bypass", "lfps_keep", "lfps_sets", "lfps_start"]
+__all__ = ["lfps_bypass", "lfps_keep", "lfps_propose", "lfps_sets", "lfps_start"]
 WORDS = 4  # of bits, or numbers, that a thread has in flight
-N_NEAR = 6  # keys of w_local (Eq. 5)
 SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 700 steps
 
 
@@ -105,7 +105,7 @@ def _all_sparse(head_dim: int, group: int) -> Any:
     (_, with_halves), global_logit = products_of(head_dim), global_logit_of(head_dim)
 
     @device
-    def all_sparse(a, first, h, n_kv, logits, products, sums):
+    def all_sparse(a, first, h, n_kv, ends, logits, products, sums):
         # All weights are relative to exp(w_global): only the sums can overflow, to infinity.
         queries, mean_key = a.q + 4 * head_dim * first, a.means + 8 * head_dim * h
         for g in range(warp(), group, WARPS):
@@ -116,11 +116,10 @@ def _all_sparse(head_dim: int, group: int) -> Any:
         for i in range(lane(), 2 * group, WARP):
             sums[warp(), i] = 0.0
         sync_block()
-        near = (
-            max(a.n_sink, n_kv - N_NEAR) - a.n_sink
-        )  # from the end of the sinks to the nearest keys
-        for i in range(warp(), n_kv - near, WARPS):
-            j = i if i < a.n_sink else i + near
+        begin, end, n_near = ends
+        for i in range(warp(), a.n_sink + n_near, WARPS):
+            at = begin + i if i < a.n_sink else end - n_near + i - a.n_sink
+            j = load_i32(a.places + 4 * at)
             key = a.k_pages + 2 * head_dim * key_row(a.k_table, a.n_head_kv, h, j)
             for g in range(group):
                 x = with_halves(queries + 4 * head_dim * g, key) * a.scale
@@ -158,7 +157,7 @@ def note(own, n_kv, sparse, limits):
             n = load_i64(own + LFPS_META.n_bypass)
             store_i64(own + LFPS_META.n_bypass, n + 1 if sparse else n)
             n = load_i64(own + LFPS_META.n_scanned)
-            store_i64(own + LFPS_META.n_scanned, n + n_sink + N_NEAR)
+            store_i64(own + LFPS_META.n_scanned, n + n_sink + LFPS_NEAR)
 
 
 @device
@@ -455,27 +454,24 @@ def learn(a, r, middle, shift, gains, parts):
     return scale
 
 
-def _gating(head_dim: int, heads: int, group: int) -> Any:
-    """The kernel that says which rows are bypassed, and makes its part of the others' bits anew."""
-    all_sparse, n_sum = _all_sparse(head_dim, group), 2 * group
+@device
+def ends_of(a, r, n_kv):
+    """The first of a row's proposed positions, the end, and how many at the end are last keys."""
+    begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
+    return begin, end, n_kv - max(a.n_sink, n_kv - LFPS_NEAR)
 
-    def gate(tid, n_thread, a):
-        logits = cuda.shared.array(group, float64)
-        products = cuda.shared.array((WARPS, group), float32)
-        sums = cuda.shared.array((WARPS, n_sum), float64)
-        n_kv, n_row = load_i64(a.step + STEP.pos) + 1, heads // group * a.n_head_kv
+
+def lfps_propose() -> list[Launch]:
+    """Kernels of LFPS_PROPOSE: a part of the bitmaps, the candidates; blocks take parts of rows."""
+
+    def renew(tid, n_thread, a):
+        n_kv = load_i64(a.step + STEP.pos) + 1
         low, high, n_word = a.n_sink, max(a.n_sink, n_kv - a.n_local), a.capacity // 64 + 1
-        n_part, shift = max(1, n_thread // n_row), slash_shift(a.capacity, n_kv - 1)
+        n_part, shift = max(1, n_thread // a.n_row), slash_shift(a.capacity, n_kv - 1)
         turn = (n_kv - 1) % a.period
-        for item in range(tid, n_row * n_part, n_thread):
-            r, part, sparse = quotient(item, n_part), remainder(item, n_part), False
-            h, first, state = r * group // heads, group * r, a.stats + STATS * r
-            if a.bypass != 0 and high > low:
-                sparse = all_sparse(a, first, h, n_kv, logits, products, sums)
-            if part == 0 and thread() == 0:
-                note(a.meta + META * r, n_kv, sparse, (high > low, a.bypass, a.n_sink))
-            if sparse or high <= low:
-                continue
+        for item in range(tid, a.n_row * n_part if high > low else 0, n_thread):
+            r, part = quotient(item, n_part), remainder(item, n_part)
+            state = a.stats + STATS * r
             words, worker = a.bits + 32 * n_word * r, (WARPS * part + warp(), WARPS * n_part)
             levels = mean_and_bar(state + LFPS_STATS.ver, high - low, a.a)
             part_of = slice_of(low // 64, (high + 63) // 64, turn, a.period)
@@ -486,37 +482,63 @@ def _gating(head_dim: int, heads: int, group: int) -> Any:
                 a.sla + 4 * a.capacity * r, words + 16 * n_word, n_word, levels, part_of, worker
             )
 
-    return gate
+    def propose_rows(tid, n_thread, a):
+        parts, n_kv = cuda.shared.array(WARPS, int32), load_i64(a.step + STEP.pos) + 1
+        middle, n_word = (a.n_sink, n_kv - a.n_local), a.capacity // 64 + 1
+        n_part, shift = max(1, n_thread // a.n_row), slash_shift(a.capacity, n_kv - 1)
+        for item in range(tid, a.n_row * n_part, n_thread):
+            r, share = quotient(item, n_part), (remainder(item, n_part), n_part)
+            row, n = a.sets + 4 * a.capacity * r, int64(0)
+            if middle[1] > a.n_sink:
+                to, near = row + 4 * a.n_sink, max(a.n_sink, n_kv - LFPS_NEAR)
+                n = propose(a.bits + 32 * n_word * r, n_word, shift, middle, to, share, parts)
+                if share[0] == 0:
+                    write_range(row, 0, a.n_sink)
+                    write_range(to + 4 * n, near, n_kv)
+                n += a.n_sink + n_kv - near
+            if share[0] == 0 and thread() == 0:
+                store_i32(a.counts + 4 * r, n)
+
+    return [Launch(renew), Launch(propose_rows)]
 
 
 def _scoring(head_dim: int, heads: int, group: int) -> Any:
-    """The kernel that lists the candidates and multiplies their keys; blocks take parts of rows."""
+    """The kernel that says which rows are bypassed, and multiplies the others' candidates.
+
+    Blocks take parts of rows.
+    """
     summarise, size = _summarising(group), 4 * head_dim
+    all_sparse, n_sum = _all_sparse(head_dim, group), 2 * group
 
     @device
     def key_at(keys, i):
-        k_pages, k_table, n_head_kv, h, order, n = keys
-        row = key_row(k_table, n_head_kv, h, load_i32(order + 4 * i)) if i < n else 0
+        k_pages, k_table, n_head_kv, h, places, n = keys
+        row = key_row(k_table, n_head_kv, h, load_i32(places + 4 * i)) if i < n else 0
         return k_pages + 2 * head_dim * row if i < n else 0
 
     stage = staging(head_dim, group, key_at)
 
     def score(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        parts, n_row = cuda.shared.array(WARPS, int32), heads // group * a.n_head_kv
-        pos, n_word = load_i64(a.step + STEP.pos), a.capacity // 64 + 1
-        middle, shift = (a.n_sink, pos + 1 - a.n_local), slash_shift(a.capacity, pos)
+        logits = cuda.shared.array(group, float64)
+        products = cuda.shared.array((WARPS, group), float32)
+        sums = cuda.shared.array((WARPS, n_sum), float64)
+        n_kv, n_row = load_i64(a.step + STEP.pos) + 1, heads // group * a.n_head_kv
+        high = max(a.n_sink, n_kv - a.n_local)
         n_part = max(1, n_thread // n_row)
         for item in range(tid, n_row * n_part, n_thread):
-            r, part = quotient(item, n_part), remainder(item, n_part)
-            own = a.meta + META * r
-            if middle[1] <= a.n_sink or load_i64(own + LFPS_META.bypassed) != 0:
+            r, part, sparse = quotient(item, n_part), remainder(item, n_part), False
+            own, h = a.meta + META * r, r * group // heads
+            ends = ends_of(a, r, n_kv)
+            if a.bypass != 0 and high > a.n_sink:
+                sparse = all_sparse(a, group * r, h, n_kv, ends, logits, products, sums)
+            if part == 0 and thread() == 0:
+                note(own, n_kv, sparse, (high > a.n_sink, a.bypass, a.n_sink))
+            if sparse or high <= a.n_sink:
                 continue
-            listed, row = a.order + 8 * a.capacity * r, a.scores + 4 * a.capacity * group * r
-            share = part, n_part
-            n = propose(a.bits + 32 * n_word * r, n_word, shift, middle, listed, share, parts)
-            sync_block()
-            keys = a.k_pages, a.k_table, a.n_head_kv, r * group // heads, listed, n
+            begin, n = ends[0] + a.n_sink, ends[1] - ends[0] - a.n_sink - ends[2]
+            row, lists = a.scores + 4 * a.capacity * group * r, a.order + 8 * a.capacity * r
+            keys = a.k_pages, a.k_table, a.n_head_kv, h, a.places + 4 * begin, n
             for start in range(SPAN * part, n, SPAN * n_part):
                 stage(shared, a.q + size * group * r, group, keys, start)
                 i = start + thread()
@@ -524,7 +546,7 @@ def _scoring(head_dim: int, heads: int, group: int) -> Any:
                     x = load_shared(uint32(shared + ROW * g + 4 * thread()))
                     store_f32(row + 4 * (a.capacity * g + i), x)
                 if group > 1:
-                    to = listed + 4 * a.capacity + 8 * group * (start // SPAN)
+                    to = lists + 4 * a.capacity + 8 * group * (start // SPAN)
                     summarise(shared, n - start, a.scale * float32(LOG2_E), to)
                 sync_block()  # before the next products overwrite what is read here
             if part == 0 and thread() == 0:
@@ -545,13 +567,14 @@ def _settling(heads: int, group: int) -> Any:
         low, high = a.n_sink, max(a.n_sink, n_kv - a.n_local)
         limit, shift = max(1, int(float64(a.budget) * n_kv)), slash_shift(a.capacity, n_kv - 1)
         for r in range(tid, heads // group * a.n_head_kv, n_thread):
-            out, listed = a.sets + 4 * a.set_capacity * r, a.order + 8 * a.capacity * r
+            out, kept = a.sets + 4 * a.set_capacity * r, a.order + 8 * a.capacity * r
+            kept += 4 * a.capacity
             n = min(a.n_sink, n_kv)
             state = a.stats + STATS * r
             row = a.scores + 4 * a.capacity * group * r
             write_range(out, 0, n)
             if high > low and load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
-                kept, found = listed + 4 * a.capacity, out + 4 * n
+                listed, found = a.indices + 4 * (load_i32(a.indptr + 4 * r) + n), out + 4 * n
                 lists, count = (listed, found, kept), load_i32(a.counts + 4 * r)
                 count, total = choose(a, shared, row, count, limit, lists, warps)
                 n, scale = n + count, load_f64(state + LFPS_STATS.scale) * float64(a.decay)
@@ -568,11 +591,10 @@ def _settling(heads: int, group: int) -> Any:
 
 
 def lfps_sets(head_dim: int, heads: int, group: int) -> list[Launch]:
-    """Kernels of LFPS_SETS: the gate, the candidates, the heads' mean weights, the choice."""
+    """Kernels of LFPS_SETS: the gate and the scores, the heads' mean weights, the choice."""
     # The summaries of a span are where the numbers of its candidates will be.
     assert group <= PAGE, "a row of `order` has room for two numbers a head: at least two pages"
     return [
-        Launch(_gating(head_dim, heads, group)),
         Launch(_scoring(head_dim, heads, group), shared=ROW * group),
         *([Launch(_averaging(heads, group))] if group > 1 else []),
         Launch(_settling(heads, group), shared=4 * HELD, threads=512),
@@ -581,27 +603,10 @@ def lfps_sets(head_dim: int, heads: int, group: int) -> list[Launch]:
 
 def lfps_bypass(head_dim: int, heads: int, group: int) -> list[Launch]:
     """Kernel of LFPS_BYPASS: blocks stride over heads."""
-    (_, with_halves), global_logit = products_of(head_dim), global_logit_of(head_dim)
-
-    @device
-    def kept_weight(query, pages, kept, n, logit, scale, weights):
-        """What the kept keys weigh beside the mean value; a block's work."""
-        (k_pages, k_table, n_head_kv, h), mine = pages, 0.0
-        for i in range(warp(), n, WARPS):
-            row = key_row(k_table, n_head_kv, h, load_i32(kept + 4 * i))
-            x = with_halves(query, k_pages + 2 * head_dim * row) * scale
-            mine += math.exp(float64(x) - logit)
-        sync_block()  # what an earlier sum left may still be read
-        if lane() == 0:
-            weights[warp()] = mine
-        sync_block()
-        total = 0.0
-        for w in range(WARPS):
-            total += weights[w]
-        return total
+    global_logit = global_logit_of(head_dim)
 
     def kernel(tid, n_thread, a):
-        weights, n_kv = cuda.shared.array(WARPS, float64), load_i64(a.step + STEP.pos) + 1
+        n_kv = load_i64(a.step + STEP.pos) + 1
         for head in range(tid, heads * a.n_head_kv, n_thread):
             r, h, share = head // group, head // heads, float32(1)  # of the mean value
             if load_i64(a.meta + META * r + LFPS_META.bypassed) == 0:
@@ -609,10 +614,8 @@ def lfps_bypass(head_dim: int, heads: int, group: int) -> list[Launch]:
             query, mean_key = a.q + 4 * head_dim * head, a.means + 8 * head_dim * h
             if a.bypass != 2:
                 logit = global_logit(query, mean_key, load_f64(a.spread + 8 * head), n_kv, a.scale)
-                kept, n = a.sets + 4 * a.set_capacity * r, load_i32(a.counts + 4 * r)
-                pages = a.k_pages, a.k_table, a.n_head_kv, h
-                total = kept_weight(query, pages, kept, n, logit, a.scale, weights)
-                share = float32(1.0 / (1.0 + total))
+                kept = math.exp(float64(load_f32(a.lse + 4 * head)) - logit)
+                share = float32(1.0 / (1.0 + kept))
             for d in range(thread(), head_dim, THREADS):
                 at, mean = a.out + 4 * (head_dim * head + d), mean_key + 4 * (head_dim + d)
                 x = load_f32(at)

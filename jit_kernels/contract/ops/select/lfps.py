@@ -6,7 +6,9 @@ tables are over. Entries of both tables are divided by a common scale, so that d
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_ALL, Address, Ranges, Reads, op
+from tamis.jit_kernels.contract.op import READS_SELECTION, Address, Ranges, Reads, op
+
+LFPS_NEAR = 6  # keys of w_local (Eq. 5)
 
 
 class _LfpsMeta(NamedTuple):
@@ -106,8 +108,33 @@ LFPS_START = op(
 )
 
 
+class LfpsPropose:
+    """What a row's query may read, before it is known: sinks, candidates, the LFPS_NEAR last keys.
+
+    The candidates of Eq. 7-9, ascending; nothing where there is no middle. Makes one of `period`
+    parts of the bitmaps anew first.
+    """
+
+    step: Address
+    ver: Address  # as for LFPS_START, up to stats
+    sla: Address
+    bits: Address
+    stats: Address
+    sets: Address  # int32 [n_row, capacity]: positions
+    counts: Address  # int32 [n_row]
+    n_row: int
+    capacity: int
+    n_sink: int
+    n_local: int
+    period: int
+    a: float
+
+
+LFPS_PROPOSE = op("select.lfps", LfpsPropose)
+
+
 class LfpsSets:
-    """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-9).
+    """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-6, 9).
 
     The best by the mean of the heads' weights; the tables learn from them (Eq. 10). A row whose
     heads' sparsity all exceeds epsilon gets no candidates and meta.bypassed 1, and its tables stay.
@@ -125,16 +152,19 @@ class LfpsSets:
     meta: Address
     means: Address
     scores: Address
+    indptr: Address  # the sets of LFPS_PROPOSE as a Selection of n_row rows
+    indices: Address
+    places: Address  # int32, as many as indices: the positions in k_table that have these keys
     order: Address  # int32 [n_row, 2, capacity], scratch
     sets: Address  # int32 [n_row, set_capacity]
     counts: Address  # int32 [n_row]
     n_head_kv: int
+    n_row: int
     capacity: int
     set_capacity: int
     n_sink: int
     n_local: int
     bypass: int  # 0: no row is bypassed
-    period: int  # each step makes one of so many parts of the bitmaps anew
     a: float
     budget: float
     epsilon: float
@@ -142,7 +172,7 @@ class LfpsSets:
     scale: float
 
 
-LFPS_SETS = op("select.lfps", LfpsSets, "head_dim heads group", reads=READS_ALL)
+LFPS_SETS = op("select.lfps", LfpsSets, "head_dim heads group", reads=READS_SELECTION)
 
 
 class LfpsBypass:
@@ -150,18 +180,14 @@ class LfpsBypass:
 
     step: Address
     q: Address  # f32 [n_head, head_dim]
-    k_pages: Address
-    k_table: Address
     spread: Address  # as for LFPS_START
     meta: Address
     means: Address
-    sets: Address  # as LFPS_SETS left them
-    counts: Address
+    lse: Address  # f32 [n_head]: of what was attended, see ATTEND
     out: Address  # f32 [n_head, head_dim]
     n_head_kv: int
-    set_capacity: int
     bypass: int  # 2: replaced by the mean value
     scale: float
 
 
-LFPS_BYPASS = op("select.lfps", LfpsBypass, "head_dim heads group", reads=READS_ALL)
+LFPS_BYPASS = op("select.lfps", LfpsBypass, "head_dim heads group")
