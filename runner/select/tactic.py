@@ -47,6 +47,7 @@ from tamis.select.base import (
     check_numbers,
     common,
     new_selection,
+    packed,
 )
 
 CLUSTER, STEP = "cluster", "step"
@@ -140,6 +141,8 @@ class _State(SelectorState):
             self._sizes, self._density = np.zeros((2, n_kv, n_slot), np.float32)
         else:
             work = shape.n_head, ops.tactic_work(shape.n_ctx, n_slot)
+            self._weighed = np.zeros((shape.n_head, self._most_weighed()), np.int32)
+            self._n_weighed = np.zeros(shape.n_head, np.int32)
         self._work = np.zeros(work, np.float32)
         self._marks = np.zeros((self._n_row, shape.n_ctx // 64), np.int64)
         self._count = np.zeros(self._n_row, np.int32)
@@ -227,6 +230,17 @@ class _State(SelectorState):
                 **of_all,
             )
 
+    def _most_weighed(self) -> int:
+        """Most positions that a head weighs: first ones, windows or samples, those not clustered.
+
+        With samples, first ones are whole clusters, of a segment at most.
+        """
+        p, n_ctx = self._params, self.shape.n_ctx
+        most = max(20, int(p.first * n_ctx) + 1) + 4 * ops.tactic_half_window(n_ctx)
+        most += p.sample + (self._segment if p.sample else 0)
+        most += p.sink + p.local + p.c + p.period
+        return min(most, ops.tactic_list(n_ctx))
+
     def _record_budget(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p, shape = self._params, self.shape
         rec.program.add(
@@ -240,19 +254,13 @@ class _State(SelectorState):
             n_head_kv=shape.n_head_kv,
             n_slot=self._n_slot,
         )
-        fields: dict[str, Any] = {
-            "step": rec.step,
-            "q": q,
-            "k_pages": kv.k,
-            "k_table": kv.k_table,
+        order: dict[str, Any] = {
             "extent": self._extent,
             "scores": self._scores,
             "starts": self._starts[layer],
             "order": self._order[layer],
             "rank": self._rank,
-            "keep": self._keep,
             "work": self._work,
-            "n_head_kv": shape.n_head_kv,
             "n_slot": self._n_slot,
             "capacity": shape.n_ctx,
             "n_sink": p.sink,
@@ -260,8 +268,16 @@ class _State(SelectorState):
             "n_sample": p.sample,
             "share": p.P,
             "first_share": p.first,
-            "margin": p.margin,
             "scale": shape.scale,
+        }
+        budget: dict[str, Any] = {
+            "step": rec.step,
+            "q": q,
+            "k_pages": kv.k,
+            "k_table": kv.k_table,
+            "keep": self._keep,
+            "margin": p.margin,
+            "n_head_kv": shape.n_head_kv,
         }
         if p.rows == "joint":
             rec.program.add(
@@ -271,16 +287,34 @@ class _State(SelectorState):
                 sizes=self._sizes,
                 density=self._density,
                 n_reach=math.ceil(p.reach * shape.group - 1e-9),
-                **fields,
+                **order,
+                **budget,
             )
             return
+        rec.program.add(
+            ops.TACTIC_RANK,
+            step=rec.step,
+            sets=self._weighed,
+            counts=self._n_weighed,
+            n_head=shape.n_head,
+            heads_per_kv=shape.group,
+            set_capacity=self._weighed.shape[1],
+            **order,
+        )
+        weighed = packed(rec, self._weighed, self._n_weighed)
+        for name in ("scores", "starts", "order", "rank"):
+            del order[name]
         rec.program.add(
             ops.TACTIC_BUDGET,
             (shape.head_dim,),
             cost=self._budget_cost,
-            n_head=shape.n_head,
+            indptr=weighed.indptr,
+            indices=weighed.indices,
+            places=weighed.indices,
+            n_row=weighed.n_row,
             heads_per_kv=shape.group,
-            **fields,
+            **order,
+            **budget,
         )
 
     def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:

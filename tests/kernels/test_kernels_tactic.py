@@ -14,6 +14,7 @@ LANES = 16
 KERNELS = [
     *((op, (d,)) for d in DIMS
       for op in (ops.TACTIC_SEED, ops.TACTIC_ASSIGN, ops.TACTIC_MEAN, ops.TACTIC_BUDGET)),
+    (ops.TACTIC_RANK, ()),
     *((ops.TACTIC_SCORE, (d, group)) for d in DIMS for group in (1, 4, 7)),
     *((ops.TACTIC_JOINT, (d, group)) for d in DIMS for group in GROUPS),
     *((ops.TACTIC_MARK, (group,)) for group in GROUPS), (ops.TACTIC_SELECT, ()),
@@ -28,6 +29,11 @@ class Keys:
         self.k[n_kv // 2 :: 7] = self.k[0]
         table = page_table(rng, n_kv, n_kv // 64 + 2)
         self.fields = {"k_pages": paged(self.k, table), "k_table": table, "n_head_kv": 2}
+
+    def turned(self):
+        """The last key first: what `places` has to say then."""
+        pages = paged(self.k[::-1].copy(), self.fields["k_table"])
+        return self.fields | {"k_pages": pages}
 
 
 class Segments:
@@ -256,6 +262,38 @@ def sample_budget(weights, sizes, logits, n_first, outside, share, n_sample, mar
 
 
 SIZES = [(9, 4, 2), (150, 3, 20), (1500, 4, 100)]  # positions, sinks, local ones
+ORDER = ("extent", "scores", "starts", "order", "n_slot", "capacity", "n_sink", "counted",
+         "n_sample", "share", "first_share", "scale")  # fmt: skip
+
+
+def budgets(head_dim, keys, n_kv, *, n_head, heads_per_kv, margin, q, **order):
+    """TACTIC_RANK, and TACTIC_BUDGET with what it lists; each found, once for each run of both.
+
+    The keys are elsewhere than at their positions, as in a token bank.
+    """
+    capacity, n_slot, step = order["capacity"], order["n_slot"], step_of(1, n_kv - 1)
+    room = ops.tactic_list(capacity)
+    for found in runs(
+        ops.TACTIC_RANK,
+        out={
+            "rank": np.full((n_head, n_slot), -7, np.int32),
+            "counts": np.full(n_head, -7, np.int32),
+            "work": np.zeros((n_head, ops.tactic_work(capacity, n_slot)), np.float32),
+            "sets": np.full((n_head, room), -7, np.int32),
+        },
+        step=step, n_head=n_head, heads_per_kv=heads_per_kv, set_capacity=room, **order,
+    ):  # fmt: skip
+        rank, work, sets, counts = (found[x].copy() for x in ("rank", "work", "sets", "counts"))
+        indices = np.concatenate([row[:n] for row, n in zip(sets, counts, strict=True)])
+        indptr = np.cumsum([0, *counts]).astype(np.int32)
+        given = {name: order[name] for name in ORDER if name not in ("scores", "starts", "order")}
+        for kept in runs(
+            ops.TACTIC_BUDGET, (head_dim,),
+            out={"keep": np.full(n_head, -7, np.int32), "work": work}, step=step, q=q,
+            indptr=indptr, indices=indices, places=(n_kv - 1 - indices).astype(np.int32),
+            n_row=n_head, heads_per_kv=heads_per_kv, margin=margin, **given, **keys.turned(),
+        ):  # fmt: skip
+            yield {"rank": rank, "keep": kept["keep"].copy()}
 
 
 def lists_of(rng, n_sink, end, n_cluster, capacity, n_slot):
@@ -283,16 +321,11 @@ def test_the_budget_is_that_of_the_reference(
     order, starts = lists_of(rng, n_sink, end, n_cluster, capacity, n_slot)
     q, scale = 3 * normal(rng, 1, 4, head_dim), head_dim**-0.5
     scores = 9 * normal(rng, 4, n_slot)  # whatever the clusters' scores are
-    for found in runs(
-        ops.TACTIC_BUDGET, (head_dim,),
-        out={
-            "rank": np.full((4, n_slot), -7, np.int32), "keep": np.full(4, -7, np.int32),
-            "work": np.zeros((4, ops.tactic_work(capacity, n_slot)), np.float32),
-        },
-        step=step_of(1, n_kv - 1), q=q, extent=np.array([n_sink, end, n_cluster]), scores=scores,
-        starts=starts, order=order, n_head=4, heads_per_kv=heads_per_kv, n_slot=n_slot,
-        capacity=capacity, n_sink=n_sink, counted=counted, n_sample=n_sample, share=share,
-        first_share=0.02, margin=margin, scale=scale, **keys.fields,
+    for found in budgets(
+        head_dim, keys, n_kv, n_head=4, heads_per_kv=heads_per_kv, margin=margin, q=q,
+        extent=np.array([n_sink, end, n_cluster]), scores=scores, starts=starts, order=order,
+        n_slot=n_slot, capacity=capacity, n_sink=n_sink, counted=counted, n_sample=n_sample,
+        share=share, first_share=0.02, scale=scale,
     ):  # fmt: skip
         for head in range(4):
             h, query = head // heads_per_kv, q[0, head].astype(float)
@@ -402,23 +435,29 @@ def test_the_joint_budget_is_that_of_the_reference(
             assert found["keep"][h] == expected
 
 
-@pytest.mark.parametrize("op", [ops.TACTIC_BUDGET, ops.TACTIC_JOINT], ids=["head", "joint"])
+@pytest.mark.parametrize("joint", [False, True])
 @in_child
-def test_without_clusters_nothing_is_kept_of_them(op):
-    keys, out = Keys(np.random.default_rng(0), 9, 16), {"keep": np.full(2, -7, np.int32)}
-    scratch = {"scores": np.zeros((2, 16), np.float32), "rank": np.full((2, 16), -7, np.int32)}
-    if op == ops.TACTIC_JOINT:
-        constants, own = (16, 1), {"n_reach": 1}
-        scratch |= {name: np.zeros((2, 16), np.float32) for name in ("sizes", "density")}
-        scratch["work"] = np.zeros((2, ops.tactic_joint_work(1, 9, 16)), np.float32)
-    else:
-        constants, own = (16,), {"n_head": 2, "heads_per_kv": 1}
-        scratch["work"] = np.zeros((2, ops.tactic_work(9, 16)), np.float32)
+def test_without_clusters_nothing_is_kept_of_them(joint):
+    keys, q = Keys(np.random.default_rng(0), 9, 16), np.ones((1, 2, 16), np.float32)
+    fields = {
+        "extent": np.array([4, 4, 0]), "starts": np.zeros((2, 17), np.int32),
+        "order": np.zeros((2, 9), np.int32), "n_slot": 16, "capacity": 9, "n_sink": 4, "counted": 1,
+        "n_sample": 0, "share": 0.9, "first_share": 0.02, "margin": 0, "scale": 0.25,
+    }  # fmt: skip
+    scores = np.zeros((2, 16), np.float32)
+    if not joint:
+        fields |= {"scores": scores, "q": q}
+        for found in budgets(16, keys, 9, n_head=2, heads_per_kv=1, **fields):
+            assert found["keep"].tolist() == [0, 0]
+        return
+    scratch = {name: np.zeros((2, 16), np.float32) for name in ("scores", "sizes", "density")}
+    scratch["work"] = np.zeros((2, ops.tactic_joint_work(1, 9, 16)), np.float32)
     for found in runs(
-        op, constants, out=out | scratch, step=step_of(1, 8), q=np.ones((1, 2, 16), np.float32),
-        extent=np.array([4, 4, 0]), starts=np.zeros((2, 17), np.int32),
-        order=np.zeros((2, 9), np.int32), n_slot=16, capacity=9, n_sink=4, counted=1, n_sample=0,
-        share=0.9, first_share=0.02, margin=0, scale=0.25, **own, **keys.fields,
+        ops.TACTIC_JOINT, (16, 1),
+        out={
+            "keep": np.full(2, -7, np.int32), "rank": np.full((2, 16), -7, np.int32), **scratch,
+        },
+        step=step_of(1, 8), q=q, n_reach=1, **fields, **keys.fields,
     ):  # fmt: skip
         assert found["keep"].tolist() == [0, 0]
 

@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import STEP, TACTIC_SAMPLES, TACTIC_WORKERS, tactic_half_window
+from tamis.jit_kernels.contract.ops import (
+    STEP,
+    TACTIC_SAMPLES,
+    TACTIC_WORKERS,
+    tactic_half_window,
+    tactic_list,
+)
 from tamis.jit_kernels.contract.types import LINE, PAGE
 from tamis.jit_kernels.cpu.attention.attend import first_at_least
 from tamis.jit_kernels.cpu.attention.attend_batch import widest
@@ -66,6 +72,7 @@ SOON = 4  # clusters whose lists of positions are asked for before they are need
 FINEST = np.float32(65535)  # levels of scores that the sort distinguishes
 LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
 half_window = njit(tactic_half_window)
+list_size = njit(tactic_list)
 
 
 # --- clusters ------------------------------------------------------------------------------------
@@ -436,18 +443,19 @@ def highest(logits, n):
 
 
 @njit(error_model="numpy")
-def note_row(rows, pages, j):
-    """List the row of position j, and ask for its key: it is read once all are listed."""
+def note_rows(rows, pages, positions, n):
+    """List the rows of n positions, and ask for their keys: they are read once all are listed."""
     k_pages, k_table, n_head_kv, h, size = pages
-    row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
-    store_i32(rows, row)
-    for line in range(0, size, LINE):
-        prefetch(k_pages + size * row + line)
-    return rows + 4
+    for i in range(n):
+        j = load_i32(positions + 4 * i)
+        row = (load_i32(k_table + 4 * (j // PAGE)) * n_head_kv + h) * PAGE + j % PAGE
+        store_i32(rows + 4 * i, row)
+        for line in range(0, size, LINE):
+            prefetch(k_pages + size * row + line)
 
 
 @njit(error_model="numpy")
-def list_ranked(rows, pages, clusters, low, high):
+def list_ranked(to, clusters, low, high):
     """List the positions number low .. high - 1 in the order of clusters."""
     order, starts, rank, ends, n_cluster = clusters
     i = first_at_least(ends, 0, n_cluster, low + 1)
@@ -458,17 +466,19 @@ def list_ranked(rows, pages, clusters, low, high):
         prefetch(order + 4 * load_i32(starts + 4 * later) + LINE)
         after, n = load_i32(starts + 4 * cluster + 4), min(end, high) - low
         for s in range(after - (end - low), after - (end - low) + n):
-            rows = note_row(rows, pages, load_i32(order + 4 * s))
+            store_i32(to, load_i32(order + 4 * s))
+            to += 4
         i, low = i + 1, low + n
-    return rows
+    return to
 
 
 @njit(error_model="numpy")
-def list_span(rows, pages, low, high):
+def list_span(to, low, high):
     """List positions low .. high - 1."""
     for j in range(low, high):
-        rows = note_row(rows, pages, j)
-    return rows
+        store_i32(to, j)
+        to += 4
+    return to
 
 
 @njit(error_model="numpy")
@@ -483,7 +493,7 @@ def estimate(guesses, sizes, weights, first, n, top):
 
 
 @njit(error_model="numpy")
-def draw(rows, pages, clusters, estimates, first, tail, n_sample):
+def draw(to, clusters, estimates, first, tail, n_sample):
     """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
     order, starts, rank, _, n_cluster = clusters
     weights, guesses, at_guesses = estimates
@@ -499,11 +509,11 @@ def draw(rows, pages, clusters, estimates, first, tail, n_sample):
         within = int(min(part, 1.0) * (high - low)) if part > 0.0 else 0  # NaN: the first
         at = order + 4 * min(high - 1, low + within)
         prefetch(at)
-        store_i32(rows + 4 * n, at - order)
+        store_i32(to + 4 * n, at - order)
         store_f32(at_guesses + 4 * n, load_f32(guesses + 4 * i))
-    for _ in range(n_sample):
-        rows = note_row(rows, pages, load_i32(order + load_i32(rows)))
-    return rows
+    for n in range(n_sample):
+        store_i32(to + 4 * n, load_i32(order + load_i32(to + 4 * n)))
+    return to + 4 * n_sample
 
 
 @njit(error_model="numpy")
@@ -563,28 +573,99 @@ def weighing(head_dim: int, n_head: int) -> Any:
     return weigh
 
 
+@njit(error_model="numpy")
+def room_of(a, r):
+    """A head's scratch, see ops.tactic_work: of clusters in order, and the other lists.
+
+    The clusters' ends, guesses, sizes and weights; counts, samples' guesses, rows and logits.
+    """
+    row, n_list = 4 * (a.n_slot + 16), list_size(a.capacity)
+    room = a.work + 4 * (row + 512 + TACTIC_SAMPLES + 2 * n_list) * r
+    counts = room + 4 * row
+    at_samples = counts + 4 * 512
+    rows = at_samples + 4 * TACTIC_SAMPLES
+    lists = counts, at_samples, rows, rows + 4 * n_list
+    return (room, room + row, room + 2 * row, room + 3 * row), lists
+
+
+@njit(error_model="numpy")
+def windows_of(n):
+    """The centres of two windows of the order, and these: first, end, first, end."""
+    x_1, x_2, half = n // 10, n * 6 // 10, half_window(n)
+    first, other = (
+        (max(0, x_1 - half), min(n, x_1 + half)),
+        (max(0, x_2 - half), min(n, x_2 + half)),
+    )
+    return x_1, x_2, (*first, *other)
+
+
+@njit(error_model="numpy")
+def first_of(a, ends, n_cluster, n):
+    """How many first positions are weighed of n; of samples, the last of their whole clusters."""
+    n_least = max(20, int(a.first_share * n))
+    if a.n_sample == 0:
+        return min(n, n_least), 0
+    last = first_at_least(ends, 0, n_cluster - 1, n_least)
+    return load_i32(ends + 4 * last), last
+
+
+def tactic_rank() -> Any:
+    """Kernel of TACTIC_RANK: threads stride over query heads."""
+
+    @njit(error_model="numpy")
+    def list_weighed(a, to, clusters, estimates, n_kv):
+        """List what a head weighs; the list's end."""
+        ends, guesses, sizes, weights, at_samples = estimates
+        end, n_cluster = load_i64(a.extent + 8), clusters[4]
+        n_first, last = first_of(a, ends, n_cluster, end - a.n_sink)
+        to = list_ranked(to, clusters, 0, n_first)
+        if a.n_sample == 0:
+            low_1, high_1, low_2, high_2 = windows_of(end - a.n_sink)[2]
+            to = list_ranked(to, clusters, low_1, high_1)
+            to = list_ranked(to, clusters, low_2, high_2)
+        if a.counted != 0:
+            to = list_span(list_span(to, 0, a.n_sink), end, n_kv)
+        if a.n_sample > 0:
+            top = load_f32(guesses)
+            tail = estimate(guesses, sizes, weights, last + 1, n_cluster, top)
+            if tail > 0.0:
+                of_samples = weights, guesses, at_samples
+                to = draw(to, clusters, of_samples, last + 1, tail, a.n_sample)
+        return to
+
+    def kernel(tid, n_thread, a):
+        n_kv, n_cluster = load_i64(a.step + STEP.pos) + 1, load_i64(a.extent + 16)
+        for r in range(tid, a.n_head, n_thread):
+            store_i32(a.counts + 4 * r, 0)
+            if n_cluster == 0:
+                continue
+            h, (of_clusters, lists) = r // a.heads_per_kv, room_of(a, r)
+            ends, guesses, sizes, weights = of_clusters
+            own, ranked = a.scores + 4 * a.n_slot * r, a.rank + 4 * a.n_slot * r
+            sort_clusters(own, guesses, sizes, lists[0], ranked, n_cluster)
+            if a.share >= 1:
+                continue
+            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
+            follow(own, clusters, guesses, sizes, a.scale)
+            listed = a.sets + 4 * a.set_capacity * r
+            estimates = ends, guesses, sizes, weights, lists[1]
+            to = list_weighed(a, listed, clusters, estimates, n_kv)
+            store_i32(a.counts + 4 * r, (to - listed) // 4)
+
+    return kernel
+
+
 def tactic_budget(head_dim: int) -> Any:
     """Kernel of TACTIC_BUDGET: threads stride over query heads."""
     weigh, size = weighing(head_dim, 1), 2 * head_dim
 
     @njit(error_model="numpy")
-    def fit_budget(a, head, pages, clusters, room, span):
+    def fit_budget(a, logits, n_first, n_all):
         """Alg. 1; see 4.4."""
-        rows, logits = room
-        end, n_kv = span
-        n = end - a.n_sink
-        n_first = min(n, max(20, int(a.first_share * n)))
-        x_1, x_2, half = n // 10, n * 6 // 10, half_window(n)
-        low_1, high_1 = max(0, x_1 - half), min(n, x_1 + half)
-        low_2, high_2 = max(0, x_2 - half), min(n, x_2 + half)
-        at = list_ranked(rows, pages, clusters, 0, n_first)
-        at = list_ranked(at, pages, clusters, low_1, high_1)
-        at = list_ranked(at, pages, clusters, low_2, high_2)
-        if a.counted != 0:
-            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
-        weigh(head, pages[0], rows, at, logits, 0, a.scale)
-        n_all = (at - rows) // 4
+        n = load_i64(a.extent + 8) - a.n_sink
         exponentiate(logits, n_all, highest(logits, n_all))
+        x_1, x_2, (low_1, high_1, low_2, high_2) = windows_of(n)
         n_1, n_2 = high_1 - low_1, high_2 - low_2
         at_1 = logits + 4 * n_first
         at_2, at_3 = at_1 + 4 * n_1, at_1 + 4 * (n_1 + n_2)
@@ -594,31 +675,21 @@ def tactic_budget(head_dim: int) -> Any:
         return budget(logits, n_first, n, fit, outside, a.share)
 
     @njit(error_model="numpy")
-    def sample_budget(a, head, pages, clusters, room, span, estimates):
+    def sample_budget(a, logits, n_all, of_clusters, first, at_samples):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
-        rows, logits = room
-        end, n_kv = span
-        guesses, sizes, weights, at_samples = estimates
-        ends, n_cluster = clusters[3], clusters[4]
-        n_least = max(20, int(a.first_share * (end - a.n_sink)))
-        last = first_at_least(ends, 0, n_cluster - 1, n_least)
-        n_first = load_i32(ends + 4 * last)
-        at = list_ranked(rows, pages, clusters, 0, n_first)
+        (ends, guesses, sizes, weights), (n_first, last) = of_clusters, first
+        n_cluster, end = load_i64(a.extent + 16), load_i64(a.extent + 8)
+        n_exact, factor = n_first, 0.0
         if a.counted != 0:
-            at = list_span(list_span(at, pages, 0, a.n_sink), pages, end, n_kv)
-        n_exact = (at - rows) // 4
-        weigh(head, pages[0], rows, at, logits, 0, a.scale)
+            n_exact += a.n_sink + load_i64(a.step + STEP.pos) + 1 - end
+        if n_all > n_exact:
+            ratio = mean_ratio(logits + 4 * n_exact, at_samples, a.n_sample)
+            factor = ratio * (1.0 + a.margin)
         top = max(highest(logits, n_exact), load_f32(guesses))
         exponentiate(logits, n_exact, top)
         outside = weight_sum(logits + 4 * n_first, n_exact - n_first)
         exact = weight_sum(logits, n_first)
-        tail, factor = estimate(guesses, sizes, weights, last + 1, n_cluster, top), 0.0
-        if tail > 0.0:
-            to, drawn = logits + 4 * n_exact, rows + 4 * n_exact
-            of_samples = weights, guesses, at_samples
-            at = draw(drawn, pages, clusters, of_samples, last + 1, tail, a.n_sample)
-            weigh(head, pages[0], drawn, at, to, 0, a.scale)
-            factor = mean_ratio(to, at_samples, a.n_sample) * (1.0 + a.margin)
+        tail = estimate(guesses, sizes, weights, last + 1, n_cluster, top)
         need = a.share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need)
         i = first_at_least(ends, 0, n_cluster - 1, k) if k > 0 else -1
@@ -628,37 +699,23 @@ def tactic_budget(head_dim: int) -> Any:
         return load_i32(ends + 4 * i) if i >= 0 else 0
 
     def kernel(tid, n_thread, a):
-        n_kv = load_i64(a.step + STEP.pos) + 1
         end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
-        n_list = a.capacity + a.capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
-        work_size = 4 * (a.n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * n_list
-        # A thread has one head's room, so that it stays in the cache.
-        room, row = a.work + 4 * work_size * tid, 4 * (a.n_slot + 16)
-        ends, guesses, sizes, weights = room, room + row, room + 2 * row, room + 3 * row
-        counts = room + 4 * row
-        at_samples = counts + 4 * 512
-        rows = at_samples + 4 * TACTIC_SAMPLES
-        logits = rows + 4 * n_list
-        for r in range(tid, a.n_head, n_thread):
-            store_i32(a.keep + 4 * r, 0)
-            if n_cluster == 0:
+        for r in range(tid, a.n_row, n_thread):
+            store_i32(a.keep + 4 * r, end - a.n_sink if n_cluster > 0 else 0)
+            if n_cluster == 0 or a.share >= 1:
                 continue
-            h, head = r // a.heads_per_kv, a.q + 4 * head_dim * r
-            own, ranked = a.scores + 4 * a.n_slot * r, a.rank + 4 * a.n_slot * r
-            sort_clusters(own, guesses, sizes, counts, ranked, n_cluster)
-            if a.share >= 1:
-                store_i32(a.keep + 4 * r, end - a.n_sink)
-                continue
-            head_starts = a.starts + 4 * (a.n_slot + 1) * h
+            h, (of_clusters, lists) = r // a.heads_per_kv, room_of(a, r)
+            _, at_samples, rows, logits = lists
+            begin = load_i32(a.indptr + 4 * r)
+            n_all = load_i32(a.indptr + 4 * r + 4) - begin
             pages = a.k_pages, a.k_table, a.n_head_kv, h, size
-            clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
-            follow(own, clusters, guesses, sizes, a.scale)
-            lists, span = (rows, logits), (end, n_kv)
+            note_rows(rows, pages, a.places + 4 * begin, n_all)
+            weigh(a.q + 4 * head_dim * r, a.k_pages, rows, rows + 4 * n_all, logits, 0, a.scale)
+            first = first_of(a, of_clusters[0], n_cluster, end - a.n_sink)
             if a.n_sample == 0:
-                n_kept = fit_budget(a, head, pages, clusters, lists, span)
+                n_kept = fit_budget(a, logits, first[0], n_all)
             else:
-                estimates = guesses, sizes, weights, at_samples
-                n_kept = sample_budget(a, head, pages, clusters, lists, span, estimates)
+                n_kept = sample_budget(a, logits, n_all, of_clusters, first, at_samples)
             store_i32(a.keep + 4 * r, n_kept)
 
     return kernel

@@ -31,6 +31,7 @@ from tamis.jit_kernels.cpu.select.tactic import (
     highest,
     list_ranked,
     list_span,
+    note_rows,
     sort_by_keys,
     weighing,
     weight_sum,
@@ -135,8 +136,9 @@ def tactic_joint(head_dim: int, group: int) -> Any:
         """Of each head: the highest logit outside of the clusters, the sum of weights below it."""
         rows, logits, stride, facts = lists
         n_sink, end, n_kv, scale = span
-        at = list_span(list_span(rows, pages, 0, n_sink), pages, end, n_kv)
+        at = list_span(list_span(rows, 0, n_sink), end, n_kv)
         n = (at - rows) // 4
+        note_rows(rows, pages, rows, n)
         weigh(heads, pages[0], rows, at, logits, stride, scale)
         for g in range(group):
             top = highest(logits + stride * g, n)
@@ -159,11 +161,12 @@ def tactic_joint(head_dim: int, group: int) -> Any:
             tail += x if i >= first else 0.0
         for i in range(first):  # what is left are the sizes of clusters that are estimated
             store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
-        at = list_ranked(rows, pages, clusters, 0, n_first)
+        at = list_ranked(rows, clusters, 0, n_first)
         n_drawn = a.n_sample if tail > 0.0 else 0
         if n_drawn > 0:
             of_samples = weights, densities, at_samples
-            at = draw(at, pages, clusters, of_samples, first, tail, n_drawn)
+            at = draw(at, clusters, of_samples, first, tail, n_drawn)
+        note_rows(rows, pages, rows, n_first + n_drawn)
         weigh(heads, pages[0], rows, at, logits, stride, a.scale)
         counts = facts + 8 * group
         for g in range(group):

@@ -46,11 +46,11 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
 )
 from tamis.jit_kernels.cuda.lang.readers import const_f16
 from tamis.jit_kernels.cuda.select.common import LOWEST
-from tamis.jit_kernels.cuda.select.tactic_budget import tactic_budget
+from tamis.jit_kernels.cuda.select.tactic_budget import tactic_budget, tactic_rank
 
 __all__ = [
-    "tactic_assign", "tactic_budget", "tactic_mark", "tactic_mean", "tactic_score", "tactic_seed",
-    "tactic_select",
+    "tactic_assign", "tactic_budget", "tactic_mark", "tactic_mean", "tactic_rank", "tactic_score",
+    "tactic_seed", "tactic_select",
 ]  # fmt: skip
 CENTROIDS = 32  # that are compared with a span of keys at a time
 

@@ -1,7 +1,7 @@
 """Tactic's budget: clusters by descending score, positions to select.
 
-Three launches: a block a query head sorts its clusters, blocks take parts of the keys that are
-weighed, and a block a head concludes.
+A block a query head sorts its clusters, and blocks list parts of what is to be weighed; then blocks
+weigh parts of it, and a block a head concludes.
 
 Sums are float64, of float32 weights.
 """
@@ -146,8 +146,7 @@ def sort_pass(keys, source, target, n, shift, counts, parts):
 class Lists(NamedTuple):
     """A head's scratch: addresses of lists."""
 
-    rows: Any  # of the listed keys
-    logits: Any  # of these
+    logits: Any  # of the listed keys
     guesses: Any  # of clusters in the order of rank
     sizes: Any
     weights: Any  # running sums
@@ -194,25 +193,23 @@ def follow(scores, starts, rank, tables, n_cluster, scale, parts):
 
 # ---- listed keys ---------------------------------------------------------------------------------
 @device
-def list_ranked(rows, pages, clusters, low, high):
+def list_ranked(to, clusters, low, high):
     """List members low .. high - 1, counted in rank order; return the list's end."""
     order, starts, rank, ends, n_cluster = clusters
-    _, k_table, n_head_kv, h = pages
     for p in range(low + thread(), high, THREADS):
         i = first_at_least(ends, 0, n_cluster, p + 1)
         after = load_i32(starts + 4 * load_i32(rank + 4 * i) + 4)
         j = load_i32(order + 4 * (after - (load_i32(ends + 4 * i) - p)))
-        store_i32(rows + 4 * (p - low), key_row(k_table, n_head_kv, h, j))
-    return rows + 4 * max(0, high - low)
+        store_i32(to + 4 * (p - low), j)
+    return to + 4 * max(0, high - low)
 
 
 @device
-def list_span(rows, pages, low, high):
+def list_span(to, low, high):
     """List positions low .. high - 1; return the list's end."""
-    _, k_table, n_head_kv, h = pages
     for j in range(low + thread(), high, THREADS):
-        store_i32(rows + 4 * (j - low), key_row(k_table, n_head_kv, h, j))
-    return rows + 4 * max(0, high - low)
+        store_i32(to + 4 * (j - low), j)
+    return to + 4 * max(0, high - low)
 
 
 class Weighed(NamedTuple):
@@ -252,8 +249,8 @@ def weighed_at(w, i):
 
 
 @device
-def list_weighed(rows, pages, clusters, w, low, high):
-    """List the rows of low .. high - 1 of them."""
+def list_weighed(to, clusters, w, low, high):
+    """List low .. high - 1 of them."""
     order, starts, rank, ends, n_cluster = clusters
     for i in range(low + thread(), high, threads()):
         j, ranked = weighed_at(w, i)
@@ -261,7 +258,7 @@ def list_weighed(rows, pages, clusters, w, low, high):
             c = first_at_least(ends, 0, n_cluster, j + 1)
             after = load_i32(starts + 4 * load_i32(rank + 4 * c) + 4)
             j = load_i32(order + 4 * (after - (load_i32(ends + 4 * c) - j)))
-        store_i32(rows + 4 * i, key_row(pages[1], pages[2], pages[3], j))
+        store_i32(to + 4 * i, j)
 
 
 @device
@@ -307,7 +304,7 @@ def first_above(weights, low, high, value):
 
 
 @device
-def draw(rows, pages, clusters, lists, first, tail, n_sample):
+def draw(to, clusters, lists, first, tail, n_sample):
     """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
     order, starts, rank, _, n_cluster = clusters
     weights, n = lists.weights, thread()
@@ -319,8 +316,7 @@ def draw(rows, pages, clusters, lists, first, tail, n_sample):
         cluster = load_i32(rank + 4 * i)
         low, high = load_i32(starts + 4 * cluster), load_i32(starts + 4 * cluster + 4)
         within = int((point - before) / weight * (high - low)) if weight > 0.0 else 0
-        j = load_i32(order + 4 * min(high - 1, low + max(0, within)))
-        store_i32(rows + 4 * n, key_row(pages[1], pages[2], pages[3], j))
+        store_i32(to + 4 * n, load_i32(order + 4 * min(high - 1, low + max(0, within))))
         store_f32(lists.at_samples + 4 * n, load_f32(lists.guesses + 4 * i))
     sync_block()
 
@@ -328,22 +324,24 @@ def draw(rows, pages, clusters, lists, first, tail, n_sample):
 def weighing(head_dim: int, group: int) -> Any:
     """The function that writes the scaled products of queries with n listed keys to logits.
 
-    Queries lie one after the other, their logits `stride` bytes apart.
+    Of KV head h. Queries lie one after the other, their logits `stride` bytes apart.
     """
 
     @device
     def listed(keys, i):
-        k_pages, rows, n = keys
-        row = load_i32(rows + 4 * i) if i < n else 0
+        k_pages, k_table, n_head_kv, h, places, n = keys
+        j = load_i32(places + 4 * min(i, n - 1))
+        row = key_row(k_table, n_head_kv, h, j)
         return k_pages + 2 * head_dim * row if i < n else 0
 
     stage = staging(head_dim, group, listed)
 
     @device
-    def weigh(a, shared, heads, rows, n, logits, stride):
+    def weigh(a, shared, heads, h, places, n, logits, stride):
         sync_block()
         for start in range(0, n, SPAN):
-            stage(shared, heads, group, (a.k_pages, rows, n), start)
+            keys = a.k_pages, a.k_table, a.n_head_kv, h, places, n
+            stage(shared, heads, group, keys, start)
             if start + thread() < n:
                 for g in range(group):
                     x = load_shared(uint32(shared + ROW * g + 4 * thread())) * a.scale
@@ -404,20 +402,13 @@ def curve_budget(logits, sizes, n, share, sums, found):
 
 
 @device
-def pages_of(a, r):
-    """Where the keys of a query head are."""
-    return a.k_pages, a.k_table, a.n_head_kv, r // a.heads_per_kv
-
-
-@device
 def room_of(a, r):
     """A head's scratch as ops.tactic_work has it: where clusters end in the order; the lists."""
     n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
     room = a.work + (4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)) * r
     at_samples = room + 4 * row + 4 * 512
-    rows = at_samples + 4 * TACTIC_SAMPLES
-    logits = rows + 4 * n_list
-    return room, Lists(rows, logits, room + row, room + 2 * row, room + 3 * row, at_samples)
+    logits = at_samples + 4 * (TACTIC_SAMPLES + n_list)  # after the CPU's rows
+    return room, Lists(logits, room + row, room + 2 * row, room + 3 * row, at_samples)
 
 
 @device
@@ -466,9 +457,11 @@ def mean_ratio(logits, guesses, n, sums):
     return sums_before(x, sums)[1] / n
 
 
-def _budgets(head_dim: int, weigh: Any) -> tuple[Any, Any]:
+running_sums = summing(guessed)
+
+
+def _budgets() -> tuple[Any, Any]:
     """The functions that select positions by a fitted curve and by sampling."""
-    running_sums = summing(guessed)
 
     @device
     def by_curve(a, lists, w, sums, found):
@@ -479,22 +472,18 @@ def _budgets(head_dim: int, weigh: Any) -> tuple[Any, Any]:
         return curve_budget(logits, sizes, n, float64(a.share), sums, found)
 
     @device
-    def by_samples(a, r, shared, lists, weighed, sums, found):
+    def by_samples(a, lists, ends, weighed, n_all, sums, found):
         """Whole clusters whose weight reaches the share, the rest estimated from samples."""
-        rows, logits, share = lists.rows, lists.logits, float64(a.share)
-        (w, last), clusters = weighed, clusters_of(a, r, room_of(a, r)[0])
-        (ends, n_cluster), (n_first, n_exact) = clusters[3:], n_weighed(w)
+        logits, share, (w, last) = lists.logits, float64(a.share), weighed
+        (n_first, n_exact), n_cluster, factor = n_weighed(w), load_i64(a.extent + 16), 0.0
+        if n_all > n_exact:
+            ratio = mean_ratio(logits + 4 * n_exact, lists.at_samples, a.n_sample, sums)
+            factor = ratio * (1.0 + float64(a.margin))
         top = max(float32(largest_of(logits, n_exact, sums)), load_f32(lists.guesses))
         exponentiate(logits, n_exact, top)
         outside, exact = sum_of(logits, n_first, n_exact, sums), sum_of(logits, 0, n_first, sums)
-        of, factor = (lists.guesses, lists.sizes, top), 0.0
+        of = lists.guesses, lists.sizes, top
         tail = running_sums(of, lists.weights, last + 1, n_cluster, sums)
-        if tail > 0.0:
-            to, drawn, head = logits + 4 * n_exact, rows + 4 * n_exact, a.q + 4 * head_dim * r
-            draw(drawn, pages_of(a, r), clusters, lists, last + 1, tail, a.n_sample)
-            weigh(a, shared, head, drawn, a.n_sample, to, 0)
-            ratio = mean_ratio(to, lists.at_samples, a.n_sample, sums)
-            factor = ratio * (1.0 + float64(a.margin))
         need = share * (outside + exact + factor * tail) - outside
         k, reached = least_count(logits, n_first, need, sums, found)
         if k == 0:
@@ -508,10 +497,8 @@ def _budgets(head_dim: int, weigh: Any) -> tuple[Any, Any]:
     return by_curve, by_samples
 
 
-def tactic_budget(head_dim: int) -> list[Launch]:
-    """Kernels of TACTIC_BUDGET: the order, the weights, the budgets; blocks stride over heads."""
-    weigh, weigh_drawn = weighing(head_dim, 1), weighing(head_dim, 1)
-    by_curve, by_samples = _budgets(head_dim, weigh_drawn)
+def tactic_rank() -> list[Launch]:
+    """Kernels of TACTIC_RANK: the order, and what is to be weighed; blocks stride over heads."""
 
     def rank(tid, n_thread, a):
         parts, tops = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_WARPS, float32)
@@ -524,25 +511,50 @@ def tactic_budget(head_dim: int) -> list[Launch]:
             tables = ends, lists.guesses, lists.sizes
             follow(own, starts, ranked, tables, n_cluster, a.scale, parts)
 
+    def list_parts(tid, n_thread, a):
+        sums, n_part = cuda.shared.array(THREADS, float64), max(1, n_thread // a.n_head)
+        n_cluster = load_i64(a.extent + 16)
+        for item in range(tid, a.n_head * n_part, n_thread):
+            r, part, n = item // n_part, item % n_part, 0
+            if n_cluster > 0 and a.share < 1:
+                ends, lists = room_of(a, r)
+                (w, last), clusters = weighed_of(a, ends), clusters_of(a, r, ends)
+                n, to = n_weighed(w)[1], a.sets + 4 * a.set_capacity * r
+                share = (n + n_part - 1) // n_part
+                low, high = min(n, share * part), min(n, share * (part + 1))
+                list_weighed(to, clusters, w, low, high)
+                if part == 0 and a.n_sample > 0:
+                    of = lists.guesses, lists.sizes, load_f32(lists.guesses)
+                    tail = running_sums(of, lists.weights, last + 1, n_cluster, sums)
+                    if tail > 0.0:
+                        draw(to + 4 * n, clusters, lists, last + 1, tail, a.n_sample)
+                        n += a.n_sample
+            if part == 0 and thread() == 0:
+                store_i32(a.counts + 4 * r, n)
+
+    return [Launch(rank, threads=MOST_THREADS), Launch(list_parts)]
+
+
+def tactic_budget(head_dim: int) -> list[Launch]:
+    """Kernels of TACTIC_BUDGET: the weights, the budgets; blocks stride over heads."""
+    weigh, (by_curve, by_samples) = weighing(head_dim, 1), _budgets()
+
     def gauge(tid, n_thread, a):
-        shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_head)
-        needed = load_i64(a.extent + 16) > 0 and a.share < 1
-        for item in range(tid, a.n_head * n_part if needed else 0, n_thread):
+        shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_row)
+        for item in range(tid, a.n_row * n_part, n_thread):
             r, part = item // n_part, item % n_part
-            ends, lists = room_of(a, r)
-            w = weighed_of(a, ends)[0]
-            n = n_weighed(w)[1]
+            begin = load_i32(a.indptr + 4 * r)
+            n = load_i32(a.indptr + 4 * r + 4) - begin
             share = (n + n_part - 1) // n_part
             low, high = min(n, share * part), min(n, share * (part + 1))
-            list_weighed(lists.rows, pages_of(a, r), clusters_of(a, r, ends), w, low, high)
-            rows, to = lists.rows + 4 * low, lists.logits + 4 * low
-            weigh(a, shared, a.q + 4 * head_dim * r, rows, high - low, to, 0)
+            places, to = a.places + 4 * (begin + low), room_of(a, r)[1].logits + 4 * low
+            head = a.q + 4 * head_dim * r
+            weigh(a, shared, head, r // a.heads_per_kv, places, high - low, to, 0)
 
     def conclude(tid, n_thread, a):
-        shared = shared_address(cuda.shared.array(0, uint8))
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
         n_cluster = load_i64(a.extent + 16)
-        for r in range(tid, a.n_head, n_thread):
+        for r in range(tid, a.n_row, n_thread):
             n_kept = load_i64(a.extent + 8) - a.n_sink if n_cluster > 0 else 0
             if n_cluster > 0 and a.share < 1:
                 ends, lists = room_of(a, r)
@@ -550,13 +562,10 @@ def tactic_budget(head_dim: int) -> list[Launch]:
                 if a.n_sample == 0:
                     n_kept = by_curve(a, lists, w, sums, found)
                 else:
-                    n_kept = by_samples(a, r, shared, lists, (w, last), sums, found)
+                    n_all = load_i32(a.indptr + 4 * r + 4) - load_i32(a.indptr + 4 * r)
+                    n_kept = by_samples(a, lists, ends, (w, last), n_all, sums, found)
             if thread() == 0:
                 store_i32(a.keep + 4 * r, n_kept)
             sync_block()  # before the next head's sums overwrite what is read here
 
-    return [
-        Launch(rank, threads=MOST_THREADS),
-        Launch(gauge, blocks=2, shared=ROW),
-        Launch(conclude, shared=ROW),
-    ]
+    return [Launch(gauge, blocks=2, shared=ROW), Launch(conclude)]

@@ -61,7 +61,7 @@ def write_sizes(starts, sizes, n_cluster):
 class Room(NamedTuple):
     """A KV head's scratch: addresses of lists."""
 
-    rows: Any  # of the listed keys
+    places: Any  # positions of the listed keys
     logits: Any  # of these, a head after the other
     guesses: Any  # densities of clusters in the order of rank
     sizes: Any
@@ -195,17 +195,17 @@ def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
 
     @device
     def choose(a, h, shared, clusters, room, sums, found):
-        pages, (ends, n_cluster) = (a.k_pages, a.k_table, a.n_head_kv, h), clusters[3:]
+        ends, n_cluster = clusters[3:]
         first_count = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
         first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
         n_first = load_i32(ends + 4 * (first - 1))
         tail = sum_tail((room.guesses, room.sizes), room.weights, first, n_cluster, sums)
-        at, n_drawn = list_ranked(room.rows, pages, clusters, 0, n_first), 0
+        at, n_drawn = list_ranked(room.places, clusters, 0, n_first), 0
         if tail > 0.0:
-            draw(at, pages, clusters, room, first, tail, a.n_sample)
+            draw(at, clusters, room, first, tail, a.n_sample)
             n_drawn = a.n_sample
         n_list, stride = n_first + n_drawn, 4 * list_size(a.capacity)
-        weigh(a, shared, heads_of(a, h), room.rows, n_list, room.logits, stride)
+        weigh(a, shared, heads_of(a, h), h, room.places, n_list, room.logits, stride)
         counts, drawn = room.facts + 8 * group, Drawn(first, n_drawn, tail)
         for g in range(group):
             exponentiate(row_of(a, room, g), n_list, load_f32(room.facts + 4 * g))
@@ -223,11 +223,11 @@ def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
 
     @device
     def weigh_outside(a, h, shared, room, span, sums):
-        (n_sink, end, n_kv), pages = span, (a.k_pages, a.k_table, a.n_head_kv, h)
-        rows, facts, stride = room.rows, room.facts, 4 * list_size(a.capacity)
-        at = list_span(list_span(rows, pages, 0, n_sink), pages, end, n_kv)
-        n = (at - rows) // 4
-        weigh(a, shared, heads_of(a, h), rows, n, room.logits, stride)
+        n_sink, end, n_kv = span
+        places, facts, stride = room.places, room.facts, 4 * list_size(a.capacity)
+        at = list_span(list_span(places, 0, n_sink), end, n_kv)
+        n = (at - places) // 4
+        weigh(a, shared, heads_of(a, h), h, places, n, room.logits, stride)
         for g in range(group):
             own = row_of(a, room, g)
             top = float32(largest_of(own, n, sums))

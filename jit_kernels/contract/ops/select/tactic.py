@@ -5,7 +5,7 @@ last segment may be shorter), each segment into per_cluster times fewer clusters
 clusters follow the one before's.
 """
 
-from tamis.jit_kernels.contract.op import READS_ALL, Address, op
+from tamis.jit_kernels.contract.op import READS_ALL, READS_SELECTION, Address, op
 
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
@@ -98,19 +98,16 @@ class TacticScore:
 TACTIC_SCORE = op("select.tactic", TacticScore, "head_dim group")
 
 
-class TacticBudget:
-    """The clusters' order, and how many positions make up the share of all weight, by head.
+class TacticRank:
+    """The clusters' order, by head, and the positions whose keys TACTIC_BUDGET weighs.
 
-    The first ones, first_share of the positions and at least 20, are weighed. n_sample 0: as Alg. 1
-    has it, the others are a curve through the windows round 10 % and 60 %. n_sample up to
-    TACTIC_SAMPLES: whole clusters, the weight of those after the first ones estimated from as many
-    of their positions, times 1 + margin.
+    The first ones in that order, first_share of the positions and at least 20. n_sample 0: two
+    windows of the order, round 10 % and 60 %. n_sample up to TACTIC_SAMPLES: whole clusters first,
+    and as many positions of those after them, drawn by the clusters' estimated weights. Where they
+    count, what lies outside of the clusters. None where share is 1.
     """
 
     step: Address
-    q: Address  # f32 [n_head, head_dim]
-    k_pages: Address
-    k_table: Address
     extent: Address
     scores: Address
     starts: Address
@@ -118,15 +115,50 @@ class TacticBudget:
     rank: (
         Address  # int32 [n_head, n_slot]: clusters by falling score, equal within 1/65535 of range
     )
-    keep: Address  # int32 [n_head]: how many of the positions in that order
-    work: Address  # f32 [n_head, tactic_work(capacity, n_slot)], scratch
+    work: Address  # f32 [n_head, tactic_work(capacity, n_slot)], scratch that TACTIC_BUDGET reads
+    sets: Address  # int32 [n_head, set_capacity]
+    counts: Address  # int32 [n_head]
     n_head: int
+    heads_per_kv: int
+    n_slot: int
+    capacity: int
+    set_capacity: int
+    n_sink: int
+    counted: int  # 1: the weight of positions outside of the clusters counts towards the share
+    n_sample: int
+    share: float
+    first_share: float
+    scale: float
+
+
+TACTIC_RANK = op("select.tactic", TacticRank)
+
+
+class TacticBudget:
+    """How many positions make up the share of all weight, by head.
+
+    Those that TACTIC_RANK listed are weighed. Without samples, as Alg. 1 has it, the others are a
+    curve through the windows; with samples, the clusters after the first ones weigh what these say,
+    times 1 + margin, and whole ones are kept.
+    """
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    indptr: Address  # the sets of TACTIC_RANK as a Selection of n_row rows
+    indices: Address
+    places: Address  # int32, as many as indices: the positions in k_table that have these keys
+    keep: Address  # int32 [n_head]: how many of the positions in the clusters' order
+    work: Address
+    n_row: int  # heads
     heads_per_kv: int
     n_head_kv: int
     n_slot: int
     capacity: int
     n_sink: int
-    counted: int  # 1: the weight of positions outside of the clusters counts towards the share
+    counted: int
     n_sample: int
     share: float
     first_share: float
@@ -134,11 +166,11 @@ class TacticBudget:
     scale: float
 
 
-TACTIC_BUDGET = op("select.tactic", TacticBudget, "head_dim", reads=READS_ALL)
+TACTIC_BUDGET = op("select.tactic", TacticBudget, "head_dim", reads=READS_SELECTION)
 
 
 class TacticJoint:
-    """The same for all heads of a KV head, in one order.
+    """Order and budget for all heads of a KV head, in one order.
 
     Clusters by falling sum over the heads of exp(scaled score) / their total; n_sample positions
     after the first ones are drawn in proportion to that sum.
