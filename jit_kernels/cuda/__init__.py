@@ -19,7 +19,7 @@ OPS = frozenset(
         "select_psaw", "select_top_k", "select_union", "select_window", "selective_scan",
         "short_conv", "slash_lines", "slash_select", "staged_gate", "staged_products",
         "stream_gate", "stream_mix", "stream_weights", "tactic_assign", "tactic_budget",
-        "tactic_joint", "tactic_mark", "tactic_mean", "tactic_rank", "tactic_score", "tactic_seed",
-        "tactic_select", "wkv",
+        "tactic_joint", "tactic_joint_rank", "tactic_mark", "tactic_mean", "tactic_rank",
+        "tactic_score", "tactic_seed", "tactic_select", "wkv",
     ]
 )  # fmt: skip

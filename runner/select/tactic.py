@@ -141,8 +141,8 @@ class _State(SelectorState):
             self._sizes, self._density = np.zeros((2, n_kv, n_slot), np.float32)
         else:
             work = shape.n_head, ops.tactic_work(shape.n_ctx, n_slot)
-            self._weighed = np.zeros((shape.n_head, self._most_weighed()), np.int32)
-            self._n_weighed = np.zeros(shape.n_head, np.int32)
+        self._weighed = np.zeros((work[0], self._most_weighed()), np.int32)
+        self._n_weighed = np.zeros(work[0], np.int32)
         self._work = np.zeros(work, np.float32)
         self._marks = np.zeros((self._n_row, shape.n_ctx // 64), np.int64)
         self._count = np.zeros(self._n_row, np.int32)
@@ -242,10 +242,10 @@ class _State(SelectorState):
         return min(most, ops.tactic_list(n_ctx))
 
     def _record_budget(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
-        p, shape = self._params, self.shape
+        p, shape, heads = self._params, self.shape, (self.shape.head_dim, self.shape.group)
         rec.program.add(
             ops.TACTIC_SCORE,
-            (shape.head_dim, shape.group),
+            heads,
             cost=self._score_cost,
             q=q,
             extent=self._extent,
@@ -254,68 +254,66 @@ class _State(SelectorState):
             n_head_kv=shape.n_head_kv,
             n_slot=self._n_slot,
         )
-        order: dict[str, Any] = {
+        common: dict[str, Any] = {
+            "step": rec.step,
             "extent": self._extent,
-            "scores": self._scores,
-            "starts": self._starts[layer],
-            "order": self._order[layer],
             "rank": self._rank,
             "work": self._work,
             "n_slot": self._n_slot,
             "capacity": shape.n_ctx,
             "n_sink": p.sink,
-            "counted": int(p.outside == "counted"),
             "n_sample": p.sample,
             "share": p.P,
             "first_share": p.first,
             "scale": shape.scale,
         }
-        budget: dict[str, Any] = {
-            "step": rec.step,
+        keys: dict[str, Any] = {
             "q": q,
             "k_pages": kv.k,
             "k_table": kv.k_table,
-            "keep": self._keep,
-            "margin": p.margin,
             "n_head_kv": shape.n_head_kv,
         }
+        weighed = self._record_order(rec, layer, common, keys)
+        given: dict[str, Any] = {
+            "indptr": weighed.indptr,
+            "indices": weighed.indices,
+            "places": weighed.indices,
+            "n_row": weighed.n_row,
+            "keep": self._keep,
+            "margin": p.margin,
+            **keys,
+        }
         if p.rows == "joint":
-            rec.program.add(
-                ops.TACTIC_JOINT,
-                (shape.head_dim, shape.group),
-                cost=self._budget_cost,
-                sizes=self._sizes,
-                density=self._density,
-                n_reach=math.ceil(p.reach * shape.group - 1e-9),
-                **order,
-                **budget,
-            )
+            given |= {"scores": self._scores, "sizes": self._sizes}
+            given["n_reach"] = math.ceil(p.reach * shape.group - 1e-9)
+            rec.program.add(ops.TACTIC_JOINT, heads, cost=self._budget_cost, **given, **common)
             return
-        rec.program.add(
-            ops.TACTIC_RANK,
-            step=rec.step,
-            sets=self._weighed,
-            counts=self._n_weighed,
-            n_head=shape.n_head,
-            heads_per_kv=shape.group,
-            set_capacity=self._weighed.shape[1],
-            **order,
-        )
-        weighed = packed(rec, self._weighed, self._n_weighed)
-        for name in ("scores", "starts", "order", "rank"):
-            del order[name]
-        rec.program.add(
-            ops.TACTIC_BUDGET,
-            (shape.head_dim,),
-            cost=self._budget_cost,
-            indptr=weighed.indptr,
-            indices=weighed.indices,
-            places=weighed.indices,
-            n_row=weighed.n_row,
-            heads_per_kv=shape.group,
-            **order,
-            **budget,
-        )
+        del common["rank"]
+        given |= {"counted": int(p.outside == "counted"), "heads_per_kv": shape.group}
+        rec.program.add(ops.TACTIC_BUDGET, heads[:1], cost=self._budget_cost, **given, **common)
+
+    def _record_order(
+        self, rec: Recording, layer: int, common: dict[str, Any], keys: dict[str, Any]
+    ) -> Selection:
+        """The clusters' order; what is weighed to tell how many of them are kept."""
+        p, shape = self._params, self.shape
+        given: dict[str, Any] = {
+            "scores": self._scores,
+            "starts": self._starts[layer],
+            "order": self._order[layer],
+            "sets": self._weighed,
+            "counts": self._n_weighed,
+            "set_capacity": self._weighed.shape[1],
+            "counted": int(p.outside == "counted"),
+        }
+        if p.rows == "joint":
+            given |= {"sizes": self._sizes, "density": self._density, **keys}
+            heads = (shape.head_dim, shape.group)
+            rec.program.add(ops.TACTIC_JOINT_RANK, heads, **given, **common)
+        else:
+            given |= {"n_head": shape.n_head, "heads_per_kv": shape.group}
+            rec.program.add(ops.TACTIC_RANK, **given, **common)
+        return packed(rec, self._weighed, self._n_weighed)
 
     def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:
         """Each centroid is read once, for all heads of its KV head."""

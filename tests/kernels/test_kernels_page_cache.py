@@ -235,6 +235,8 @@ READERS = [  # op, its constants, the fields that tell what it reads
     (ops.HIP_SEARCH, (64, 3, "f16"), {"block": 2, "n_sink": 1, "n_local": 5000}),
     (ops.LFPS_START, (64, 4, 4), {"meta": [[1200, 0, 0, 0, 0, 0]] * 3}),
     (ops.LFPS_START, (64, 4, 4), {"meta": [[1200, 0, 0, 0, 0, 0], [1199, 0, 0, 0, 0, 0]]}),
+    (ops.TACTIC_JOINT_RANK, (64, 3), {"extent": [4, 900, 30], "n_sink": 4, "counted": 1}),
+    (ops.TACTIC_JOINT_RANK, (64, 3), {"extent": [4, 900, 30], "n_sink": 4, "counted": 0}),
     (ops.SCORE_KEYS, (64, 3, 3, "f16"), {}),
     (ops.KEY_CODES, (64, "f16"), {"filled": [1000, 1000]}),
     (ops.KEY_CODES, (64, "f16"), {"filled": [5000, 5000]}),

@@ -16,7 +16,8 @@ KERNELS = [
       for op in (ops.TACTIC_SEED, ops.TACTIC_ASSIGN, ops.TACTIC_MEAN, ops.TACTIC_BUDGET)),
     (ops.TACTIC_RANK, ()),
     *((ops.TACTIC_SCORE, (d, group)) for d in DIMS for group in (1, 4, 7)),
-    *((ops.TACTIC_JOINT, (d, group)) for d in DIMS for group in GROUPS),
+    *((op, (d, group)) for d in DIMS for group in GROUPS
+      for op in (ops.TACTIC_JOINT_RANK, ops.TACTIC_JOINT)),
     *((ops.TACTIC_MARK, (group,)) for group in GROUPS), (ops.TACTIC_SELECT, ()),
 ]  # fmt: skip
 
@@ -383,6 +384,36 @@ def joint_budget(weights, sizes, logits, densities, n_first, outside, share, sam
     return counts
 
 
+def joint_budgets(head_dim, group, keys, n_kv, *, margin, n_reach, q, **order):
+    """As `budgets`, by TACTIC_JOINT_RANK and TACTIC_JOINT."""
+    capacity, n_slot, step = order["capacity"], order["n_slot"], step_of(1, n_kv - 1)
+    room, scratch = ops.tactic_list(capacity), np.zeros((2, n_slot), np.float32)
+    own = {name: order[name] for name in order if name != "scores"}
+    for found in runs(
+        ops.TACTIC_JOINT_RANK, (head_dim, group),
+        out={
+            "rank": np.full((2, n_slot), -7, np.int32), "counts": np.full(2, -7, np.int32),
+            "work": np.zeros((2, ops.tactic_joint_work(group, capacity, n_slot)), np.float32),
+            "scores": order["scores"], "sizes": scratch, "density": scratch,
+            "sets": np.full((2, room), -7, np.int32),
+        },
+        step=step, q=q, set_capacity=room, **own, **keys.fields,
+    ):  # fmt: skip
+        names = ("rank", "work", "sets", "counts", "scores", "sizes")
+        rank, work, sets, counts, scores, sizes = (found[name].copy() for name in names)
+        indices = np.concatenate([row[:n] for row, n in zip(sets, counts, strict=True)])
+        names = ("extent", "n_slot", "capacity", "n_sink", "n_sample", "share", "first_share")
+        given = {name: order[name] for name in (*names, "scale")}
+        for kept in runs(
+            ops.TACTIC_JOINT, (head_dim, group),
+            out={"keep": np.full(2, -7, np.int32), "work": work, "sizes": sizes}, step=step, q=q,
+            scores=scores, rank=rank, indptr=np.cumsum([0, *counts]).astype(np.int32),
+            indices=indices, places=(n_kv - 1 - indices).astype(np.int32), n_row=2, margin=margin,
+            n_reach=n_reach, **given, **keys.turned(),
+        ):  # fmt: skip
+            yield {"rank": rank, "keep": kept["keep"].copy()}
+
+
 @pytest.mark.parametrize(("n_sample", "margin"), [(1, 0), (30, 0), (256, 0.5)])
 @pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 1.0])
@@ -400,18 +431,11 @@ def test_the_joint_budget_is_that_of_the_reference(
     q, scale = 3 * normal(rng, 1, 2 * group, head_dim), head_dim**-0.5
     scores = 9 * normal(rng, 2 * group, n_slot)  # whatever the clusters' scores are
     n_reach = (2 * group + 2) // 3
-    scratch = np.zeros((2, n_slot), np.float32)
-    for found in runs(
-        ops.TACTIC_JOINT, (head_dim, group),
-        out={
-            "rank": np.full((2, n_slot), -7, np.int32), "keep": np.full(2, -7, np.int32),
-            "work": np.zeros((2, ops.tactic_joint_work(group, capacity, n_slot)), np.float32),
-            "scores": scores, "sizes": scratch, "density": scratch,
-        },
-        step=step_of(1, n_kv - 1), q=q, extent=np.array([n_sink, end, n_cluster]), starts=starts,
-        order=order, n_slot=n_slot, capacity=capacity, n_sink=n_sink, counted=counted,
-        n_sample=n_sample, n_reach=n_reach, share=share, first_share=0.02, margin=margin,
-        scale=scale, **keys.fields,
+    for found in joint_budgets(
+        head_dim, group, keys, n_kv, margin=margin, n_reach=n_reach, q=q, scores=scores,
+        extent=np.array([n_sink, end, n_cluster]), starts=starts, order=order, n_slot=n_slot,
+        capacity=capacity, n_sink=n_sink, counted=counted, n_sample=n_sample, share=share,
+        first_share=0.02, scale=scale,
     ):  # fmt: skip
         for h in range(2):
             heads, rank = slice(group * h, group * h + group), found["rank"][h, :n_cluster]
@@ -445,21 +469,14 @@ def test_without_clusters_nothing_is_kept_of_them(joint):
         "n_sample": 0, "share": 0.9, "first_share": 0.02, "margin": 0, "scale": 0.25,
     }  # fmt: skip
     scores = np.zeros((2, 16), np.float32)
-    if not joint:
-        fields |= {"scores": scores, "q": q}
-        for found in budgets(16, keys, 9, n_head=2, heads_per_kv=1, **fields):
-            assert found["keep"].tolist() == [0, 0]
-        return
-    scratch = {name: np.zeros((2, 16), np.float32) for name in ("scores", "sizes", "density")}
-    scratch["work"] = np.zeros((2, ops.tactic_joint_work(1, 9, 16)), np.float32)
-    for found in runs(
-        ops.TACTIC_JOINT, (16, 1),
-        out={
-            "keep": np.full(2, -7, np.int32), "rank": np.full((2, 16), -7, np.int32), **scratch,
-        },
-        step=step_of(1, 8), q=q, n_reach=1, **fields, **keys.fields,
-    ):  # fmt: skip
-        assert found["keep"].tolist() == [0, 0]
+    fields |= {"scores": scores, "q": q}
+    found = (
+        joint_budgets(16, 1, keys, 9, n_reach=1, **fields)
+        if joint
+        else budgets(16, keys, 9, n_head=2, heads_per_kv=1, **fields)
+    )
+    for each in found:
+        assert each["keep"].tolist() == [0, 0]
 
 
 # --- the selection -------------------------------------------------------------------------------

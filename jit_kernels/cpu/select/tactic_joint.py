@@ -30,6 +30,7 @@ from tamis.jit_kernels.cpu.select.tactic import (
     follow,
     highest,
     list_ranked,
+    list_size,
     list_span,
     note_rows,
     sort_by_keys,
@@ -104,7 +105,7 @@ def make_order(a, scores, sizes, density, facts, group, n_cluster):
 @njit(error_model="numpy")
 def least(scores, sizes, logits, clusters, first, need, factor):
     """How many positions in order have the weight `need`, from cluster `first` on estimated."""
-    _, _, rank, ends, n_cluster = clusters
+    rank, ends, n_cluster = clusters
     reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
     for k in range(n_first):
         if reached >= need:
@@ -127,88 +128,79 @@ def sampled(logits, densities, n_sample, tail):
     return weight_sum(logits, n_sample) / n_sample * tail
 
 
-def tactic_joint(head_dim: int, group: int) -> Any:
-    """Kernel of TACTIC_JOINT: threads stride over KV heads."""
+@njit(error_model="numpy")
+def room_of(a, group, h):
+    """A KV head's scratch, see ops.tactic_joint_work: of clusters in order, and the other lists.
+
+    The clusters' ends, densities, sizes and weights; counts, samples' densities, facts (of each
+    head the top logit and the weight outside of the clusters), rows and a head's logits.
+    """
+    part, n_list = 4 * (a.n_slot + 16), list_size(a.capacity)
+    size = part + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
+    room = a.work + 4 * size * h
+    counts = room + 4 * part
+    at_samples = counts + 4 * 512
+    facts = at_samples + 4 * TACTIC_SAMPLES
+    rows = facts + 16 * group
+    lists = counts, at_samples, facts, rows, rows + 4 * n_list
+    return (room, room + part, room + 2 * part, room + 3 * part), lists
+
+
+@njit(error_model="numpy")
+def first_of(a, ends, n_cluster):
+    """The first cluster that is estimated; those before it are weighed."""
+    n_least = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
+    return first_at_least(ends, 0, n_cluster - 1, n_least) + 1
+
+
+@njit(error_model="numpy")
+def tail_of(densities, sizes, weights, first, n_cluster):
+    """The sum of the weights of clusters from `first` on; the weights of all."""
+    tail = 0.0
+    for i in range(n_cluster):
+        x = load_f32(densities + 4 * i) * load_f32(sizes + 4 * i)
+        store_f32(weights + 4 * i, x)
+        tail += x if i >= first else 0.0
+    return tail
+
+
+def tactic_joint_rank(head_dim: int, group: int) -> Any:
+    """Kernel of TACTIC_JOINT_RANK: threads stride over KV heads."""
     weigh, row = weighing(head_dim, group), 4 * head_dim
 
     @njit(error_model="numpy")
-    def weigh_outside(heads, pages, lists, span):
+    def weigh_outside(a, h, lists, span):
         """Of each head: the highest logit outside of the clusters, the sum of weights below it."""
-        rows, logits, stride, facts = lists
-        n_sink, end, n_kv, scale = span
-        at = list_span(list_span(rows, 0, n_sink), end, n_kv)
+        _, _, facts, rows, logits = lists
+        n_sink, end, n_kv = span
+        at, stride = list_span(list_span(rows, 0, n_sink), end, n_kv), 4 * list_size(a.capacity)
         n = (at - rows) // 4
-        note_rows(rows, pages, rows, n)
-        weigh(heads, pages[0], rows, at, logits, stride, scale)
+        note_rows(rows, (a.k_pages, a.k_table, a.n_head_kv, h, 2 * head_dim), rows, n)
+        weigh(a.q + row * group * h, a.k_pages, rows, at, logits, stride, a.scale)
         for g in range(group):
             top = highest(logits + stride * g, n)
             exponentiate(logits + stride * g, n, top)
             store_f32(facts + 4 * g, top)
             store_f32(facts + 4 * (group + g), weight_sum(logits + stride * g, n))
 
-    @njit(error_model="numpy")
-    def choose(a, heads, pages, clusters, lists, scores, estimates):
-        """The number of positions with which n_reach heads of a KV head reach their share."""
-        rows, logits, stride, facts = lists
-        first_count = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
-        _, _, rank, ends, n_cluster = clusters
-        densities, sizes, own_sizes, weights, at_samples = estimates
-        first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
-        n_first, tail = load_i32(ends + 4 * (first - 1)), 0.0
-        for i in range(n_cluster):
-            x = load_f32(densities + 4 * i) * load_f32(sizes + 4 * i)
-            store_f32(weights + 4 * i, x)
-            tail += x if i >= first else 0.0
-        for i in range(first):  # what is left are the sizes of clusters that are estimated
-            store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
-        at = list_ranked(rows, clusters, 0, n_first)
-        n_drawn = a.n_sample if tail > 0.0 else 0
-        if n_drawn > 0:
-            of_samples = weights, densities, at_samples
-            at = draw(at, clusters, of_samples, first, tail, n_drawn)
-        note_rows(rows, pages, rows, n_first + n_drawn)
-        weigh(heads, pages[0], rows, at, logits, stride, a.scale)
-        counts = facts + 8 * group
-        for g in range(group):
-            own, at_scores = logits + stride * g, scores + 4 * a.n_slot * g
-            exponentiate(own, n_first + n_drawn, load_f32(facts + 4 * g))
-            outside, rest, factor = load_f32(facts + 4 * (group + g)), 0.0, 0.0
-            if n_drawn > 0:
-                rest = sampled(own + 4 * n_first, at_samples, n_drawn, tail) * (1.0 + a.margin)
-                guess = product_sum(at_scores, own_sizes, n_cluster)
-                factor = rest / guess if guess > 0.0 else 0.0
-            need = a.share * (outside + weight_sum(own, n_first) + rest) - outside
-            n = least(at_scores, sizes, own, clusters, first, need, factor)
-            store_i32(counts + 4 * g, n)
-        return nth_smallest(counts, group, a.n_reach)
-
     def kernel(tid, n_thread, a):
         n_kv = load_i64(a.step + STEP.pos) + 1
         end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
-        n_list = a.capacity + a.capacity // 50 + 64 + TACTIC_SAMPLES + 32  # as ops.tactic_list
-        work_size = 4 * (a.n_slot + 16) + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
-        room, part, stride = a.work + 4 * work_size * tid, 4 * (a.n_slot + 16), 4 * n_list
-        ends, densities, by_rank, weights = room, room + part, room + 2 * part, room + 3 * part
-        counts = room + 4 * part
-        at_samples = counts + 4 * 512
-        facts = at_samples + 4 * TACTIC_SAMPLES
-        rows = facts + 16 * group
-        logits = rows + stride
         for h in range(tid, a.n_head_kv, n_thread):
-            store_i32(a.keep + 4 * h, 0)
+            store_i32(a.counts + 4 * h, 0)
             if n_cluster == 0:
                 continue
-            heads, ranked = a.q + row * group * h, a.rank + 4 * a.n_slot * h
-            own = a.scores + 4 * a.n_slot * group * h
+            of_clusters, lists = room_of(a, group, h)
+            ends, densities, by_rank, weights = of_clusters
+            counts, at_samples, facts, _, _ = lists
+            ranked, own = a.rank + 4 * a.n_slot * h, a.scores + 4 * a.n_slot * group * h
             head_starts = a.starts + 4 * (a.n_slot + 1) * h
             own_sizes, own_density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
             for i in range(a.n_slot):
                 n = load_i32(head_starts + 4 * i + 4) - load_i32(head_starts + 4 * i)
                 store_f32(own_sizes + 4 * i, np.float32(n if i < n_cluster else 0))
-            pages = a.k_pages, a.k_table, a.n_head_kv, h, 2 * head_dim
-            lists, n_outside = (rows, logits, stride, facts), n_kv if a.counted != 0 else end
-            span = a.n_sink if a.counted != 0 else 0, end, n_outside, a.scale
-            weigh_outside(heads, pages, lists, span)
+            span = (a.n_sink, end, n_kv) if a.counted != 0 else (0, end, end)
+            weigh_outside(a, h, lists, span)
             for g in range(group):
                 top = highest(own + 4 * a.n_slot * g, n_cluster) * a.scale
                 outside = load_f32(facts + 4 * g)
@@ -220,11 +212,67 @@ def tactic_joint(head_dim: int, group: int) -> Any:
             order_by(own_density, densities, n_cluster)
             sort_by_keys(densities, by_rank, counts, ranked, n_cluster)
             if a.share >= 1:
-                store_i32(a.keep + 4 * h, end - a.n_sink)
                 continue
             clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
             follow(own_density, clusters, densities, by_rank, np.float32(1))
-            estimates = densities, by_rank, own_sizes, weights, at_samples
-            store_i32(a.keep + 4 * h, choose(a, heads, pages, clusters, lists, own, estimates))
+            first = first_of(a, ends, n_cluster)
+            listed = a.sets + 4 * a.set_capacity * h
+            to = list_ranked(listed, clusters, 0, load_i32(ends + 4 * (first - 1)))
+            tail = tail_of(densities, by_rank, weights, first, n_cluster)
+            if tail > 0.0:
+                of_samples = weights, densities, at_samples
+                to = draw(to, clusters, of_samples, first, tail, a.n_sample)
+            store_i32(a.counts + 4 * h, (to - listed) // 4)
+
+    return kernel
+
+
+def tactic_joint(head_dim: int, group: int) -> Any:
+    """Kernel of TACTIC_JOINT: threads stride over KV heads."""
+    weigh, row = weighing(head_dim, group), 4 * head_dim
+
+    @njit(error_model="numpy")
+    def choose(a, h, of_clusters, lists, n_all):
+        """The number of positions with which n_reach heads of a KV head reach their share."""
+        (ends, densities, sizes, weights), (_, at_samples, facts, _, logits) = of_clusters, lists
+        rank, own_sizes = a.rank + 4 * a.n_slot * h, a.sizes + 4 * a.n_slot * h
+        scores, stride = a.scores + 4 * a.n_slot * group * h, 4 * list_size(a.capacity)
+        n_cluster = load_i64(a.extent + 16)
+        first = first_of(a, ends, n_cluster)
+        n_first = load_i32(ends + 4 * (first - 1))
+        n_drawn = n_all - n_first
+        tail = tail_of(densities, sizes, weights, first, n_cluster)
+        for i in range(first):  # what is left are the sizes of clusters that are estimated
+            store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
+        counts = facts + 8 * group
+        for g in range(group):
+            own, at_scores = logits + stride * g, scores + 4 * a.n_slot * g
+            exponentiate(own, n_all, load_f32(facts + 4 * g))
+            outside, rest, factor = load_f32(facts + 4 * (group + g)), 0.0, 0.0
+            if n_drawn > 0:
+                rest = sampled(own + 4 * n_first, at_samples, n_drawn, tail) * (1.0 + a.margin)
+                guess = product_sum(at_scores, own_sizes, n_cluster)
+                factor = rest / guess if guess > 0.0 else 0.0
+            need = a.share * (outside + weight_sum(own, n_first) + rest) - outside
+            clusters = rank, ends, n_cluster
+            n = least(at_scores, sizes, own, clusters, first, need, factor)
+            store_i32(counts + 4 * g, n)
+        return nth_smallest(counts, group, a.n_reach)
+
+    def kernel(tid, n_thread, a):
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        for h in range(tid, a.n_row, n_thread):
+            store_i32(a.keep + 4 * h, end - a.n_sink if n_cluster > 0 else 0)
+            if n_cluster == 0 or a.share >= 1:
+                continue
+            of_clusters, lists = room_of(a, group, h)
+            _, _, _, rows, logits = lists
+            begin, stride = load_i32(a.indptr + 4 * h), 4 * list_size(a.capacity)
+            n_all = load_i32(a.indptr + 4 * h + 4) - begin
+            pages = a.k_pages, a.k_table, a.n_head_kv, h, 2 * head_dim
+            note_rows(rows, pages, a.places + 4 * begin, n_all)
+            at = rows + 4 * n_all
+            weigh(a.q + row * group * h, a.k_pages, rows, at, logits, stride, a.scale)
+            store_i32(a.keep + 4 * h, choose(a, h, of_clusters, lists, n_all))
 
     return kernel

@@ -1,6 +1,7 @@
 """Tactic's budget for the heads of a KV head together: one order of the clusters, one set.
 
-A block's work a KV head. Sums are float64, of float32 weights.
+A block's work a KV head: its order and what is to be weighed, then its budget. Sums are float64, of
+float32 weights.
 """
 
 from typing import Any, NamedTuple
@@ -61,9 +62,10 @@ def write_sizes(starts, sizes, n_cluster):
 class Room(NamedTuple):
     """A KV head's scratch: addresses of lists."""
 
-    places: Any  # positions of the listed keys
-    logits: Any  # of these, a head after the other
-    guesses: Any  # densities of clusters in the order of rank
+    ends: Any  # of clusters in the order of rank
+    places: Any  # positions of what is outside of the clusters
+    logits: Any  # of listed keys, a head after the other
+    guesses: Any  # densities of clusters in that order
     sizes: Any
     weights: Any
     at_samples: Any  # densities of the clusters that samples are of
@@ -166,13 +168,37 @@ def row_of(a, room, g):
     return room.logits + 4 * list_size(a.capacity) * g
 
 
+def _room_of(group: int) -> Any:
+    """The function that gives a KV head's scratch, as ops.tactic_joint_work has it."""
+
+    @device
+    def room_of(a, h):
+        n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
+        size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list)
+        room = a.work + size * h
+        at_samples = room + 4 * row + 4 * 512
+        facts = at_samples + 4 * TACTIC_SAMPLES
+        places = facts + 16 * group
+        of_clusters = room + row, room + 2 * row, room + 3 * row
+        return Room(room, places, places + 4 * n_list, *of_clusters, at_samples, facts)
+
+    return room_of
+
+
+@device
+def first_of(a, ends, n_cluster):
+    """The first cluster that is estimated; those before it are weighed."""
+    n_least = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
+    return first_at_least(ends, 0, n_cluster - 1, n_least) + 1
+
+
 def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
     """The function that gives the number of positions with which n_reach heads reach the share."""
 
     @device
     def reached_by(a, head, clusters, room, drawn, sums, found):
         """How many positions in order one head needs."""
-        (rank, ends, n_cluster), first, g = clusters[2:], drawn.first, head % group
+        (rank, ends, n_cluster), first, g = clusters, drawn.first, head % group
         n_first, own = load_i32(ends + 4 * (first - 1)), row_of(a, room, g)
         rest, factor, share = 0.0, 0.0, float64(a.share)
         if drawn.n > 0:
@@ -194,19 +220,16 @@ def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
         return load_i32(ends + 4 * (first + n - 1))
 
     @device
-    def choose(a, h, shared, clusters, room, sums, found):
-        ends, n_cluster = clusters[3:]
-        first_count = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
-        first = first_at_least(ends, 0, n_cluster - 1, first_count) + 1
-        n_first = load_i32(ends + 4 * (first - 1))
+    def choose(a, h, shared, room, sums, found):
+        begin, n_cluster = load_i32(a.indptr + 4 * h), load_i64(a.extent + 16)
+        n_list, stride = load_i32(a.indptr + 4 * h + 4) - begin, 4 * list_size(a.capacity)
+        first = first_of(a, room.ends, n_cluster)
+        n_drawn = n_list - load_i32(room.ends + 4 * (first - 1))
         tail = sum_tail((room.guesses, room.sizes), room.weights, first, n_cluster, sums)
-        at, n_drawn = list_ranked(room.places, clusters, 0, n_first), 0
-        if tail > 0.0:
-            draw(at, clusters, room, first, tail, a.n_sample)
-            n_drawn = a.n_sample
-        n_list, stride = n_first + n_drawn, 4 * list_size(a.capacity)
-        weigh(a, shared, heads_of(a, h), h, room.places, n_list, room.logits, stride)
+        places = a.places + 4 * begin
+        weigh(a, shared, heads_of(a, h), h, places, n_list, room.logits, stride)
         counts, drawn = room.facts + 8 * group, Drawn(first, n_drawn, tail)
+        clusters = a.rank + 4 * a.n_slot * h, room.ends, n_cluster
         for g in range(group):
             exponentiate(row_of(a, room, g), n_list, load_f32(room.facts + 4 * g))
             n = reached_by(a, group * h + g, clusters, room, drawn, sums, found)
@@ -256,50 +279,69 @@ def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
     return weigh_outside, scale_scores
 
 
+def tactic_joint_rank(head_dim: int, group: int) -> list[Launch]:
+    """Kernel of TACTIC_JOINT_RANK: blocks stride over KV heads."""
+    weigh, room_of = weighing(head_dim, group), _room_of(group)
+
+    @device
+    def heads_of(a, h):
+        return a.q + 4 * head_dim * group * h
+
+    weigh_outside, scale_scores = _facts_of(group, weigh, heads_of)
+
+    def kernel(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
+        parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
+        sums, n_kv = cuda.shared.array(THREADS, float64), load_i64(a.step + STEP.pos) + 1
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        for h in range(tid, a.n_head_kv, n_thread):
+            room, n = room_of(a, h), 0
+            own, ranked = a.scores + 4 * a.n_slot * group * h, a.rank + 4 * a.n_slot * h
+            starts = a.starts + 4 * (a.n_slot + 1) * h
+            sizes, density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
+            if n_cluster > 0:
+                write_sizes(starts, sizes, n_cluster)
+                span = (a.n_sink, end, n_kv) if a.counted != 0 else (0, end, end)
+                weigh_outside(a, h, shared, room, span, sums)
+                scale_scores(own, 4 * a.n_slot, room.facts, n_cluster, a.scale, sums)
+                make_density(a, h, room.facts, group, n_cluster, sums)
+                order_by(density, room, ranked, n_cluster, counts, parts, sums)
+            if n_cluster > 0 and a.share < 1:
+                tables = room.ends, room.guesses, room.sizes
+                follow(density, starts, ranked, tables, n_cluster, float32(1), parts)
+                clusters = a.order + 4 * a.capacity * h, starts, ranked, room.ends, n_cluster
+                first = first_of(a, room.ends, n_cluster)
+                n, of = load_i32(room.ends + 4 * (first - 1)), (room.guesses, room.sizes)
+                to = list_ranked(a.sets + 4 * a.set_capacity * h, clusters, 0, n)
+                tail = sum_tail(of, room.weights, first, n_cluster, sums)
+                if tail > 0.0:
+                    draw(to, clusters, room, first, tail, a.n_sample)
+                    n += a.n_sample
+            if thread() == 0:
+                store_i32(a.counts + 4 * h, n)
+            sync_block()  # before the next head's lists overwrite what is read here
+
+    return [Launch(kernel, shared=ROW * group)]
+
+
 def tactic_joint(head_dim: int, group: int) -> list[Launch]:
     """Kernel of TACTIC_JOINT: blocks stride over KV heads."""
-    weigh = weighing(head_dim, group)
+    weigh, room_of = weighing(head_dim, group), _room_of(group)
 
     @device
     def heads_of(a, h):
         return a.q + 4 * head_dim * group * h
 
     choose = _choosing(group, weigh, heads_of)
-    weigh_outside, scale_scores = _facts_of(group, weigh, heads_of)
 
     def kernel(tid, n_thread, a):
         shared = shared_address(cuda.shared.array(0, uint8))
-        parts, counts = cuda.shared.array(WARPS, int32), cuda.shared.array(COUNTS, int32)
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)
         end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
-        n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
-        # As ops.tactic_joint_work.
-        work_size = 4 * row + 4 * (512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list)
-        n_kv = load_i64(a.step + STEP.pos) + 1
-        for h in range(tid, a.n_head_kv, n_thread):
-            room, n_kept = a.work + work_size * h, 0
-            ends, densities, by_rank, weights = room, room + row, room + 2 * row, room + 3 * row
-            at_samples = room + 4 * row + 4 * 512
-            facts = at_samples + 4 * TACTIC_SAMPLES
-            rows = facts + 16 * group
-            logits, ranked = rows + 4 * n_list, a.rank + 4 * a.n_slot * h
-            lists = Room(rows, logits, densities, by_rank, weights, at_samples, facts)
-            own = a.scores + 4 * a.n_slot * group * h
-            head_starts = a.starts + 4 * (a.n_slot + 1) * h
-            own_sizes, own_density = a.sizes + 4 * a.n_slot * h, a.density + 4 * a.n_slot * h
-            if n_cluster > 0:
-                write_sizes(head_starts, own_sizes, n_cluster)
-                span = (a.n_sink, end, n_kv) if a.counted != 0 else (0, end, end)
-                weigh_outside(a, h, shared, lists, span, sums)
-                scale_scores(own, 4 * a.n_slot, facts, n_cluster, a.scale, sums)
-                make_density(a, h, facts, group, n_cluster, sums)
-                order_by(own_density, lists, ranked, n_cluster, counts, parts, sums)
-                n_kept = end - a.n_sink
+        for h in range(tid, a.n_row, n_thread):
+            n_kept = end - a.n_sink if n_cluster > 0 else 0
             if n_cluster > 0 and a.share < 1:
-                tables = ends, densities, by_rank
-                follow(own_density, head_starts, ranked, tables, n_cluster, float32(1), parts)
-                clusters = a.order + 4 * a.capacity * h, head_starts, ranked, ends, n_cluster
-                n_kept = choose(a, h, shared, clusters, lists, sums, found)
+                n_kept = choose(a, h, shared, room_of(a, h), sums, found)
             if thread() == 0:
                 store_i32(a.keep + 4 * h, n_kept)
             sync_block()  # before the next head's lists overwrite what is read here

@@ -5,7 +5,14 @@ last segment may be shorter), each segment into per_cluster times fewer clusters
 clusters follow the one before's.
 """
 
-from tamis.jit_kernels.contract.op import READS_ALL, READS_SELECTION, Address, op
+from tamis.jit_kernels.contract.op import (
+    READS_ALL,
+    READS_SELECTION,
+    Address,
+    Ranges,
+    Reads,
+    op,
+)
 
 TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
@@ -169,11 +176,16 @@ class TacticBudget:
 TACTIC_BUDGET = op("select.tactic", TacticBudget, "head_dim", reads=READS_SELECTION)
 
 
-class TacticJoint:
-    """Order and budget for all heads of a KV head, in one order.
+def _outside(low: int, _h: int, _b: int, n_sink: int, counted: int, n_tok: int, pos: int) -> Ranges:
+    return 0, counted * n_sink, low, counted * (pos + n_tok)
+
+
+class TacticJointRank:
+    """As TACTIC_RANK, for all heads of a KV head, in one order.
 
     Clusters by falling sum over the heads of exp(scaled score) / their total; n_sample positions
-    after the first ones are drawn in proportion to that sum.
+    after the first ones are drawn in proportion to that sum. What lies outside of the clusters is
+    weighed here.
     """
 
     step: Address
@@ -181,20 +193,60 @@ class TacticJoint:
     k_pages: Address
     k_table: Address
     extent: Address
-    scores: Address  # used up
+    scores: Address  # become weights
     starts: Address
     order: Address
-    sizes: Address  # f32 [n_head_kv, n_slot], scratch
+    sizes: Address  # f32 [n_head_kv, n_slot]: the clusters'
     density: Address  # f32 [n_head_kv, n_slot], scratch
     rank: Address  # int32 [n_head_kv, n_slot]
-    keep: Address  # int32 [n_head_kv]: with so many positions n_reach of the heads reach the share
-    work: Address  # f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)], scratch
+    # f32 [n_head_kv, tactic_joint_work(group, capacity, n_slot)], scratch that TACTIC_JOINT reads
+    work: Address
+    sets: Address  # int32 [n_head_kv, set_capacity]
+    counts: Address  # int32 [n_head_kv]
+    n_head_kv: int
+    n_slot: int
+    capacity: int
+    set_capacity: int
+    n_sink: int
+    counted: int
+    n_sample: int  # at least 1
+    share: float
+    first_share: float
+    scale: float
+
+
+TACTIC_JOINT_RANK = op(
+    "select.tactic_joint",
+    TacticJointRank,
+    "head_dim group",
+    reads=Reads(
+        "tactic_outside", _outside, found="extent", first=1, every=3, x="n_sink", y="counted"
+    ),
+)
+
+
+class TacticJoint:
+    """With how many positions n_reach heads of a KV head reach the share; see TACTIC_BUDGET."""
+
+    step: Address
+    q: Address  # f32 [n_head, head_dim]
+    k_pages: Address
+    k_table: Address
+    extent: Address
+    scores: Address  # as TACTIC_JOINT_RANK left them
+    sizes: Address  # used up
+    rank: Address
+    indptr: Address  # the sets of TACTIC_JOINT_RANK as a Selection of n_row rows
+    indices: Address
+    places: Address  # int32, as many as indices: the positions in k_table that have these keys
+    keep: Address  # int32 [n_head_kv]
+    work: Address
+    n_row: int  # KV heads
     n_head_kv: int
     n_slot: int
     capacity: int
     n_sink: int
-    counted: int
-    n_sample: int  # at least 1
+    n_sample: int
     n_reach: int
     share: float
     first_share: float
@@ -202,7 +254,7 @@ class TacticJoint:
     scale: float
 
 
-TACTIC_JOINT = op("select.tactic_joint", TacticJoint, "head_dim group", reads=READS_ALL)
+TACTIC_JOINT = op("select.tactic_joint", TacticJoint, "head_dim group", reads=READS_SELECTION)
 
 
 class TacticMark:
