@@ -21,7 +21,7 @@ from tamis.platform.memory import huge_zeros
 
 
 def may_serve(op: ops.Op, constants: dict[str, Any]) -> bool:
-    """Whether an op is one of a single query that takes its keys from where it is told."""
+    """Whether an op is one of a single query that reads keys at given places."""
     return (op is ops.ATTEND and constants["q_block"] == 1) or "places" in op.fields
 
 

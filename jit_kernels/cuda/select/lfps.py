@@ -105,8 +105,9 @@ def _all_sparse(head_dim: int, group: int) -> Any:
     (_, with_halves), global_logit = products_of(head_dim), global_logit_of(head_dim)
 
     @device
-    def all_sparse(a, first, h, n_kv, ends, logits, products, sums):
+    def all_sparse(a, first, h, n_kv, ends, scratch):
         # All weights are relative to exp(w_global): only the sums can overflow, to infinity.
+        (begin, end, n_near), (logits, products, sums) = ends, scratch
         queries, mean_key = a.q + 4 * head_dim * first, a.means + 8 * head_dim * h
         for g in range(warp(), group, WARPS):
             ratio = load_f64(a.spread + 8 * (first + g))
@@ -116,7 +117,6 @@ def _all_sparse(head_dim: int, group: int) -> Any:
         for i in range(lane(), 2 * group, WARP):
             sums[warp(), i] = 0.0
         sync_block()
-        begin, end, n_near = ends
         for i in range(warp(), a.n_sink + n_near, WARPS):
             at = begin + i if i < a.n_sink else end - n_near + i - a.n_sink
             j = load_i32(a.places + 4 * at)
@@ -531,7 +531,7 @@ def _scoring(head_dim: int, heads: int, group: int) -> Any:
             own, h = a.meta + META * r, r * group // heads
             ends = ends_of(a, r, n_kv)
             if a.bypass != 0 and high > a.n_sink:
-                sparse = all_sparse(a, group * r, h, n_kv, ends, logits, products, sums)
+                sparse = all_sparse(a, group * r, h, n_kv, ends, (logits, products, sums))
             if part == 0 and thread() == 0:
                 note(own, n_kv, sparse, (high > a.n_sink, a.bypass, a.n_sink))
             if sparse or high <= a.n_sink:

@@ -322,22 +322,24 @@ def draw(to, clusters, lists, first, tail, n_sample):
 
 
 def weighing(head_dim: int, group: int) -> Any:
-    """The function that writes the scaled products of queries with n listed keys to logits.
+    """The function that writes the scaled products of queries with listed keys to logits.
 
-    Of KV head h. Queries lie one after the other, their logits `stride` bytes apart.
+    listed: their KV head, their places, and how many there are. Queries lie one after the other,
+    their logits `stride` bytes apart.
     """
 
     @device
-    def listed(keys, i):
+    def key_of(keys, i):
         k_pages, k_table, n_head_kv, h, places, n = keys
         j = load_i32(places + 4 * min(i, n - 1))
         row = key_row(k_table, n_head_kv, h, j)
         return k_pages + 2 * head_dim * row if i < n else 0
 
-    stage = staging(head_dim, group, listed)
+    stage = staging(head_dim, group, key_of)
 
     @device
-    def weigh(a, shared, heads, h, places, n, logits, stride):
+    def weigh(a, shared, heads, listed, logits, stride):
+        h, places, n = listed
         sync_block()
         for start in range(0, n, SPAN):
             keys = a.k_pages, a.k_table, a.n_head_kv, h, places, n
@@ -549,7 +551,7 @@ def tactic_budget(head_dim: int) -> list[Launch]:
             low, high = min(n, share * part), min(n, share * (part + 1))
             places, to = a.places + 4 * (begin + low), room_of(a, r)[1].logits + 4 * low
             head = a.q + 4 * head_dim * r
-            weigh(a, shared, head, r // a.heads_per_kv, places, high - low, to, 0)
+            weigh(a, shared, head, (r // a.heads_per_kv, places, high - low), to, 0)
 
     def conclude(tid, n_thread, a):
         sums, found = cuda.shared.array(THREADS, float64), cuda.shared.array(2, int32)

@@ -227,7 +227,7 @@ def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
         n_drawn = n_list - load_i32(room.ends + 4 * (first - 1))
         tail = sum_tail((room.guesses, room.sizes), room.weights, first, n_cluster, sums)
         places = a.places + 4 * begin
-        weigh(a, shared, heads_of(a, h), h, places, n_list, room.logits, stride)
+        weigh(a, shared, heads_of(a, h), (h, places, n_list), room.logits, stride)
         counts, drawn = room.facts + 8 * group, Drawn(first, n_drawn, tail)
         clusters = a.rank + 4 * a.n_slot * h, room.ends, n_cluster
         for g in range(group):
@@ -250,7 +250,7 @@ def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
         places, facts, stride = room.places, room.facts, 4 * list_size(a.capacity)
         at = list_span(list_span(places, 0, n_sink), end, n_kv)
         n = (at - places) // 4
-        weigh(a, shared, heads_of(a, h), h, places, n, room.logits, stride)
+        weigh(a, shared, heads_of(a, h), (h, places, n), room.logits, stride)
         for g in range(group):
             own = row_of(a, room, g)
             top = float32(largest_of(own, n, sums))
