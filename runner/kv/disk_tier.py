@@ -206,11 +206,9 @@ class DiskTier(KVCache):
     ) -> dict[str, Any]:
         """Record that what one token reads of what a method chose is in a token bank."""
         banked = self._banked.setdefault(program, _Banked())
-        if not token_bank.may_serve(op, constants):
+        served = token_bank.may_serve(op, constants)
+        if not (served and token_bank.TokenBank.serves(program, fields)):
             banked.n_whole += op is ops.ATTEND and fields["window"] == 0
-            return fields
-        if not token_bank.TokenBank.serves(program, fields):
-            banked.n_whole += fields["window"] == 0
             return fields
         bank, block = self._own_bank(shared=banked.n_whole > 0), fields.get("block", 1)
         if bank is None or not bank.fits(block):

@@ -19,13 +19,12 @@ from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import huge_zeros
 
+LEAST_UNIT = 2  # positions, where single ones are chosen
+
 
 def may_serve(op: ops.Op, constants: dict[str, Any]) -> bool:
     """Whether an op is one of a single query that reads keys at given places."""
     return (op is ops.ATTEND and constants["q_block"] == 1) or "places" in op.fields
-
-
-LEAST_UNIT = 2  # positions, where single ones are chosen
 
 
 def least(n_ctx: int) -> int:
