@@ -32,8 +32,6 @@ from tamis.select.base import DECODE, LastQueries, Recording, SelectorShape, Sel
 from tamis.select.cpe import CPE, beta_etf, delta_psaw, depth, least_depth, least_window
 from tamis.select.notation import parse_method
 
-N_CTX_SPARE = 64
-
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -93,16 +91,15 @@ class Read:
 def read(engine: Engine, ids: list[int], method: CPE, n_query: int) -> Read:
     """Read a prompt twice, densely and with the method's ETF."""
     layers = range(engine.hp.n_layer)
-    n_ctx = len(ids) + N_CTX_SPARE
 
     def keys_of(session: Any) -> list[np.ndarray]:
         session.prefill(ids)
         return [as_float32(session._kv.read(layer, len(ids))[0]).astype(float) for layer in layers]
 
     probe = Probe(n_query, [])
-    keys = keys_of(engine.session(n_ctx=n_ctx, attn=probe, prefill="dense"))
+    keys = keys_of(engine.session(n_ctx=len(ids), attn=probe, prefill="dense"))
     only_etf = CPE(s=0, phi=1, sink=method.sink, psi=method.psi, gamma=method.gamma, kv=method.kv)
-    frozen_keys = keys_of(engine.session(n_ctx=n_ctx, prefill=only_etf))
+    frozen_keys = keys_of(engine.session(n_ctx=len(ids), prefill=only_etf))
     (state,) = probe.opened
     freezing = only_etf.open(state.shape)
     return Read(
@@ -181,9 +178,13 @@ def layer_of(found: Read, method: CPE, layer: int) -> Layer:
     )
 
 
-def rows(fitted: list[Layer], held: list[Layer], scale: float) -> list[dict[str, Any]]:
-    """A row a layer: the bounds by the fitted constants, beside what was measured elsewhere."""
-    change, fall = envelope([layer.key_change for layer in fitted])
+def rows(
+    fitted: list[Layer], held: list[Layer], change: float, fall: float, scale: float
+) -> list[dict[str, Any]]:
+    """A row a layer: the bounds by the fitted constants, beside what was measured elsewhere.
+
+    change, fall: Eq. 45's B and mu. scale: of attention.
+    """
     found = []
     for i, (fit, own) in enumerate(zip(fitted, held, strict=True)):
         drop = delta_psaw(fit.sink_mass, fit.decay, own.distance)
@@ -235,18 +236,24 @@ def main() -> None:
     method = parse_method(arguments.attn)
     if not isinstance(method, CPE):
         parser.error(f"--attn is {arguments.attn!r}, expected cpe:...")
+    n, n_query = arguments.n_tokens, arguments.queries
+    if not 1 <= n_query < n - method.sink:
+        parser.error(f"--queries is {n_query}, expected 1 to {n - method.sink - 1}: raise -n")
+    for name in ("beta_psaw", "beta_etf"):
+        if not 0 < (beta := getattr(arguments, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {beta}, expected more than 0, below 1")
     engine = Engine.load(models.resolve(arguments.model))
     text = Path(arguments.text).read_text("utf8") if arguments.text else own_text()
-    ids, n = engine.tokenizer.encode(text), arguments.n_tokens
+    ids = engine.tokenizer.encode(text)
     if len(ids) < 2 * n:
         parser.error(f"the text has {len(ids)} tokens, {2 * n} are needed: a longer one, or -n")
     deep = [i for i in range(engine.hp.n_layer) if depth(i, engine.hp.n_layer) > 0]
-    parts = [read(engine, ids[at : at + n], method, arguments.queries) for at in (0, n)]
+    parts = [read(engine, ids[at : at + n], method, n_query) for at in (0, n)]
     fitted, held = ([layer_of(part, method, i) for i in deep] for part in parts)
-    scale = parts[0].scale
-    sys.stdout.write("\n".join(table.lines(rows(fitted, held, scale), COLUMNS)) + "\n")
-    last = fitted[-1]
+    last, scale = fitted[-1], parts[0].scale
     change, fall = envelope([layer.key_change for layer in fitted])
+    found = rows(fitted, held, change, fall, scale)
+    sys.stdout.write("\n".join(table.lines(found, COLUMNS)) + "\n")
     window = least_window(arguments.beta_psaw, last.sink_mass, last.decay)
     apart = least_depth(arguments.beta_etf, last.q_norm, change, fall, scale)
     sys.stdout.write(

@@ -89,7 +89,10 @@ class _State(SelectorState):
             return self._record_lines(rec, q, kv)
         chosen = self._inner.prefill(rec, layer, q, kv)
         if chosen.log_weight is not None:
-            raise ValueError(f"{p.inner} gives keys weights of its own: vertical_slash takes none")
+            raise ValueError(
+                f"vertical_slash({type(p.inner).__name__}): expected a method that gives keys no "
+                "weights of its own, such as hip"
+            )
         if self._inner.reads_all(rec, layer, chosen):
             return chosen
         return self._record_join(rec, chosen, self._record_lines(rec, q, kv))

@@ -528,6 +528,13 @@ def test_the_text_of_a_method_a_layer():
     assert parse_method("topk@2+lfps@1+topk@0").parts[0].layers == (0, 2)
 
 
+@pytest.mark.parametrize("engine", ["qwen2"], indirect=True)
+def test_lines_are_not_joined_with_keys_that_have_weights(engine):
+    with pytest.raises(ValueError, match=r"vertical_slash\(HyperAttention\): expected a method"):
+        engine.session(n_ctx=256, prefill="vertical_slash(hyperattention)")
+    engine.session(n_ctx=256, prefill="hyperattention").close()
+
+
 def test_layers_that_are_not_there_are_an_error(engine):
     n = engine.hp.n_layer
     with pytest.raises(ValueError, match=f"names layer {n}, the model has {n}: name layers 0 to"):

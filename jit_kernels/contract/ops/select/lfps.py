@@ -134,7 +134,7 @@ LFPS_PROPOSE = op("select.lfps", LfpsPropose)
 
 
 class LfpsSets:
-    """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-6, 9).
+    """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-6).
 
     The best by the mean of the heads' weights; the tables learn from them (Eq. 10). A row whose
     heads' sparsity all exceeds epsilon gets no candidates and meta.bypassed 1, and its tables stay.
