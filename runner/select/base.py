@@ -313,6 +313,7 @@ class LastQueries:
         sizes = (shape.n_layer, n, shape.n_head, shape.head_dim)
         self._past = np.zeros(sizes, np.float32)
         self._past_pos = np.full((shape.n_layer, n), -1, np.int64)
+        self.counters = (self._past_pos,)  # see SelectorState
 
     def of(self, layer: int) -> dict[str, Any]:
         """The fields of an op that reads them."""

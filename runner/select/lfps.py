@@ -45,6 +45,7 @@ from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
+    LastQueries,
     Recording,
     Rows,
     SelectorShape,
@@ -105,15 +106,14 @@ class _State(SelectorState):
         n_row, n_ctx = n_head // self._group, -(-shape.n_ctx // PAD) * PAD + PAD
         most = max(1, int(float(np.float32(p.budget)) * n_ctx))
         self._set_capacity = min(n_ctx, p.sink + p.local + most)
-        self._past = np.zeros((n_layer, p.s, n_head, shape.head_dim), np.float32)
-        self._past_pos = np.full((n_layer, p.s), -1, np.int64)
+        self._queries = LastQueries(shape, p.s)
         self._ver = zeros((n_layer, n_row, n_ctx), np.float32)
         self._sla = zeros((n_layer, n_row, n_ctx), np.float32)
         self._bits = np.zeros((n_layer, n_row, 2, 2, n_ctx // 64 + 1), np.int64)
         self._stats = np.zeros((n_layer, n_row, ops.LFPS_STATS_SIZE), np.float64)
         self._spread = np.zeros((n_layer, n_head), np.float64)
         self._meta = np.zeros((n_layer, n_row, len(ops.LFPS_META)), np.int64)
-        self.counters = (self._past_pos, self._meta)
+        self.counters = (*self._queries.counters, self._meta)
         self._means = np.zeros((n_layer, shape.n_head_kv, 2, shape.head_dim), np.float32)
         # Used within a layer: one for all.
         self._scores = zeros((n_head, n_ctx), np.float32)
@@ -172,28 +172,18 @@ class _State(SelectorState):
     def observe(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
-        if self.shape.window[layer]:
-            return
-        rec.program.add(
-            ops.LFPS_KEEP,
-            (self.shape.head_dim,),
-            step=rec.step,
-            q=q,
-            past=self._past[layer],
-            past_pos=self._past_pos[layer],
-            n_head=self.shape.n_head,
-            n_past=self._params.s,
-        )
+        if not self.shape.window[layer]:
+            self._queries.record(rec, layer, q)
 
     def truncate(self, n_tokens: int) -> None:
         """Drop the tables and the queries from n_tokens on: the next step starts anew."""
         self._meta[:, :, 0] = -1
-        self._past_pos[self._past_pos >= n_tokens] = -1
+        self._queries.truncate(n_tokens)
 
     @property
     def n_recall(self) -> int:
-        """As many as the tables start from; more than the few rows that are multiplied apart."""
-        return max(self._params.s, ops.FEW_ROWS + 1)
+        """Tokens that a loaded context runs again for their queries."""
+        return self._queries.n_recall
 
     @property
     def _heads(self) -> tuple[int, int, int]:
@@ -228,9 +218,7 @@ class _State(SelectorState):
             v_pages=kv.v,
             k_table=kv.k_table,
             v_table=kv.v_table,
-            past=self._past[layer],
-            past_pos=self._past_pos[layer],
-            n_past=self._params.s,
+            **self._queries.of(layer),
             **self._tables(layer),
         )
 

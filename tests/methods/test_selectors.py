@@ -583,7 +583,7 @@ def test_a_decode_method_sees_the_queries_of_any_prefill(engine, prefill):
     ids = tokens(engine, 100)
     state = engine.session(n_ctx=256, attn="lfps:s=32", prefill=prefill)
     state.prefill(ids)
-    past = state._stages[0].state._for_decode._past_pos
+    past = state._stages[0].state._for_decode._queries.counters[0]
     full = [i for i in range(engine.hp.n_layer) if not engine.model.window(i)]
     assert (np.sort(past[full]) == np.arange(68, 100)).all()
 
