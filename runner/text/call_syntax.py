@@ -85,7 +85,6 @@ def gemma_arguments(text: str, quote: str) -> dict[str, Any] | None:
 
 
 class _GemmaReader:
-    _KEY = re.compile(r"\s*([^:{}\[\],<]+?)\s*:")
     _PLAIN = re.compile(r"[^,\[\]{}]+")
 
     def __init__(self, text: str, quote: str):
@@ -130,11 +129,12 @@ class _GemmaReader:
             end = self.text.index(self._quote, self.at)
             key, self.at = self.text[self.at : end], self.text.index(":", end) + 1
             return key
-        found = self._KEY.match(self.text, self.at)
-        if found is None:
+        end = self.text.index(":", self.at)
+        key = self.text[self.at : end].strip()
+        if not key or any(c in key for c in "{}[],<"):
             raise ValueError("no key")
-        self.at = found.end()
-        return found[1]
+        self.at = end + 1
+        return key
 
     def _take(self, text: str) -> bool:
         if not self.text.startswith(text, self.at):

@@ -19,6 +19,7 @@ from tamis.text.json_stream import ObjectScanner
 
 _NAME = re.compile(r"[\w.\-]+")
 _NAME_AND_MORE = re.compile(r"([\w.\-]+)[^\w.\-]")
+_MAX_NAME = 256
 _MAX_HEADER = 4096  # characters from a call's mark to its arguments
 _HARMONY_BODY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 _HARMONY_TO = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
@@ -421,14 +422,25 @@ class OutputParser:
 
     def _key(self, front: str, back: str) -> Generator[None, None, str | None]:
         """The name of an argument, and what is between it and its value."""
-        middle = rf"\s*{re.escape(front)}" + (rf"[^<>]*?{re.escape(back)}" if back else "")
-        pattern = re.compile(rf"\s*([^<>\"]*?){middle}", re.DOTALL)
-        yield from self._wait(lambda: pattern.match(self._text) is not None)
-        found = pattern.match(self._text)
-        if found is None:
+        spaces = yield from self._space()
+        name = yield from self._before(front)
+        if name is None or any(c in name for c in '<>"'):
+            self._text = spaces + self._text
             return None
-        self._take(found.end())
-        return found[1].strip()
+        if back and (yield from self._before(back)) is None:
+            return None
+        return name.strip()
+
+    def _before(self, mark: str) -> Generator[None, None, str | None]:
+        """Take what is before ``mark``, and it; None where it does not come soon."""
+        longest = _MAX_NAME + len(mark)
+        while (at := self._text.find(mark, 0, longest)) < 0:
+            if self._last or len(self._text) >= longest:
+                return None
+            yield
+        name = self._take(at)
+        self._take(len(mark))
+        return name
 
     def _value(self, schema: Any, tools: ToolFormat, after: str) -> _Steps:
         """An argument's value as JSON; texts are given out as they come."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pace import within
 
+from tamis.text.call_syntax import gemma_arguments
 from tamis.text.chat_format import ChatFormat
 from tamis.text.chat_template import ChatTemplate
 from tamis.text.thinking import ThinkingBudget
@@ -379,6 +380,31 @@ def test_long_answers_take_time_in_proportion(name):
         deltas = [d for i in range(0, len(text), 4) for d in p.push(text[i : i + 4])]
         message = message_of([*deltas, *p.finish()])
     assert said(message) == said(long)
+
+
+FILL = (" ", "\n", "a", "{", "[", '"', "\\", "<", "a:", "<tool_call>", "</parameter>\n ")
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_dictated_answers_take_time_in_proportion(name, step):
+    """A client can dictate an answer, by a grammar: any prefix of a call and any filling."""
+    template = chat(TEMPLATES[name])
+    text = answer(template, MESSAGES["text and call" if name not in SINGLE else "call"])
+    at = text.index("get_weather")
+    places = (at, at + 11, text.index("city"), text.index("city") + 4, text.index("San") + 3)
+    with within(20):
+        for place, fill in itertools.product(places, FILL):
+            p, dictated = parser(template), text[:place] + fill * (3_000 // len(fill))
+            for i in range(0, len(dictated), step):
+                p.push(dictated[i : i + step])
+            p.finish()
+
+
+def test_long_keys_of_gemma_objects_take_time_in_proportion():
+    with within(1):
+        for text in ("{" + " " * 100_000 + "}", "{a" + " " * 100_000 + "}", "{a:1," * 20_000):
+            assert gemma_arguments(text, '<|"|>') is None or text == "{" + " " * 100_000 + "}"
 
 
 def test_a_budget_of_thoughts_ends_them():
