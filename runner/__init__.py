@@ -6,6 +6,8 @@ Only the version and lazily loaded names live here, so that `import tamis` stays
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tamis.version import __version__
+
 if TYPE_CHECKING:
     from tamis.bindings.compat import Llama, LlamaGrammar
     from tamis.engine.engine import Engine
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from tamis.summary.plan import Settings
     from tamis.summary.prompts import Task
     from tamis.summary.summarize import summarize
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Engine",

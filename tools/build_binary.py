@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tamis.tools.dependencies import LOCK
+from tamis.tools.dependencies import LOCK, source_date
 
 HERE = Path(__file__).parent
 MARKS = b"tamis program 1\0"
@@ -256,8 +256,6 @@ def main() -> int:
     if args.wheel is None:
         command = [sys.executable, "-P", "-m", "tamis.tools.release", "binary", str(args.out)]
         return subprocess.run(command, check=False).returncode
-    from tamis.tools.release import source_date
-
     print(build(args.out, args.wheel, source_date()))
     return 0
 

@@ -5,6 +5,7 @@ The lock file lies in the tree, next to this one: the program in one file is mad
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,14 @@ EXTRAS = ("chat", "grammar", "hub", "pdf", "server")  # of the program in one fi
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 _LINE = re.compile(r"^([\w.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})*)", re.MULTILINE)
+
+
+def source_date() -> int:
+    """The date of released files in seconds since 1970: $SOURCE_DATE_EPOCH or the last commit's."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    command = ["git", "log", "-1", "--format=%ct"]
+    return int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
 
 
 def locked() -> dict[str, tuple[str, list[str]]]:

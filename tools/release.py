@@ -27,12 +27,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tamis
 from tamis.jit_kernels.cpu.lang.features import VENDORS
 from tamis.tools import build_binary, dependencies, ship_kernels
+from tamis.tools.dependencies import ROOT, source_date
 from tamis.tools.kernel_set import HEADS, STORED, kernel_set
+from tamis.version import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bindings", "formats", "jit_kernels", "runner", "tools")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 KERNELS = "tamis/jit_kernels/compile/kernels"
@@ -43,14 +43,6 @@ TAG = "py3-none-manylinux_2_17_{}"  # of kernels: they need a C library of no la
 
 class ReleaseError(RuntimeError):
     """What keeps the tree from being released."""
-
-
-def source_date() -> int:
-    """Seconds since 1970 that files are dated: $SOURCE_DATE_EPOCH, or the last commit's."""
-    if given := os.environ.get("SOURCE_DATE_EPOCH"):
-        return int(given)
-    command = ["git", "log", "-1", "--format=%ct"]
-    return int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
 
 
 def check_changelog(text: str, version: str) -> None:
@@ -129,7 +121,7 @@ def _wheel(out: Path, files: list[Path], local: str = "") -> Path:
     content = {name.replace(info, f"{named}.dist-info", 1): d for name, d in content.items()}
     info = f"{named}.dist-info"
     content |= {f"{KERNELS}/{file.name}": file.read_bytes() for file in files}
-    version = f"\nVersion: {tamis.__version__}"
+    version = f"\nVersion: {__version__}"
     for name, old, new in (
         ("METADATA", version, version + local),
         ("WHEEL", "Root-Is-Purelib: true", "Root-Is-Purelib: false"),
@@ -223,14 +215,14 @@ class Wanted(NamedTuple):
 
 def everything(out: Path, kernels: Path, wanted: Wanted) -> None:
     """All of a release. Raises ReleaseError and what compiling raises."""
-    check_changelog((ROOT / "CHANGELOG.md").read_text(), tamis.__version__)
+    check_changelog((ROOT / "CHANGELOG.md").read_text(), __version__)
     make_kernels(kernels, wanted)
     found = wheel(out, kernels)
     cuda_wheel(out, kernels)
     sdist(out)
     build_binary.build(out, found, source_date())
-    materials = dependencies.materials(tamis.__version__, source_date())
-    (out / f"tamis-{tamis.__version__}.cdx.json").write_text(materials)
+    materials = dependencies.materials(__version__, source_date())
+    (out / f"tamis-{__version__}.cdx.json").write_text(materials)
     shutil.copy(dependencies.LOCK, out / "requirements.lock")
     shutil.copy(INSTALL, out)
     checksums(out)

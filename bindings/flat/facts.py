@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-from tamis import __version__
 from tamis.bindings.flat import constants
 from tamis.bindings.flat.buffers import as_int, as_text, write_string
 from tamis.bindings.flat.context import MAX_SEQ, using
@@ -11,6 +10,7 @@ from tamis.bindings.flat.model import engine_of, llama_model_load_from_file, who
 from tamis.bindings.flat.named_formats import NAMED
 from tamis.bindings.flat.params import llama_model_params
 from tamis.bindings.flat.status import invalid, returns
+from tamis.version import __version__
 
 
 @returns(False)

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from tamis import __version__
 from tamis.cli.commands import COMMANDS
 from tamis.cli.options import Parser, settings
 from tamis.cli.options.errors import UsageError, one_line
+from tamis.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

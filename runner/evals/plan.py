@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tamis
 from tamis.evals.store import Store, key_of
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import DENSE, parse_method
+from tamis.version import __version__
 
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
@@ -131,6 +131,6 @@ def origin_of(engine: "Engine", text: str) -> dict[str, Any]:
         "model": engine.path.name,
         "digest": digest.hexdigest()[:16],
         "device": " ".join(devices),
-        "version": f"{tamis.__version__}/{GENERATION}",
+        "version": f"{__version__}/{GENERATION}",
         "text_digest": hashlib.sha256(text.encode()).hexdigest()[:16],
     }

@@ -39,6 +39,7 @@ class Auto:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
     all_layers: ClassVar[bool] = True
+    has_floor: ClassVar[bool] = True  # `mass`
 
     mass: float = 0.95
     least: int = 12288

@@ -48,6 +48,7 @@ class Metered:
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
     all_layers: ClassVar[bool] = True  # no method of some of them: see per_layer
+    has_floor: ClassVar[bool] = True  # `mass`
 
     inner: Selector
     mass: float = 0.95

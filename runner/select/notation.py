@@ -13,7 +13,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import tamis.select
 from tamis.select.base import DECODE, PREFILL, PerRole, Selector
@@ -83,12 +83,11 @@ def parse_methods(
 
 def _floored(method: Selector, min_mass: float) -> Selector:
     """The method with a floor, or with another floor. Raises MethodError."""
-    from tamis.select.auto import Auto
     from tamis.select.metered import Metered
 
     try:
-        if isinstance(method, Metered | Auto):
-            return dataclasses.replace(method, mass=min_mass)
+        if getattr(method, "has_floor", False):
+            return dataclasses.replace(cast(Any, method), mass=min_mass)
         return Metered(method, mass=min_mass)
     except ValueError:
         raise MethodError(f"min_mass is {min_mass}, expected 0 to 1") from None

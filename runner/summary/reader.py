@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tamis import __version__
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
+from tamis.version import __version__
 
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tamis import __version__
 from tamis.formats.documents import Document
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
@@ -18,6 +17,7 @@ from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings, choose
 from tamis.summary.prompts import Task, message, notes
 from tamis.summary.reader import Answer, Reader, Watch, repeatable
+from tamis.version import __version__
 
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine

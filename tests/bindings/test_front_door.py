@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_exported_is_what_editors_see(root: Path) -> None:
     source = (root / "runner/__init__.py").read_text()
-    typed = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
+    typed = source[source.index("if TYPE_CHECKING:") : source.index("__all__")]
     for name in tamis.__all__:
         assert getattr(tamis, name) is not None
         assert name == "__version__" or f" {name}" in typed

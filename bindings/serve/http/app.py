@@ -34,7 +34,6 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tamis import __version__
 from tamis.bindings.serve import replies, tasks
 from tamis.bindings.serve.api import anthropic, document, llamacpp, openai, responses
 from tamis.bindings.serve.api.readers import APART, read
@@ -63,6 +62,7 @@ from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import Config, identity
 from tamis.engine.adapters import scales
 from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.version import __version__
 
 T = TypeVar("T")
 # Bodies up to here are read in this process, except those with a grammar: no native code sees more

@@ -20,7 +20,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from tamis import __version__
 from tamis.arch.load import arch_of
 from tamis.bindings.serve.body import loads, seconds_of
 from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
@@ -41,6 +40,7 @@ from tamis.bindings.serve.http.metrics import exposition
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.backends import on_host
+from tamis.version import __version__
 
 FOR_EVER = timedelta(days=36500)  # what lists say of a model that is not unloaded
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')

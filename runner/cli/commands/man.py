@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from tamis import __version__
 from tamis.cli.commands import COMMANDS
 from tamis.cli.commands.config import parser_of
+from tamis.version import __version__
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
