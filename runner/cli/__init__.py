@@ -92,9 +92,15 @@ def _let_all_text_pass() -> None:
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
     """The parser; of the commands only the one that is asked for is imported."""
-    parser = Parser(prog="tamis", description="Run GGUF models, read what matters")
+    parser = Parser(
+        prog="tamis",
+        description="Run GGUF language models on CPU and GPU, and read only what matters of a "
+        "long context.",
+    )
     parser.add_argument("--version", action="version", version=f"tamis {__version__}")
-    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the Python traceback of an error"
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():

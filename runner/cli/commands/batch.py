@@ -22,25 +22,33 @@ from tamis.cli.terminal import note
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.epilog = (
-        "a line of IN: custom_id, method, url (/v1/chat/completions, /v1/completions or "
-        "/v1/embeddings), body. Run it again after an interruption: what OUT has is not asked again"
+        "Each line of IN has custom_id, method, url (/v1/chat/completions, /v1/completions or "
+        "/v1/embeddings) and body. After an interruption the same command resumes: requests that "
+        "OUT "
+        "answers are skipped"
     )
-    parser.add_argument("requests", metavar="IN.jsonl", help="requests, a line each")
-    parser.add_argument("answers", metavar="OUT.jsonl", help="their answers; it may have some")
+    parser.add_argument(
+        "requests", metavar="IN.jsonl", help="file of requests, one JSON object on each line"
+    )
+    parser.add_argument(
+        "answers",
+        metavar="OUT.jsonl",
+        help="file of answers; requests that it already answers are skipped",
+    )
     common.add_model_arguments(parser)
     parser.add_argument(
         "--parallel",
         type=common.count,
         default=8,
         metavar="N",
-        help="answers at once (default: %(default)s)",
+        help="number of requests that are answered at the same time (default: %(default)s)",
     )
     parser.add_argument(
         "--ubatch",
         type=common.count,
         default=512,
         metavar="N",
-        help="tokens of a prompt that are read at once (default: %(default)s)",
+        help="tokens of a prompt that are processed at a time (default: %(default)s)",
     )
     parser.add_argument(
         "--set",
@@ -48,23 +56,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=serve.field,
         metavar="NAME=VALUE",
-        help="a field for requests that lack it, such as temperature=0; may be given again",
+        help="default of a request field, such as temperature=0; may be repeated (default: none)",
     )
     parser.add_argument(
-        "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+        "--chat-template-file",
+        metavar="FILE",
+        help="file with a Jinja chat template, used instead of the model file's (default: none)",
     )
     parser.add_argument(
         "--retry-failed",
         action="store_true",
-        help="ask again what has failed according to OUT; those lines of it are replaced",
+        help="send the requests again that failed according to OUT, and replace those lines",
     )
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="let the engines of a Ray cluster answer, auto: of the one that this machine is in; "
-        "each needs tamis and the model's file at the same path",
+        help="let the engines of a Ray cluster at this address answer; auto: the cluster that this "
+        "machine belongs to. Each machine needs tamis and the model file at the same path "
+        "(default: this process answers)",
     )
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     # What `serve` has flags for, and a batch does not: the model is loaded as by it.
     own = {action.dest for action in parser._actions}
     parser.set_defaults(**{k: v for k, v in serve.defaults().items() if k not in own})

@@ -46,19 +46,25 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, threads=False, several=True)
-    common.add_adapter_arguments(parser)
     states.add_arguments(parser)
-    parser.add_argument("--text", metavar="FILE", help="fill the context with this text")
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="file with the text that fills the context (default: random tokens)",
+    )
     lists = (
-        ("-p", "--n-prompt", "512", "tokens of a prefill, 0 for none"),
-        ("-n", "--n-gen", "64", "tokens of a decode run, 0 for none"),
-        ("-d", "--depth", "0", "tokens held before either"),
+        ("-p", "--n-prompt", "512", "tokens of a prompt; 0: no such test"),
+        ("-n", "--n-gen", "64", "decode steps; 0: no such test"),
+        ("-d", "--depth", "0", "tokens in the KV cache before the test"),
     )
     for short, long, default, text in lists:
-        text += f"; several as 1,2 (default: {default})"
+        text += f"; several values as 1,2 (default: {default})"
         parser.add_argument(short, long, type=common.counts_or_zero, default=default, help=text)
     parser.add_argument(
-        "-t", "--threads", type=common.counts, help="threads, several as 1,2 (default: all cores)"
+        "-t",
+        "--threads",
+        type=common.counts,
+        help="number of CPU threads; several values as 1,2 (default: all cores)",
     )
     parser.add_argument(
         "-r",
@@ -66,30 +72,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.count,
         default=5,
         metavar="N",
-        help="runs that a median is of",
+        help="number of runs of each test; the median is reported (default: %(default)s)",
     )
     parser.add_argument(
         "-np",
         "--parallel",
         type=common.counts,
         metavar="N",
-        help="decode so many sequences at once, several as 1,4,16: another table, PP and TG are "
-        "tokens of a sequence, B sequences, T seconds, S tokens a second of all",
+        help="number of sequences that are decoded at the same time; several values as 1,4,16. "
+        "Prints another table: PP and TG are tokens of each sequence, B sequences, T seconds, "
+        "S tokens per second of all sequences (default: one sequence, no such table)",
     )
     parser.add_argument(
-        "--profile", action="store_true", help="time, bytes and rates of each op, against ceilings"
+        "--profile",
+        action="store_true",
+        help="print the time, bytes and rates of each op beside the measured peak bandwidth and "
+        "FLOP/s",
     )
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar=("OLD", "NEW"),
         type=Path,
-        help="measure nothing: set two files of --json beside each other; status 1 where a test "
-        "became slower",
+        help="run nothing: compare two files written with --json; exit status 1 if a test became "
+        "slower",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object a line")
-    form.add_argument("--csv", action="store_true", help="a table as CSV")
+    form.add_argument("--json", action="store_true", help="print one JSON object on each line")
+    form.add_argument("--csv", action="store_true", help="print the table as CSV")
+    common.add_adapter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

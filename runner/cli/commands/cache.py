@@ -49,22 +49,27 @@ def kept() -> dict[str, Kept]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.add_argument(
-        "action", nargs="?", choices=["show", "clear"], default="show", help="show (the default)"
+        "action",
+        nargs="?",
+        choices=["show", "clear"],
+        default="show",
+        help="show (the default): list what is stored; clear: remove it",
     )
     parser.add_argument(
         "what",
         nargs="*",
         metavar="WHAT",
-        help="of clear: kernels, weights, documents, downloads or all",
+        help="with clear: kernels, weights, documents, downloads or all",
     )
     parser.add_argument(
         "--older",
         type=float,
         default=0.0,
         metavar="DAYS",
-        help="of clear: only files that were last used so long ago (default: all)",
+        help="with clear: remove only files that were not used for this many days (default: 0, all "
+        "files)",
     )
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

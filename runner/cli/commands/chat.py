@@ -11,7 +11,6 @@ from tamis.cli.terminal import note
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, auto=True)
-    common.add_adapter_arguments(parser)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--system-prompt",
         type=common.text,
         metavar="TEXT",
-        help="a system message (default: none)",
+        help="system message (default: none, or the chat template's own)",
     )
     answer.add_argument(
         "-n",
@@ -33,17 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--n-predict",
         type=common.answer_length,
         metavar="N",
-        help="longest answer in tokens; -1, the default: as long as the context has room",
+        help="most tokens of an answer; -1: as many as the context has room for (default: -1)",
     )
     answer.add_argument(
         "--context-shift",
         action="store_true",
-        help="once the context is three quarters full, drop the oldest messages, not the system "
-        "message, down to half of it; the others are not read again",
+        help="when the context is three quarters full, remove the oldest messages but not the "
+        "system message until it is half full; the messages that stay are not read again "
+        "(default: a full context is an error)",
     )
     answer.add_argument(
-        "--plain", action="store_true", help="show answers without Markdown's styles"
+        "--plain",
+        action="store_true",
+        help="show answers as plain text, without rendering Markdown",
     )
+    common.add_adapter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

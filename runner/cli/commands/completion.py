@@ -40,7 +40,12 @@ complete -c tamis -f -a \\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("shell", nargs="?", choices=SCRIPTS, help="whose script is printed")
+    parser.add_argument(
+        "shell",
+        nargs="?",
+        choices=SCRIPTS,
+        help="shell whose completion script is printed (default: the shell that $SHELL names)",
+    )
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 

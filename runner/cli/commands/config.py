@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=["show", "path", "init", "edit", "set", "unset"],
         default="show",
-        help="show what is set (the default), the file's path, make it with comments, open it in "
-        "$EDITOR, or set or unset KEY",
+        help="show (the default): print what is set; path: print the path of the settings file; "
+        "init: write a commented file; edit: open it in $EDITOR; set, unset: change KEY",
     )
     parser.add_argument(
-        "key", nargs="?", help="a flag's long name: temp, run.temp or model.NAME.temp"
+        "key", nargs="?", help="long name of a flag, such as temp, run.temp or model.NAME.temp"
     )
-    parser.add_argument("value", nargs="?", help="its value, as TOML or as text")
-    parser.add_argument("--json", action="store_true", help="what is set as JSON")
+    parser.add_argument("value", nargs="?", help="new value, as TOML or plain text")
+    parser.add_argument("--json", action="store_true", help="print what is set as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,8 @@ from typing import Any
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
+from tamis.evals.own_data import METRICS
 
-# As evals.own_data has them, which imports NumPy.
-METRICS = ("match_part", "match_all", "f1", "exact", "rouge")
 N_SAMPLE = 5
 DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers have three tokens
 
@@ -27,49 +26,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_arguments(parser, several=True, lengths=True)
     common.add_rope_arguments(parser)
     _add_questions(parser)
-    parser.add_argument("--list", action="store_true", help="list the tasks")
+    parser.add_argument("--list", action="store_true", help="list the tasks and exit")
     parser.add_argument(
         "-l",
         "--length",
         type=common.counts,
         default=[4096],
-        help="tokens of prompt and answer; several as 4096,8192 (default: 4096)",
+        help="length of each sample in tokens, prompt and answer together; several values as "
+        "4096,8192 (default: 4096)",
     )
     parser.add_argument(
         "-n",
         "--samples",
         type=common.count,
         metavar="N",
-        help="of each task and length (default: 5; of --data: all)",
+        help="number of samples of each task and length (default: 5; with --data: all)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="what the samples are made from")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed from which samples are generated (default: 0)"
+    )
     parser.add_argument(
         "--fair",
         action="store_true",
-        help="read the context before the question is known; the question is decoded too",
+        help="read the context before the question is known; the question is then read by decode "
+        "steps, so that the method cannot select for it in advance",
     )
-    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--raw", action="store_true", help="apply no chat template")
     parser.add_argument(
         "--audit",
         type=common.count_or_zero,
         default=DEFAULT_AUDIT,
         metavar="N",
-        help="what attention keeps, on every N-th decode step; 0 = never (default: 3)",
+        help="measure the retained attention mass on every N-th decode step; 0: never (default: 3)",
     )
     parser.add_argument(
-        "--text", metavar="FILE", help="for --task text (default: Python's language reference)"
+        "--text",
+        metavar="FILE",
+        help="file with the text of --task text (default: Python's language reference)",
     )
     parser.add_argument(
         "--predict",
         type=common.count,
         default=128,
         metavar="N",
-        help="tokens of the text that are predicted after the others (default: 128)",
+        help="with --task text: number of tokens that are predicted after the context (default: "
+        "128)",
     )
-    parser.add_argument("-o", "--out", metavar="DIR", help="where results and report are kept")
-    parser.add_argument("--report", action="store_true", help="write the report anew, run nothing")
-    parser.add_argument("--csv", action="store_true", help="write results.csv beside the report")
-    parser.add_argument("--json", action="store_true", help="each result on standard output too")
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        help="folder in which results and the report are stored; an interrupted evaluation resumes "
+        "there (required, except with --list)",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="run nothing; write the report from the stored results",
+    )
+    parser.add_argument(
+        "--csv", action="store_true", help="also write results.csv beside the report"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="also print each result on standard output as JSON"
+    )
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
@@ -77,23 +97,23 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
         action="append",
-        help="ruler (its 13 tasks, the default), passkey, summary (ROUGE), text (perplexity and "
-        "KL), all, or names of tasks as a,b; may be given again",
+        help="tasks to run: ruler (13 tasks), passkey, summary (ROUGE), text (perplexity and KL), "
+        "all, or names of tasks as a,b; may be repeated (default: ruler)",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="FILE",
-        help="instead of tasks: prompts and answers as JSONL, one's own (prompt, answer), "
-        "LongBench's or RULER's; may be given again",
+        help="run your own prompts instead of tasks: JSONL with prompt and answer, or in "
+        "LongBench's or RULER's format; may be repeated (default: none)",
     )
     parser.add_argument(
         "--metric",
         choices=METRICS,
-        help="of all of --data: a string of the answers, or all of them, is in the text, F1 of "
-        "words, exact, edit similarity of a line of code, ROUGE-L (default: what the file says, "
-        "else match_part)",
+        help="how all answers of --data are scored. match_part: one reference is contained in the "
+        "answer; match_all: all are; f1: F1 of words; exact: equal; edit: edit similarity of "
+        "a line of code; rouge: ROUGE-L (default: what the file says, else match_part)",
     )
 
 

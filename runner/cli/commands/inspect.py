@@ -14,12 +14,27 @@ SHOWN = 8  # items of a long array
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
-    parser.add_argument("-c", "--ctx", type=common.count, help="context of the memory plan")
-    parser.add_argument("--kv-ram", type=common.size, metavar="SIZE", help="... with so much of it")
-    parser.add_argument("-t", "--threads", type=common.count, help="threads of the memory plan")
+    parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
+    parser.add_argument(
+        "-c",
+        "--ctx",
+        type=common.count,
+        help="context of the memory plan in tokens (default: the trained context length)",
+    )
+    parser.add_argument(
+        "--kv-ram",
+        type=common.size,
+        metavar="SIZE",
+        help="memory for the KV cache in the memory plan, such as 512MiB (default: no limit)",
+    )
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=common.count,
+        help="CPU threads of the memory plan (default: all cores)",
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,8 +14,10 @@ COLUMNS = {"name": "name", "size": "size", "used": "used", "file": "file"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("--all", action="store_true", help="those that can be pulled, too")
-    parser.add_argument("--json", action="store_true", help="the list as JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="also list the models that can be fetched"
+    )
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,9 +17,11 @@ from tamis.select.notation import PARAMETERS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.add_argument(
-        "name", nargs="?", help="one method: what each of its parameters does (default: all)"
+        "name",
+        nargs="?",
+        help="one method, whose parameters are explained (default: list all methods)",
     )
-    parser.add_argument("--json", action="store_true", help="the list as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,20 +20,30 @@ MIN_CTX, DEFAULT_CTX = 8, 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser, several=True)
-    common.add_adapter_arguments(parser)
     states.add_arguments(parser)
     parser.add_argument(
         "-d",
         "--depth",
         type=common.count_or_zero,
         default=0,
-        help="compare methods with dense decoding after so many tokens of the text",
+        help="number of tokens that are read first; then methods are compared with dense decoding "
+        "(default: 0, perplexity of the whole text)",
     )
     parser.add_argument(
-        "-n", "--n-gen", type=common.count, default=256, help="tokens decoded (default: 256)"
+        "-n",
+        "--n-gen",
+        type=common.count,
+        default=256,
+        help="with -d: number of tokens to decode (default: 256)",
     )
-    parser.add_argument("-f", "--file", required=True, help="the text, UTF-8; - for standard input")
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument(
+        "-f",
+        "--file",
+        required=True,
+        help="file with the text, UTF-8; -: standard input (required)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    common.add_adapter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -25,10 +25,19 @@ COLUMNS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("--host", default="127.0.0.1", help="of the server (default: %(default)s)")
-    parser.add_argument("--port", type=common.count, default=8080, help="(default: %(default)s)")
-    parser.add_argument("--api-key-file", metavar="FILE", help="a file with the server's key")
-    parser.add_argument("--json", action="store_true", help="what the server says, as JSON")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address of the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port",
+        type=common.count,
+        default=8080,
+        help="TCP port of the server (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="file with the server's API key (default: no key)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's reply as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,8 +11,10 @@ from tamis.fetch.registry import KNOWN, pull
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     names = ", ".join(sorted(KNOWN))
-    parser.add_argument("name", help=f"{names}, or hf:owner/repo:Q4_K_M")
-    parser.add_argument("--json", action="store_true", help="path and size as JSON")
+    parser.add_argument(
+        "name", help=f"model to fetch: {names}, or hf:owner/repo:Q4_K_M from the Hugging Face hub"
+    )
+    parser.add_argument("--json", action="store_true", help="print the path and the size as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,11 +11,16 @@ from tamis.cli.terminal import note
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("names", nargs="+", metavar="MODEL", help="as `tamis list` names it")
     parser.add_argument(
-        "-y", "--yes", action="store_true", help="do not ask (default: asked on a terminal)"
+        "names", nargs="+", metavar="MODEL", help="names of models as `tamis list` prints them"
     )
-    parser.add_argument("--json", action="store_true", help="what was removed as JSON")
+    parser.add_argument(
+        "-y",
+        "--yes",
+        action="store_true",
+        help="remove without asking (default: ask if standard input is a terminal)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was removed as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

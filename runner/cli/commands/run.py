@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     prompt.add_arguments(parser)
     common.add_model_arguments(parser, auto=True)
-    common.add_adapter_arguments(parser)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
@@ -32,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--n-predict",
         type=common.answer_length,
         metavar="N",
-        help="longest answer in tokens; -1: as long as the context has room (default: until the "
-        f"model ends it, with room for {context.ANSWER})",
+        help="most tokens of the answer; -1: as many as the context has room for (default: until "
+        f"the model ends its answer; room for {context.ANSWER} tokens is planned)",
     )
     answer.add_argument(
         "--context-shift",
         action="store_true",
-        help="drop the oldest tokens of the text once the context is full, of the prompt and of "
-        "the answer (default: a prompt that is too long is an error)",
+        help="when the context is full, remove the oldest tokens of the prompt and the answer and "
+        "go on (default: a prompt that is too long is an error)",
     )
     answer.add_argument(
         "-r",
@@ -49,12 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="text that ends the answer; may be given again (default: none)",
+        help="end the answer at this text; may be repeated (default: none)",
     )
-    answer.add_argument("--json", action="store_true", help="answer and timings as JSON")
     answer.add_argument(
-        "--stats", action="store_true", help="speed, times and memory on standard error at the end"
+        "--json", action="store_true", help="print the answer and timings as one JSON object"
     )
+    answer.add_argument(
+        "--stats",
+        action="store_true",
+        help="print speed, times and memory use on standard error at the end",
+    )
+    common.add_adapter_arguments(parser)
 
 
 @dataclass(slots=True)

@@ -22,35 +22,42 @@ MOST_CHOICES = 8  # of one request
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.epilog = "--ctx is the context of one request: each of --parallel slots has as much"
+    parser.epilog = (
+        "--ctx is the context length of one request: each of the --parallel slots has that much"
+    )
     common.add_model_arguments(parser)
-    common.add_adapter_arguments(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address, or several with commas between (default: %(default)s)",
+        help="address to listen on, or several separated by commas (default: %(default)s)",
     )
-    parser.add_argument("--port", type=common.count_or_zero, default=8080, help="0: any free one")
+    parser.add_argument(
+        "--port",
+        type=common.count_or_zero,
+        default=8080,
+        help="TCP port; 0: any free port (default: %(default)s)",
+    )
     parser.add_argument(
         "--parallel",
         type=common.count,
         default=4,
         metavar="N",
-        help="answers at once (default: %(default)s)",
+        help="number of slots: requests that are answered at the same time (default: %(default)s)",
     )
     parser.add_argument(
         "--queue",
         type=common.count,
         default=64,
         metavar="N",
-        help="requests that may wait; others get status 429 (default: %(default)s)",
+        help="number of requests that may wait for a slot; further requests get status 429 "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--ubatch",
         type=common.count,
         default=128,
         metavar="N",
-        help="tokens of a prompt that are read between two tokens of other answers "
+        help="tokens of a prompt that are processed between two decode steps of other requests "
         "(default: %(default)s)",
     )
     _add_access(parser)
@@ -59,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.size,
         default=4 << 20,
         metavar="SIZE",
-        help="of one request (default: 4MiB)",
+        help="largest body of a request (default: 4MiB)",
     )
     _add_answers(parser)
     _add_limits(parser)
@@ -69,17 +76,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--alias",
         type=_names,
         metavar="NAME",
-        help="the model's name in replies (default: its file's), or several with commas between: "
-        "the first of the alphabet is in replies, all are listed",
+        help="name of the model in replies, or several separated by commas: the alphabetically "
+        "first is used in replies, all are listed (default: the name of its file)",
     )
     parser.add_argument(
         "--tags",
         type=_names,
         default=(),
         metavar="TAG",
-        help="words about the model for /v1/models, with commas between (default: none)",
+        help="tags of the model in /v1/models, separated by commas (default: none)",
     )
-    parser.add_argument("--metrics", action="store_true", help="show counts at /metrics")
+    parser.add_argument(
+        "--metrics", action="store_true", help="serve Prometheus metrics at /metrics"
+    )
+    common.add_adapter_arguments(parser)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -89,57 +99,67 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         type=_keep_alive,
         default="5m",
         metavar="TIME",
-        help="without -m: how long a model stays loaded that nobody asks, such as 300, 5m, 1h30m; "
-        "-1: for ever (default: %(default)s)",
+        help="without -m: time that an unused model stays loaded, such as 300 (seconds), 5m or "
+        "1h30m; -1: for ever (default: %(default)s)",
     )
     parser.add_argument(
         "--memory",
         type=common.size,
         metavar="SIZE",
-        help="without -m: for all models that are loaded (default: as much as there is)",
+        help="without -m: most memory for all loaded models together (default: all memory that is "
+        "free)",
     )
     parser.add_argument(
         "--models-max",
         type=common.count,
         metavar="N",
-        help="without -m: how many models may be loaded at once (default: as --memory allows)",
+        help="without -m: most models that are loaded at the same time (default: as many as "
+        "--memory allows)",
     )
     parser.add_argument(
         "--no-models-autoload",
         action="store_true",
-        help="without -m: load a model only where /models/load asks for it",
+        help="without -m: load a model only on a request to /models/load",
     )
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
     """Flags of who may ask, and of what requests may share."""
     key = parser.add_mutually_exclusive_group()
-    key.add_argument("--api-key", default="", help="what clients must send; others can see it here")
+    key.add_argument(
+        "--api-key",
+        default="",
+        help="key that clients must send; other users of this machine can see it in the process "
+        "list, so prefer --api-key-file (default: no key)",
+    )
     key.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="a file with it, which is better; or several, a line each",
+        help="file with the keys that clients must send, one on each line (default: no key)",
     )
     parser.add_argument(
         "--isolate",
         action="store_true",
-        help="share no part of a prompt's cache between requests (with several keys: between keys)",
+        help="do not share the cache of a prompt's prefix between requests, or, with several keys, "
+        "between keys",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name that clients call this machine by, beside localhost; may be given again",
+        help="host name, besides localhost, that requests may name; may be repeated (default: "
+        "none)",
     )
     parser.add_argument(
         "--cors-origins",
         type=_names,
         default=(),
         metavar="ORIGIN",
-        help="pages that may ask this server in a browser, with commas between, such as "
-        "https://chat.example, app://obsidian.md; localhost: all of this machine, *: any, which "
-        "wants a key (default: none but its own)",
+        help="origins of web pages that may use this server from a browser, separated by commas, "
+        "such as https://chat.example or app://obsidian.md. localhost: every page of this "
+        "machine; *: every page, which requires an API key (default: only this server's own "
+        "page)",
     )
 
 
@@ -151,23 +171,26 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=field,
         metavar="NAME=VALUE",
-        help="a field for requests that lack it, such as temperature=0, n_predict=256 or "
-        "enable_thinking=false; may be given again",
+        help="default of a request field, such as temperature=0, n_predict=256 or "
+        "enable_thinking=false; may be repeated (default: none)",
     )
     template = parser.add_mutually_exclusive_group()
     template.add_argument(
-        "--chat-template-file", metavar="FILE", help="a template instead of the model file's own"
+        "--chat-template-file",
+        metavar="FILE",
+        help="file with a Jinja chat template, used instead of the model file's (default: none)",
     )
     template.add_argument(
         "--chat-template",
         metavar="TEXT",
-        help="the same: the template itself, or a name such as chatml, llama3 or gemma",
+        help="Jinja chat template, or the name of a built-in one such as chatml, llama3 or gemma, "
+        "used instead of the model file's (default: none)",
     )
     parser.add_argument(
         "--pooling",
         choices=("none", "mean", "cls", "last", "rank"),
-        help="how rows of a text become an embedding; rank: there are none, /rerank is served "
-        "(default: the model's way, or mean)",
+        help="how the token embeddings of a text become one embedding; rank: serve /rerank and no "
+        "embeddings (default: what the model file says, else mean)",
     )
     parser.add_argument(
         "--reranking",
@@ -178,14 +201,19 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="the same as --pooling rank",
     )
     parser.add_argument(
-        "--page", choices=["on", "off"], default="on", help="whether / is a page to chat with"
+        "--page", choices=["on", "off"], default="on", help="serve a chat page at / (default: on)"
     )
     parser.add_argument(
         "--no-page", dest="page", action="store_const", const="off", help="the same as --page off"
     )
-    parser.add_argument("--no-slots", action="store_true", help="do not show slots at /slots")
     parser.add_argument(
-        "--slot-save-path", metavar="DIR", help="a folder for slots that clients save to files"
+        "--no-slots", action="store_true", help="do not serve the state of the slots at /slots"
+    )
+    parser.add_argument(
+        "--slot-save-path",
+        metavar="DIR",
+        help="folder in which clients may save and restore the KV cache of a slot (default: not "
+        "allowed)",
     )
 
 
@@ -203,10 +231,18 @@ def field(text: str) -> tuple[str, Any]:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """What one client may take of the server."""
     for name, default, text in (
-        ("--timeout-header", 10, "for the head of a request"),
-        ("--timeout-request", 60, "for a request's body, and for preparing it"),
-        ("--timeout-prepare", 20, "of processor time, for a request's template, tokens, grammar"),
-        ("--timeout-step", 900, "for one step of the model; its process is then started again"),
+        ("--timeout-header", 10, "most time until the header of a request is complete"),
+        ("--timeout-request", 60, "most time until the body of a request is received and prepared"),
+        (
+            "--timeout-prepare",
+            20,
+            "most processor time for the template, tokens and grammar of a request",
+        ),
+        (
+            "--timeout-step",
+            900,
+            "most time of one step of the model, after which its process is restarted",
+        ),
     ):
         parser.add_argument(
             name,
@@ -220,21 +256,21 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=common.size,
         default=GIB,
         metavar="SIZE",
-        help="of memory, for the same (default: 1GiB)",
+        help="most memory for the template, tokens and grammar of a request (default: 1GiB)",
     )
     parser.add_argument(
         "--max-connections",
         type=common.count,
         default=512,
         metavar="N",
-        help="at once (default: %(default)s)",
+        help="most open connections (default: %(default)s)",
     )
     parser.add_argument(
         "--max-connections-per-address",
         type=common.count,
         default=256,
         metavar="N",
-        help="at once from one address (default: %(default)s)",
+        help="most open connections from one address (default: %(default)s)",
     )
 
 

@@ -16,9 +16,12 @@ CONTEXTS = (8192, 32768, 131072)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     parser.add_argument(
-        "model", nargs="?", help="path or short name (default: the one that -m's default is)"
+        "model",
+        nargs="?",
+        help="path or short name of the model (default: the only model in the model folder, or "
+        "smollm2)",
     )
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

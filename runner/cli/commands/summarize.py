@@ -28,45 +28,68 @@ BAR = 20  # characters
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="text, Markdown, HTML, PDF; or -")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="document to read: text, Markdown, HTML or PDF; -: standard input",
+    )
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument(
         "--ask",
         type=common.text,
         metavar="QUESTION",
-        help="answer a question instead",
+        help="answer this question about the document instead of summarizing it",
     )
     wish.add_argument(
         "--instruction",
         type=common.text,
         metavar="TEXT",
-        help="what to do instead of a summary",
+        help="follow this instruction instead of summarizing",
     )
     parser.add_argument(
         "--length",
         type=common.count,
         default=N_WORDS,
         metavar="WORDS",
-        help=f"about how long (default: {N_WORDS} words)",
+        help=f"approximate length of the answer in words (default: {N_WORDS})",
     )
     parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="json: a line a document"
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="text, or json: one JSON object on each line for each document (default: text)",
     )
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="write there, whole (default: standard output)",
+        help="write the answers to this file, which is complete at any time (default: standard "
+        "output)",
     )
     parser.add_argument(
-        "--workers", type=common.count, default=1, metavar="N", help="documents at a time"
+        "--workers",
+        type=common.count,
+        default=1,
+        metavar="N",
+        help="number of documents that are read at the same time (default: %(default)s)",
     )
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="where answers and KV caches are kept (default: in ~/.cache)",
+        help="folder in which answers and KV caches are stored (default: in the user's cache "
+        "folder)",
     )
-    parser.add_argument("--cache-size", type=_gigabytes, metavar="GB", help="at most (default: 4)")
-    parser.add_argument("--no-cache", action="store_true", help="use and keep nothing")
+    parser.add_argument(
+        "--cache-size",
+        type=_gigabytes,
+        metavar="GB",
+        help="most disk space of that folder in gigabytes (default: 4)",
+    )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="neither use nor store anything in the cache folder",
+    )
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
     common.add_vram_argument(parser)

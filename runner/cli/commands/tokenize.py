@@ -9,13 +9,17 @@ from tamis.cli.options import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
-    parser.add_argument("-m", "--model", help="path or short name of a model (default: smollm2)")
+    parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
     parser.add_argument(
-        "text", type=common.text, nargs="?", help="the text (default: standard input)"
+        "text", type=common.text, nargs="?", help="the text (default: read from standard input)"
     )
-    parser.add_argument("--special", action="store_true", help="parse special tokens in the text")
-    parser.add_argument("--no-bos", action="store_true", help="add no BOS")
-    parser.add_argument("--json", action="store_true", help="ids and pieces as JSON")
+    parser.add_argument(
+        "--special", action="store_true", help="parse special tokens that the text contains"
+    )
+    parser.add_argument(
+        "--no-bos", action="store_true", help="do not add a beginning-of-sequence token"
+    )
+    parser.add_argument("--json", action="store_true", help="print ids and pieces as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from tamis.cli.options import common
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

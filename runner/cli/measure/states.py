@@ -13,7 +13,9 @@ from tamis.cli.options.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the context comes from, beside -d, its KV cache and its positions."""
     parser.add_argument(
-        "--session", metavar="FILE", help="start from a saved session (made with any method)"
+        "--session",
+        metavar="FILE",
+        help="saved session to start from, made with any method (default: none)",
     )
     common.add_audit_argument(parser)
     common.add_context_arguments(parser)

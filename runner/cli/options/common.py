@@ -16,7 +16,7 @@ from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
 # The groups that help shows.
 MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
-ATTENTION_GROUP = "attention"
+ATTENTION_GROUP, ADAPTER_GROUP = "attention", "adapters"
 # KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/types.py: these need NumPy.
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 
@@ -127,12 +127,17 @@ def add_model_arguments(
     model.add_argument(
         "-m",
         "--model",
-        help="path or short name of a model (default: the only one there is, or smollm2)",
+        help="path or short name of the model, a GGUF file (default: the only model in the model "
+        "folder, or smollm2)",
     )
     if threads:
-        model.add_argument("-t", "--threads", type=count, help="threads (default: all cores)")
+        model.add_argument(
+            "-t", "--threads", type=count, help="number of CPU threads (default: all cores)"
+        )
     model.add_argument(
-        "--device", choices=DEVICES, help="where to run (default: cpu, with -ngl cuda)"
+        "--device",
+        choices=DEVICES,
+        help="device that runs the model (default: cpu, or cuda with -ngl)",
     )
     model.add_argument(
         "-ngl",
@@ -140,15 +145,16 @@ def add_model_arguments(
         "--gpu-layers",
         type=whole,
         metavar="N",
-        help="how many of the last layers run on the GPU, the others and the output on the CPU; "
-        "more than there are, or -1: all, and the output (the default of --device cuda)",
+        help="number of layers, counted from the last one, that run on the GPU; the other layers "
+        "and the output run on the CPU. -1, or more than the model has: all layers and the "
+        "output (default: -1 with --device cuda, else 0)",
     )
     model.add_argument(
         "-nkvo",
         "--no-kv-offload",
         action="store_true",
-        help="keep keys, values and attention on the CPU, in its memory, while layers run on the "
-        "GPU: for contexts that the GPU has no room for; without a GPU it changes nothing",
+        help="keep the KV cache and attention on the CPU while layers run on the GPU, for contexts "
+        "that do not fit the GPU's memory; has no effect without a GPU",
     )
     _add_weight_arguments(model)
     if auto or not lengths:
@@ -160,7 +166,8 @@ def add_model_arguments(
             f"--cache-{name}",
             choices=CACHE_TYPES,
             default=None if auto else "f16",
-            help=f"what {what} are kept as (default: {'f16 where it fits' if auto else 'f16'})",
+            help=f"type in which {what} are stored (default: "
+            f"{'f16, or q8_0 if f16 does not fit in memory' if auto else 'f16'})",
         )
     _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
 
@@ -170,24 +177,26 @@ def _add_weight_arguments(model: Any) -> None:
         "--precision",
         choices=("fast", "exact"),
         default="fast",
-        help="of a prompt's activations on the CPU: 8 bits with outliers in full, whose logits are "
-        "nearer to the true ones than llama.cpp's, or 14 bits (default: fast)",
+        help="activations of a prompt on the CPU. fast: 8 bits, with outliers in float32, closer "
+        "to exact logits than llama.cpp's; exact: 14 bits (default: fast)",
     )
     model.add_argument(
         "--no-prepare",
         action="store_true",
-        help="keep no copy of a large model's weights on disk, from which it loads at once",
+        help="do not store repacked weights on disk (a copy of a large model's weights that later "
+        "loads map at once)",
     )
     model.add_argument(
         "--prepare-dir",
         metavar="DIR",
-        help="where that copy is kept (default: the user's cache, see `tamis cache`)",
+        help="folder for repacked weights (default: in the user's cache folder, see `tamis cache`)",
     )
     model.add_argument(
         "--prepare-max",
         type=size,
         metavar="SIZE",
-        help="room for such copies; those not used for longest go (default: 64GiB)",
+        help="most disk space for repacked weights; the least recently used copies are removed "
+        "first (default: 64GiB)",
     )
 
 
@@ -195,14 +204,14 @@ def _add_method_arguments(
     parser: argparse.ArgumentParser, *, several: bool, auto: bool, lengths: bool
 ) -> None:
     attention = group(parser, ATTENTION_GROUP)
-    text = "attention method of decoding: see `tamis methods`"
+    text = "attention method of decode steps (see `tamis methods`)"
     if several:
-        more = "; may be given again (default: dense)"
+        more = "; may be repeated (default: dense)"
         attention.add_argument("--attn", action="append", metavar="METHOD", help=text + more)
     else:
         more = (
-            ", or auto (the default): dense up to 12288 tokens; beyond, HiP with a floor under the "
-            "share of attention that each head holds. dense reads all"
+            ". auto: dense up to a context of 12288 tokens, beyond that HiP with a floor under the "
+            "retained attention mass of each head; dense: read all keys (default: auto)"
         )
         attention.add_argument("--attn", default="auto", metavar="METHOD", help=text + more)
     if not several:
@@ -210,34 +219,37 @@ def _add_method_arguments(
             "--min-mass",
             type=share,
             metavar="P",
-            help="share of attention, 0 to 1, that each head is to hold at every step: where "
-            "sampled keys say that --attn chose too little, more is read; 0 only measures "
-            "(default: 0.95 with --attn auto, else neither)",
+            help="least share of attention, 0 to 1, that each head must retain at every step: "
+            "where "
+            "sampled keys show that --attn selected too little, more keys are read. 0: only "
+            "measure it (default: 0.95 with --attn auto, else off)",
         )
-    text = "attention method of reading prompts"
+    text = "attention method of prompts (see `tamis methods`)"
     if lengths:
-        more = "; may be given again (default: dense)"
+        more = "; may be repeated (default: dense)"
         attention.add_argument("--prefill", action="append", metavar="METHOD", help=text + more)
     elif auto:
-        more = ", or auto (the default): dense up to 8192 tokens, a window with Delta beyond"
+        more = ". auto: dense up to 8192 tokens, beyond that a window with Delta (default: auto)"
         attention.add_argument("--prefill", default="auto", metavar="METHOD", help=text + more)
     else:
-        attention.add_argument("--prefill", default="dense", metavar="METHOD", help=text)
+        attention.add_argument(
+            "--prefill", default="dense", metavar="METHOD", help=f"{text} (default: dense)"
+        )
 
 
 def _add_ctx_argument(parser: argparse.ArgumentParser, *, auto: bool) -> None:
     names = ("-c", "--ctx", "--ctx-size")
     kv = group(parser, KV_GROUP)
     if not auto:
-        text = "context in tokens (default: what the model was trained on, up to 8192)"
+        text = "context length in tokens (default: the trained length, at most 8192)"
         kv.add_argument(*names, type=count, metavar="N", help=text)
         return
     kv.add_argument(
         *names,
         type=context,
         metavar="N",
-        help="context in tokens; auto (the default): what the prompt and the answer need, up to "
-        "what the model was trained on and memory has room for; 0: what it was trained on",
+        help="context length in tokens. auto: as much as the prompt and the answer need, up to the "
+        "trained length and to what fits in memory; 0: the trained length (default: auto)",
     )
 
 
@@ -247,9 +259,10 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-ram",
         type=size,
         metavar="SIZE",
-        help="memory for the KV cache, such as 512MiB; the rest is in a file of --kv-dir",
+        help="memory for the KV cache, such as 512MiB; the rest is kept in a file in --kv-dir "
+        "(default: all of the KV cache is in memory)",
     )
-    text = "folder on a disk for that file (default: none)"
+    text = "folder for the file of --kv-ram, on a fast disk (default: none)"
     group(parser, KV_GROUP).add_argument("--kv-dir", metavar="DIR", help=text)
 
 
@@ -259,8 +272,9 @@ def add_vram_argument(parser: argparse.ArgumentParser) -> None:
         "--kv-vram",
         type=size,
         metavar="SIZE",
-        help="memory of the GPU for the KV cache, such as 4GiB; all of it is in RAM then, "
-        "from where the GPU fetches the pages that it reads",
+        help="GPU memory for the KV cache, such as 4GiB; the whole cache is then kept in RAM, and "
+        "the GPU fetches the pages that it reads (default: all of the KV cache is in GPU "
+        "memory)",
     )
 
 
@@ -271,7 +285,7 @@ def add_unit_argument(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=KV_UNITS,
         default=KV_UNIT,
-        help=f"tokens of a KV head that are read from its file at once (default: {KV_UNIT})",
+        help=f"tokens of one KV head that are read from the file at once (default: {KV_UNIT})",
     )
 
 
@@ -289,11 +303,21 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     kv.add_argument(
         "--rope-scaling",
         choices=["none", "linear", "yarn"],
-        help="stretch positions beyond the training context (default: as the model says)",
+        help="scale positions to extend the context beyond the trained length (default: what the "
+        "model file says)",
     )
-    kv.add_argument("--rope-scale", type=float, metavar="N", help="... by this factor (default: 1)")
     kv.add_argument(
-        "--yarn-orig-ctx", type=count, metavar="N", help="training context (default: the model's)"
+        "--rope-scale",
+        type=float,
+        metavar="N",
+        help="factor of --rope-scaling, at least 1 (default: 1)",
+    )
+    kv.add_argument(
+        "--yarn-orig-ctx",
+        type=count,
+        metavar="N",
+        help="trained context length in tokens, for --rope-scaling yarn (default: what the model "
+        "file says)",
     )
 
 
@@ -304,28 +328,43 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="compute dense attention on every N-th decode step too and report what --attn missed; "
-        "an N that divides a method's period sees the same steps of it each time",
+        help="also compute dense attention on every N-th decode step and report the retained "
+        "attention mass and the output error of --attn; 0: never. An N without a common "
+        "factor with a method's refresh period covers all of its steps (default: 0)",
     )
 
 
 def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     """LoRA adapters and control vectors."""
+    adapters = group(parser, ADAPTER_GROUP)
     for flag, kind, text in (
-        ("--lora", _scaled, "a LoRA adapter, times SCALE (default 1); may be given again"),
-        ("--control-vector", _scaled, "a control vector, in the same way"),
-        ("--control-vector-scaled", _scaled, "the same, as llama.cpp has it"),
-        ("--lora-scaled", _scaled, "the same as --lora, as llama.cpp has it"),
+        (
+            "--lora",
+            _scaled,
+            "LoRA adapter in GGUF, multiplied by SCALE (default: 1); may be repeated",
+        ),
+        (
+            "--control-vector",
+            _scaled,
+            "control vector in GGUF, multiplied by SCALE (default: 1); may be repeated",
+        ),
+        (
+            "--control-vector-scaled",
+            _scaled,
+            "the same as --control-vector, under llama.cpp's name",
+        ),
+        ("--lora-scaled", _scaled, "the same as --lora, under llama.cpp's name"),
     ):
-        parser.add_argument(
+        adapters.add_argument(
             flag, action="append", default=[], type=kind, metavar="FILE[:SCALE]", help=text
         )
-    parser.add_argument(
+    adapters.add_argument(
         "--control-vector-layer-range",
         nargs=2,
         type=count,
         metavar=("FIRST", "LAST"),
-        help="the layers that control vectors change, both ends included (default: all)",
+        help="first and last layer, inclusive, to which control vectors are applied (default: all "
+        "layers)",
     )
 
 

@@ -16,20 +16,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-md",
         "--model-draft",
         metavar="MODEL",
-        help="a smaller model of the same family: it drafts tokens, which the model checks at "
-        "once; the answer stays the model's own (default: none)",
+        help="speculative decoding with this smaller model of the same family: it drafts tokens "
+        "and the model verifies them in one pass; the answer is the same as without drafts "
+        "(default: no drafts)",
     )
     draft.add_argument(
         "--draft-mtp",
         action="store_true",
-        help="draft by the layer that predicts further tokens, which files of some models have "
-        "(multi-token prediction)",
+        help="speculative decoding with the model's own multi-token prediction (MTP) layer, if its "
+        "file has one",
     )
     draft.add_argument(
         "--draft-attn",
         metavar="METHOD",
-        help="draft by the model itself with this sparse method (see `tamis methods`), "
-        "over the same KV cache; dense attention checks",
+        help="self-speculative decoding: the model drafts with this sparse method (see `tamis "
+        "methods`) over the same KV cache, and dense attention verifies (default: no drafts)",
     )
     draft.add_argument(
         "--draft-max",
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.count,
         default=8,
         metavar="N",
-        help="longest draft in tokens, 1 to 64; of --draft-attn at most 15 (default: %(default)s)",
+        help="longest draft in tokens, 1 to 64, with --draft-attn 1 to 15 (default: %(default)s)",
     )
 
 

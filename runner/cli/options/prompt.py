@@ -20,23 +20,40 @@ WAIT = 1.0  # seconds until a note says that standard input is awaited
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The prompt's flags, in a group of their own."""
     group = parser.add_argument_group(
-        "prompt", "A text and an instruction are joined: the text, an empty line, the instruction."
+        "prompt",
+        "If both a text (-f or standard input) and an instruction (PROMPT or -p) are given, the "
+        "prompt is the text, an empty line and the instruction.",
     )
     group.add_argument(
-        "words", nargs="*", type=common.text, metavar="PROMPT", help="the prompt, or instruction"
+        "words",
+        nargs="*",
+        type=common.text,
+        metavar="PROMPT",
+        help="the prompt, or the instruction that follows the text of -f or of standard input",
     )
     group.add_argument(
-        "-p", "--prompt", type=common.text, help="the same as a flag; - for standard input"
+        "-p",
+        "--prompt",
+        type=common.text,
+        help="the same as PROMPT, as a flag; -: read it from standard input",
     )
-    group.add_argument("-f", "--file", help="a file with the text, - for standard input")
     group.add_argument(
-        "-sys", "--system", "--system-prompt", type=common.text, help="a system message"
+        "-f",
+        "--file",
+        help="file with the text that the instruction is about, UTF-8; -: standard input",
+    )
+    group.add_argument(
+        "-sys",
+        "--system",
+        "--system-prompt",
+        type=common.text,
+        help="system message (default: none, or the chat template's own)",
     )
     group.add_argument(
         "--raw",
         action="store_true",
-        help="use no chat template: the model continues the text. A model without a chat template "
-        "always does",
+        help="apply no chat template: the model continues the text. This is always so for a model "
+        "without a chat template",
     )
 
 

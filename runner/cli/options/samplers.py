@@ -20,39 +20,64 @@ class Flag(NamedTuple):
 
 
 FLAGS = (
-    Flag(("--temp", "--temperature"), "temp", float, 0.8, "randomness; 0: the likeliest token"),
-    Flag(("-s", "--seed"), "seed", int, -1, "repeats a text; -1 draws one"),
-    Flag(("--top-k",), "top_k", int, 40, "only the k likeliest tokens; 0: all"),
-    Flag(("--top-p",), "top_p", float, 0.95, "only the likeliest with so much probability; 1: all"),
-    Flag(("--min-p",), "min_p", float, 0.05, "only those with so much of the likeliest's; 0: all"),
-    Flag(("--typical-p", "--typical"), "typical_p", float, 1.0, "locally typical tokens; 1: all"),
+    Flag(("--temp",
+         "--temperature"), "temp", float, 0.8,
+         "temperature: divides the logits; 0: always take the most likely token"),
+    Flag(("-s",
+         "--seed"), "seed", int, -1,
+         "seed of the random numbers: the same seed gives the same text; -1: a random one"),
+    Flag(("--top-k",), "top_k", int, 40,
+         "sample from the K most likely tokens only; 0: all"),
+    Flag(("--top-p",), "top_p", float, 0.95,
+         "sample from the most likely tokens whose probabilities add up to P; 1: all"),
+    Flag(("--min-p",), "min_p", float, 0.05,
+         "drop tokens less likely than P times the most likely one; 0: none"),
+    Flag(("--typical-p",
+         "--typical"), "typical_p", float, 1.0,
+         "sample from the locally typical tokens with total probability P; 1: all"),
     Flag(("--top-n-sigma", "--top-nsigma"), "top_n_sigma", float, -1.0,
-         "only logits within so many standard deviations of the best; -1: all"),
+         "drop tokens whose logit is more than N standard deviations below the best; -1: none"),
     Flag(("--xtc-probability",), "xtc_probability", float, 0.0,
-         "how often the likeliest tokens are left out"),
-    Flag(("--xtc-threshold",), "xtc_threshold", float, 0.1, "... that are likelier than this"),
-    Flag(("--min-keep",), "min_keep", int, 0, "tokens that the steps above leave at least"),
-    Flag(("--repeat-last-n",), "repeat_last_n", int, 64, "tokens that penalties look at; -1: all"),
-    Flag(("--repeat-penalty",), "repeat_penalty", float, 1.0, "against repeated tokens; 1: none"),
-    Flag(("--frequency-penalty",), "frequency_penalty", float, 0.0, "... by how often they came"),
-    Flag(("--presence-penalty",), "presence_penalty", float, 0.0, "... once they have come"),
+         "XTC: probability of leaving out the most likely tokens; 0: off"),
+    Flag(("--xtc-threshold",), "xtc_threshold", float, 0.1,
+         "XTC: leave out only tokens more likely than this, except the least likely of them"),
+    Flag(("--min-keep",), "min_keep", int, 0,
+         "least number of tokens that the filters above must leave"),
+    Flag(("--repeat-last-n",), "repeat_last_n", int, 64,
+         "number of last tokens that the penalties count, prompt included; 0: none, -1: all"),
+    Flag(("--repeat-penalty",), "repeat_penalty", float, 1.0,
+         "divide the logit of repeated tokens by this if positive, else multiply it; 1: off"),
+    Flag(("--frequency-penalty",), "frequency_penalty", float, 0.0,
+         "subtract this from a token's logit for each time it occurred; 0: off"),
+    Flag(("--presence-penalty",), "presence_penalty", float, 0.0,
+         "subtract this from a token's logit if it occurred; 0: off"),
     Flag(("--dry-multiplier",), "dry_multiplier", float, 0.0,
-         "against repeated sequences (DRY); 0: none, 0.8 is usual"),
-    Flag(("--dry-base",), "dry_base", float, 1.75, "... growing by this with their length"),
-    Flag(("--dry-allowed-length",), "dry_allowed_length", int, 2, "... above this length"),
-    Flag(("--dry-penalty-last-n",), "dry_penalty_last_n", int, -1, "... in so many; -1: all"),
+         "DRY: strength of the penalty on repeated sequences; 0: off, 0.8 is usual"),
+    Flag(("--dry-base",), "dry_base", float, 1.75,
+         "DRY: factor of the penalty for each token more in the repeated sequence"),
+    Flag(("--dry-allowed-length",), "dry_allowed_length", int, 2,
+         "DRY: longest repeated sequence, in tokens, without a penalty"),
+    Flag(("--dry-penalty-last-n",), "dry_penalty_last_n", int, -1,
+         "DRY: number of last tokens that are searched for repetitions; 0: none, -1: all"),
     Flag(("--dynatemp-range",), "dynatemp_range", float, 0.0,
-         "temperature varies by so much with the entropy"),
-    Flag(("--dynatemp-exp",), "dynatemp_exponent", float, 1.0, "... by this power of it"),
-    Flag(("--mirostat",), "mirostat", int, 0, "keep the surprise constant: version 1 or 2; 0: off"),
-    Flag(("--mirostat-ent",), "mirostat_tau", float, 5.0, "... at so many bits"),
-    Flag(("--mirostat-lr",), "mirostat_eta", float, 0.1, "... with this learning rate"),
+         "vary the temperature by up to this much with the entropy; 0: off"),
+    Flag(("--dynatemp-exp",), "dynatemp_exponent", float, 1.0,
+         "exponent of the entropy in --dynatemp-range"),
+    Flag(("--mirostat",), "mirostat", int, 0,
+         "keep the surprise of tokens constant (Mirostat 1 or 2), in place of top-k and top-p; "
+         "0: off"),
+    Flag(("--mirostat-ent",), "mirostat_tau", float, 5.0,
+         "Mirostat: target surprise in bits"),
+    Flag(("--mirostat-lr",), "mirostat_eta", float, 0.1,
+         "Mirostat: learning rate"),
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The sampler's flags, in a group of their own."""
-    group = parser.add_argument_group("sampling", "llama.cpp's names, order and defaults.")
+    group = parser.add_argument_group(
+        "sampling", "The samplers are applied in llama.cpp's order, with its names and defaults."
+    )
     for flag in FLAGS:
         group.add_argument(
             *flag.names,
@@ -67,11 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=common.text,
         metavar="TEXT",
-        help=r"text that ends a sequence for DRY, none: nothing does; may be given again "
-        r"(default: line break, colon, quotation mark, star)",
+        help="text at which DRY stops matching repeated sequences; may be repeated; none: no such "
+        "text (default: line break, colon, quotation mark, asterisk)",
     )
     group.add_argument(
-        "--ignore-eos", action="store_true", help="never end the answer (default: the model may)"
+        "--ignore-eos",
+        action="store_true",
+        help="do not stop at the end-of-sequence token; the answer ends at -n tokens or at a "
+        "--stop text",
     )
     group.add_argument(
         "-l",
@@ -79,20 +107,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=_bias,
         metavar="ID+N",
-        help="add N to the logit of a token id, or ID-N; may be given again (default: none)",
+        help="add N to the logit of token ID, or subtract with ID-N; may be repeated (default: "
+        "none)",
     )
 
 
 def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
     """What limits an answer's form; one of them."""
-    group = parser.add_argument_group("form of the answer", "They need the extra grammar.")
-    one = group.add_mutually_exclusive_group()
-    one.add_argument("--grammar", metavar="GBNF", type=common.text, help="a grammar, in GBNF")
-    one.add_argument("--grammar-file", metavar="FILE", help="a file with one")
-    one.add_argument(
-        "-j", "--json-schema", metavar="JSON", type=common.text, help="JSON of this schema; {}: any"
+    group = parser.add_argument_group(
+        "form of the answer", "These flags need the extra `grammar` (pip install tamis[grammar])."
     )
-    one.add_argument("-jf", "--json-schema-file", metavar="FILE", help="a file with a schema")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument(
+        "--grammar",
+        metavar="GBNF",
+        type=common.text,
+        help="limit the answer to this GBNF grammar (default: none)",
+    )
+    one.add_argument(
+        "--grammar-file",
+        metavar="FILE",
+        help="limit the answer to the GBNF grammar in this file (default: none)",
+    )
+    one.add_argument(
+        "-j",
+        "--json-schema",
+        metavar="JSON",
+        type=common.text,
+        help="limit the answer to JSON that is valid under this JSON schema; {}: any JSON "
+        "(default: none)",
+    )
+    one.add_argument(
+        "-jf",
+        "--json-schema-file",
+        metavar="FILE",
+        help="limit the answer to JSON that is valid under the JSON schema in this file (default: "
+        "none)",
+    )
 
 
 def params(arguments: argparse.Namespace) -> Any:
