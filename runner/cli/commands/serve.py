@@ -71,7 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_answers(parser)
     _add_limits(parser)
     _add_models(parser)
+    _add_names(parser)
     draft.add_arguments(parser)
+    parser.add_argument(
+        "--metrics", action="store_true", help="serve Prometheus metrics at /metrics"
+    )
+    common.add_adapter_arguments(parser)
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    """What the model is called in replies."""
     parser.add_argument(
         "--alias",
         type=_names,
@@ -86,10 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TAG",
         help="tags of the model in /v1/models, separated by commas (default: none)",
     )
-    parser.add_argument(
-        "--metrics", action="store_true", help="serve Prometheus metrics at /metrics"
-    )
-    common.add_adapter_arguments(parser)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

@@ -73,6 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of documents that are read at the same time (default: %(default)s)",
     )
+    _add_cache(parser)
+    common.add_model_arguments(parser, auto=True)
+    common.add_kv_arguments(parser)
+    common.add_vram_argument(parser)
+    samplers.add_arguments(parser)
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """Where answers and KV caches are stored."""
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
@@ -90,10 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="neither use nor store anything in the cache folder",
     )
-    common.add_model_arguments(parser, auto=True)
-    common.add_kv_arguments(parser)
-    common.add_vram_argument(parser)
-    samplers.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -134,6 +134,24 @@ def add_model_arguments(
         model.add_argument(
             "-t", "--threads", type=count, help="number of CPU threads (default: all cores)"
         )
+    _add_device_arguments(model)
+    _add_weight_arguments(model)
+    if auto or not lengths:
+        _add_ctx_argument(parser, auto=auto)
+    kv = group(parser, KV_GROUP)
+    for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
+        kv.add_argument(
+            f"-ct{short}",
+            f"--cache-{name}",
+            choices=CACHE_TYPES,
+            default=None if auto else "f16",
+            help=f"type in which {what} are stored (default: "
+            f"{'f16, or q8_0 if f16 does not fit in memory' if auto else 'f16'})",
+        )
+    _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
+
+
+def _add_device_arguments(model: Any) -> None:
     model.add_argument(
         "--device",
         choices=DEVICES,
@@ -156,20 +174,6 @@ def add_model_arguments(
         help="keep the KV cache and attention on the CPU while layers run on the GPU, for contexts "
         "that do not fit the GPU's memory; has no effect without a GPU",
     )
-    _add_weight_arguments(model)
-    if auto or not lengths:
-        _add_ctx_argument(parser, auto=auto)
-    kv = group(parser, KV_GROUP)
-    for short, name, what in (("k", "type-k", "keys"), ("v", "type-v", "values")):
-        kv.add_argument(
-            f"-ct{short}",
-            f"--cache-{name}",
-            choices=CACHE_TYPES,
-            default=None if auto else "f16",
-            help=f"type in which {what} are stored (default: "
-            f"{'f16, or q8_0 if f16 does not fit in memory' if auto else 'f16'})",
-        )
-    _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
 
 
 def _add_weight_arguments(model: Any) -> None:
