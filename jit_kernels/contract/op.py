@@ -1,10 +1,11 @@
 """An op of the contract and the record that changes per call; the ops are in contract/ops.
 
 An op's arguments are a record: a class whose annotations are its fields, in the order in which they
-lie in the argument struct, 8 bytes each. An Address is the address of an array, an int is a count
-or a flag (both int64), a float is float64 in the struct and float32 in the kernel. Records are
-plain classes: as NamedTuples they would cost every start 20 to 40 ms. Only where kernels are
-compiled a record becomes one.
+lie in the argument struct, 8 bytes each. An Address is the address of an array, Out[Address] that
+of one that the op writes, InOut[Address] of one that it reads and writes; an int is a count or a
+flag (all int64), a float is float64 in the struct and float32 in the kernel. Records are plain
+classes: as NamedTuples they would cost every start 20 to 40 ms. Only where kernels are compiled a
+record becomes one.
 
 A kernel of either backend is built by a function with the op's name in the op's file
 (`cpu/<file>.py`, `cuda/<file>.py`), called with the op's constants as keywords; it returns a
@@ -17,10 +18,36 @@ import functools
 import re
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple, NewType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NewType, TypeVar
 
 Address = NewType("Address", int)
 PARAMETERS = ["tid", "n_thread", "a"]  # of a kernel
+
+
+class _Written(NamedTuple):
+    """The kind of a field whose array the op writes, and whether the op also reads it."""
+
+    kind: Any
+    is_read: bool
+
+
+if TYPE_CHECKING:
+    _T = TypeVar("_T")
+    Out = Annotated[_T, "written"]
+    InOut = Annotated[_T, "read and written"]
+else:
+
+    class Out:
+        """Out[Address]: an array that the op writes, whatever it holds before."""
+
+        def __class_getitem__(cls, kind: Any) -> _Written:
+            return _Written(kind, is_read=False)
+
+    class InOut:
+        """InOut[Address]: an array that the op reads and writes."""
+
+        def __class_getitem__(cls, kind: Any) -> _Written:
+            return _Written(kind, is_read=True)
 
 
 Ranges = tuple[int, int, int, int]  # positions first .. end - 1, and first .. end - 1
@@ -87,7 +114,17 @@ class Op(NamedTuple):
     @property
     def addresses(self) -> frozenset[str]:
         """The fields that are addresses of arrays."""
-        return _named(self.record, Address)
+        return _named(self.record, Address) | self.outputs
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """The fields whose arrays the op writes."""
+        return _written(self.record)
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The fields whose arrays the op reads."""
+        return _named(self.record, Address) | _updated(self.record)
 
     @property
     def values(self) -> Any:
@@ -115,6 +152,17 @@ def _types_of(record: type) -> dict[str, Any]:
 @functools.cache
 def _named(record: type, kind: Any) -> frozenset[str]:
     return frozenset(name for name, type in _types_of(record).items() if type is kind)
+
+
+@functools.cache
+def _written(record: type) -> frozenset[str]:
+    return frozenset(name for name, type in _types_of(record).items() if isinstance(type, _Written))
+
+
+@functools.cache
+def _updated(record: type) -> frozenset[str]:
+    kinds = _types_of(record).items()
+    return frozenset(name for name, kind in kinds if isinstance(kind, _Written) and kind.is_read)
 
 
 @functools.cache

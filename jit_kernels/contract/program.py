@@ -7,6 +7,7 @@ import numpy as np
 
 from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.contract.types import Selection
+from tamis.jit_kernels.contract.values import Value
 
 # (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
 Cost = Callable[[int, int], tuple[int, int]]
@@ -78,13 +79,26 @@ class Program:
         """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
 
         sync=False lets the next op start before this one ends: only for ops that touch different
-        outputs. cost is what a call moves, for profiles; it is asked after the call.
+        outputs. cost is what a call moves, for profiles; it is asked after the call. Raises
+        StaleValueError where a field that the op reads is a Value that was overwritten.
         """
         assert set(fields) == set(op.fields), f"{op.name}: {sorted(set(fields) ^ set(op.fields))}"
         assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
         values = tuple(self._value(fields[name]) for name in op.fields)
         spec = KernelSpec(op, tuple(constants))
+        self._follow(op, fields)
         self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
+
+    @staticmethod
+    def _follow(op: Op, fields: dict[str, Any]) -> None:
+        """Check what an op reads of a graph's values, and note what it writes."""
+        values = {name: value for name, value in fields.items() if isinstance(value, Value)}
+        for name, value in values.items():
+            if name in op.inputs:
+                value.read(op.name)
+        for name, value in values.items():
+            if name in op.outputs:
+                value.written(op.name)
 
     def pause(self, call: Callable[[], None]) -> None:
         """Record a function that is called before the op that is added next."""

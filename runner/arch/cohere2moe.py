@@ -31,8 +31,7 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
     if not w.ffn_gate_inp:
         angles = g.angles(g.model.rope_of(il))
         queries, keys = replace(queries, angles=angles), replace(keys, angles=angles)
-    append(g, il, queries, keys, v)
-    return linear(g, attention(g, il, q), w.attn_output)
+    return linear(g, attention(g, il, append(g, il, queries, keys, v)), w.attn_output)
 
 
 ARCH = Arch(

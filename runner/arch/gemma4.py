@@ -42,16 +42,16 @@ def attended(g: Graph, il: int, h: Source) -> Product:
     if g.model.kv_layer(il) != il:
         _ = w.attn_q.bias, w.attn_k.bias, w.attn_v.bias
         (q,) = linears(g, h, replace(w.attn_q, added=None))
-        append(g, il, rope(g, il, q, w.attn_q_norm))
-        return linear(g, attention(g, il, q), w.attn_output)
+        finished = append(g, il, rope(g, il, q, w.attn_q_norm))
+        return linear(g, attention(g, il, finished), w.attn_output)
     if w.attn_v:
         q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
     else:
         q, k = linears(g, h, w.attn_q, w.attn_k)
         v = mapped(g, k, g.ws.rows("attn_v", own.n_embd_kv))
     norm_heads(g, v.reshape(len(v), -1, own.head_dim), ones(own.head_dim))
-    append(g, il, rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm), v)
-    return linear(g, attention(g, il, q), w.attn_output)
+    queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
+    return linear(g, attention(g, il, append(g, il, queries, keys, v)), w.attn_output)
 
 
 def _experts(g: Graph, il: int) -> Source:

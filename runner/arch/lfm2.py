@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from tamis.graph.context import Graph, State
+from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.norm import add, norm
-from tamis.graph.recurrent import Part, gated, recurrence, short_conv, whole
+from tamis.graph.recurrent import Part, convolved, gated, whole
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 
@@ -24,12 +24,7 @@ def gated_conv(g: Graph, il: int, h: Source) -> Product:
     w, n = g.weights(il), g.hp.n_embd
     (bcx,) = linears(g, h, w["shortconv.in_proj"])
     product = gated(g, "bx", Part(bcx, 0, n), "none", Part(bcx, 2 * n, n))
-    out = g.ws.rows("conv", n)
-
-    def record(state: State) -> None:
-        short_conv(g, state, whole(product), w["shortconv.conv"], activation="none")
-
-    recurrence(g, il, [product], out, record)
+    out = convolved(g, il, whole(product), w["shortconv.conv"], activation="none")
     return linear(g, gated(g, "bx", Part(bcx, n, n), "none", whole(out)), w["shortconv.out_proj"])
 
 

@@ -37,8 +37,8 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
     is_nope = g.model.is_nope(il)
     ones = NO_NORM if is_nope or hp.n_expert == 128 else _ones(hp.head_dim)
     queries, keys = rope(g, il, q, ones), rope(g, il, k, ones)
-    append(g, il, replace(queries, warm=is_nope and hp.temperature[0] > 0), keys, v)
-    return linear(g, attention(g, il, q), w.attn_output)
+    queries = replace(queries, warm=is_nope and hp.temperature[0] > 0)
+    return linear(g, attention(g, il, append(g, il, queries, keys, v)), w.attn_output)
 
 
 @cache

@@ -32,8 +32,9 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
     queries = Heads(index_q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
     keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector)
     index = Index(queries, keys, None, g.ws.scratch, g.model.arch.index_neox)
-    append(g, il, rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm), v, index)
-    return linear(g, attention(g, il, q), w.attn_output)
+    queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
+    finished = append(g, il, queries, keys, v, index)
+    return linear(g, attention(g, il, finished), w.attn_output)
 
 
 def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:

@@ -11,12 +11,12 @@ from tamis.graph.norm import add, norm, norm_of
 from tamis.graph.recurrent import (
     Part,
     Scan,
+    convolved,
     copied,
     gated,
     linear_scan,
     normed_part,
     recurrence,
-    short_conv,
     steps,
     whole,
 )
@@ -40,12 +40,7 @@ def _mamba(g: Graph, il: int, h: Source) -> Product:
     head_v, width = s.n_inner // n_head, s.n_inner + 2 * s.n_state
     (zx,) = linears(g, h, w.ssm_in)  # of each head z, then x
     x = gated(g, "ssm_x_in", Part(zx, head_v, head_v, n_head, 2 * head_v), "none")
-    conv = g.ws.rows("conv", s.n_inner)
-
-    def convolve(state: State) -> None:
-        short_conv(g, state, whole(x), w.ssm_conv1d)
-
-    recurrence(g, il, [x], conv, convolve)
+    conv = convolved(g, il, whole(x), w.ssm_conv1d)
     (bcdt,) = linears(g, conv, w.ssm_x)
     xbc, rank = g.ws.rows("xbc", width), g.ws.rows("rank", n_rank)
     copied(g, whole(conv), Part(xbc, 0, s.n_inner))

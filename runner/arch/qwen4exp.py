@@ -63,10 +63,10 @@ def _index(g: Graph, il: int, h: Source) -> Index:
     if block > 1:
         back = turned_by(g.frequencies(g.model.rope_of(il)), len(k), 1 - block)
         keys = replace(keys, angles=back)
-    record_norm_rope(g, keys)
+    normed = record_norm_rope(g, keys)
     queries = Heads(q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
     even = np.ones((len(q), indexer.n_head), np.float32)
-    keys = Heads(keys.x, angles=angles if n < g.hp.head_dim else None)
+    keys = Heads(normed, angles=angles if n < g.hp.head_dim else None)
     return Index(queries, keys, even, g.ws.scratch, g.model.arch.index_neox)
 
 

@@ -23,14 +23,14 @@ def layer(g: Graph, il: int) -> None:
     gains = np.repeat(w.attn_q_norm.vector, head_dim, axis=1)  # a head's is one number
     queries, keys = (x.reshape(len(x), -1, head_dim) for x in (q, k))
     angles = g.angles(0)
-    append(
+    finished = append(
         g,
         il,
         Heads(queries, np.ascontiguousarray(gains), angles, late=True),
         Heads(keys, ones(head_dim), angles, late=True),
         v,
     )
-    add(g, linear(g, attention(g, il, q), w.attn_output))
+    add(g, linear(g, attention(g, il, finished), w.attn_output))
     add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
     mapped(g, embedded, g.x, outer=float(w.layer_output_scale.vector[0]), add=True)
 

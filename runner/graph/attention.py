@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tamis.graph.audit import Audit, Queries
-from tamis.graph.context import Angles, Graph, Heads, Index
+from tamis.graph.context import Angles, Finished, Graph, Heads, Index
 from tamis.graph.norm import norm_rows
 from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
+from tamis.jit_kernels.contract.values import Value, recorded_at, shown
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
@@ -64,14 +65,15 @@ def append(
     k: Heads | None = None,
     v: np.ndarray | None = None,
     index: Index | None = None,
-) -> None:
-    """Finish queries and keys, in place, and append K and V to the layer's KV cache.
+) -> Finished:
+    """The finished queries, which `attention` takes; K and V are appended to the layer's KV cache.
 
-    Without keys, the layer reads those of another one. With an index, its keys become the end of
-    k's rows, and it chooses what the layer attends to. The ops from here to `attention` are of the
-    sequence's side: see Program.transfer.
+    Queries and keys are normed and rotated in place: what else has a view of them is stale then.
+    Without keys, the layer reads those of another one; v may be k, and is then k as it is finished.
+    With an index, its keys become the end of k's rows, and it chooses what the layer attends to.
+    The ops from here to `attention` are of the sequence's side: see Program.transfer.
     """
-    values = None if k is None or v is None else Heads(v.reshape(k.x.shape))
+    values = None if k is None or v is None else _values(k, v)
     rows = [heads.x for heads in (q, k, values) if heads]
     rows += [] if index is None else [index.q.x, index.k.x]
     rows += [] if index is None or index.weights is None else [index.weights]
@@ -84,19 +86,45 @@ def append(
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
+    for heads in (q, k):
+        if heads is not None and isinstance(heads.x, Value):
+            heads.x.written("append")  # also where the hooks record nothing
+    return Finished(layer, q.x)
 
 
-def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) -> np.ndarray:
-    """Attention of q over the layer's KV cache; both f32 [n_tok, n_head * head_dim].
+def _values(k: Heads, v: np.ndarray) -> Heads:
+    """Values of k's shape; those that are the keys themselves stand for the keys as finished."""
+    return k if np.shares_memory(k.x, v) else Heads(v.reshape(k.x.shape))
 
-    sinks: a score of each head for a key without a value.
+
+def _finished(layer: int, q: Finished) -> np.ndarray:
+    """The heads of finished queries of this layer. Raises TypeError, ValueError."""
+    if not isinstance(q, Finished):
+        raise TypeError(
+            f"{shown(recorded_at())}: attention takes the queries that append returns, not "
+            f"{type(q).__name__}: write q = append(g, il, queries, keys, v), then attention(g, il, "
+            "q)"
+        )
+    if q.layer != layer:
+        raise ValueError(
+            f"{shown(recorded_at())}: attention of layer {layer} takes queries that append has "
+            f"finished for it, these are of layer {q.layer}"
+        )
+    return q.x
+
+
+def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) -> np.ndarray:
+    """Attention of finished queries over the layer's KV cache, f32 [n_tok, n_head * head_dim].
+
+    sinks: a score of each head for a key without a value. Raises TypeError where q is not what
+    `append` returned, ValueError where it is of another layer.
     """
     hp, own = g.hp, g.hp.of(layer)
-    heads = g.ws.rows("q_placed", hp.n_head, hp.head_dim) if hp.padded else q
-    heads = heads.reshape(len(q), -1, own.head_dim if not hp.padded else hp.head_dim)
+    heads = _finished(layer, q)
     out = g.ws.rows("att", *heads.shape[1:])
     lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
     g.hooks.attend(g, layer, heads, out, lse)
+    out.written("attention")  # also where the hooks record nothing
     g.rec.program.transfer(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
     if sinks:
@@ -113,7 +141,7 @@ def attention(g: Graph, layer: int, q: np.ndarray, sinks: Tensor | None = None) 
     if hp.padded:
         found = g.ws.rows("att_own", own.n_head, own.head_dim)
         out = _record_place(g, out, found, Places.of(hp, layer).outputs)
-    return out.reshape(q.shape)
+    return out.reshape(len(out), -1)
 
 
 class Places(NamedTuple):
@@ -144,7 +172,8 @@ def _placed(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
     """Heads among those of a padded KV cache, normed before: its heads are wider."""
     turned = heads.late and heads.norm is not None  # rotated, too, since its norm comes last
     if heads.norm is not None:
-        record_norm_rope(g, heads if turned else replace(heads, angles=None))
+        own = heads if turned else replace(heads, angles=None)
+        heads = replace(heads, x=record_norm_rope(g, own))
     to = g.ws.rows(name, len(source), g.hp.head_dim)
     x = _record_place(g, heads.x, to, source)
     return replace(heads, x=x, norm=None, angles=None if turned else heads.angles)
@@ -217,8 +246,7 @@ def _turned(g: Graph, heads: Heads, *, now: bool) -> Heads:
         return heads
     if not now and (norm is None or (norm.ndim == 1 and not heads.late)):
         return heads
-    record_norm_rope(g, heads)
-    return Heads(heads.x)
+    return Heads(record_norm_rope(g, heads))
 
 
 def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
@@ -234,8 +262,11 @@ def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
     copied(g, Part(index.k.x, 0, n_key), Part(rows, rows.shape[1] - n_key, n_key))
 
 
-def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> None:
-    """Record the norm and the rotation of heads, in place; neox: None: as the architecture has."""
+def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> np.ndarray:
+    """Heads, f32 [n_tok, n_head, head_dim], normed and rotated in place.
+
+    neox: whether pairs lie half of the rotated elements apart; None: as the architecture has it.
+    """
     norm, angles = heads.norm, heads.angles
     is_neox = g.model.arch.neox if neox is None else neox
     g.rec.program.add(
@@ -251,6 +282,7 @@ def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> Non
         n_half=0 if angles is None else angles.cos.shape[1],
         eps=g.hp.rms_eps,
     )
+    return heads.x
 
 
 def turned_by(frequencies: RopeFrequencies, n_tok: int, by: int) -> Angles:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tamis.graph.workspace import Buffers
+from tamis.jit_kernels.contract.values import taken
 from tamis.model.hparams import HParams
 from tamis.model.model import Model
 from tamis.model.rope import RopeFrequencies
@@ -15,13 +16,28 @@ from tamis.select.base import Recording
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Queries or keys as a product left them, and what is still to be done to them."""
+    """Queries or keys as a product left them, and what is still to be done to them.
+
+    x stands for its contents when the heads were made: if anything else overwrites its buffer
+    before `append` has finished the heads, that is an error of recording.
+    """
 
     x: np.ndarray  # f32 [n_tok, n_head, head_dim]
     norm: np.ndarray | None = None  # f32 [head_dim], of each head, or [n_head, head_dim]
     angles: "Angles | None" = None
     late: bool = False  # normed after it is rotated
     warm: bool = False  # then times the temperature of its position
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", taken(self.x))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Queries that `append` has normed and rotated, which `attention` of the same layer takes."""
+
+    layer: int
+    x: np.ndarray  # f32 [n_tok, n_head, head_dim], of a padded KV cache's heads where it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +109,11 @@ class Graph:
 
     @property
     def x(self) -> np.ndarray:
-        """The residual stream, f32 [n_tok, n_embd]."""
-        return self.ws.x
+        """The residual stream as it is now, f32 [n_tok, n_embd].
+
+        What was taken of it before the last `add` is stale: reading that is an error of recording.
+        """
+        return self.ws.current_x()
 
     def weights(self, layer: int) -> Tensors:
         """The tensors of a layer."""

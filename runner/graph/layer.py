@@ -84,8 +84,8 @@ def attended(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> np.n
             mapped(g, x, x, "clamp", inner=1 / limit, outer=limit)
     q_norm, k_norm = (w.attn_q_norm, w.attn_k_norm) if normed_heads else (NO_NORM, NO_NORM)
     queries = replace(rope(g, il, q, q_norm), warm=g.hp.temperature[0] > 0)
-    append(g, il, queries, rope(g, il, k, k_norm), v)
-    return attention(g, il, q, w.attn_sinks)
+    finished = append(g, il, queries, rope(g, il, k, k_norm), v)
+    return attention(g, il, finished, w.attn_sinks)
 
 
 def feed_forward(g: Graph, il: int, h: Source) -> Branch:

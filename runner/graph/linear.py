@@ -1,7 +1,7 @@
 """Matrix products: of one matrix, or of several that read the same rows."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,17 +10,28 @@ from tamis.graph.context import Graph
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
+from tamis.jit_kernels.contract.values import taken
 from tamis.model.weights import Tensor
 
 
-class Source(NamedTuple):
-    """The rows that products read: x itself, its norm, or x as a gate; see PACK_ROWS."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The rows that products read: x itself, its norm, or x as a gate; see PACK_ROWS.
+
+    x and other stand for their contents when the Source was made. The op that reads them is
+    recorded later, with the product: if they are overwritten before, that is an error of recording.
+    """
 
     x: np.ndarray
     kind: str = "rows"
     other: np.ndarray | None = None  # the norm's weights, or the branch that is gated
     eps: float = 0.0
     step: np.ndarray | None = None  # which rows of x; all of the recording's where None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", taken(self.x))
+        if self.other is not None:
+            object.__setattr__(self, "other", taken(self.other))
 
 
 class Product(NamedTuple):

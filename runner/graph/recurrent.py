@@ -11,6 +11,7 @@ import numpy as np
 
 from tamis.graph.context import Graph, State
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.values import Value
 from tamis.model.weights import MissingTensor, Tensor
 
 
@@ -45,16 +46,34 @@ def recurrence(
     """Out, which `record(state)` makes from `rows` and a layer's states; each f32 [n_tok, ...]."""
     g.rec.program.transfer(g.rec.step, *rows)
     g.hooks.recur(g, il, record)
+    if isinstance(out, Value):
+        out.written("recurrence")  # also where the hooks record nothing
     g.rec.program.transfer(g.rec.step, out)
     return out
 
 
-def short_conv(
-    g: Graph, state: State, x: Part, w: Tensor, *, activation: str = "silu", name: str = "conv"
+def convolved(
+    g: Graph, il: int, x: Part, w: Tensor, *, activation: str = "silu", name: str = "conv"
 ) -> np.ndarray:
-    """The causal convolution of each channel of x, f32 [n_tok, n]; name: of state and buffer."""
-    taps = np.ascontiguousarray(w.vector.reshape(x.n, -1).T)  # [n_tap, n]
+    """The causal convolution of each channel of x as a recurrence of its own: see short_conv."""
     y = g.ws.rows(name, x.n)
+
+    def record(state: State) -> None:
+        short_conv(g, state, x, w, y, activation=activation, name=name)
+
+    return recurrence(g, il, [x.x], y, record)
+
+
+def short_conv(
+    g: Graph, state: State, x: Part, w: Tensor, y: np.ndarray | None = None, *,
+    activation: str = "silu", name: str = "conv",
+) -> np.ndarray:  # fmt: skip
+    """The causal convolution of each channel of x, f32 [n_tok, n]; name: of its state.
+
+    It is y where that is given, else in the buffer of this name.
+    """
+    taps = np.ascontiguousarray(w.vector.reshape(x.n, -1).T)  # [n_tap, n]
+    y = g.ws.rows(name, x.n) if y is None else y
     g.rec.program.add(
         ops.SHORT_CONV,
         (activation,),

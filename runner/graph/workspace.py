@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import zeros
+from tamis.jit_kernels.contract.values import Buffer, Value
 from tamis.model.hparams import HParams
 from tamis.model.model import Model, Needs
 
@@ -43,15 +44,26 @@ class Buffers:
         self.head_rows, self.head_step = chunk.head_rows, chunk.head_step
         self.x, self.logits = chunk.x, chunk.logits
         self._n_tok, self._n_in = len(chunk.ids), needs.n_in
+        self._known: dict[str, Buffer] = {}  # what recording knows of those that are asked for
         self._rows = {name: zeros(self._n_tok * n, np.uint8) for name, n in needs.rows.items()}
         self.packed = zeros(ops.packed_bytes(max(self._n_tok, HEAD_ROWS), needs.n_in), np.uint8)
         self.scratch = zeros(0, np.uint8)  # per thread
         self.partial = zeros(0, np.float32)  # [n_head, n_split, head_dim + 2], of a query's keys
 
-    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """The buffer of this name as [n_tok, *shape]."""
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> Value:
+        """The buffer of this name as [n_tok, *shape], with the contents that it has now."""
         n = self._n_tok * prod(shape) * np.dtype(dtype).itemsize
-        return self._rows[name][:n].view(dtype).reshape(self._n_tok, *shape)
+        rows = self._rows[name][:n].view(dtype).reshape(self._n_tok, *shape)
+        return Value.of(rows, self._buffer(name))
+
+    def current_x(self) -> Value:
+        """The residual stream with the contents that it has now, f32 [n_tok, n_embd]."""
+        return Value.of(self.x, self._buffer("x"))
+
+    def _buffer(self, name: str) -> Buffer:
+        if name not in self._known:
+            self._known[name] = Buffer(name)
+        return self._known[name]
 
     def packed_rows(self, n_in: int) -> np.ndarray:
         """Room for rows of n_in elements as matrix products read them, uint8."""
@@ -97,11 +109,11 @@ class Measured(Buffers):
         kv_layers = tuple(sorted(self.kv_layers))
         return Needs(dict(self._asked), dict(self.states), self._n_in, self._experts, kv_layers)
 
-    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> Value:
         """An array of this shape, which is noted."""
         row = zeros((1, *shape), dtype)
         self._asked[name] = max(self._asked.get(name, 0), row.nbytes)
-        return row
+        return Value.of(row, self._buffer(name))
 
     def packed_rows(self, n_in: int) -> np.ndarray:
         """An empty array; the width is noted."""

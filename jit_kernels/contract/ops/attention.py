@@ -1,6 +1,6 @@
 """RoPE, the KV append and attention over a Selection."""
 
-from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, op
+from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, InOut, Out, op
 from tamis.jit_kernels.contract.types import KV_BLOCK, PAGE
 
 MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
@@ -11,8 +11,8 @@ class RopeTable:
 
     step: Address
     inv_freq: Address  # f64 [n_half]
-    cos: Address  # f32 [n_tok, n_half]
-    sin: Address  # f32 [n_tok, n_half]
+    cos: Out[Address]  # f32 [n_tok, n_half]
+    sin: Out[Address]  # f32 [n_tok, n_half]
     n_half: int
     scale: float
 
@@ -24,7 +24,7 @@ class RopeHeads:
     """RMS norm and RoPE of heads, in place; order: which of both is first, "norm" or "rope"."""
 
     step: Address
-    x: Address  # f32 [n_tok, n_head, head_dim]
+    x: InOut[Address]  # f32 [n_tok, n_head, head_dim]
     norm: Address  # f32 [head_dim], or [n_head, head_dim], or 0: none
     cos: Address  # f32 [n_tok, n_half]
     sin: Address  # f32 [n_tok, n_half]
@@ -43,7 +43,7 @@ class PlaceHeads:
     step: Address
     x: Address  # f32 [n_tok, n_x, x_dim]
     source: Address  # int32 [n_y]
-    y: Address  # f32 [n_tok, n_y, y_dim]
+    y: Out[Address]  # f32 [n_tok, n_y, y_dim]
     n_x: int
     n_y: int
     x_dim: int
@@ -57,7 +57,7 @@ class AddPositions:
     """x += row pos + i of the table: learned positions, or one row for all."""
 
     step: Address
-    x: Address  # f32 [n_tok, n]
+    x: InOut[Address]  # f32 [n_tok, n]
     table: Address  # f32, rows of n
     n: int
     stride: int  # elements from a position's row to the next one's; 0: one row
@@ -73,7 +73,7 @@ class ScaleByPosition:
     """
 
     step: Address
-    x: Address  # f32 [n_tok, n]
+    x: InOut[Address]  # f32 [n_tok, n]
     n: int
     length: int
     scale: float
@@ -94,15 +94,15 @@ class RopeAppend:
     """
 
     step: Address
-    q: Address  # f32 [n_tok, n_head, head_dim]
-    k: Address  # f32 [n_tok, n_head_kv, head_dim]
+    q: InOut[Address]  # f32 [n_tok, n_head, head_dim]
+    k: InOut[Address]  # f32 [n_tok, n_head_kv, head_dim]
     v: Address  # f32 [n_tok, n_head_kv, head_dim]
     q_norm: Address  # f32 [head_dim], weights of the RMS norm, or 0: none
     k_norm: Address  # f32 [head_dim], or 0
     cos: Address  # f32 [n_tok, n_half]
     sin: Address  # f32 [n_tok, n_half]
-    k_pages: Address  # see KVView
-    v_pages: Address
+    k_pages: Out[Address]  # see KVView
+    v_pages: Out[Address]
     k_table: Address
     v_table: Address
     n_head: int
@@ -141,12 +141,11 @@ class Attend:
     window: int  # 0: no lower end
     n_split: int  # split-KV parts of a row's work; above 1, out and lse are left to ATTEND_MERGE
     stride: int  # rows and positions from a query to the next
-    partial: (
-        Address  # f32 [n_tok, n_head, n_split, head_dim + 2]: a part's sum, maximum, normaliser
-    )
-    out: Address  # f32 like q; a GPU's row that is one query and has an out is merged at once
-    lse: Address  # f32 [n_tok, n_head], or 0
-    scratch: Address  # n_thread * attend_scratch(group, head_dim) bytes
+    # f32 [n_tok, n_head, n_split, head_dim + 2]: a part's sum, maximum, normaliser
+    partial: Out[Address]
+    out: Out[Address]  # f32 like q; a GPU's row that is one query and has an out is merged at once
+    lse: Out[Address]  # f32 [n_tok, n_head], or 0
+    scratch: Out[Address]  # n_thread * attend_scratch(group, head_dim) bytes
     scale: float
 
 
@@ -181,8 +180,8 @@ class AttendMerge:
 
     step: Address
     partial: Address  # f32 [n_tok, n_head, n_split, head_dim + 2]
-    out: Address  # f32 [n_tok, n_head, head_dim]
-    lse: Address  # f32 [n_tok, n_head], or 0
+    out: Out[Address]  # f32 [n_tok, n_head, head_dim]
+    lse: Out[Address]  # f32 [n_tok, n_head], or 0
     n_head: int
     n_split: int
 
@@ -200,7 +199,7 @@ class AttendSink:
     step: Address
     sinks: Address  # f32 [n_head]
     lse: Address  # f32 [n_tok, n_part, n_head], as ATTEND leaves it
-    out: Address  # f32 [n_tok, n_part, n_head, head_dim]
+    out: InOut[Address]  # f32 [n_tok, n_part, n_head, head_dim]
     n_head: int
     head_dim: int
     n_part: int

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_ALL, Address, op
+from tamis.jit_kernels.contract.op import READS_ALL, Address, Out, op
 
 
 class _AuditFields(NamedTuple):
@@ -47,8 +47,8 @@ class AuditHeads:
     window: int
     capacity: int  # a multiple of 16, above pos
     given: Address  # f32 [n_head, head_dim]: the method's output
-    report: Address  # f64 [n_head, len(AUDIT)]
-    work: Address  # scratch, f64 [min(n_thread, n_head), audit_work(capacity, head_dim)]
+    report: Out[Address]  # f64 [n_head, len(AUDIT)]
+    work: Out[Address]  # scratch, f64 [min(n_thread, n_head), audit_work(capacity, head_dim)]
     scale: float
 
 

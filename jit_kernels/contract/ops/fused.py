@@ -4,7 +4,7 @@ No Program names them, and no CPU has kernels of them. A matrix has a multiple o
 are more matrices, of n2 and n3 rows. The row of `step` is 0.
 """
 
-from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, op
+from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, InOut, Out, op
 from tamis.jit_kernels.contract.ops.attention import Attend
 
 
@@ -30,9 +30,9 @@ class Products(_PackedInput):
     bias: Address  # f32 [n], or 0; bias2 and bias3 likewise
     bias2: Address
     bias3: Address
-    y: Address  # f32 [n_tok, n]
-    y2: Address
-    y3: Address
+    y: InOut[Address]  # f32 [n_tok, n]
+    y2: InOut[Address]
+    y3: InOut[Address]
     n: int
     n2: int  # may be 0
     n3: int  # may be 0
@@ -47,11 +47,11 @@ class ProductNorm(_PackedInput):
 
     w: Address
     bias: Address  # f32 [n], or 0
-    y: Address  # f32 [n_tok, n]
+    y: InOut[Address]  # f32 [n_tok, n]
     n: int
     add: int  # 1: adds to y
     weight: Address  # f32 [n], the norm's
-    to: Address
+    to: Out[Address]
 
 
 PRODUCT_NORM = op("linear.gemv_epilogue", ProductNorm, "type")
@@ -63,7 +63,7 @@ class ProductGate(_PackedInput):
     w: Address
     w2: Address
     n: int  # rows of each
-    to: Address
+    to: Out[Address]
 
 
 PRODUCT_GATE = op("linear.gemv_epilogue", ProductGate, "type activation")
@@ -82,7 +82,7 @@ class ProductRopeAppend(_PackedInput):
     bias: Address  # f32, or 0; bias2 and bias3 likewise
     bias2: Address
     bias3: Address
-    q: Address  # f32 [n_tok, n]
+    q: Out[Address]  # f32 [n_tok, n]
     n: int  # rows of w: queries
     n2: int  # rows of w2 and of w3: keys, values
     first: int
@@ -90,8 +90,8 @@ class ProductRopeAppend(_PackedInput):
     cos: Address  # f32 [n_tok, n_half]
     sin: Address
     n_half: int
-    k_pages: Address  # see KVView
-    v_pages: Address
+    k_pages: Out[Address]  # see KVView
+    v_pages: Out[Address]
     k_table: Address
     v_table: Address
 
@@ -104,7 +104,7 @@ PRODUCT_ROPE_APPEND = op(
 class AttendPack(Attend):
     """ATTEND of one query a row, whose rows of out are also packed as by PACK_ROWS of "rows"."""
 
-    packed: Address  # for quantised weights, see _PackedInput; 0: they are not packed
+    packed: Out[Address]  # for quantised weights, see _PackedInput; 0: they are not packed
     early: int  # 1: the launch before it writes no Selection and no table
 
 
@@ -133,9 +133,9 @@ class StagedProducts(_StagedInput):
     bias: Address  # f32 [n], or 0; bias2 and bias3 likewise
     bias2: Address
     bias3: Address
-    y: Address  # f32 [n_tok, n]
-    y2: Address
-    y3: Address
+    y: InOut[Address]  # f32 [n_tok, n]
+    y2: InOut[Address]
+    y3: InOut[Address]
     n: int
     n2: int  # may be 0
     n3: int  # may be 0
@@ -151,7 +151,7 @@ class StagedGate(_StagedInput):
     w: Address
     w2: Address
     n: int  # rows of each
-    to: Address
+    to: Out[Address]
 
 
 STAGED_GATE = op("linear.matmul_staged", StagedGate, "type activation source")

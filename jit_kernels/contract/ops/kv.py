@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 KV_RANKS = 1024  # of frames, by the order of eviction
 KV_OLD = 1 << 20  # age of an unused frame: passes before the first one
@@ -27,7 +27,7 @@ class CopyRows:
 
     rows: Address  # int64 [2]: rows rows[0] .. rows[1] - 1
     source: Address  # f32 [n_tok, n]
-    target: Address  # f32 [n_tok, n]
+    target: Out[Address]  # f32 [n_tok, n]
     n: int
 
 
@@ -43,8 +43,8 @@ class CopyKv:
     v_from: Address
     k_from_table: Address
     v_from_table: Address
-    k_to: Address
-    v_to: Address
+    k_to: Out[Address]
+    v_to: Out[Address]
     k_to_table: Address
     v_to_table: Address
     n_head_kv: int
@@ -58,7 +58,7 @@ class Crc32c:
 
     data: Address  # uint8 [.., size]
     rows: Address  # int64 [n]: numbers of rows of data
-    sums: Address  # uint32 [n]
+    sums: Out[Address]  # uint32 [n]
     n: int
     size: int  # bytes of a row
 
@@ -78,15 +78,16 @@ class KvAllocate:
     """
 
     step: Address
-    state: Address  # int64 [KV_STATE_SIZE], see KV_STATE
-    table: Address  # int32 [n_layer, n_page]: a page's frame, or -1
-    ring: Address  # int32 [n_layer, n_ring]: which page is or was in each; -1: none
-    owner: Address  # int32 [n_cache]: layer * n_page + page, or -1
-    used: Address  # int32 [n_cache]: n_pass * n_layer + layer of the pass and layer of its last use
+    state: InOut[Address]  # int64 [KV_STATE_SIZE], see KV_STATE
+    table: InOut[Address]  # int32 [n_layer, n_page]: a page's frame, or -1
+    ring: InOut[Address]  # int32 [n_layer, n_ring]: which page is or was in each; -1: none
+    owner: InOut[Address]  # int32 [n_cache]: layer * n_page + page, or -1
+    # int32 [n_cache]: n_pass * n_layer + layer of the pass and layer of its last use
+    used: InOut[Address]
     k_store: Address  # backing store, [n_layer * n_page, n_head_kv, PAGE] rows of k_bytes
     v_store: Address  # the same of v_bytes
-    k_frames: Address  # frames, the same of [n_layer * n_ring + n_cache]
-    v_frames: Address
+    k_frames: Out[Address]  # frames, the same of [n_layer * n_ring + n_cache]
+    v_frames: Out[Address]
     n_layer: int
     n_page: int
     n_ring: int
@@ -102,8 +103,8 @@ class KvWriteBack:
     """End a pass: the backing store gets these positions of all layers."""
 
     step: Address
-    k_store: Address  # as for KV_ALLOCATE
-    v_store: Address
+    k_store: Out[Address]  # as for KV_ALLOCATE
+    v_store: Out[Address]
     k_frames: Address
     v_frames: Address
     n_layer: int
@@ -124,7 +125,7 @@ class KvMark:
     state: Address  # as for KV_ALLOCATE
     indptr: Address
     indices: Address
-    marks: Address  # int32 [n_page]: the marks, state.serial
+    marks: Out[Address]  # int32 [n_page]: the marks, state.serial
     n_row: int
     q_block: int
     block: int
@@ -145,13 +146,13 @@ class KvEvict:
     """
 
     step: Address
-    state: Address  # as for KV_ALLOCATE, the next three too
-    table: Address
-    owner: Address
-    used: Address
+    state: InOut[Address]  # as for KV_ALLOCATE, the next three too
+    table: InOut[Address]
+    owner: InOut[Address]
+    used: InOut[Address]
     marks: Address  # int32 [n_page]
-    missing: Address  # int32 [n_page]: state.n_missing pages, in any order
-    counts: Address  # int32 [KV_RANKS], scratch
+    missing: Out[Address]  # int32 [n_page]: state.n_missing pages, in any order
+    counts: Out[Address]  # int32 [KV_RANKS], scratch
     found: Address  # int64 [n_found]
     n_found: int  # int64s of found that count
     block: int
@@ -175,8 +176,8 @@ class KvFetch:
     missing: Address
     k_store: Address
     v_store: Address
-    k_frames: Address
-    v_frames: Address
+    k_frames: Out[Address]
+    v_frames: Out[Address]
     layer: int
     n_page: int
     n_head_kv: int
@@ -231,11 +232,11 @@ class BankBegin:
 
     step: Address
     # int64 [STEP_SIZE]: ATTEND's step record: the position of the pass's query in the bank.
-    row_step: Address
-    state: Address  # int64 [BANK_STATE_SIZE], see BANK_STATE
-    slots: Address  # int32 [n_layer, n_head_kv, n_unit]: a unit's slot, or -1
-    owner: Address  # int32 [n_head_kv, n_slot]: layer * n_unit + unit, or -1
-    used: Address  # int32 [n_head_kv, n_slot]: the serial of its last use
+    row_step: Out[Address]
+    state: InOut[Address]  # int64 [BANK_STATE_SIZE], see BANK_STATE
+    slots: InOut[Address]  # int32 [n_layer, n_head_kv, n_unit]: a unit's slot, or -1
+    owner: InOut[Address]  # int32 [n_head_kv, n_slot]: layer * n_unit + unit, or -1
+    used: InOut[Address]  # int32 [n_head_kv, n_slot]: the serial of its last use
     n_layer: int
     n_head_kv: int
     n_unit: int
@@ -256,16 +257,16 @@ class BankLookup:
     """
 
     step: Address
-    state: Address  # as for BANK_BEGIN, the next three too
-    slots: Address
-    owner: Address
-    used: Address
-    hands: Address  # int64 [n_head_kv]: the group that is next
-    missing: Address  # int32 [n_head_kv, n_unit]
-    n_missing: Address  # int64 [n_head_kv]
+    state: InOut[Address]  # as for BANK_BEGIN, the next three too
+    slots: InOut[Address]
+    owner: InOut[Address]
+    used: InOut[Address]
+    hands: InOut[Address]  # int64 [n_head_kv]: the group that is next
+    missing: Out[Address]  # int32 [n_head_kv, n_unit]
+    n_missing: Out[Address]  # int64 [n_head_kv]
     indptr: Address  # of the Selection, of n_row rows
     indices: Address
-    rows: Address  # int32, as many as indices: the Selection's blocks in the bank
+    rows: Out[Address]  # int32, as many as indices: the Selection's blocks in the bank
     layer: int
     n_layer: int
     n_head_kv: int
@@ -290,8 +291,8 @@ class BankFetch:
     slots: Address
     missing: Address
     n_missing: Address
-    k_bank: Address  # the bank's rows, [n_slot * unit / PAGE, n_head_kv, PAGE] of k_bytes
-    v_bank: Address  # of v_bytes
+    k_bank: Out[Address]  # the bank's rows, [n_slot * unit / PAGE, n_head_kv, PAGE] of k_bytes
+    v_bank: Out[Address]  # of v_bytes
     k_store: Address  # as for KV_ALLOCATE, the next three too
     v_store: Address
     k_frames: Address
@@ -320,19 +321,19 @@ class BankRead:
     """
 
     step: Address
-    state: Address  # as for BANK_LOOKUP
+    state: InOut[Address]  # as for BANK_LOOKUP
     slots: Address
-    missing: Address  # what came is -1
+    missing: InOut[Address]  # what came is -1
     n_missing: Address
-    k_bank: Address  # as for BANK_FETCH
-    v_bank: Address
+    k_bank: Out[Address]  # as for BANK_FETCH
+    v_bank: Out[Address]
     k_frames: Address
     v_frames: Address
     k_table: Address  # int32 [n_page]: the frames of this layer's pages
     v_table: Address
     k_sums: Address  # uint32: checksums of the file's units, in their order
     v_sums: Address
-    buffers: Address  # uint8 [n_thread, BANK_BUFFER]
+    buffers: Out[Address]  # uint8 [n_thread, BANK_BUFFER]
     ahead: Address  # int64 [BANK_AHEAD_SIZE]: of the next call, see BANK_AHEAD
     handle: int  # of the file
     k_start: int  # the byte that keys start at in the file

@@ -1,7 +1,7 @@
 """Embedding, matmul, activations: ops that dequantize weights. type: the ggml type's name."""
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
 PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
@@ -18,7 +18,7 @@ class Embed:
     step: Address
     ids: Address  # int32 [n_tok, n_id]
     table: Address  # [n_vocab] rows of n elements in their ggml encoding
-    y: Address  # f32 [n_tok, n_id, n]
+    y: Out[Address]  # f32 [n_tok, n_id, n]
     n: int
     n_id: int
     scale: float
@@ -41,9 +41,9 @@ class PackRows:
     step: Address
     x: Address  # f32 [n_tok, n], from row step.row on
     other: Address  # f32 [n] of "norm", f32 [n_tok, n] of an activation, else 0
-    packed: Address  # packed_bytes(n_tok, n), at a cache line
+    packed: Out[Address]  # packed_bytes(n_tok, n), at a cache line
     n: int
-    scratch: Address  # as for MATMUL
+    scratch: Out[Address]  # as for MATMUL
     eps: float
 
 
@@ -57,12 +57,12 @@ class Matmul:
     packed: Address  # x [n_tok, n_in] as PACK_ROWS left it
     w: Address  # n_out rows of n_in elements in their ggml encoding
     bias: Address  # f32 [n_out], or 0
-    y: Address  # f32 [n_tok, n_out]
+    y: InOut[Address]  # f32 [n_tok, n_out]
     n_in: int
     n_out: int
     y_stride: int  # elements from a row of y to the next
     add: int  # 1: adds to y
-    scratch: Address  # n_thread * matmul_scratch(n_in) bytes
+    scratch: Out[Address]  # n_thread * matmul_scratch(n_in) bytes
 
 
 MATMUL = op("linear.matmul", Matmul, "type")
@@ -75,7 +75,7 @@ class Repack:
     """
 
     w: Address  # n_out rows of n_in elements in their ggml encoding
-    strips: Address  # strip_bytes(type, n_out, n_in)
+    strips: Out[Address]  # strip_bytes(type, n_out, n_in)
     n_in: int  # a multiple of 64
     n_out: int  # a multiple of STRIP
 
@@ -89,7 +89,7 @@ class Gate:
     step: Address
     gate: Address  # f32 [n_tok, n]
     up: Address  # f32 [n_tok, n]
-    y: Address  # f32 [n_tok, n]
+    y: Out[Address]  # f32 [n_tok, n]
     n: int
 
 
@@ -117,7 +117,7 @@ class MapRows:
 
     step: Address
     x: Address  # f32 [n_tok, n]
-    y: Address  # f32 [n_tok, n], may be x
+    y: InOut[Address]  # f32 [n_tok, n], may be x
     n: int
     inner: float
     outer: float

@@ -1,6 +1,6 @@
 """Mixture of experts."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 MAX_EXPERT_GROUP = 32  # groups of experts that MOE_ROUTE chooses from, at most
 LEAST_SUM = 6.103515625e-5  # what weights are divided by, at least
@@ -19,11 +19,11 @@ class MoeRoute:
     step: Address
     logits: Address  # f32 [n_tok, n_expert]
     bias: Address  # f32 [n_expert], or 0
-    keys: Address  # f32 [n_tok, n_expert]: room for what experts are chosen by, or 0
+    keys: Out[Address]  # f32 [n_tok, n_expert]: room for what experts are chosen by, or 0
     tokens: Address  # int32 [n_tok], or 0
     table: Address  # int32 [n_vocab, n_used], or 0
-    ids: Address  # int32 [n_tok, n_used]
-    weights: Address  # f32 [n_tok, n_used]
+    ids: Out[Address]  # int32 [n_tok, n_used]
+    weights: Out[Address]  # f32 [n_tok, n_used]
     n_expert: int
     n_used: int
     n_group: int  # of n_expert / n_group neighbours, at most MAX_EXPERT_GROUP; 1: no groups
@@ -45,8 +45,8 @@ class MoeGroups:
     step: Address
     logits: Address  # f32 [n_tok, n_expert]
     ids: Address  # int32 [n_tok, n_chosen]
-    groups: Address  # int32 [n_tok, n_used]
-    weights: Address  # f32 [n_tok, n_used]
+    groups: Out[Address]  # int32 [n_tok, n_used]
+    weights: Out[Address]  # f32 [n_tok, n_used]
     n_expert: int
     n_chosen: int
     n_used: int
@@ -62,7 +62,7 @@ class MoeBias:
     step: Address
     bias: Address  # f32 [n_expert, n]
     ids: Address  # int32 [n_tok, n_used]
-    y: Address  # f32 [n_tok, n_used, n]
+    y: InOut[Address]  # f32 [n_tok, n_used, n]
     n: int
     n_used: int
 
@@ -77,13 +77,13 @@ class MoeMatmul:
     x: Address  # f32, rows of n_in: one a token, or one a (token, slot)
     w: Address  # n_expert matrices of n_out rows, in their ggml encoding or in strips
     ids: Address  # int32 [n_tok, n_used], from 0 to n_expert - 1
-    y: Address  # f32 [n_tok, n_used, n_out]
+    y: Out[Address]  # f32 [n_tok, n_used, n_out]
     n_in: int
     n_out: int
     n_used: int
     n_expert: int
     x_per_slot: int  # 0: x has one row a token; 1: one a (token, slot)
-    scratch: Address  # n_thread * expert_scratch(n_in, n_tok * n_used, n_expert) bytes
+    scratch: Out[Address]  # n_thread * expert_scratch(n_in, n_tok * n_used, n_expert) bytes
 
 
 MOE_MATMUL = op("linear.moe", MoeMatmul, "type")
@@ -95,7 +95,7 @@ class MoeSum:
     step: Address
     x: Address  # f32 [n_tok, n_used, n]
     weights: Address  # f32 [n_tok, n_used]
-    y: Address  # f32 [n_tok, n]
+    y: InOut[Address]  # f32 [n_tok, n]
     n: int
     n_used: int
     add: int  # 1: adds to y

@@ -1,6 +1,6 @@
 """Normalisation."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 
 class RmsNorm:
@@ -12,7 +12,7 @@ class RmsNorm:
     step: Address
     x: Address  # f32, rows_per_tok rows of n a token, from token step.row on
     w: Address  # f32 [n]
-    y: Address  # f32, likewise, from token 0 on
+    y: InOut[Address]  # f32, likewise, from token 0 on
     n: int
     rows_per_tok: int  # one after another
     x_stride: int  # elements from a token's rows to the next one's
@@ -30,7 +30,7 @@ class LayerNorm:
     x: Address  # f32 [n_tok, rows_per_tok, n], from row step.row on
     w: Address  # f32 [n], or [rows_per_tok, n], or 0: all 1
     bias: Address  # f32 [n], or 0
-    y: Address  # f32 [n_tok, rows_per_tok, n], may be x where step.row is 0
+    y: Out[Address]  # f32 [n_tok, rows_per_tok, n], may be x where step.row is 0
     n: int
     rows_per_tok: int
     w_step: int  # elements from a row's weights to the next's

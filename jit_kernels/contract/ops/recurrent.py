@@ -5,7 +5,7 @@ chunk are those of its rows one by one. States are float32. A row of x with a st
 that begin `stride` elements apart; rows of one token with a step begin `step` elements apart.
 """
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 
 class ShortConv:
@@ -18,8 +18,9 @@ class ShortConv:
     x: Address  # f32 [n_tok, n], rows x_stride apart
     w: Address  # f32 [n_tap, n]
     bias: Address  # f32 [n], or 0
-    state: Address  # f32 [n_tap - 1, n]: rows before the first one, oldest first; then the next's
-    y: Address  # f32 [n_tok, n], rows y_stride apart
+    # f32 [n_tap - 1, n]: rows before the first one, oldest first; then the next's
+    state: InOut[Address]
+    y: Out[Address]  # f32 [n_tok, n], rows y_stride apart
     n: int
     n_tap: int
     x_stride: int
@@ -40,8 +41,9 @@ class PoolKeys:
     step: Address
     x: Address  # f32 [n_tok, 2, n_half, n]
     w: Address  # f32 [n_row, n]
-    state: Address  # f32 [n_row - 1, 2, n_half, n]: rows before, of position p in p % (n_row - 1)
-    y: Address  # f32 [n_tok, n]
+    # f32 [n_row - 1, 2, n_half, n]: rows before, of position p in p % (n_row - 1)
+    state: InOut[Address]
+    y: Out[Address]  # f32 [n_tok, n]
     n: int
     n_row: int
     n_half: int  # divides n_row
@@ -57,7 +59,7 @@ class GateRows:
     step: Address
     x: Address  # f32, rows of n elements; 0: y = activation(z)
     z: Address  # f32, rows of n elements, or where z_each is 0, of one
-    y: Address  # f32, rows of n elements
+    y: Out[Address]  # f32, rows of n elements
     n: int
     rows_per_tok: int
     x_stride: int
@@ -79,8 +81,8 @@ class Decay:
     x: Address  # f32, rows of n
     bias: Address  # f32 [rows_per_tok * n]
     a: Address  # f32, at most 0: element i is for elements [i * run, (i + 1) * run) of dt
-    dt: Address  # f32 [n_tok, rows_per_tok * n], or 0
-    decay: Address  # f32 like dt, or 0
+    dt: Out[Address]  # f32 [n_tok, rows_per_tok * n], or 0
+    decay: Out[Address]  # f32 like dt, or 0
     n: int
     rows_per_tok: int
     x_stride: int
@@ -98,7 +100,7 @@ class BoundedDecay:
     x: Address  # f32 [n_tok, n]
     bias: Address  # f32 [n]
     a: Address  # f32: element i is for elements [i * run, (i + 1) * run)
-    decay: Address  # f32 [n_tok, n]
+    decay: Out[Address]  # f32 [n_tok, n]
     n: int
     run: int
     least: float  # below 0
@@ -111,7 +113,7 @@ class L2Norm:
     """x / sqrt(sum(x^2) + eps), in place."""
 
     step: Address
-    x: Address  # f32, rows_per_tok rows of n one after another a token
+    x: InOut[Address]  # f32, rows_per_tok rows of n one after another a token
     n: int
     rows_per_tok: int
     stride: int  # from a token to the next
@@ -128,10 +130,10 @@ class GatedNorm:
     """
 
     step: Address
-    x: Address  # f32 [n_tok, rows_per_tok, n]
+    x: InOut[Address]  # f32 [n_tok, rows_per_tok, n]
     z: Address  # f32, rows_per_tok rows of n one after another a token
     w: Address  # f32: n weights of each row
-    y: Address  # f32 like x, may be x
+    y: Out[Address]  # f32 like x, may be x
     n: int
     rows_per_tok: int
     z_stride: int  # from a token to the next
@@ -156,8 +158,8 @@ class SelectiveScan:
     c: Address  # f32, likewise
     a: Address  # f32 [n_state, n]
     d: Address  # f32 [n]
-    state: Address  # f32 [n_state, n]
-    y: Address  # f32 [n_tok, n]
+    state: InOut[Address]  # f32 [n_state, n]
+    y: Out[Address]  # f32 [n_tok, n]
     n: int
     bc_stride: int
 
@@ -184,8 +186,8 @@ class LinearScan:
     decay: Address  # f32 [n_head] or [n_head, head_k], tokens decay_stride apart
     beta: Address  # f32 [n_tok, n_head], or 0: all 1
     skip: Address  # f32 [n_head], or 0
-    state: Address  # f32 [n_head, head_k, head_v]
-    y: Address  # f32 [n_tok, n_head, head_v]
+    state: InOut[Address]  # f32 [n_head, head_k, head_v]
+    y: Out[Address]  # f32 [n_tok, n_head, head_v]
     n_head: int
     n_head_k: int
     tiled: int  # head h reads q and k of head h // (n_head / n_head_k); 1: of head h % n_head_k
@@ -209,8 +211,8 @@ class HashNgrams:
 
     step: Address
     ids: Address  # int32 [n_tok]
-    state: Address  # int32 [n_gram - 1]: the tokens before + 1, the last one first; 0: none
-    rows: Address  # int32 [n_tok, (n_gram - 1) * n_each]
+    state: InOut[Address]  # int32 [n_gram - 1]: the tokens before + 1, the last one first; 0: none
+    rows: Out[Address]  # int32 [n_tok, (n_gram - 1) * n_each]
     factors: Address  # uint64 [n_gram]
     sizes: Address  # int64 [(n_gram - 1) * n_each]
     first: Address  # int64 like sizes
@@ -236,9 +238,9 @@ class Wkv:
     a: Address  # f32, likewise
     b: Address  # f32, likewise
     u: Address  # f32 [n_head, head]
-    state: Address  # f32 [n_head, head, head]
-    y: Address  # f32 [n_tok, n_head, head]
-    bonus: Address  # f32, likewise
+    state: InOut[Address]  # f32 [n_head, head, head]
+    y: Out[Address]  # f32 [n_tok, n_head, head]
+    bonus: Out[Address]  # f32, likewise
     n_head: int
 
 

@@ -1,13 +1,13 @@
 """The thread team's entries and what measures the roofline."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, Out, op
 
 
 class ReadRate:
     """Read x once: the bandwidth that bounds every other op; profiles compare with it."""
 
     x: Address  # f32 [n]
-    y: Address  # f32 [n_thread]: sums of the threads' shares; a rest below 128 may be left out
+    y: Out[Address]  # f32 [n_thread]: sums of the threads' shares; a rest below 128 may be left out
     n: int
 
 
@@ -17,7 +17,7 @@ READ_RATE = op("runtime.roofline", ReadRate)
 class FmaRate:
     """n products and n sums a thread, in registers; rounded down to whole rounds."""
 
-    y: Address  # f32 [n_thread]: drawn towards 1
+    y: Out[Address]  # f32 [n_thread]: drawn towards 1
     n: int
 
 

@@ -1,6 +1,6 @@
 """The largest logits and their log-sum, without the rest of the vocabulary."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, Out, op
 
 
 class LogitParts:
@@ -11,9 +11,11 @@ class LogitParts:
     """
 
     logits: Address  # f32 [n_vocab]
-    ids: Address  # int32 [n_part, n_best], in an order of the backend's own; -1: a part has fewer
-    values: Address  # f32 [n_part, n_best]; -inf where ids is -1
-    sums: Address  # f32 [n_part, 2]: the largest logit x, at least -3e38; sum of exp(logit - x)
+    # int32 [n_part, n_best], in an order of the backend's own; -1: a part has fewer
+    ids: Out[Address]
+    values: Out[Address]  # f32 [n_part, n_best]; -inf where ids is -1
+    # f32 [n_part, 2]: the largest logit x, at least -3e38; sum of exp(logit - x)
+    sums: Out[Address]
     n_vocab: int
     n_best: int
     n_part: int
@@ -28,9 +30,9 @@ class LogitBest:
     ids: Address  # as LOGIT_PARTS left them
     values: Address
     sums: Address
-    best_ids: Address  # int32 [n_best]
-    best_values: Address  # f32 [n_best]
-    total: Address  # f32 [2]: largest logit and sum, as in sums
+    best_ids: Out[Address]  # int32 [n_best]
+    best_values: Out[Address]  # f32 [n_best]
+    total: Out[Address]  # f32 [2]: largest logit and sum, as in sums
     n_best: int
     n_part: int
 

@@ -1,6 +1,6 @@
 """Several residual streams (Zhu et al. 2024, arXiv 2409.19606), and a mix of earlier residuals."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, Out, op
 
 MAX_STREAM = 16
 
@@ -18,9 +18,9 @@ class StreamWeights:
     mixes: Address  # f32 [n_tok, n_mix]
     scale: Address  # f32 [1], [2] or [3]
     base: Address  # f32 [n_mix]
-    pre: Address  # f32 [n_tok, n]
-    post: Address  # f32 [n_tok, n], or 0
-    comb: Address  # f32 [n_tok, n, n], or 0
+    pre: Out[Address]  # f32 [n_tok, n]
+    post: Out[Address]  # f32 [n_tok, n], or 0
+    comb: Out[Address]  # f32 [n_tok, n, n], or 0
     n_mix: int
     n: int  # streams, at most MAX_STREAM
     n_turn: int
@@ -40,7 +40,7 @@ class StreamMix:
     b: Address  # f32 [n_tok, n]
     post: Address  # f32 [n_tok, n_stream]
     comb: Address  # f32 [n_tok, n_stream, n_stream], or 0: the identity
-    y: Address  # f32 like x; may be x where comb is 0
+    y: Out[Address]  # f32 like x; may be x where comb is 0
     n: int
     n_stream: int
 
@@ -54,7 +54,7 @@ class ResidualMix:
     step: Address
     x: Address  # f32, n_row rows of n one after another a token, tokens `stride` elements apart
     w: Address  # f32 [n]
-    y: Address  # f32 [n_tok, n]
+    y: Out[Address]  # f32 [n_tok, n]
     n: int
     n_row: int
     stride: int
@@ -73,7 +73,7 @@ class StreamGate:
     step: Address
     key: Address  # f32 [n_tok, n_stream, n]
     query: Address  # f32 like key
-    y: Address  # f32 [n_tok, n_stream]
+    y: Out[Address]  # f32 [n_tok, n_stream]
     n: int
     n_stream: int
     scale: float

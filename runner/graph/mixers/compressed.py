@@ -87,8 +87,8 @@ def compressed_attention(g: Graph, il: int, h: Source) -> Product:
         index = _index(g, il, index_q[0], others[2:], angles)
 
     queries, keys = (Heads(x.reshape(n_tok, -1, wide), angles=angles) for x in (q, k))
-    append(g, il, queries, keys, k, index)
-    return _output(g, il, _attended(g, il, queries.x, angles))
+    finished = append(g, il, queries, keys, k, index)
+    return _output(g, il, _attended(g, il, finished.x, angles))
 
 
 def _index(g: Graph, il: int, q: np.ndarray, rows: list[np.ndarray], angles: Angles) -> Index:
@@ -108,7 +108,7 @@ def _attended(g: Graph, il: int, q: np.ndarray, angles: Angles) -> np.ndarray:
     out, lse = g.ws.rows("att", *q.shape[1:]), g.ws.rows("lse", q.shape[1])
     g.hooks.attend(g, il, q, out, lse)
     back = mapped(g, angles.sin, g.ws.rows("sin.back", angles.sin.shape[1]), outer=-1.0)
-    record_norm_rope(g, Heads(out, angles=Angles(angles.cos, back)))
+    out = record_norm_rope(g, Heads(out, angles=Angles(angles.cos, back)))
     g.rec.program.transfer(g.rec.step, out, lse)
     g.hooks.attended(g, il)
     g.rec.program.add(
@@ -152,5 +152,4 @@ def _entries(
     y = g.ws.rows(name, n)
     turned_ends(g, whole(rows), Part(y, 0, n))
     back = turned_by(g.frequencies(g.model.rope_of(il)), len(y), 1 - ratio)
-    record_norm_rope(g, Heads(y.reshape(len(y), 1, n), angles=back))
-    return y
+    return record_norm_rope(g, Heads(y.reshape(len(y), 1, n), angles=back)).reshape(len(y), n)

@@ -10,6 +10,7 @@ from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.recurrent import (
     Part,
     Scan,
+    convolved,
     gated,
     gated_norm,
     linear_scan,
@@ -44,12 +45,7 @@ def mamba(g: Graph, il: int, h: Source) -> Product:
     """Mamba of the rows h."""
     w, s = g.weights(il), g.hp.ssm
     (xz,) = linears(g, h, w.ssm_in)
-    conv = g.ws.rows("conv", s.n_inner)
-
-    def convolve(state: State) -> None:
-        short_conv(g, state, Part(xz, 0, s.n_inner), w.ssm_conv1d)
-
-    recurrence(g, il, [xz], conv, convolve)
+    conv = convolved(g, il, Part(xz, 0, s.n_inner), w.ssm_conv1d)
     (mixed,) = linears(g, conv, w.ssm_x)
     first = 0
     for weights, n in (

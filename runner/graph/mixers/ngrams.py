@@ -11,7 +11,7 @@ import numpy as np
 from tamis.graph.context import Graph, State
 from tamis.graph.linear import linears
 from tamis.graph.norm import mapped
-from tamis.graph.recurrent import Part, gated, recurrence, short_conv, whole
+from tamis.graph.recurrent import Part, convolved, gated, recurrence, whole
 from tamis.graph.streams import normed_streams, streams
 from tamis.jit_kernels.contract import ops
 from tamis.model.hparams import HParams
@@ -53,13 +53,8 @@ def add_ngrams(g: Graph, il: int) -> None:
     values = Part(value, 0, n, n_stream, 0)  # each stream has the same
     own = gated(g, "ngram_values", Part(scores, 0, 1, n_stream, 1), "none", values)
     rows = normed_streams(g, own, w.ple_norm_conv, "ngram_normed")
-    out = g.ws.rows("ngram_conv", n_stream * n)
     taps = _spread(w.ple_conv1d, g.hp.ngrams.n_gram)
-
-    def record(state: State) -> None:
-        short_conv(g, state, whole(rows), taps, name="ngram_conv")
-
-    recurrence(g, il, [rows], out, record)
+    out = convolved(g, il, whole(rows), taps, name="ngram_conv")
     flat = x.reshape(len(x), -1)
     mapped(g, own, flat, add=True)
     mapped(g, out, flat, add=True)

@@ -1,14 +1,14 @@
 """Ops of `delta`: Willette et al. 2025, arXiv 2505.11254, see select/delta.py."""
 
-from tamis.jit_kernels.contract.op import Address, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 
 class DeltaRows:
     """Which rows of a chunk are also attended densely, as step records of their own."""
 
     step: Address
-    apart: Address  # int64 [STEP_SIZE]: rows gamma apart, counted from the prompt's first row
-    last: Address  # int64 [STEP_SIZE]: the prompt's last gamma, which the former leave out
+    apart: Out[Address]  # int64 [STEP_SIZE]: rows gamma apart, counted from the prompt's first row
+    last: Out[Address]  # int64 [STEP_SIZE]: the prompt's last gamma, which the former leave out
     gamma: int
 
 
@@ -26,9 +26,9 @@ class DeltaAdd:
     last: Address
     apart_out: Address  # f32 [rows, n_head, head_dim]: dense rows of apart
     last_out: Address  # f32 [rows, n_head, head_dim]: dense rows of last
-    delta: Address  # f32 [n_head, head_dim]: the last difference, for the next chunk
-    delta_pos: Address  # int64 [n_head]: the position of its row
-    out: Address  # f32 [n_tok, n_head, head_dim]
+    delta: InOut[Address]  # f32 [n_head, head_dim]: the last difference, for the next chunk
+    delta_pos: InOut[Address]  # int64 [n_head]: the position of its row
+    out: InOut[Address]  # f32 [n_tok, n_head, head_dim]
     n_head: int
     gamma: int
     recompute: int  # 1 leaves the rows between as they are (Eq. 5)

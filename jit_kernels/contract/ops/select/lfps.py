@@ -6,7 +6,7 @@ tables are over. Entries of both tables are divided by a common scale, so that d
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_SELECTION, Address, Ranges, Reads, op
+from tamis.jit_kernels.contract.op import READS_SELECTION, Address, InOut, Out, Ranges, Reads, op
 
 LFPS_NEAR = 6  # keys of w_local (Eq. 5)
 
@@ -48,8 +48,8 @@ class LfpsKeep:
 
     step: Address
     q: Address  # f32 [n_tok, n_head, head_dim]
-    past: Address  # f32 [n_past, n_head, head_dim]
-    past_pos: Address  # int64 [n_past]: their positions
+    past: Out[Address]  # f32 [n_past, n_head, head_dim]
+    past_pos: Out[Address]  # int64 [n_past]: their positions
     n_head: int
     n_past: int
 
@@ -184,7 +184,7 @@ class LfpsBypass:
     meta: Address
     means: Address
     lse: Address  # f32 [n_head]: of what was attended, see ATTEND
-    out: Address  # f32 [n_head, head_dim]
+    out: InOut[Address]  # f32 [n_head, head_dim]
     n_head_kv: int
     bypass: int  # 2: replaced by the mean value
     scale: float

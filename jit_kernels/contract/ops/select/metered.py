@@ -6,7 +6,7 @@ no block of a row of the method's Selection. All ops are of decode steps: one qu
 
 from typing import NamedTuple
 
-from tamis.jit_kernels.contract.op import READS_SELECTION, Address, op
+from tamis.jit_kernels.contract.op import READS_SELECTION, Address, InOut, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
 
 MOST_UNITS = 1024  # of a context
@@ -149,9 +149,9 @@ class MeterTake:
     wider_lse: Address  # f32 [n_head]
     dense: Address
     dense_lse: Address
-    out: Address
-    lse: Address
-    report: Address
+    out: InOut[Address]
+    lse: InOut[Address]
+    report: InOut[Address]
     n_row: int
     n_head: int
     n_head_kv: int

@@ -74,9 +74,8 @@ class TacticMean:
     norms: Address
     moving: Address
     labels: Address
-    starts: (
-        Address  # int32 [n_head_kv, n_slot + 1]: cluster i holds order[starts[i]: starts[i + 1]]
-    )
+    # int32 [n_head_kv, n_slot + 1]: cluster i holds order[starts[i]: starts[i + 1]]
+    starts: Address
     order: Address  # int32 [n_head_kv, capacity]: positions by cluster, ascending in each
     cursor: Address  # int32 as norms, scratch
     n_head_kv: int
@@ -119,9 +118,8 @@ class TacticRank:
     scores: Address
     starts: Address
     order: Address
-    rank: (
-        Address  # int32 [n_head, n_slot]: clusters by falling score, equal within 1/65535 of range
-    )
+    # int32 [n_head, n_slot]: clusters by falling score, equal within 1/65535 of range
+    rank: Address
     work: Address  # f32 [n_head, tactic_work(capacity, n_slot)], scratch that TACTIC_BUDGET reads
     sets: Address  # int32 [n_head, set_capacity]
     counts: Address  # int32 [n_head]
