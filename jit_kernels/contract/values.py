@@ -94,6 +94,12 @@ def taken(array: np.ndarray) -> np.ndarray:
     return array.taken() if isinstance(array, Value) else array
 
 
+def note_written(array: np.ndarray, writer: str) -> None:
+    """Note that the array is written, where it is a Value and no recorded op says so."""
+    if isinstance(array, Value):
+        array.written(writer)
+
+
 LAYER = "record_layer"  # the function that records a layer: above it are engines and sessions
 _VOCABULARY, _RECORDER = "tamis.graph", "tamis.jit_kernels.contract"
 

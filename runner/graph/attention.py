@@ -14,7 +14,7 @@ from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
-from tamis.jit_kernels.contract.values import Value, recorded_at, shown
+from tamis.jit_kernels.contract.values import note_written, recorded_at, shown
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
@@ -87,8 +87,8 @@ def append(
         g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
     for heads in (q, k):
-        if heads is not None and isinstance(heads.x, Value):
-            heads.x.written("append")  # also where the hooks record nothing
+        if heads is not None:
+            note_written(heads.x, "append")  # also where the hooks record nothing
     return Finished(layer, q.x)
 
 
@@ -124,7 +124,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     out = g.ws.rows("att", *heads.shape[1:])
     lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
     g.hooks.attend(g, layer, heads, out, lse)
-    out.written("attention")  # also where the hooks record nothing
+    note_written(out, "attention")
     g.rec.program.transfer(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
     if sinks:

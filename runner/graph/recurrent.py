@@ -11,7 +11,7 @@ import numpy as np
 
 from tamis.graph.context import Graph, State
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.values import Value
+from tamis.jit_kernels.contract.values import note_written
 from tamis.model.weights import MissingTensor, Tensor
 
 
@@ -46,8 +46,7 @@ def recurrence(
     """Out, which `record(state)` makes from `rows` and a layer's states; each f32 [n_tok, ...]."""
     g.rec.program.transfer(g.rec.step, *rows)
     g.hooks.recur(g, il, record)
-    if isinstance(out, Value):
-        out.written("recurrence")  # also where the hooks record nothing
+    note_written(out, "recurrence")  # also where the hooks record nothing
     g.rec.program.transfer(g.rec.step, out)
     return out
 

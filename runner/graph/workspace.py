@@ -50,13 +50,13 @@ class Buffers:
         self.scratch = zeros(0, np.uint8)  # per thread
         self.partial = zeros(0, np.float32)  # [n_head, n_split, head_dim + 2], of a query's keys
 
-    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> Value:
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
         """The buffer of this name as [n_tok, *shape], with the contents that it has now."""
         n = self._n_tok * prod(shape) * np.dtype(dtype).itemsize
         rows = self._rows[name][:n].view(dtype).reshape(self._n_tok, *shape)
         return Value.of(rows, self._buffer(name))
 
-    def current_x(self) -> Value:
+    def current_x(self) -> np.ndarray:
         """The residual stream with the contents that it has now, f32 [n_tok, n_embd]."""
         return Value.of(self.x, self._buffer("x"))
 
@@ -109,7 +109,7 @@ class Measured(Buffers):
         kv_layers = tuple(sorted(self.kv_layers))
         return Needs(dict(self._asked), dict(self.states), self._n_in, self._experts, kv_layers)
 
-    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> Value:
+    def rows(self, name: str, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
         """An array of this shape, which is noted."""
         row = zeros((1, *shape), dtype)
         self._asked[name] = max(self._asked.get(name, 0), row.nbytes)

@@ -188,9 +188,8 @@ def test_a_helpers_line_follows_its_layers(load):
         add(g, linear(g, attention(g, il, _queries(g, il, h, w)), w.attn_output))
         _late(g, h, w)  # layer
 
-    with pytest.raises(
-        StaleValueError, match=rf"^{_line(layer, 'layer')} > {_line(_late, 'read')}:"
-    ):
+    lines = rf"^{_line(layer, 'layer')} > {_line(_late, 'read')}:"
+    with pytest.raises(StaleValueError, match=lines):
         load(layer)
 
 
