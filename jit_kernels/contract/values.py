@@ -94,6 +94,12 @@ def taken(array: np.ndarray) -> np.ndarray:
     return array.taken() if isinstance(array, Value) else array
 
 
+def note_read(array: np.ndarray, reader: str) -> None:
+    """Note that the array is read, where no recorded op says so. Raises StaleValueError."""
+    if isinstance(array, Value):
+        array.read(reader)
+
+
 def note_written(array: np.ndarray, writer: str) -> None:
     """Note that the array is written, where it is a Value and no recorded op says so."""
     if isinstance(array, Value):

@@ -14,7 +14,7 @@ from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
-from tamis.jit_kernels.contract.values import note_written, recorded_at, shown
+from tamis.jit_kernels.contract.values import note_read, note_written, recorded_at, shown
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
@@ -77,6 +77,8 @@ def append(
     rows = [heads.x for heads in (q, k, values) if heads]
     rows += [] if index is None else [index.q.x, index.k.x]
     rows += [] if index is None or index.weights is None else [index.weights]
+    for row in rows:
+        note_read(row, "append")
     g.rec.program.transfer(g.rec.step, *rows)
     if g.hp.padded:
         places = Places.of(g.hp, layer)
@@ -121,6 +123,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     """
     hp, own = g.hp, g.hp.of(layer)
     heads = _finished(layer, q)
+    note_read(heads, "attention")
     out = g.ws.rows("att", *heads.shape[1:])
     lse = g.ws.rows("lse", heads.shape[1]) if sinks else None
     g.hooks.attend(g, layer, heads, out, lse)
