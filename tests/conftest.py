@@ -5,17 +5,18 @@ import fcntl
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tamis.fetch import registry as models
 from tamis.fetch.base import Unreachable
+from tamis.jit_kernels.compile import store
 from tamis.jit_kernels.compile.library import shared
 from tamis.jit_kernels.compile.workers import CompileError
 from tamis.jit_kernels.contract.program import KernelSpec
+from tamis.platform.private_files import private_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["TAMIS_CONFIG"] = ""  # tests run without the user's settings
@@ -118,6 +119,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in first)
 
 
+@contextlib.contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Wait for other processes: the second one finds what the first has compiled.
+
+    The name is in a folder of this user's own, where nobody else can make it a link.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    turn = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(turn)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the kernels of all modules of op tests that will run, with one start of compilers."""
     if session.config.option.collectonly:
@@ -125,8 +141,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
     specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
-    with (Path(tempfile.gettempdir()) / f"tamis-tests-{os.getuid()}.lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # the second process finds what the first has compiled
+    with only_one(private_folder(store.user_folder().parent) / "tests.lock"):
         if missing := shared().missing(specs):
             session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
         with contextlib.suppress(CompileError):  # the tests that need the kernel will say so

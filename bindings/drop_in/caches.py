@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -116,8 +117,9 @@ class LlamaDiskCache(BaseLlamaCache):
         """The files, the one used longest ago first. Another process may remove some meanwhile."""
         found = []
         for path in self._folder.glob("*.npz"):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path, path.stat()))
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG((status := path.stat()).st_mode):
+                    found.append((path, status))
         return sorted(found, key=lambda item: item[1].st_mtime_ns)
 
     def _keys(self) -> dict[tuple[int, ...], Path]:
@@ -169,7 +171,8 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
         return None
     except Exception:  # zipfile and NumPy raise whatever a damaged file runs into
         pass
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
     return None
 
 

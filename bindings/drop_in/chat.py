@@ -222,7 +222,9 @@ def _text(content: Any) -> str:
     parts = []
     for part in content:
         if part.get("type") != "text":
-            raise ValueError(f"a message has a part of type {part.get('type')!r}, expected text")
+            raise ValueError(
+                f"a message has a part of type {part.get('type')!r:.60}, expected text"
+            )
         parts.append(part["text"])
     return "\n".join(parts)
 
@@ -238,7 +240,7 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None
         schema = response_format["json_schema"]["schema"]
     else:
         raise ValueError(
-            f"response_format is of type {kind!r}, expected text, json_object or json_schema"
+            f"response_format is of type {kind!r:.60}, expected text, json_object or json_schema"
         )
     return LlamaGrammar.from_json_schema(json.dumps(schema))
 

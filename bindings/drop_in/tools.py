@@ -44,13 +44,24 @@ def allowed(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, An
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return tools, choice
     given = choice.get("allowed_tools", choice)
+    if not isinstance(given, Mapping):
+        raise ValueError("tool choice has allowed_tools that is no object")
     mode, some = given.get("mode", "auto"), given.get("tools") or ()
     if mode not in ("auto", "required"):
-        raise ValueError(f"tool choice has mode {mode!r}, expected auto or required")
-    names = {tool.get("function", tool).get("name") for tool in some}
+        raise ValueError(f"tool choice has mode {mode!r:.60}, expected auto or required")
+    names = set(map(_name, some if isinstance(some, list | tuple) else [some]))
     if unknown := names - {tool["function"]["name"] for tool in tools}:
-        raise ValueError(f"tool choice {sorted(map(str, unknown))[0]!r} is not among the tools")
+        raise ValueError(f"tool choice {min(unknown)!r:.60} is not among the tools")
     return [tool for tool in tools if tool["function"]["name"] in names], mode
+
+
+def _name(tool: Any) -> str:
+    """The name of a tool that a choice refers to. Raises ValueError."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str):
+        raise ValueError(f"tool choice has {tool!r:.60}, expected a function with a name")
+    return name
 
 
 def forced(
@@ -62,13 +73,13 @@ def forced(
     """
     choice = tool_choice if tool_choice is not None else function_call
     if isinstance(choice, Mapping):
-        name = choice.get("function", choice).get("name")
+        name = _name(choice)
         for tool in tools:
             if tool["function"]["name"] == name:
                 return name, tool["function"].get("parameters") or {"type": "object"}
-        raise ValueError(f"tool choice {name!r} is not among the tools")
+        raise ValueError(f"tool choice {name!r:.60} is not among the tools")
     if choice not in (None, "none", "auto", "required"):
-        raise ValueError(f"tool choice {choice!r}, expected none, auto, required or a function")
+        raise ValueError(f"tool choice {choice!r:.60}, expected none, auto, required or a function")
     return None
 
 

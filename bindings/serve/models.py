@@ -140,6 +140,11 @@ class Models:
         return sorted(found, key=lambda one: (one.users == 0, -one.used))
 
     @property
+    def paths(self) -> list[str]:
+        """The files of all that have a process, also of those that come or go."""
+        return list(self._running)
+
+    @property
     def stopped(self) -> bool:
         """Whether no more requests are taken."""
         return self._stopping

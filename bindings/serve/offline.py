@@ -22,6 +22,7 @@ TRIES = 3  # of a request that failed for a reason that is not its own
 PAUSE = 1.0  # seconds before the next one
 _PASSING = {429, 500, 502, 503, 504}
 _FIRST = 1024  # characters of a prompt that are kept to sort by
+_HEAD = b'{"id": "batch_req_'  # begins every line that is written here
 
 
 class BatchError(ValueError):
@@ -123,8 +124,9 @@ def _prefix(body: dict[str, Any], url: str) -> bytes:
 class Answers:
     """The file of the answers, which one process writes.
 
-    What an earlier run has written is finished; a last line that was cut off is removed. Raises
-    BatchError where another process writes it, or a line of it is no answer.
+    What an earlier run has written is finished; a last line that was cut off is removed, where it
+    begins as an answer that is written here. Raises BatchError where another process writes it, or
+    a line of it is no answer: a file that was named by mistake stays as it is.
     """
 
     def __init__(self, path: Path, *, retry_failed: bool = False) -> None:
@@ -145,27 +147,28 @@ class Answers:
             raise BatchError(f"{path} is being written by another process: wait for its end")
 
     def _read(self, path: Path) -> set[str]:
-        """Note what is finished, and mend the end; the keys of what failed."""
-        whole, failed = self._file.seek(0), set()
+        """Note what is finished, and mend the end; the keys of what failed.
+
+        The file is changed last, once all of it is known to be answers.
+        """
+        whole, failed, cut = self._file.seek(0), set(), b""
         for number, line in enumerate(self._file, 1):
             try:
-                record = json.loads(line)
-                item = Item(0, record["custom_id"])
-                key = record["id"] if item.custom_id is None else item.key
-                good = _is_good(record)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                if not line.endswith(b"\n"):
-                    break  # its writer was killed
-                text = f"line {number} of {path} is no answer of a batch: name another file"
-                raise BatchError(text) from None
+                key, good = _answered(line)
+            except (ValueError, RecursionError):
+                if line.endswith(b"\n") or not _was_cut(line, first=number == 1):
+                    text = f"line {number} of {path} is no answer of a batch: name another file"
+                    raise BatchError(text) from None
+                cut = line  # its writer was killed
+                break
             whole += len(line)
             self.finished.add(key)
             if not good:
                 failed.add(key)
             if not line.endswith(b"\n"):
                 self._file.write(b"\n")
-                whole += 1
-        self._file.truncate(whole)
+        if cut:
+            self._file.truncate(whole)
         self._file.flush()
         self.n_failed = len(failed)
         return failed
@@ -219,8 +222,36 @@ def _line(record: dict[str, Any]) -> bytes:
         return json.dumps(record).encode() + b"\n"
 
 
+def _answered(line: bytes) -> tuple[str, bool]:
+    """The key of the request that a line answers, and whether by a good answer. Raises ValueError.
+
+    A line of OpenAI's own batches is one as well.
+    """
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("no object")
+    number, custom_id = record.get("id"), record.get("custom_id")
+    response, error = record.get("response"), record.get("error")
+    names = isinstance(number, str) and isinstance(custom_id, str | None)
+    if not names or not isinstance(response, dict | None) or (response is None and error is None):
+        raise ValueError("no answer")
+    key = number if custom_id is None else Item(0, custom_id).key
+    return str(key), _is_good(record)
+
+
+def _was_cut(line: bytes, *, first: bool) -> bool:
+    """Whether a line is the beginning of an answer that was being written.
+
+    The few bytes of a file's first line that any JSON begins with are nobody's for sure.
+    """
+    return line.startswith(_HEAD) or (not first and _HEAD.startswith(line))
+
+
 def _is_good(record: dict[str, Any]) -> bool:
-    return record["error"] is None and record["response"]["status_code"] == 200
+    response = record["response"]
+    return (
+        record.get("error") is None and response is not None and response.get("status_code") == 200
+    )
 
 
 async def run(

@@ -311,7 +311,7 @@ def scales(given: Sequence[Mapping[str, Any]], n: int) -> list[float]:
     for one in given:
         i, scale = (one.get("id"), one.get("scale")) if isinstance(one, Mapping) else (None, None)
         if type(i) is not int or not 0 <= i < n:
-            raise ValueError(f"lora has id {i!r}, there are {n} adapters, from 0 on")
+            raise ValueError(f"lora has id {i!r:.60}, there are {n} adapters, from 0 on")
         if isinstance(scale, bool) or not isinstance(scale, float | int):
             scale = math.nan
         if not abs(scale) <= MOST_SCALE:

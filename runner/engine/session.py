@@ -505,7 +505,11 @@ class Session(Generating):
             self._send_kv()
 
     def save(self, path: str | Path) -> None:
-        """Write tokens and the KV cache to a file: whole or not at all."""
+        """Write tokens and the KV cache to a file: whole or not at all.
+
+        An older session file of that name is replaced. Raises OSError; SessionFileError where
+        the name is that of another kind of file, which stays.
+        """
         self._check_open()
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
         session_file.write(Path(path), header, self._arrays())

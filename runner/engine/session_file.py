@@ -8,6 +8,7 @@ the header and the arrays say as well.
 import hashlib
 import json
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +36,10 @@ class SessionFileError(ValueError):
 def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
     """Write a file, whole or not at all: header, arrays, their checksums, a digest of the rest.
 
-    Raises OSError with this path, not with the name that the file has until it is whole.
+    Raises OSError with this path, not with the name that the file has until it is whole;
+    SessionFileError where another kind of file has that name: it stays.
     """
+    _check_replaced(path)
     try:
         with write_whole(path) as file:
             text = json.dumps(header).encode()
@@ -51,6 +54,25 @@ def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> N
             file.write(hashlib.sha256(head + table).digest())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _check_replaced(path: Path) -> None:
+    """Raise SessionFileError for a file that is no session's; one without bytes may be replaced."""
+    try:
+        # Nothing waits for the other end of a pipe.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            return  # which no file takes the place of
+        if not stat.S_ISREG(mode) or os.pread(handle, len(MAGIC), 0) not in (b"", MAGIC):
+            raise SessionFileError(
+                f"{path} is there and is no session file: it stays, name another file"
+            )
+    finally:
+        os.close(handle)
 
 
 class SessionFile:

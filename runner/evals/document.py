@@ -1,11 +1,12 @@
 """A document of headings, paragraphs, tables and plots, as Markdown and as one HTML page."""
 
-import os
 import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
+
+from tamis.platform.private_files import write_whole
 
 
 class Table(NamedTuple):
@@ -102,6 +103,5 @@ def _inline(text: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with write_whole(path, shared=True) as file:
+        file.write(text.encode())

@@ -1,7 +1,7 @@
 """Results on disk: one JSON object a line, each safe once it is written.
 
 A process that is killed loses the sample it was at and no other; what it had half written is found
-and cut off by the next one. Two processes cannot write to one folder.
+and cut off by the next one, where it begins as a result. Two processes cannot write to one folder.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import Any
 from tamis.platform.locks import try_lock
 
 FILE = "results.jsonl"
+_HEAD = b'{"key": "'  # begins every line that is written here
 
 
 class StoreError(RuntimeError):
@@ -34,7 +35,8 @@ class Store:
             raise StoreError(f"another process is writing {self.path}: wait for it")
         try:
             self.rows, size = _read(self.path)
-            os.ftruncate(self._file, size)
+            if size < os.fstat(self._file).st_size:
+                os.ftruncate(self._file, size)
             _sync_folder(folder)
         except BaseException:
             os.close(self._file)
@@ -96,14 +98,28 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
         try:
             row = json.loads(line)
             key = row["key"]
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(key, str):
+                raise TypeError("a key is a text")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(
                 f"{path}: line {number} is no result: take it out to go on without it"
             ) from error
         if key in rows:
             raise StoreError(f"{path}: line {number} has a result that was there before: {key}")
         rows[key] = row
+    _check_cut(path, data[size:], first=not size)
     return list(rows.values()), size
+
+
+def _check_cut(path: Path, line: bytes, *, first: bool) -> None:
+    """Raise StoreError for a last line without an end that is no result half written.
+
+    The few bytes of a file's first line that any JSON begins with are nobody's for sure; zeros are
+    what a power cut leaves.
+    """
+    begun = line.startswith(_HEAD)
+    if line and not begun and (first or not (_HEAD.startswith(line) or not line.strip(b"\0"))):
+        raise StoreError(f"{path}: its last line is no result: name another folder")
 
 
 def _sync_folder(folder: Path) -> None:

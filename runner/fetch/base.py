@@ -62,7 +62,7 @@ def models_folder() -> Path:
     """
     env = environment()
     if own := env.get("TAMIS_MODELS"):
-        return Path(own).expanduser().absolute()
+        return Path(os.path.expanduser(own)).absolute()
     cache = env.get("XDG_CACHE_HOME", "")
     root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return root / "tamis" / "models"

@@ -4,6 +4,8 @@ A model is named by a path, by a short name of KNOWN, or as hf:owner/repo:QUANT.
 are kept under <folder>/owner/repo/, all others directly in the folder; unfinished ones in .partial.
 """
 
+import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ __all__ = [
     "model_files",
     "models_folder",
     "pull",
+    "remove",
     "resolve",
 ]
 
@@ -209,9 +212,8 @@ def resolve(model: str | None) -> Path:
     there is.
     """
     folder = models_folder()
-    there = installed()
     if model is None:
-        if len(there) == 1:
+        if len(there := installed()) == 1:
             return there[0].path
         model = DEFAULT
     if model in KNOWN:
@@ -225,34 +227,45 @@ def resolve(model: str | None) -> Path:
             return path_or_none
         remedy = f"run tamis pull {model}"
     else:
-        for path in (Path(model).expanduser(), folder / model):
-            if path.is_file():
-                return path
+        for path in (os.path.expanduser(model), folder / model):
+            if os.path.isfile(path):
+                return Path(path)
         remedy = f"give the path of a .gguf file, {', '.join(KNOWN)} or hf:owner/repo:QUANT"
-    names = ", ".join(m.name for m in there) or "none"
+    names = ", ".join(m.name for m in installed()) or "none"
     raise ModelError(f"no model {model!r} here: {remedy}; models in {folder}: {names}")
 
 
 def installed() -> list[Installed]:
-    """The models in `models_folder()`, by name; a split file is one model."""
+    """The models in `models_folder()`, by name; a split file is one model.
+
+    What is no file, such as a link to a drive that is not there, is passed over.
+    """
     folder = models_folder()
     short = {model.file: name for name, model in KNOWN.items()}
     found = []
-    for files in hub.groups(_names_under(folder)).values():
-        path = folder / files[0]
-        name = short.get(files[0], files[0])
-        if files[0].count("/") >= 2:
-            name = f"hf:{files[0]}"
-        n_bytes = sum((folder / file).stat().st_size for file in files)
-        found.append(Installed(name, path, n_bytes))
+    for first, files in hub.groups(_names_under(folder)).items():
+        with contextlib.suppress(OSError):  # one that is being removed
+            n_bytes = sum((folder / file).stat().st_size for file in files)
+            name = f"hf:{first}" if first.count("/") >= 2 else short.get(first, first)
+            if first == files[0]:
+                found.append(Installed(name, folder / first, n_bytes))
     return sorted(found, key=lambda m: m.name)
 
 
+def remove(model: Installed) -> None:
+    """Remove all files of a model in `models_folder()`: the parts of a split one, first the first.
+
+    Without that the others are no model any more, wherever this ends. Raises OSError.
+    """
+    for path in model_files(model):
+        path.unlink(missing_ok=True)
+
+
 def model_files(model: Installed) -> list[Path]:
-    """All files of a model in `models_folder()`: the parts of a split one."""
+    """All files of a model in `models_folder()`: of a split one the parts, in order."""
     folder = models_folder()
     groups = hub.groups(_names_under(folder))
-    return [folder / name for name in groups[model.path.relative_to(folder).as_posix()]]
+    return [folder / name for name in groups.get(model.path.relative_to(folder).as_posix(), ())]
 
 
 def _is_there(path: Path, model: KnownModel) -> bool:
@@ -332,5 +345,12 @@ def _pulled(spec: hub.HubSpec, folder: Path) -> Path | None:
 
 
 def _names_under(folder: Path) -> list[str]:
-    paths = (path.relative_to(folder) for path in folder.rglob("*.gguf"))
-    return [p.as_posix() for p in paths if not any(part.startswith(".") for part in p.parts)]
+    """The model files below a folder; what cannot be read is passed over, as is what is hidden."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = os.path.join(parent, name)
+            if name.endswith(".gguf") and not name.startswith(".") and os.path.isfile(path):
+                found.append(Path(path).relative_to(folder).as_posix())
+    return found

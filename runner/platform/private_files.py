@@ -66,8 +66,10 @@ def open_private(path: Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def write_whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write a file, mode 0600, that has its name only once all of it is on the disk.
+def write_whole(path: Path, *, durable: bool = True, shared: bool = False) -> Iterator[BinaryIO]:
+    """Write a file that has its name only once all of it is on the disk.
+
+    Its mode is 0600, or with `shared` that of other new files.
 
     Until then it has a name of its own in the folder; what killed processes left there under such
     names is removed first. An error leaves the folder as it was, and an older file in place.
@@ -79,6 +81,8 @@ def write_whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     handle, name = _unfinished(folder, path.name)
     try:
         with os.fdopen(handle, "wb") as file:
+            if shared:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
             yield file
             file.flush()
             if durable:
@@ -162,6 +166,12 @@ def _unfinished(folder: Path, name: str) -> tuple[int, str]:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _umask() -> int:
+    """What new files lack of their mode."""
+    os.umask(found := os.umask(0o077))
+    return found
 
 
 def _remove_if_dead(path: str) -> None:

@@ -6,6 +6,7 @@ all; the least recently used go when the folder is over its size.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -74,7 +75,7 @@ def _parts(path: Path) -> list[Path]:
     if match is None:
         return [path]
     stem = path.name[: match.start()]
-    return sorted(path.parent.glob(f"{stem}-?????-of-{match[1]}.gguf"))
+    return sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-{match[1]}.gguf"))
 
 
 class Cache:
@@ -165,7 +166,7 @@ class Cache:
     def _evict(self, keep: Path) -> None:
         found = []
         for path in self._files():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size, path))
         total, n_gone = sum(size for _, size, _ in found), 0
@@ -173,8 +174,9 @@ class Cache:
             if total <= self.max_bytes:
                 break
             if path != keep:
-                path.unlink(missing_ok=True)
-                total, n_gone = total - size, n_gone + 1
+                with contextlib.suppress(OSError):  # as of a folder with such a name
+                    path.unlink(missing_ok=True)
+                    total, n_gone = total - size, n_gone + 1
         if n_gone:
             self._say(
                 f"the cache is over {self.max_bytes / 1e9:.2f} GB: removed what was not used for "

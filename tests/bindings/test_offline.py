@@ -125,12 +125,37 @@ def test_two_runs_do_not_write_one_file(tmp_path):
         Answers(tmp_path / "out")
 
 
-def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
+OWN = b'{"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200}, "error": null}\n'
+TEXT_FILE = b"chapter one\nthe end, without a line break"
+
+
+@pytest.mark.parametrize("retry_failed", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"mine": 1}\n',
+        b'{"mine": 1}',
+        b"{",
+        b"a text without a line break",
+        TEXT_FILE,
+        bytes(range(256)),
+        OWN + TEXT_FILE,
+        OWN + b'{"mine": 1',
+        OWN + b"\0\0",
+        b'{"id": "batch_req_1"}\n',
+        b'{"id": ["batch_req_1"], "custom_id": null, "response": null, "error": {}}\n',
+        b'{"id": "batch_req_1", "custom_id": ["a"], "response": null, "error": {}}\n',
+        b'{"id": "batch_req_1", "custom_id": "a", "response": [1], "error": null}\n',
+        b'{"id": {}, "custom_id": null, "response": null, "error": {}}',
+        b"[" * 99_999 + b"\n",
+    ],
+)
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path, data, retry_failed):
     into = tmp_path / "out"
-    into.write_text('{"mine": 1}\n')
-    with pytest.raises(BatchError, match=r"line 1 of .* is no answer"):
-        Answers(into)
-    assert into.read_text() == '{"mine": 1}\n'
+    into.write_bytes(data)
+    with pytest.raises(BatchError, match=r"line [12] of .* is no answer"):
+        Answers(into, retry_failed=retry_failed)
+    assert into.read_bytes() == data
 
 
 def test_a_prefix_is_read_once(tmp_path):

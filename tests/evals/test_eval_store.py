@@ -40,7 +40,17 @@ def test_a_torn_last_line_is_cut_off(tmp_path, torn):
     assert (tmp_path / FILE).read_bytes() == whole + b'{"key": "c"}\n'
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b'{"score": 1}', b'"key"'])
+@pytest.mark.parametrize(
+    "data", [b"{", b"a text", b'{"a": 1}', b"one line\nand half", b'{"key": "a"}\nhalf']
+)
+def test_a_file_of_something_else_stays_as_it_is(tmp_path, data):
+    (tmp_path / FILE).write_bytes(data)
+    with pytest.raises(StoreError, match="no result"):
+        Store(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == data
+
+
+@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b'{"score": 1}', b'"key"', b'{"key": [1]}'])
 def test_a_damaged_line_inside_is_an_error_and_stays(tmp_path, line):
     data = b'{"key": "a"}\n' + line + b'\n{"key": "b"}\n'
     (tmp_path / FILE).write_bytes(data)

@@ -11,10 +11,13 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hub_stand_in import HubStandIn
+from tiny_models import TinySpec, write_tiny_model
 
+from tamis.cli import main
 from tamis.fetch import base, hub, packages
 from tamis.fetch import registry as models
 from tamis.fetch.base import ModelError, Part, Unreachable
@@ -341,6 +344,69 @@ def test_a_split_file_is_one_model_and_unfinished_ones_are_none(folder: Path) ->
         (folder / f"m-0000{i}-of-00002.gguf").write_bytes(b"12345")
     first = folder / "m-00001-of-00002.gguf"
     assert models.installed() == [models.Installed(first.name, first, 10)]
+
+
+def test_one_bad_entry_of_the_folder_stops_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a link to a drive that is not there, a folder with such a name, a pipe."""
+    folder.mkdir(exist_ok=True)
+    (folder / "gone.gguf").symlink_to(tmp_path / "unplugged" / "gone.gguf")
+    (folder / "loop.gguf").symlink_to(folder / "loop.gguf")
+    (folder / "folder.gguf").mkdir()
+    (folder / "linked.gguf").symlink_to(folder / "folder.gguf")
+    os.mkfifo(folder / "pipe.gguf")
+    (folder / "cut-00001-of-00002.gguf").symlink_to(tmp_path / "unplugged" / "x")
+    (folder / "cut-00002-of-00002.gguf").write_bytes(b"12")
+    (folder / "odd\udcff\n.gguf").write_bytes(b"1")
+    (folder / "whole.gguf").write_bytes(b"1234")
+    elsewhere = write_tiny_model(tmp_path / "elsewhere.gguf", TinySpec())
+
+    names = [model.name for model in models.installed()]
+    assert names == ["odd\udcff\n.gguf", "whole.gguf"]
+    assert models.resolve(str(elsewhere)) == elsewhere
+    assert models.resolve("whole.gguf") == folder / "whole.gguf"
+    for name in ("folder.gguf", "gone.gguf", "loop.gguf", "~nobody/x", "x" * 5000, "a\0b"):
+        with pytest.raises(ModelError, match="no model"):
+            models.resolve(name)
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert "whole.gguf" in listed
+    assert "gone" not in listed
+    assert len(listed.splitlines()) == 4
+    assert main(["list", "--json"]) == 0
+    assert main(["tokenize", "-m", str(elsewhere), "the hand"]) == 0
+    assert main(["cache"]) == 0
+    assert main(["rm", "-y", "folder.gguf"]) == 2
+    assert main(["rm", "-y", "whole.gguf"]) == 0
+    assert not (folder / "whole.gguf").exists()
+    assert (folder / "folder.gguf").is_dir()
+
+
+def test_a_folder_that_cannot_be_read_has_no_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.gguf").write_bytes(b"1")
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("sub"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [model.name for model in models.installed()] == ["a.gguf"]
+
+
+def test_all_parts_of_a_split_model_are_removed(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for i in (1, 2, 3):
+        (folder / f"m-0000{i}-of-00003.gguf").write_bytes(b"1")
+    (folder / "m-00001-of-00002.gguf").write_bytes(b"another's")
+    model = next(m for m in models.installed() if m.name == "m-00001-of-00003.gguf")
+    models.remove(model)
+    assert [path.name for path in folder.iterdir()] == ["m-00001-of-00002.gguf"]
 
 
 @pytest.mark.parametrize(

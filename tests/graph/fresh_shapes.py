@@ -523,10 +523,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seed", type=int, default=101)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/fresh_shapes"))
+    parser.add_argument("--folder", type=Path, help="with --again: of the specs that were drawn")
     parser.add_argument("--how", default="whole,chunks,steps,saved,batch")
     parser.add_argument("--again", action="store_true", help="read the specs of the folder")
     args = parser.parse_args()
+    # A name that nobody can foresee, and make a link.
+    args.folder = args.folder or Path(tempfile.mkdtemp(prefix="fresh-shapes-"))
+    print(args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.names or sorted(kit_models.specs()):
         if not args.again and not draw(name, args.seed, args.folder):

@@ -70,7 +70,7 @@ def _choice(choice: dict[str, Any]) -> Any:
     kind, name = choice.get("type"), choice.get("name")
     if kind == "tool" and isinstance(name, str):
         return {"type": "function", "function": {"name": name}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise invalid("tool_choice is of no known type, expected auto, any, tool or none")
     return _CHOICES[kind]
 

@@ -1,7 +1,6 @@
 """A file's text, for pages and programs that ask about a document: tamis' own path /extract."""
 
 import base64
-import binascii
 from typing import Any
 
 from tamis.bindings.serve.body import Body
@@ -23,7 +22,7 @@ def read(_reader: Reader, body: Body) -> dict[str, Any]:
         raise invalid("data is missing, expected a file's bytes in base64", "data")
     try:
         content = base64.b64decode(data, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one
         raise invalid(f"data is no base64: {error}", "data") from None
     try:
         document = read_document(name[-_NAME_LENGTH:], content)

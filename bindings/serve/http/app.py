@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import (
@@ -61,6 +62,7 @@ from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import Config, identity
 from tamis.engine.adapters import scales
+from tamis.fetch.hub import groups
 from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.version import __version__
 
@@ -220,8 +222,8 @@ class Server:
         return self._model.loaded.predicts
 
     def serves(self, path: str) -> bool:
-        """Whether a model's file is in use."""
-        return path == self.model_file
+        """Whether a model's file is in use, by whatever path it is named; asks the disk."""
+        return same_model(path, self.model_file)
 
     def stop(self) -> None:
         """Fail what runs and waits, so that connections end; may be called more than once."""
@@ -591,6 +593,12 @@ def listing(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first, last = (entries[i]["id"] if entries else None for i in (0, -1))
     pages = {"has_more": False, "first_id": first, "last_id": last}
     return {"object": "list", "data": list(entries)} | pages
+
+
+def same_model(path: str, other: str) -> bool:
+    """Whether two files are one, or parts of one model; asks the disk."""
+    path, other = os.path.realpath(path), os.path.realpath(other)
+    return path == other or len(groups([path, other])) == 1
 
 
 def facts_of(path: Path) -> ModelFile:

@@ -21,7 +21,8 @@ OPEN = {
 }  # that need no key: a page and states without data of anyone
 LOCAL = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
-READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing and start nothing
+_SPACE = " \t\r"
+READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing, where a path starts nothing
 Log = Callable[[str], None]
 
 
@@ -37,10 +38,14 @@ class Access:
     key: str = ""
     origins: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.key and not self.keys:
+            raise ValueError('the key is blank, expected one, or "" to let everyone in')
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys, each of a client of its own."""
-        return tuple(line.strip() for line in self.key.splitlines() if line.strip())
+        return keys_of(self.key)
 
     def grants(self, origin: str) -> bool:
         """Whether pages of an Origin may read replies."""
@@ -49,11 +54,26 @@ class Access:
         return "localhost" in self.origins and _host_of(origin) in LOCAL
 
 
+def keys_of(text: str) -> tuple[str, ...]:
+    """The keys of a text, a line each, without the spaces around them, which no header has."""
+    return tuple(line.strip(_SPACE) for line in text.split("\n") if line.strip())
+
+
 class Guard:
     """ASGI middleware. Refuses unknown Host headers (DNS rebinding), other sites and wrong keys."""
 
-    def __init__(self, app: ASGIApp, access: Access, log: Log) -> None:
-        self._app, self._access, self._log = app, access, log
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        log: Log,
+        starts: Callable[[Scope], bool] = lambda scope: False,
+    ) -> None:
+        """starts: whether a request starts or changes something though its method is for reading.
+
+        A page of another site can make a browser send it, as an image for instance.
+        """
+        self._app, self._access, self._log, self._starts = app, access, log, starts
         self._keys = [key.encode() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,8 +129,9 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if not scheme and "x-api-key" in headers:  # as Anthropic's clients send it
             scheme, given = "bearer", headers["x-api-key"]
-        # Headers are read as Latin-1. Compared in the same time whatever is given.
-        data, found = given.strip().encode("latin-1"), None
+        # Headers are read as Latin-1, in which more bytes look like spaces than HTTP has: a key in
+        # UTF-8 may end with one. Compared in the same time whatever is given.
+        data, found = given.strip(_SPACE).encode("latin-1"), None
         for i, key in enumerate(self._keys):
             if hmac.compare_digest(data, key):
                 found = i
@@ -135,7 +156,8 @@ class Guard:
         if packed != "identity":
             message = f"the body is compressed ({packed[:20]}): send it as it is"
             return ApiError(415, message, code="content_encoding")
-        return None if scope["method"] in READS else self._of_a_page(scope["path"], headers)
+        reads = scope["method"] in READS and not self._starts(scope)
+        return None if reads else self._of_a_page(scope["path"], headers)
 
     def _of_a_page(self, path: str, headers: Headers) -> ApiError | None:
         """Why a request may be one that a page of another site makes a browser send.

@@ -21,6 +21,7 @@ from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.replies import as_json
 from tamis.fetch import registry
+from tamis.fetch.hub import HubSpec
 
 if TYPE_CHECKING:
     from tamis.bindings.serve.http.app import ModelFile, Server
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
 NDJSON = "application/x-ndjson"
 MOST_PULLS = 4  # at once
+LONGEST_NAME = 512  # characters of a model's name
 _pulls = threading.BoundedSemaphore(MOST_PULLS)
 
 
@@ -189,11 +191,16 @@ def _capabilities(text: "TextModel") -> list[str]:
 async def pull(server: "Bodies", request: Request) -> Response:
     """Fetch a model into the folder of models, as `tamis pull` does."""
     body = parse(await server.body(request))
-    name = body.text("model") or body.text("name") or ""
+    name = _model_name(body)
     if "/" in name.split(":")[0] and not name.startswith("hf:"):
         name = "hf:" + name.removeprefix("hf.co/").removeprefix("huggingface.co/")
     name = name.removesuffix(":latest")
-    if not name.startswith("hf:") and name not in registry.KNOWN:
+    if name.startswith("hf:"):
+        try:
+            HubSpec.parse(name)
+        except registry.ModelError as error:
+            raise invalid(str(error), "model") from None
+    elif name not in registry.KNOWN:
         raise ApiError(404, "there is no model of that name to pull", code="model_not_found")
     lines = _pulled(name)
     if body.switch("stream") is not False:
@@ -221,6 +228,8 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
             last: dict[str, Any] = {"status": "success"}
         except (registry.ModelError, OSError, ValueError) as error:
             last = {"error": str(error)}
+        except Exception as error:  # of a library: the client is told, or it would wait for ever
+            last = {"error": f"a bug of tamis: {type(error).__name__}"}
         finally:
             _pulls.release()
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -242,13 +251,31 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
 
 
 async def delete(server: "Bodies", request: Request) -> Response:
-    """Remove a model's file from the folder of models; never one that is served."""
-    body = parse(await server.body(request))
-    name = (body.text("model") or body.text("name") or "").removesuffix(":latest")
+    """Remove a model's files from the folder of models; never one that is served."""
+    name = _model_name(parse(await server.body(request))).removesuffix(":latest")
+    await asyncio.to_thread(_remove, server, name)
+    return Response(status_code=200)
+
+
+def _remove(server: "Bodies", name: str) -> None:
+    """Remove all parts of a model. Raises ApiError."""
     for model in registry.installed():
         if model.name == name:
-            if server.serves(str(model.path.absolute())):
+            if any(server.serves(str(path)) for path in registry.model_files(model)):
                 raise ApiError(409, "the model is being served: it stays", code="in_use")
-            model.path.unlink()
-            return Response(status_code=200)
+            try:
+                registry.remove(model)
+            except OSError as error:
+                why = error.strerror or "it cannot be removed"
+                raise ApiError(500, f"the model's file: {why}", code="failed") from None
+            return
     raise ApiError(404, "there is no model of that name", code="model_not_found")
+
+
+def _model_name(body: Body) -> str:
+    """The name of the model that a request is about. Raises ApiError."""
+    name = body.text("model") or body.text("name") or ""
+    if len(name) > LONGEST_NAME:
+        expected = f"expected at most {LONGEST_NAME}"
+        raise invalid(f"model has {len(name)} characters, {expected}", "model")
+    return name

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tamis.arch.load import arch_of
@@ -32,6 +33,7 @@ from tamis.bindings.serve.http.app import (
     model_entry,
     on_error,
     received,
+    same_model,
     unless_gone,
 )
 from tamis.bindings.serve.http.guard import Guard, Log
@@ -63,9 +65,10 @@ class Router:
         # In ollama's lists, and as /api/show has them: of files as they were.
         self._entries: dict[tuple[str, float], dict[str, Any]] = {}
         self._shown: dict[tuple[str, float], dict[str, Any]] = {}
+        self._routes_of_all = self._routes()
         self.app = Starlette(
-            routes=self._routes(),
-            middleware=[Middleware(Guard, access=settings.access, log=log)],
+            routes=self._routes_of_all,
+            middleware=[Middleware(Guard, access=settings.access, log=log, starts=self._starts)],
             exception_handlers={ApiError: on_error, HTTPException: on_error, Exception: on_error},
         )
 
@@ -94,6 +97,14 @@ class Router:
             *([] if self._only else several),
         ]
         return [*own, Route("/{path:path}", self.forward, methods=ways)]
+
+    def _starts(self, scope: Scope) -> bool:
+        """Whether a request is for a model, which may have to be loaded and another unloaded."""
+        if self._only is not None:
+            return False
+        *own, _ = self._routes_of_all
+        whole = any(route.matches(scope)[0] is Match.FULL for route in own)
+        return not whole or (scope["path"] == "/props" and _asks_for_model(scope))
 
     def stop(self) -> None:
         """Fail what runs and waits, so that connections end; may be called more than once."""
@@ -133,8 +144,8 @@ class Router:
         return await received(request, self._settings)
 
     def serves(self, path: str) -> bool:
-        """Whether a model's file is in use."""
-        return any(one.offer.path == path for one in self.models.running)
+        """Whether a model's file is in use, by whatever path it is named; asks the disk."""
+        return any(same_model(path, used) for used in self.models.paths)
 
     async def running(self, _request: Request) -> Response:
         """/api/ps: the models that are loaded, with ollama's fields and some more."""
@@ -206,7 +217,7 @@ class Router:
 
     async def props(self, request: Request) -> Response:
         """/props: the server's own, or with ?model=NAME those of a model."""
-        if "model" in request.query_params:
+        if _asks_for_model(request.scope):
             return await self.forward(request)
         found = {
             "role": "router",
@@ -291,6 +302,10 @@ def asked_of(body: bytes) -> Asked:
         return Asked(name, None if keep is None else seconds_of(keep))
     except ValueError as error:
         raise invalid(str(error), "keep_alive") from None
+
+
+def _asks_for_model(scope: Scope) -> bool:
+    return "model" in QueryParams(scope["query_string"])
 
 
 def _record(one: Running) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -110,10 +111,11 @@ def _show(known: dict[str, Kept], *, as_json: bool) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Any]]:
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        with contextlib.suppress(OSError):  # another process may have removed it
-            if path.is_file() and not path.is_symlink():
-                yield path, path.stat()
+    for parent, _, names in os.walk(folder):  # which passes over what cannot be read
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if path.is_file() and not path.is_symlink():
+                    yield path, path.stat()
 
 
 def _clear(folder: Path, days: float) -> int:

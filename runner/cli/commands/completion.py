@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def of_message(text: str) -> list[tuple[str, int]]:
 def _paths(start: str) -> list[str]:
     """Files and folders whose names begin so, at most a hundred."""
     folder, _, name = start.rpartition("/")
-    root = Path(folder or ("/" if start.startswith("/") else ".")).expanduser()
+    root = Path(os.path.expanduser(folder or ("/" if start.startswith("/") else ".")))
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(root.iterdir()):

@@ -6,7 +6,6 @@ import sys
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tamis.cli.options import common
@@ -46,10 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     url = f"http://{host}:{arguments.port}/api/ps"
     headers = {}
     if arguments.api_key_file is not None:
-        keys = Path(arguments.api_key_file).read_text(encoding="utf-8").split()
-        if not keys:
-            raise UsageError(f"{arguments.api_key_file} is empty, expected a key")
-        headers["Authorization"] = f"Bearer {keys[0]}"
+        headers["Authorization"] = f"Bearer {_key(arguments.api_key_file)}"
     try:
         request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=SECONDS) as response:
@@ -66,6 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     for line in table.lines(rows, COLUMNS) if rows else ["no model is loaded"]:
         sys.stdout.write(line + "\n")
     return 0
+
+
+def _key(path: str) -> str:
+    """The first key of a file, as a header has it. Raises UsageError, OSError, ValueError."""
+    for line in common.read_text(path).split("\n"):
+        if key := line.strip(" \t\r"):
+            return key.encode().decode("latin-1")
+    raise UsageError(f"{path} is empty, expected a key")
 
 
 def _row(model: dict[str, Any]) -> dict[str, Any]:

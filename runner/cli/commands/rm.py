@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove them all, or none where one is not there. Raises UsageError."""
-    from tamis.fetch.registry import installed, model_files
+    from tamis.fetch.registry import installed, remove
 
     there = {model.name: model for model in installed()}
     for name in arguments.names:
@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             note("nothing was removed")
             return 1
     for model in chosen:
-        for path in model_files(model):
-            path.unlink()
+        remove(model)
     if arguments.json:
         rows = [{"name": model.name, "bytes": model.n_bytes} for model in chosen]
         sys.stdout.write(json.dumps(rows) + "\n")

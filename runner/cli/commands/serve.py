@@ -133,7 +133,6 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     key = parser.add_mutually_exclusive_group()
     key.add_argument(
         "--api-key",
-        default="",
         help="key that clients must send; other users of this machine can see it in the process "
         "list, so prefer --api-key-file (default: no key)",
     )
@@ -517,12 +516,10 @@ def _access(arguments: argparse.Namespace) -> Any:
     from tamis.bindings.serve.http.guard import ANY, LOCAL, Access, is_local
     from tamis.bindings.serve.http.listen import hosts_of
 
-    key = arguments.api_key
-    if arguments.api_key_file is not None:
-        key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
-        if not key:
-            raise UsageError(f"{arguments.api_key_file} is empty, expected a key")
+    key = _keys(arguments.api_key, arguments.api_key_file)
     hosts = hosts_of(arguments.host)
+    if not all(name.strip() for name in arguments.allow_host):
+        raise UsageError("--allow-host is empty, expected a name")
     if not all(map(is_local, hosts)) and not key:
         raise UsageError(f"--host {arguments.host} lets other machines in: add --api-key-file")
     names = (*LOCAL, *hosts, *arguments.allow_host)
@@ -530,6 +527,26 @@ def _access(arguments: argparse.Namespace) -> Any:
     if ANY in origins and not key:
         raise UsageError("--cors-origins * lets any site's page in: add --api-key-file")
     return Access(tuple(name.lower() for name in names), key, origins)
+
+
+def _keys(key: str | None, path: str | None) -> str:
+    """The keys of --api-key or --api-key-file, "" where neither is given. Raises UsageError.
+
+    One that is empty, as an unset variable makes it, is no wish to serve without a key.
+    """
+    from tamis.bindings.serve.http.guard import keys_of
+
+    if path is not None:
+        key, name = common.read_text(path) if path else "", path or "--api-key-file"
+    elif key is not None:
+        name = "--api-key"
+    else:
+        return ""
+    if not (found := keys_of(key)):
+        raise UsageError(f"{name} is empty, expected a key")
+    if any(c in "\0\v\f\r" for each in found for c in each):
+        raise UsageError(f"{name} has a key with a control character, which no header can have")
+    return "\n".join(found)
 
 
 def _log(line: str) -> None:

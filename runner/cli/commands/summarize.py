@@ -19,6 +19,7 @@ from tamis.cli.terminal import note
 from tamis.cli.terminal.answer import Answer, open_answer, visible
 from tamis.cli.terminal.progress import columns, duration
 from tamis.jit_kernels.backends import on_host
+from tamis.platform.private_files import write_whole
 from tamis.platform.processes import usable_cpus
 
 N_WORDS = 150
@@ -255,15 +256,13 @@ class _Output:
             sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
             return
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        # The name of a document may be no UTF-8; in JSON this is its escape.
+        data = self._text.encode(errors="backslashreplace")
         try:
-            # The name of a document may be no UTF-8; in JSON this is its escape.
-            part.write_text(self._text, encoding="utf-8", errors="backslashreplace")
-            os.replace(part, self._path)
+            with write_whole(self._path, durable=False, shared=True) as file:
+                file.write(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"--out {self._path}") from error
-        finally:
-            part.unlink(missing_ok=True)
 
 
 class _Work:

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -302,7 +303,7 @@ class Chat:
 
         if not rest:
             raise ValueError("/read needs a file name")
-        text = read_document(rest, Path(rest).expanduser().read_bytes()).text.strip()
+        text = read_document(rest, Path(os.path.expanduser(rest)).read_bytes()).text.strip()
         texts = [*self._texts, text]
         ends = ("a", "b")  # what follows the text is not known yet: only what both share is read
         first, second = (
@@ -381,9 +382,12 @@ class Chat:
     def _do_save(self, rest: str) -> None:
         if not rest:
             raise ValueError("/save needs a file name")
+        told = Path(f"{rest}.json")
+        if told.exists():
+            self._read_kept(told)  # of another kind of file it says so: that stays
         self._session.save(rest)
         kept = {"messages": self._messages, "settings": self._settings()}
-        with write_whole(Path(f"{rest}.json")) as file:
+        with write_whole(told) as file:
             file.write(json.dumps(kept).encode())
         note(f"kept in {rest} and {rest}.json")
 

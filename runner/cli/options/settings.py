@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tamis.cli.options import did_you_mean
 
 MODEL = "model"  # of the table with a table for each model
+SECRETS = {"api-key", "api-key-file"}
 
 
 class SettingsError(ValueError):
@@ -32,7 +33,7 @@ def config_file() -> Path | None:
     """The file of settings, whether it exists or not; None where there shall be none."""
     own = os.environ.get("TAMIS_CONFIG")
     if own is not None:
-        return Path(own).expanduser() if own else None
+        return Path(os.path.expanduser(own)) if own else None
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     root = Path(folder) if os.path.isabs(folder) else Path.home() / ".config"
     return root / "tamis" / "config.toml"
@@ -111,7 +112,8 @@ def found(
                 raise SettingsError(f"{path} [{command}]: there is no flag --{key}{close}")
     for name in names:
         variable = "TAMIS_" + name.replace("-", "_").upper()
-        if os.environ.get(variable):
+        # An empty variable is none, but for keys: without one a server would let everyone in.
+        if os.environ.get(variable) or (name in SECRETS and variable in os.environ):
             put(name, os.environ[variable], variable)
     return settings
 

@@ -3,13 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tamis.cli.terminal.answer import visible
+
 
 def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
     """One line a row below the titles; columns: key -> title, left out where no row has the key."""
     used = [key for key in columns if any(key in row for row in rows)]
     cells = [[columns[key] for key in used]]
-    cells += [[str(row.get(key, "")) for key in used] for row in rows]
+    cells += [[_shown(str(row.get(key, ""))) for key in used] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
     cells.insert(1, ["-" * width for width in widths])
     padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in cells)
     return [f"| {' | '.join(line)} |" for line in padded]
+
+
+def _shown(text: str) -> str:
+    """A cell on one line, also of a file's name that is no UTF-8 or has control characters."""
+    plain = text.encode(errors="backslashreplace").decode()
+    return visible(plain).replace("\n", "\u240a").replace("\t", "\u2409")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from serving import local_server, reader
 from small_pdf import pdf
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from tamis.bindings.compat import Llama
@@ -17,7 +18,7 @@ from tamis.bindings.drop_in.completion import Piece, Request
 from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.http.app import Settings
-from tamis.bindings.serve.http.guard import Access
+from tamis.bindings.serve.http.guard import Access, Guard
 from tamis.bindings.serve.jobs import Progress
 from tamis.bindings.serve.worker import Completion, Worker
 from tamis.cli import main
@@ -268,6 +269,21 @@ def test_a_key_opens_everything_but_health_and_the_page(engine):
     server.close()
 
 
+@pytest.mark.parametrize("key", ["voilà", "a b", "x\u0085", "sp\u00a0", "\u2028", "q\x1f"])
+def test_a_key_is_compared_as_it_is(key):
+    """Some end with a byte that is a space in Latin-1, as which headers are read."""
+    assert Access(key=f" {key}\t\r\n\n").keys == (key,)
+    guard = Guard(None, Access(key=key), lambda line: None)
+    for scheme in ("Bearer", "bearer ", "Bearer  "):
+        given = f"{scheme} {key}".encode().decode("latin-1")
+        assert guard._owner(Headers({"authorization": given})) == 0
+    assert guard._owner(Headers({"x-api-key": key.encode().decode("latin-1")})) == 0
+    for other in (key[:-1], f"{key}\u00a0", key.strip()):
+        if other != key:
+            wrong = f"Bearer {other}".encode().decode("latin-1")
+            assert guard._owner(Headers({"authorization": wrong})) is None
+
+
 def test_each_of_several_keys_opens(engine):
     access = Access(key="one\n\n  two \n")
     server = local_server(engine, sessions(engine, 1), Settings(access=access))
@@ -327,6 +343,38 @@ def test_a_salt_that_is_none_is_refused(client, salt):
 def test_other_machines_are_let_in_with_a_key_only(capsys):
     assert main(["serve", "--host", "0.0.0.0"]) == 2
     assert "--api-key-file" in capsys.readouterr().err
+
+
+BLANK = ["", " ", "\t", "\n", " \n \r\n", "\u00a0"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("key", [*BLANK, "a\0b"])
+def test_a_blank_key_is_none_to_serve_with(key, host, tmp_path, monkeypatch, capsys):
+    """As an unset variable makes one: whoever gives a key wants no server without."""
+    (tmp_path / "key").write_text(key)
+    flags = "serve", "--host", host
+    assert main([*flags, "--api-key", key]) == 2
+    assert main([*flags, "--api-key-file", str(tmp_path / "key")]) == 2
+    assert main([*flags, "--api-key-file", ""]) == 2
+    if "\0" not in key:
+        monkeypatch.setenv("TAMIS_API_KEY", key)
+        assert main([*flags]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert all("key" in line for line in said)
+    (tmp_path / "config.toml").write_text(f"[serve]\napi-key = {json.dumps(key)}\n")
+    monkeypatch.setenv("TAMIS_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.delenv("TAMIS_API_KEY", raising=False)
+    assert main([*flags]) == 2
+    if not key.strip() and key:
+        with pytest.raises(ValueError, match="blank"):
+            Access(key=key)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_blank_name_is_none_to_be_called_by(name, capsys):
+    assert main(["serve", "--allow-host", name]) == 2
+    assert "--allow-host" in capsys.readouterr().err
 
 
 def test_the_log_has_no_text_of_prompts(client, lines):

@@ -8,9 +8,11 @@ import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from serve_process import ServeProcess
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from tiny_models import TinySpec, write_tiny_model
 
@@ -159,6 +161,57 @@ def test_no_page_of_another_site_pulls_deletes_or_erases(headers, status):
         if status == 415:
             assert client.post("/slots/0?action=erase", headers=of_page).status_code == 415
         assert client.get("/api/version", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize(
+    "path", ["/props?model=b", "/slots?model=b", "/v1/models/x/../b?model=b", "/any?model=b"]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://other.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_no_page_of_another_site_loads_or_unloads_by_reading(headers, path, method):
+    source = Source()
+    models = Models(source, keep=60, n_byte=None, n_queue=8, log=lambda line: None, n_model=1)
+    source.models = models
+    server = Router(models, Settings(), lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        client.post("/models/load", json={"model": "a"})
+        end = time.monotonic() + 10
+        while not models.running:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert client.request(method, path, headers=headers).status_code in (403, 415)
+        assert source.order == ["a"]
+        for harmless in ("/props", "/v1/models", "/v1/models/b", "/api/ps", "/health", "/"):
+            assert client.get(harmless, headers=headers).status_code == 200
+        assert source.order == ["a"]
+        assert source.held == ["a"]
+        server.stop()
+
+
+def test_a_program_may_load_by_reading_as_llama_cpps_do():
+    loaded = []
+
+    async def app(scope, receive, send):
+        loaded.append(scope["path"])
+        await PlainTextResponse("")(scope, receive, send)
+
+    source = Source()
+    source.serve = lambda offer, worker: SimpleNamespace(app=app, stop=list, close=list)
+    models = Models(source, keep=60, n_byte=None, n_queue=8, log=lambda line: None)
+    source.models = models
+    server = Router(models, Settings(), lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        assert client.get("/props?model=b").status_code == 200
+        assert (source.order, loaded) == (["b"], ["/props"])
+        server.stop()
 
 
 def test_a_model_in_use_is_not_unloaded_and_the_longest_unused_goes_first():

@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
-from serving import reader, said
+from serving import local_server, reader, said
+from starlette.testclient import TestClient
 
 from tamis.bindings.serve.api import ollama
 from tamis.bindings.serve.api.readers import READERS
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.http import app, ollama_routes
+from tamis.bindings.serve.http.app import same_model
 from tamis.fetch import registry
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "the hand"}]}
@@ -117,15 +119,16 @@ def test_errors_have_ollamas_form(client, where, body):
 
 
 def test_models_are_pulled_and_deleted(client, monkeypatch, tmp_path):
-    file = tmp_path / "other.gguf"
+    files = [tmp_path / f"other-0000{i}-of-00002.gguf" for i in (1, 2)]
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
 
     def pull(name, progress):
         progress("downloading", 5, 10)
-        file.write_bytes(b"x")
+        for file in files:
+            file.write_bytes(b"x")
         progress("downloading", 10, 10)
 
     monkeypatch.setattr(registry, "pull", pull)
-    monkeypatch.setattr(registry, "installed", lambda: [registry.Installed("other", file, 1)])
     lines = client.post("/api/pull", json={"model": "smollm2"}).text.splitlines()
     found = [json.loads(line) for line in lines]
     assert found[-1] == {"status": "success"}
@@ -134,8 +137,48 @@ def test_models_are_pulled_and_deleted(client, monkeypatch, tmp_path):
     assert once == {"status": "success"}
     assert client.post("/api/pull", json={"model": "no-such-model"}).status_code == 404
     assert client.request("DELETE", "/api/delete", json={"model": "none"}).status_code == 404
-    assert client.request("DELETE", "/api/delete", json={"model": "other"}).status_code == 200
-    assert not file.exists()
+    name = files[0].name
+    assert client.request("DELETE", "/api/delete", json={"model": name}).status_code == 200
+    assert not any(file.exists() for file in files)  # no part is left
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:a", "hf:../b", "hf:a/b/c", "hf:a/" + "b" * 999, "../x"]
+)
+def test_a_wrong_name_is_said_to_be(client, name):
+    for stream in (True, False):
+        found = client.post("/api/pull", json={"model": name, "stream": stream})
+        assert found.status_code == 400
+        assert len(found.json()["error"]) < 300
+    found = client.request("DELETE", "/api/delete", json={"model": name})
+    assert found.status_code == (400 if len(name) > 512 else 404)
+
+
+def test_a_pull_that_fails_whatever_way_says_so(client, monkeypatch):
+    def pull(name, progress):
+        raise KeyError("a bug of a library")
+
+    monkeypatch.setattr(registry, "pull", pull)
+    lines = client.post("/api/pull", json={"model": "smollm2"}).text.splitlines()
+    assert "error" in json.loads(lines[-1])
+
+
+def test_a_model_is_not_deleted_that_is_served_by_another_path(engine, tmp_path, monkeypatch):
+    """By a link to its file, and by any part of a split one."""
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    (tmp_path / "folder.gguf").mkdir()
+    file = tmp_path / "m.gguf"
+    file.symlink_to(engine.path)
+    server = local_server(engine, [engine.session(n_ctx=64)])
+    with TestClient(server.app, base_url="http://localhost") as client:
+        assert client.request("DELETE", "/api/delete", json={"model": "m.gguf"}).status_code == 409
+        found = client.request("DELETE", "/api/delete", json={"model": "folder.gguf"})
+        assert found.status_code == 404
+    server.stop()
+    server.close()
+    assert file.exists()
+    assert same_model("/a/m-00001-of-00002.gguf", "/a/m-00002-of-00002.gguf")
+    assert not same_model("/a/m-00001-of-00002.gguf", "/a/m-00001-of-00003.gguf")
 
 
 def test_the_servers_end_waits_for_no_pull_and_few_run_at_once(monkeypatch):
