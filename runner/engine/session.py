@@ -511,6 +511,7 @@ class Session(Generating):
         the name is that of another kind of file, which stays.
         """
         self._check_open()
+        session_file.check_replaced(Path(path))
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
         session_file.write(Path(path), header, self._arrays())
 

@@ -36,10 +36,8 @@ class SessionFileError(ValueError):
 def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
     """Write a file, whole or not at all: header, arrays, their checksums, a digest of the rest.
 
-    Raises OSError with this path, not with the name that the file has until it is whole;
-    SessionFileError where another kind of file has that name: it stays.
+    Raises OSError with this path, not with the name that the file has until it is whole.
     """
-    _check_replaced(path)
     try:
         with write_whole(path) as file:
             text = json.dumps(header).encode()
@@ -56,7 +54,7 @@ def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> N
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _check_replaced(path: Path) -> None:
+def check_replaced(path: Path) -> None:
     """Raise SessionFileError for a file that is no session's; one without bytes may be replaced."""
     try:
         # Nothing waits for the other end of a pipe.

@@ -227,9 +227,9 @@ def resolve(model: str | None) -> Path:
             return path_or_none
         remedy = f"run tamis pull {model}"
     else:
-        for path in (os.path.expanduser(model), folder / model):
+        for path in (Path(os.path.expanduser(model)), folder / model):
             if os.path.isfile(path):
-                return Path(path)
+                return path
         remedy = f"give the path of a .gguf file, {', '.join(KNOWN)} or hf:owner/repo:QUANT"
     names = ", ".join(m.name for m in installed()) or "none"
     raise ModelError(f"no model {model!r} here: {remedy}; models in {folder}: {names}")

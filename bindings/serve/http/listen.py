@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import errno
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +20,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tamis.bindings.serve.http.guard import Log
+from tamis.bindings.serve.http import front
+from tamis.bindings.serve.http.guard import LOCAL, Log
 from tamis.bindings.serve.models import Served
 from tamis.platform.limits import most_open_files
+from tamis.platform.processes import child_environment
 
 IDLE_SECONDS = 30  # that a connection without a request is kept
 GRACE = 1  # seconds after a signal for connections to end
@@ -28,10 +34,6 @@ MOST_HEAD = 64 << 10  # bytes of a request's head
 FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # of a body: so many, and one for each so many bytes
 RETRY_SECONDS, LOG_SECONDS = 0.25, 60  # without descriptors: between attempts, between log lines
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: 0\r\n\r\n"
-)
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,14 @@ def serve(
     connections: Connections,
     ready: Callable[[str], None],
     log: Log,
+    names: Sequence[str] = LOCAL,
 ) -> None:
     """Serve until a signal comes; replies under way then end with an error within 2 seconds.
 
     host: one, or several with commas between, which have the same port. ready(url) is called when
-    connections are taken; the url is that of the first. Raises OSError where an address is taken.
+    connections are taken; the url is that of the first. names: that the server answers to. To be
+    called in the main thread; whatever the loop does then, the process ends within 2 seconds of a
+    signal. Raises OSError where an address is taken.
     """
     with contextlib.ExitStack() as open_ones:
         listeners: list[socket.socket] = []
@@ -77,12 +82,16 @@ def serve(
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE,
         )
-        inner = _Uvicorn(config, _Gate(connections, log))
+        inner = _Uvicorn(config, _Gate(connections, log), names)
         try:
-            asyncio.run(_until_signal(inner, server, listeners, lambda: ready(url)))
+            with _signalled(inner, server) as begun:
+                try:
+                    asyncio.run(_until_signal(inner, listeners, begun, lambda: ready(url)))
+                finally:
+                    server.stop()
+                    server.close()
         finally:
-            server.stop()
-            server.close()
+            inner.front.close()  # last: until then it ends what does not end by itself
 
 
 def hosts_of(text: str) -> list[str]:
@@ -148,12 +157,111 @@ class _Gate:
             if not self._by_address[address]:
                 del self._by_address[address]
 
+    def say(self, line: str) -> None:
+        """A line of the log."""
+        self._log(line)
+
     def exhausted(self, error: OSError) -> None:
         """The system has no descriptor or memory for a connection."""
         if time.monotonic() - self._logged >= LOG_SECONDS:
             self._logged = time.monotonic()
             self._log(f"no connection can be taken: {error.strerror}; trying again")
         self.evict()
+
+
+class FrontProcess:
+    """The server's side of `front`: one process at a time, started again where it ends."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [name.lower() for name in names]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        # What a signal handler writes is the same socket's, whatever process reads it.
+        self.signals, self._told = socket.socketpair()
+        self.signals.setblocking(False)
+
+    def start(self, listeners: Sequence[socket.socket]) -> socket.socket:
+        """Start the process that accepts from these; connections come by what is returned.
+
+        Raises OSError.
+        """
+        self._end()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        numbers = [each.fileno() for each in listeners]
+        config = front.Config(
+            numbers, theirs.fileno(), self._told.fileno(), os.getpid(), self._names
+        )
+        command = [sys.executable, "-P", "-m", "tamis.bindings.serve.http.front"]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, json.dumps(config._asdict())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=child_environment({}),
+                    pass_fds=[*numbers, theirs.fileno(), self._told.fileno()],
+                    start_new_session=True,  # Ctrl-C in the terminal is for the server
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._control = ours
+        return ours
+
+    async def next(self) -> tuple[socket.socket, str]:
+        """The next connection that is handed on, and its address.
+
+        Raises EOFError where the process has ended; OSError where a connection was lost for want
+        of descriptors.
+        """
+        assert self._control is not None
+        loop, control = asyncio.get_running_loop(), self._control
+        while True:
+            try:
+                data, numbers, flags, _ = socket.recv_fds(control, len(front.HANDED), 1)
+            except BlockingIOError:
+                await _readable(loop, control)
+                continue
+            except ConnectionError:
+                raise EOFError from None
+            if not data:
+                raise EOFError
+            if not numbers or flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            connection = socket.socket(fileno=numbers[0])
+            connection.setblocking(False)
+            try:
+                return connection, connection.getpeername()[0]
+            except OSError:  # its client has gone already
+                connection.close()
+
+    def close(self) -> None:
+        """End the process; may be called more than once."""
+        self._end()
+        self.signals.close()
+        self._told.close()
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)  # without the socket it ends by itself
+            self._process.kill()
+            self._process.wait()
+        self._process = self._control = None
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
+    """Wait until a socket has something, or its end."""
+    found = loop.create_future()
+    loop.add_reader(channel, lambda: found.done() or found.set_result(None))
+    try:
+        await found
+    finally:
+        loop.remove_reader(channel)
 
 
 class _Parser(h11.Connection):
@@ -246,10 +354,11 @@ class _Connection(H11Protocol):
 class _Uvicorn(uvicorn.Server):
     """uvicorn with an accept loop of its own, which would raise signals once more at its end."""
 
-    def __init__(self, config: uvicorn.Config, gate: _Gate) -> None:
+    def __init__(self, config: uvicorn.Config, gate: _Gate, names: Sequence[str] = LOCAL) -> None:
         super().__init__(config)
         self._gate = gate
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting: set[asyncio.Task[None]] = set()
+        self.front = FrontProcess(names)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -258,7 +367,7 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         self.servers = []
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets]
+        self._accepting = {asyncio.create_task(self._accept_by_front(sockets))}
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -267,6 +376,41 @@ class _Uvicorn(uvicorn.Server):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await super().shutdown(sockets)
+
+    async def _accept_by_front(self, listeners: list[socket.socket]) -> None:
+        """Take what the process in front hands on; without one, connections themselves."""
+        while True:
+            try:
+                control = await asyncio.to_thread(self.front.start, listeners)
+            except OSError as error:
+                self._gate.say(f"no process takes connections ({error}): the server does so itself")
+                await asyncio.gather(*(self._accept(each) for each in listeners))
+                return
+            while True:
+                try:
+                    connection, address = await self.front.next()
+                except EOFError:
+                    break
+                except OSError as error:
+                    self._gate.exhausted(error)
+                    continue
+                await self._take(connection, address)
+            control.close()
+            self._gate.say("the process that takes connections has ended: another is started")
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _take(self, connection: socket.socket, address: str) -> None:
+        """A connection of its own, or a word that there are too many."""
+        if not self._gate.admits(address):
+            with contextlib.suppress(OSError):
+                connection.send(front.FULL)
+            connection.close()
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(partial(self._protocol, address), connection)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -278,15 +422,7 @@ class _Uvicorn(uvicorn.Server):
                     self._gate.exhausted(error)
                     await asyncio.sleep(RETRY_SECONDS)
                 continue  # others are of a client that has gone already
-            if not self._gate.admits(address):
-                with contextlib.suppress(OSError):
-                    connection.send(_FULL)
-                connection.close()
-                await asyncio.sleep(0)
-                continue
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.connect_accepted_socket(partial(self._protocol, address), connection)
+            await self._take(connection, address)
 
     def _protocol(self, address: str) -> _Connection:
         return _Connection(
@@ -299,18 +435,50 @@ class _Uvicorn(uvicorn.Server):
         )
 
 
-async def _until_signal(
-    inner: _Uvicorn, server: Served, listeners: list[socket.socket], ready: Callable[[], None]
-) -> None:
-    loop = asyncio.get_running_loop()
+@contextlib.contextmanager
+def _signalled(inner: _Uvicorn, server: Served) -> Iterator[Callable[[], None]]:
+    """Stop the server where a signal comes; what this yields is called once there is a loop.
+
+    Handlers write to the process in front before any Python runs: it hears of a signal also where
+    one call holds the interpreter's lock.
+    """
+    loops: list[asyncio.AbstractEventLoop] = []
+    early: list[int] = []  # signals before there was a loop
 
     def end() -> None:
         inner.force_exit = inner.should_exit  # the second time
         inner.should_exit = True
         server.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    def handler(number: int, frame: Any) -> None:
+        early.append(number)
+        for loop in loops:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(end)
+
+    def begun() -> None:
+        loops.append(asyncio.get_running_loop())
+        if early:
+            end()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    wakes = signal.set_wakeup_fd(inner.front.signals.fileno(), warn_on_full_buffer=False)
+    try:
+        yield begun
+    finally:
+        signal.set_wakeup_fd(wakes)
+        for number, each in before.items():
+            signal.signal(number, each)
+
+
+async def _until_signal(
+    inner: _Uvicorn,
+    listeners: list[socket.socket],
+    begun: Callable[[], None],
+    ready: Callable[[], None],
+) -> None:
+    begun()
     for listener in listeners:
         listener.listen(BACKLOG)
     ready()

@@ -228,7 +228,7 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
             last: dict[str, Any] = {"status": "success"}
         except (registry.ModelError, OSError, ValueError) as error:
             last = {"error": str(error)}
-        except Exception as error:  # of a library: the client is told, or it would wait for ever
+        except Exception as error:  # of a library: without an answer the client would wait for ever
             last = {"error": f"a bug of tamis: {type(error).__name__}"}
         finally:
             _pulls.release()

@@ -341,7 +341,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     server = router.Router(served, settings, _log, source.only)
     listen.serve(
-        server, arguments.host, arguments.port, connections=connections, ready=ready, log=_log
+        server,
+        arguments.host,
+        arguments.port,
+        connections=connections,
+        ready=ready,
+        log=_log,
+        names=access.hosts,
     )
     return 0
 
