@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -132,6 +132,8 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._parts: list[_Part] = []
+        # Of what was made of the file, called by check_unchanged(thorough=...).
+        self.checks: list[Callable[..., None]] = []
         try:
             self._open_parts()
         except BaseException:
@@ -208,14 +210,16 @@ class GGUFFile:
         info = self.tensors[name]
         return self._parts[info.part].view(info.offset, info.n_bytes)
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, thorough: bool = False) -> None:
         """Raise GGUFError where a file was written to or cut off since it was opened.
 
         Reading what was cut off would end the process. A file that was renamed or replaced is as it
-        was: the old one stays mapped.
+        was: the old one stays mapped. thorough: what was made of it is read again, to be compared.
         """
         for part in self._parts:
             part.check_unchanged()
+        for check in self.checks:
+            check(thorough=thorough)
 
     def identity(self) -> bytes:
         """Bytes that tell this file from any other, and from itself once it was written to.

@@ -186,7 +186,7 @@ class Worker:
         drafting: of each session; an answer is drafted for while it is the only one.
         """
         self._reopen = reopen
-        self._batch = Batch(engine)
+        self._batch, self._file = Batch(engine), engine.loaded.file
         own: Sequence[Drafting | None] = drafting or [None] * len(sessions)
         pairs = zip(sessions, own, strict=True)
         self._slots = [_Slot(session, engine.tokenizer, draft) for session, draft in pairs]
@@ -279,7 +279,7 @@ class Worker:
                 self._send(job, Started(job.n_cached))
             except Exception as error:
                 self.counts.failed += 1
-                self._send(job, _as_api_error(error))
+                self._send(job, self._told(error))
 
     def _next(self) -> Job | None:
         """Take a waiting job: of the owner that runs the fewest, or was served the longest ago.
@@ -342,6 +342,15 @@ class Worker:
             if slot.drafting is not None:
                 slot.drafting = slot.drafting.moved_to(session)
 
+    def _told(self, error: Exception) -> ApiError:
+        """The error for a client. Raises GGUFError as `_as_api_error`.
+
+        Where logits are not finite, weights may have been damaged on the disk.
+        """
+        if isinstance(error, LogitsError):
+            self._file.check_unchanged(thorough=True)
+        return _as_api_error(error)
+
     def _reader(self) -> _Slot | None:
         """The slot whose prompt is being read: one at a time, see `_admit`."""
         return next((slot for slot in self._slots if slot.reading is not None), None)
@@ -367,7 +376,7 @@ class Worker:
         except StopIteration as end:
             found = end.value
         except Exception as error:
-            self._fail(slot, _as_api_error(error))
+            self._fail(slot, self._told(error))
             return
         slot.reading = None
         self.counts.prompt_tokens += len(job.prompt) - job.n_cached
@@ -392,7 +401,7 @@ class Worker:
             try:
                 token = self._choose(slot)
             except Exception as error:
-                self._fail(slot, _as_api_error(error))
+                self._fail(slot, self._told(error))
                 continue
             if token is not None and not self._drafted(slot, token) and self._has_room(slot):
                 tokens[slot.session] = token
@@ -403,7 +412,7 @@ class Worker:
             rows = self._rows(tokens)
         except Exception as error:
             for slot in slots:
-                self._fail(slot, _as_api_error(error))
+                self._fail(slot, self._told(error))
             return
         self.counts.steps += 1
         for slot in slots:
@@ -445,7 +454,7 @@ class Worker:
             self._fail(slot, ApiError(400, str(error), code="failed"))
             return False
         except Exception as error:
-            self._fail(slot, _as_api_error(error))
+            self._fail(slot, self._told(error))
             return False
         return True
 
@@ -462,7 +471,7 @@ class Worker:
                 else:
                     seconds = 0.0
             except Exception as error:
-                self._fail(slot, _as_api_error(error))
+                self._fail(slot, self._told(error))
         return ready
 
     def _choose(self, slot: _Slot) -> int | None:

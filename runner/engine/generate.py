@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tamis.graph.topk_logits import Best
-from tamis.sampling.base import Step
+from tamis.sampling.base import LogitsError, Step
 from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
 from tamis.text.detokenize import TextStream
 from tamis.text.tokenizer import Tokenizer
@@ -61,6 +61,9 @@ class Generating:
     def settle(self) -> None:
         """Drop what was read ahead of the answer."""
 
+    def check_weights(self) -> None:
+        """Raise GGUFError where weights are not as they were loaded: logits are not finite."""
+
     def generate(
         self,
         ids: Sequence[int],
@@ -82,6 +85,9 @@ class Generating:
         n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
         try:
             yield from generate(self, found, sampler, self.tokenizer, n_max=n_max, stop=stop)
+        except LogitsError:
+            self.check_weights()
+            raise
         finally:
             self.settle()
 

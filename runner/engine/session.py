@@ -504,6 +504,13 @@ class Session(Generating):
             self._kv.put_back(first, pages)
             self._send_kv()
 
+    def check_weights(self) -> None:
+        """Raise GGUFError where weights are not as they were loaded; reads all of a copy of them.
+
+        For when logits are not finite, or what is written makes no sense.
+        """
+        self._loaded.file.check_unchanged(thorough=True)
+
     def save(self, path: str | Path) -> None:
         """Write tokens and the KV cache to a file: whole or not at all.
 

@@ -2,8 +2,10 @@
 
 A file has its name only when all of it is on the disk; until then it is a model's unfinished one,
 which the next process goes on with. It begins with a header whose digest is checked, as are the
-file's size and samples of each matrix; one that does not pass is written anew. Writing is a favour:
-where it fails, the copies in memory serve as before.
+file's size and samples of each matrix; one that does not pass is written anew. Each unit of the
+strips has a checksum too: a thread checks them all once they are mapped, and they are checked again
+where logits are not finite. A file that does not pass then is removed, and the model's next step is
+an error that names it. Writing is a favour: where it fails, the copies in memory serve as before.
 """
 
 import contextlib
@@ -20,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.compile.store import user_folder
-from tamis.platform.memory import available_bytes, map_file, map_over, read_ahead
+from tamis.platform.memory import map_file, map_over
 from tamis.platform.private_files import open_private, private_folder, sync_folder, write_on
 
 LEAST = 512 << 20  # bytes of strips: fewer are copied within half a second
@@ -29,8 +32,10 @@ MOST = 64 << 30  # bytes of all files in the folder, unless the caller names a n
 SUFFIX, UNFINISHED = ".strips", ".unfinished"
 SPARE = 1 << 30  # bytes of the disk that stay free
 PART = 16 << 20  # bytes that are written, and become the file's pages, at a time
-_MAGIC = b"tamis strips 1\n\0"
+UNIT = 4 << 20  # bytes that have a checksum of their own
+_MAGIC = b"tamis strips 2\n\0"
 _PAGE, _MAX_HEADER = 4096, 1 << 24
+_EDGE = 4096  # bytes at either end of a matrix that are checked before it is mapped
 
 
 def default_folder() -> Path:
@@ -67,17 +72,12 @@ class Prepared(NamedTuple):
                     return None
                 with contextlib.suppress(OSError):
                     os.utime(self.path)  # the last use, by which files are evicted
-                strips = map_file(handle, head, self.n_bytes)
-                if self.n_bytes < available_bytes() // 2:
-                    threading.Thread(
-                        target=_read_all, args=(os.dup(handle), head, self.n_bytes), daemon=True
-                    ).start()
-                return strips
+                return map_file(handle, head.first, self.n_bytes)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None  # of a header that another version, or nobody, has written
 
-    def _checked_head(self, handle: int) -> int | None:
-        """Where the strips begin in a sound file."""
+    def _checked_head(self, handle: int) -> "_Head | None":
+        """The header of a sound file."""
         fixed = os.pread(handle, len(_MAGIC) + 40, 0)
         if len(fixed) < len(_MAGIC) + 40 or not fixed.startswith(_MAGIC):
             return None
@@ -91,7 +91,9 @@ class Prepared(NamedTuple):
         if told["name"] != self.path.name or os.fstat(handle).st_size != first + self.n_bytes:
             return None
         sums = [_sum(lambda at, n: os.pread(handle, n, first + at), *span) for span in self.spans]
-        return first if sums == told["sums"] else None
+        units = [int(sum_) for sum_ in told["units"]]
+        whole = sums == told["sums"] and len(units) == -(-self.n_bytes // UNIT)
+        return _Head(first, units) if whole else None
 
     def write(self, memory: np.ndarray, stopped: threading.Event) -> bool:
         """Write filled strips; `memory`, pages of huge_zeros, becomes the file's, part by part.
@@ -105,6 +107,7 @@ class Prepared(NamedTuple):
             return False
         sums = [_sum(lambda at, n: memory[at : at + n].tobytes(), *span) for span in self.spans]
         told = {"name": self.path.name, "model": self.model, "sums": sums}
+        told["units"] = [zlib.crc32(memory[at : at + UNIT].data) for at in range(0, self.n_bytes, UNIT)]
         text = json.dumps(told).encode()
         head = _MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + text
         first = _first(len(text))
@@ -152,6 +155,81 @@ class Prepared(NamedTuple):
         return total <= self.most and free >= 0
 
 
+class _Head(NamedTuple):
+    """What a sound file's header tells: where its strips begin, and the checksum of each unit."""
+
+    first: int
+    units: list[int]
+
+
+class Checking:
+    """The checksums of a mapped file, compared by a thread that reads all of it ahead as well."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        """Raises OSError where there is no file any more."""
+        self._prepared = prepared
+        with open_private(prepared.path) as file:
+            self._handle = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._handle)
+        self._head, self._damaged = prepared._checked_head(self._handle), ""
+        self._thread = threading.Thread(
+            target=_check_all, args=(weakref.ref(self),), name="tamis-weights", daemon=True
+        )
+        self._thread.start()
+
+    def check(self, *, thorough: bool = False) -> None:
+        """Raise GGUFError where a unit is not what was written; thorough: read all of it now."""
+        if thorough and not self._damaged:
+            self._thread.join()
+            for unit in range(self.n_unit):
+                self.check_unit(unit)
+        if self._damaged:
+            raise GGUFError(self._damaged, path=self._prepared.path)
+
+    def finish(self) -> None:
+        """Wait until all of it has been checked once."""
+        self._thread.join()
+
+    @property
+    def n_unit(self) -> int:
+        """How many there are to check."""
+        return 0 if self._damaged else -(-self._prepared.n_bytes // UNIT)
+
+    def check_unit(self, unit: int) -> None:
+        """Compare one with its checksum; where that fails the file is removed."""
+        at, head = unit * UNIT, self._head
+        if head is not None and zlib.crc32(self._read(head.first + at, at)) == head.units[unit]:
+            return
+        if not self._damaged:
+            self._damaged = (
+                f"the prepared weights of {self._prepared.model} are damaged at byte {at}: the "
+                "file was removed, load the model again and it is made anew"
+            )
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(self._handle), os.stat(self._prepared.path)):
+                    self._prepared.path.unlink()
+
+    def _read(self, place: int, at: int) -> bytes:
+        try:
+            return os.pread(self._handle, min(UNIT, self._prepared.n_bytes - at), place)
+        except OSError:
+            return b""
+
+
+def _check_all(checking: "weakref.ref[Checking]") -> None:
+    """Check each unit, as long as anybody uses the weights."""
+    from tamis.platform.cores import spread_files  # not before a model is loaded
+
+    spread_files()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread
+    unit = 0
+    while (found := checking()) is not None and unit < found.n_unit:
+        found.check_unit(unit)
+        unit += 1
+        del found  # or it would live on
+
+
 class Writing:
     """A thread that writes filled strips, behind what the process does."""
 
@@ -195,21 +273,9 @@ def _put(handle: int, at: int, data: np.ndarray) -> None:
     os.fdatasync(handle)  # as it goes: it then neither fills memory nor ends in a wait
 
 
-def _read_all(handle: int, first: int, n_bytes: int) -> None:
-    """Have a file read from the disk, in the order in which a prompt reads it."""
-    from tamis.platform.cores import spread_files  # not before a model is loaded
-
-    spread_files()
-    try:
-        for at in range(0, n_bytes, PART):
-            read_ahead(handle, first + at, PART)
-    finally:
-        os.close(handle)
-
-
 def _sum(read: Callable[[int, int], bytes], start: int, size: int) -> int:
     """A checksum of the first and the last bytes of a matrix."""
-    edge = min(size, _PAGE)
+    edge = min(size, _EDGE)
     return zlib.crc32(read(start + size - edge, edge), zlib.crc32(read(start, edge)))
 
 

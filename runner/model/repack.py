@@ -1,5 +1,6 @@
 """Weights in the layout that the backend multiplies fastest: on a CPU, strips of rows."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import LINE, QTensor
 from tamis.model.model import Model
 from tamis.model.placement import Place
-from tamis.model.prepared import LEAST, MOST, Prepared, Writing
+from tamis.model.prepared import LEAST, MOST, Checking, Prepared, Writing
 from tamis.model.weights import Weights
 from tamis.platform.memory import huge_zeros
 
@@ -62,6 +63,7 @@ class Copies(NamedTuple):
     program: Program  # fills them
     memory: np.ndarray | None = None  # uint8: all of them, where they are filled by the Program
     file: Prepared | None = None  # what that is to be written to
+    check: Checking | None = None  # of the file that they are mapped from
 
 
 def in_strips(
@@ -76,7 +78,9 @@ def in_strips(
     strips, program = Strips.of(matrices, backend), Program()
     file = file_of(strips)
     if file is not None and (mapped := file.map()) is not None:
-        return Copies(strips.of_memory(matrices, mapped), program)
+        with contextlib.suppress(OSError):  # it has just been removed
+            check = Checking(file)
+            return Copies(strips.of_memory(matrices, mapped), program, check=check)
     if not strips.n_bytes or strips.n_bytes > SHARE * backend.free_bytes():
         return Copies(list(matrices), program)
     _, memory = huge_zeros((strips.n_bytes,), np.dtype(np.uint8))
@@ -134,6 +138,8 @@ def repack(
         return Prepared.of(preparing.folder, key, spans, preparing.most, str(file.path.absolute()))
 
     copies = in_strips(matrices, place.backend, file_of)
+    if copies.check is not None:
+        file.checks.append(copies.check.check)
     pairs = zip(matrices, copies.matrices, strict=True)
     by_address = {w.data.ctypes.data: to for w, to in pairs}
 

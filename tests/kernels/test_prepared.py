@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from matmul_cases import weights
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
+from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.compile.library import KernelLibrary
 from tamis.jit_kernels.contract import ops
@@ -22,6 +24,8 @@ from tamis.model.prepared import Prepared
 from tamis.model.repack import Preparing, in_strips
 from tamis.platform.memory import huge_zeros
 from tamis.platform.private_files import write_on
+from tamis.sampling.base import LogitsError
+from tamis.sampling.chain import SamplerParams
 
 SPANS = [(0, 5000), (5056, 9000)]  # of two matrices
 
@@ -159,6 +163,78 @@ def test_a_damaged_or_foreign_file_is_not_mapped(damage, tmp_path):
     assert file.map() is None
     assert file.write(strips(), threading.Event())
     np.testing.assert_array_equal(file.map(), strips())
+
+
+def test_damage_in_the_middle_is_found_and_the_file_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "UNIT", 512)
+    file, _ = written(tmp_path)
+    sound = prepared.Checking(file)
+    sound.finish()
+    sound.check(thorough=True)
+    flip(-4500)(file.path)  # neither of the first nor of the last bytes of a matrix
+    assert file.map() is not None
+    with pytest.raises(GGUFError, match=r"of m.gguf are damaged at byte 9\d\d\d: the file was"):
+        sound.check(thorough=True)  # mapped before, damaged since
+    assert not file.path.exists()
+    assert file.map() is None
+    with pytest.raises(GGUFError, match="damaged"):
+        sound.check()
+
+
+@pytest.mark.parametrize("n_byte", [1, 64])
+def test_damaged_weights_give_an_error_that_names_them_and_are_made_anew(
+    model, tmp_path, monkeypatch, n_byte
+):
+    monkeypatch.setattr(prepared, "_EDGE", 16)
+    folder = tmp_path / "weights"
+    _, _, right = logits(model, folder)
+    (file,) = folder.iterdir()
+    with file.open("r+b") as damaged:
+        damaged.seek(file.stat().st_size // 2)
+        damaged.write(bytes(b ^ 0x55 for b in os.pread(damaged.fileno(), n_byte, damaged.tell())))
+    engine = Engine.load(model, n_threads=2, prepare=folder)
+    session = engine.session(n_ctx=64)
+    with pytest.raises(GGUFError, match=r"prepared weights of .*tiny.gguf are") as found:
+        session.check_weights()
+    assert str(file) in str(found.value)
+    with pytest.raises(GGUFError, match="prepared weights"):
+        session.prefill([1, 2, 3])
+    engine.close()
+    assert not file.exists()
+    mapped, kept, again = logits(model, folder)
+    assert (mapped, kept) == (False, True)
+    np.testing.assert_array_equal(again, right)
+
+
+def test_the_damage_is_found_where_nobody_asks(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_EDGE", 16)
+    folder = tmp_path / "weights"
+    logits(model, folder)
+    (file,) = folder.iterdir()
+    flip(-(file.stat().st_size - 4096) // 2)(file)
+    engine = Engine.load(model, n_threads=2, prepare=folder)
+    session = engine.session(n_ctx=64)
+    deadline = time.monotonic() + 20
+
+    def steps():
+        while time.monotonic() < deadline:
+            session.truncate(0)
+            session.prefill([1, 2, 3])
+
+    with pytest.raises(GGUFError, match="damaged"):
+        steps()
+    engine.close()
+
+
+def test_logits_that_are_not_finite_have_the_weights_read_again(model, tmp_path, monkeypatch):
+    engine = Engine.load(model, n_threads=2, prepare=tmp_path / "weights")
+    session, read = engine.session(n_ctx=64), []
+    monkeypatch.setattr(engine.loaded.file, "checks", [lambda thorough: read.append(thorough)])
+    monkeypatch.setattr(session, "prefill", lambda *_: np.full(engine.hp.n_vocab, np.nan, "f4"))
+    with pytest.raises(LogitsError):
+        list(session.generate([1, 2], SamplerParams()))
+    assert True in read
+    engine.close()
 
 
 def test_a_folder_of_others_is_not_used(tmp_path):

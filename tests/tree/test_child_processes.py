@@ -18,6 +18,7 @@ STARTS = (
 KNOWN = {
     "runner/platform/processes.py:os.fork": "no other program",
     "bindings/serve/helpers.py:subprocess.Popen": "-P, and / as working directory",
+    "bindings/serve/http/listen.py:subprocess.Popen": "-P, and / as working directory",
     "bindings/serve/supervisor.py:subprocess.Popen": "-P, and / as working directory",
     "runner/cli/commands/config.py:subprocess.run": "the user's editor",
     "runner/sampling/grammar.py:subprocess.run": "-P, and / as working directory",

@@ -1,8 +1,8 @@
 """The process in front: it takes connections, answers /health itself, and hands all others on.
 
-python -m tamis.bindings.serve.http.front CONFIG is started by `listen`. A thread of the server could
-not do so: while one call holds the interpreter's lock, no other thread runs. The server's signal
-handlers write to this process without that lock: it ends a server that does not end by itself.
+`python -m tamis.bindings.serve.http.front CONFIG` is started by `listen`. A thread of the server
+could not do so: while one call holds the interpreter's lock, no other thread runs. The server's
+signal handlers write to this process without that lock: it ends a server that does not end itself.
 """
 
 import contextlib
@@ -202,7 +202,7 @@ class Front:
             if connection in self._answered:
                 self._answered.discard(connection)
                 self._ends[connection] = time.monotonic() + FIRST_SECONDS
-            self._forget(connection)
+            self._unwatch(connection)
             self._half.append(connection)
 
     def _answer(self, connection: socket.socket, asked: Asked) -> None:
@@ -266,9 +266,9 @@ class Front:
         self._answered.discard(connection)
         if connection in self._half:
             self._half.remove(connection)
-        self._forget(connection)
+        self._unwatch(connection)
 
-    def _forget(self, connection: socket.socket) -> None:
+    def _unwatch(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._select.unregister(connection)
 

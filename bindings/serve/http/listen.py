@@ -256,10 +256,10 @@ class FrontProcess:
 
 async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
     """Wait until a socket has something, or its end."""
-    found = loop.create_future()
-    loop.add_reader(channel, lambda: found.done() or found.set_result(None))
+    there = asyncio.Event()
+    loop.add_reader(channel, there.set)
     try:
-        await found
+        await there.wait()
     finally:
         loop.remove_reader(channel)
 

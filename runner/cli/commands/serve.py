@@ -289,29 +289,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     try:
         from tamis.bindings.serve import models
-        from tamis.bindings.serve.http import app, listen, router
+        from tamis.bindings.serve.http import listen, router
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install 'tamis[server]'") from error
     access = _access(arguments)
-    settings = app.Settings(
-        n_queue=arguments.queue,
-        n_choices=min(MOST_CHOICES, arguments.queue),
-        max_body=arguments.max_body,
-        metrics=arguments.metrics,
-        access=access,
-        isolate=arguments.isolate,
-        timeout_request=arguments.timeout_request,
-        timeout_prepare=arguments.timeout_prepare,
-        helper_bytes=arguments.memory_prepare,
-        usual=dict(arguments.set),
-        pooling=arguments.pooling,
-        page=arguments.page == "on",
-        slots=not arguments.no_slots,
-        slot_folder=_folder(arguments.slot_save_path),
-        loras=common.adapter_files(arguments).loras,
-        aliases=arguments.alias or (),
-        tags=arguments.tags,
-    )
+    settings = _settings(arguments, access)
     source = Source(arguments, settings)
     keep = math.inf if source.only is not None else arguments.keep_alive
     served = models.Models(
@@ -350,6 +332,31 @@ def run(arguments: argparse.Namespace) -> int:
         names=access.hosts,
     )
     return 0
+
+
+def _settings(arguments: argparse.Namespace, access: Any) -> Any:
+    """What the server is started with. Raises UsageError."""
+    from tamis.bindings.serve.http.app import Settings
+
+    return Settings(
+        n_queue=arguments.queue,
+        n_choices=min(MOST_CHOICES, arguments.queue),
+        max_body=arguments.max_body,
+        metrics=arguments.metrics,
+        access=access,
+        isolate=arguments.isolate,
+        timeout_request=arguments.timeout_request,
+        timeout_prepare=arguments.timeout_prepare,
+        helper_bytes=arguments.memory_prepare,
+        usual=dict(arguments.set),
+        pooling=arguments.pooling,
+        page=arguments.page == "on",
+        slots=not arguments.no_slots,
+        slot_folder=_folder(arguments.slot_save_path),
+        loras=common.adapter_files(arguments).loras,
+        aliases=arguments.alias or (),
+        tags=arguments.tags,
+    )
 
 
 class Source:
