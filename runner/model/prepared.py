@@ -107,7 +107,8 @@ class Prepared(NamedTuple):
             return False
         sums = [_sum(lambda at, n: memory[at : at + n].tobytes(), *span) for span in self.spans]
         told = {"name": self.path.name, "model": self.model, "sums": sums}
-        told["units"] = [zlib.crc32(memory[at : at + UNIT].data) for at in range(0, self.n_bytes, UNIT)]
+        starts = range(0, self.n_bytes, UNIT)
+        told["units"] = [zlib.crc32(memory[at : at + UNIT].data) for at in starts]
         text = json.dumps(told).encode()
         head = _MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + text
         first = _first(len(text))
