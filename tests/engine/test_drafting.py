@@ -7,6 +7,7 @@ from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.compat import Llama, LlamaModelDrafting
 from tamis.cli import main
+from tamis.engine import drafting
 from tamis.engine.drafting import Draft, Drafting, ModelDraft
 from tamis.engine.engine import Engine
 from tamis.sampling.chain import SamplerParams
@@ -61,6 +62,16 @@ def test_the_answer_is_the_one_without_drafts(engines, params):
             assert answer(drafting, **params) == plain
             assert session.tokens == held, "drafts that were not chosen are gone"
             assert 0 <= drafting.n_taken <= drafting.n_drafted
+
+
+@pytest.mark.parametrize("draft", [-1, 0, 1])
+def test_a_token_that_the_model_lacks_is_not_drafted(engines, monkeypatch, draft):
+    """A draft model may have more tokens at its end; the first of them is one too many."""
+    main, small = engines
+    token = main.hp.n_vocab + draft
+    monkeypatch.setattr(drafting, "_likeliest", lambda best: (token, 1.0))
+    found = ModelDraft(small, main, 128).propose(PROMPT, 1)
+    assert found == ([token] if draft < 0 else [])
 
 
 def test_drafts_that_are_right_are_taken(engines):

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -82,6 +83,51 @@ def test_a_header_that_is_no_record_is_damage_whatever_its_checksum_says(tmp_pat
     head = b"TAMISSES" + struct.pack("<II", 2, len(text)) + text
     end = struct.pack("<I", 0)
     (tmp_path / "s").write_bytes(head + end + hashlib.sha256(head).digest())
+    with pytest.raises(SessionFileError, match="damaged"):
+        SessionFile(tmp_path / "s")
+
+
+def signed(body, table, n_table=None, text=b"{}", n_text=None):
+    """A file whose digest is right, whatever its sizes say."""
+    n_text, n_table = (len(text) if n_text is None else n_text), n_table or len(table)
+    head = b"TAMISSES" + struct.pack("<II", 2, n_text) + text
+    digest = hashlib.sha256(head + table).digest()
+    return head + body + table + struct.pack("<I", n_table) + digest
+
+
+@pytest.mark.parametrize(
+    ("body", "listed"),
+    [(b"", []), (b"ab", [b"ab"]), (b"abc", [b"ab"]), (b"abc", []), (b"ab", [b"ab", b"c"]),
+     (b"abc", [b"ab", b"c"]), (b"abc", [b"abc", b""]), (b"", [b"c"])],
+)  # fmt: skip
+def test_bytes_that_no_array_owns_are_damage(tmp_path, body, listed):
+    """Sizes of a table with the right digest add up to what lies before it, or all is refused."""
+    table = b"".join(struct.pack("<QI", len(part), zlib.crc32(part)) for part in listed)
+    (tmp_path / "s").write_bytes(signed(body, table))
+    if b"".join(listed) == body:
+        assert read(tmp_path / "s", [len(part) for part in listed]) == ({}, body)
+    else:
+        with pytest.raises(SessionFileError, match="damaged"):
+            SessionFile(tmp_path / "s")
+
+
+@pytest.mark.parametrize("n_table", [1, 11, 13, 24, 1 << 31, (1 << 32) - 1])
+def test_a_table_of_another_size_than_it_says_is_damage(tmp_path, n_table):
+    table = struct.pack("<QI", 2, zlib.crc32(b"ab"))
+    (tmp_path / "s").write_bytes(signed(b"ab", table, n_table))
+    with pytest.raises(SessionFileError, match="damaged"):
+        SessionFile(tmp_path / "s")
+    (tmp_path / "s").write_bytes(signed(b"ab", table + b"\0"))
+    with pytest.raises(SessionFileError, match="damaged"):
+        SessionFile(tmp_path / "s")
+
+
+def test_a_header_has_a_longest_size(tmp_path, monkeypatch):
+    text = json.dumps({"tokens": list(range(40))}).encode()
+    (tmp_path / "s").write_bytes(signed(b"", b"", text=text))
+    monkeypatch.setattr(session_file, "MAX_HEADER", len(text))
+    assert read(tmp_path / "s", [])[0]["tokens"][-1] == 39
+    monkeypatch.setattr(session_file, "MAX_HEADER", len(text) - 1)
     with pytest.raises(SessionFileError, match="damaged"):
         SessionFile(tmp_path / "s")
 

@@ -94,6 +94,33 @@ def test_a_set_is_joined_by_neighbours_that_come_after_it():
     assert sets[2] == [20, 30, 57, 58, 59, 60, 61, 62, 63]
 
 
+def test_a_third_of_a_set_is_dilated():
+    """Eq. 13: floor(k / 3) of the best, 2 of 8. The second query is the first one again."""
+    k, best = np.zeros((1, 1, 64, 16)), list(range(10, 42, 4))
+    k[0, 0, best, 0] = np.arange(8, 0, -1)  # best first
+    method = CPE(s=4, k=8, sink=2, local=3, phi=1)
+    replay = Replay(method, np.array([turned(0)] * 2)[None, None], k, k, n_prefill=0)
+    sets = []
+    for _ in range(2):
+        replay.decode()
+        sets.append(replay.rows(0)[0].tolist()[2:-3])
+    assert sets == [best, sorted({*best, 9, 11, 13, 15})]
+
+
+def test_a_block_ends_where_its_tokens_are_dropped():
+    """The step after truncate() retrieves, though it follows the last one's position."""
+    k = np.zeros((1, 1, 64, 16))
+    k[0, 0, [10, 20, 30], 0] = 3, 2, 1
+    replay = Replay(CPE(s=9, k=3, phi=1), np.array([turned(0)] * 4)[None, None], k, k, n_prefill=0)
+    retrievals = []
+    for i in range(4):
+        if i == 2:
+            replay.state.truncate(40)
+        replay.decode()
+        retrievals.append(int(replay.state.retrievals.sum()))
+    assert retrievals == [1, 1, 2, 2]
+
+
 def test_a_rows_decision_is_its_groups():
     """Two heads of one KV head: one turns away. Alone the other shares, together they retrieve."""
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ from tiny_models import like_qwen2, write_tiny_model
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.ops import AUDIT, METER
+from tamis.select.base import SelectorShape
 from tamis.select.metered import Metered
 from tamis.select.notation import MethodError, parse_method, parse_methods
 
@@ -123,6 +124,21 @@ def test_a_prompt_begins_a_new_count(engine):
     session.truncate(100)
     session.decode(5)
     assert session.mass.n_step == 1
+
+
+@pytest.mark.parametrize(("n_ctx", "unit"), [(1024, 16), (16 * 1024, 16), (16 * 1024 + 64, 32)])
+def test_means_of_units_that_lose_a_token_are_made_again(n_ctx, unit):
+    """A long context has fewer and larger units: positions become units by their own size."""
+    shape = SelectorShape(2, 2, 1, 16, n_ctx=n_ctx, n_ubatch=64, window=(0, 0))
+    state = parse_method("metered(window:recent=64)").open(shape)
+    (filled, *_) = state.counters
+    for n_tokens in (6 * unit, 6 * unit - 1, 5 * unit + 1, 5 * unit):
+        filled[:] = 9
+        state.truncate(n_tokens)
+        assert (filled == n_tokens // unit).all(), n_tokens
+    filled[:] = 2
+    state.truncate(6 * unit)
+    assert (filled == 2).all(), "what was not made stays so"
 
 
 def test_sessions_of_a_batch_have_their_own(engine):

@@ -304,6 +304,21 @@ def test_dry_sees_only_the_last_n_tokens():
     assert dry(history, last_n=0)[3] == 0.0
 
 
+@pytest.mark.parametrize("last_n", [1, 2, 7, 20])
+def test_dry_looks_back_as_far_however_long_the_answer(last_n):
+    """Old tokens are dropped now and then: never one too many, and never kept for good."""
+    h = np.random.default_rng(last_n).integers(0, 3, 400).tolist()
+    step = Dry(multiplier=1.0, base=2.0, last_n=last_n)
+    for i, token_id in enumerate(h, 1):
+        step.accept(token_id)
+        recent = h[max(0, i - last_n) : i]
+        penalties = -step.apply(from_logits(0, 0, 0, 0, 0, 0)).logits + 0.0
+        assert penalties.tolist() == dry(recent)
+        assert step.get_state() == {"history": recent}
+        assert len(step._history) <= 2 * last_n + 64
+    assert Dry(multiplier=1.0, last_n=0).get_state() == {"history": []}
+
+
 def test_dry_agrees_with_a_plain_search_for_the_longest_repetition():
     rng = np.random.default_rng(3)
     for _ in range(50):

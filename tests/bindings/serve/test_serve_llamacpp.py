@@ -187,6 +187,41 @@ def test_what_is_wrong_is_refused(client, where, body):
     assert "message" in response.json()["error"]
 
 
+@pytest.mark.parametrize("action", ["save", "restore"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a/../../x",
+        "a/b",
+        "a/",
+        "a\\..\\x",
+        "/x",
+        "..",
+        ".",
+        "",
+        "x\n",
+        "x\0",
+        "a b",
+        "x" * 201,
+        "-x",
+    ],
+)
+def test_a_slots_file_is_one_of_its_folder(client, name, action, tmp_path_factory):
+    """Not the beginning of a name is looked at: all of it must be a file's without a folder."""
+    base = tmp_path_factory.getbasetemp()
+    before = sorted(base.rglob("*"))
+    response = client.post(f"/slots/0?action={action}", json={"filename": name})
+    assert response.status_code == 400
+    assert "filename is no short name of a file" in response.json()["error"]["message"]
+    assert sorted(base.rglob("*")) == before
+
+
+def test_a_slots_file_may_have_a_name_of_200_bytes(client):
+    name = "x" * 200
+    saved = client.post("/slots/1?action=save", json={"filename": name})
+    assert (saved.status_code, saved.json()["filename"]) == (200, name)
+
+
 def test_what_this_model_cannot_do_is_501(client):
     for path, body in (
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
