@@ -1,7 +1,6 @@
 """Shared fixtures. Tests marked `model` use the real models, fetched on first use."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from quick_cases import quick_cases
 
 from tamis.fetch import registry as models
 from tamis.fetch.base import Unreachable
@@ -81,9 +81,27 @@ SLOW_TESTS = {
     "summary/test_summarize.py::test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice",
     "text/test_pretokenize.py::test_words_are_those_of_the_published_patterns",
 }
-# Tests of the tree are cheap, and a rule holds for every file.
-ALL_CASES = {"tree"}
-CASES = 4  # of a test with more of them, these are quick: evenly spaced
+# Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
+# that notices a fault.
+ALL_CASES = (
+    "engine/test_context_flags.py", "engine/test_private_files.py", "engine/test_processors.py",
+    "engine/test_session_file.py", "fetch/", "formats/", "kernels/test_prepared.py",
+    "kv/test_kv_layers.py", "kv/test_recurrent_states.py", "methods/test_cpe.py",
+    "methods/test_metered.py", "methods/test_select_hip.py", "methods/test_select_tactic.py",
+    "methods/test_selector_base.py", "text/", "tree/",
+)  # fmt: skip
+# Tests in them whose cases take long all the same.
+THINNED = {
+    "text/test_chat_template.py::test_long_templates_that_take_all_are_stopped",
+    "text/test_chat_template.py::test_templates_that_never_end_or_take_all_memory_are_stopped",
+    "text/test_chat_template.py::test_tests_and_filters_count_against_the_budget",
+    "text/test_encoders.py::test_a_long_text_is_encoded_in_time_in_proportion",
+    "text/test_pretokenize.py::test_a_hundred_times_the_text_takes_about_a_hundred_times_as_long",
+    "text/test_tool_calls.py::test_any_text_is_parsed_the_same_in_any_pieces_and_never_fails",
+    "text/test_tool_calls.py::test_long_answers_take_time_in_proportion",
+    "text/test_tool_calls.py::test_what_a_template_writes_is_read_back_however_it_is_cut",
+}
+CASES = 4  # of another test with more of them, these are quick: see quick_cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,10 +127,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked or file in SLOW_FILES or test in SLOW_TESTS:
             item.add_marker(pytest.mark.slow)
             first.add(item.path)
-        elif file.partition("/")[0] not in ALL_CASES:
+        elif not file.startswith(ALL_CASES) or test in THINNED:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in cases.values():
-        quick = {i * len(each) // CASES for i in range(CASES)}
+        quick = quick_cases([_parameters(item) for item in each], CASES)
         for i, item in enumerate(each):
             if i not in quick:
                 item.add_marker(pytest.mark.slow)
@@ -132,6 +150,11 @@ def only_one(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(turn)
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    """The parameters of a case, by their names; none of a test without cases."""
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

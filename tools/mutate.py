@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help="slow tests, too")
     parser.add_argument("--seconds", type=float, default=20, help="of tests for a fault")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "mutate")
-    parser.add_argument("--fresh", action="store_true", help="forget results and records")
+    parser.add_argument("--fresh", action="store_true", help="drop results and records")
     parser.add_argument("--again", action="store_true", help="plant survivors again")
     given = parser.parse_args()
     if given.fresh:

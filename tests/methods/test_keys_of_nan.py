@@ -43,5 +43,13 @@ def test_a_method_chooses_something_among_keys_that_are_no_numbers(engine, metho
                 pages[:64].reshape(-1)[::step] = value  # those that there can be
             for _ in range(3):
                 session.decode(9)
+                for layer in range(engine.hp.n_layer):
+                    chosen = session.selected(layer)
+                    assert len(chosen.positions) in (engine.hp.n_head_kv, engine.hp.n_head)
+                    for row, mask in zip(chosen.positions, chosen.mask, strict=True):
+                        assert 0 < len(row) <= session.n_past
+                        assert (np.diff(row) > 0).all()
+                        assert 0 <= row[0] <= row[-1] < session.n_past
+                        assert np.flatnonzero(mask).tolist() == row.tolist()
 
     fork_and_wait(work)

@@ -114,7 +114,10 @@ def test_any_map_of_characters_ends():
         units = bytes(rng.choices(range(256), k=4 * rng.randint(1, 600)))
         blob = struct.pack("<I", len(units)) + units + b"ab\0"
         with contextlib.suppress(ValueError):
-            CharacterMap(blob).apply("abc é 我" * 3)
+            found = CharacterMap(blob).apply("abc é 我" * 3)
+            # A character stays or becomes one of the blob's texts: "ab", "b" or none.
+            assert set(found) <= set("abc é 我")
+            assert len(found) <= 2 * len("abc é 我" * 3)
 
 
 @pytest.mark.parametrize("kind", ["a", "ab", " ", "ba ", "x", "我"])

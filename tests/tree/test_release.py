@@ -61,6 +61,8 @@ def digest(path: Path) -> str:
 
 def test_the_changelog_says_what_is_new_in_a_development_version():
     release.check_changelog(NEW, "0.2.0.dev1")
+    with pytest.raises(release.ReleaseError, match="no section ## Unreleased"):
+        release.check_changelog(NEW.replace("## Unreleased", "## Later"), "0.2.0.dev1")
 
 
 @pytest.mark.parametrize(
