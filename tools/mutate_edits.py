@@ -30,7 +30,7 @@ class Fault:
     file: str  # below the root of the tree
     line: int
     kind: str
-    where: str  # the function's qualified name; "" for what is evaluated as the module is imported
+    where: str  # the function, without its class; "" for what runs as the module is imported
     start: int
     end: int
     text: str
