@@ -1,6 +1,7 @@
 """Small faults for a source: which can be planted, and the text that each of them makes of it."""
 
 import ast
+import builtins
 import copy
 import hashlib
 from collections import Counter
@@ -112,7 +113,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, str]]:
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARED:
             yield "comparison", _with(node, ops=[COMPARED[type(op)]()])
-        case ast.BinOp(op=op) if type(op) in SWAPPED and not _is_text(node):
+        case ast.BinOp(op=op) if type(op) in SWAPPED and not (_is_text(node) or _is_type(node)):
             yield "arithmetic", _with(node, op=SWAPPED[type(op)]())
         case ast.BoolOp(op=ast.And()):
             yield "condition", _with(node, op=ast.Or())
@@ -166,6 +167,16 @@ def _is_text(node: ast.BinOp) -> bool:
         or (isinstance(end, ast.Constant) and isinstance(end.value, str | bytes))
         for end in ends
     )
+
+
+def _is_type(node: ast.expr) -> bool:
+    """Whether types are joined, as in `str | None`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _is_type(node.left) or _is_type(node.right)
+    if isinstance(node, ast.Constant):
+        return node.value is None
+    name = ast.unparse(node).partition("[")[0].rpartition(".")[2]
+    return name in vars(builtins) or (name[:1].isupper() and not name.isupper())
 
 
 def _is_said(node: ast.AST, child: ast.AST) -> bool:

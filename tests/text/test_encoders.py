@@ -11,7 +11,9 @@ from vocabularies import make_vocab
 
 from tamis.formats.vocab import Normalizer, TokenType
 from tamis.text.charsmap import CharacterMap
+from tamis.text.longest_match import unescaped
 from tamis.text.tokenizer import TokenizerError, tokenizer_for
+from tamis.text.wordpiece import _is_ideograph
 
 NORMAL, UNKNOWN, CONTROL = TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL
 PIECES = {"\u2581": -3.0, "a": -2.0, "b": -2.5, "ab": -3.5, "\u2581a": -4.0, "bb": -4.9, "aba": -6}
@@ -106,6 +108,55 @@ def test_white_space_beside_some_tokens_is_theirs():
 def test_broken_maps_of_characters_are_refused(blob):
     with pytest.raises(ValueError, match="charsmap"):
         CharacterMap(blob).apply("abc")
+
+
+def charsmap(texts):
+    """The file's form of a map: a double array of the keys' bytes, and what replaces them."""
+    units, out, at = [0] * 2048, b"", 256
+    units[0] = at << 10
+    for key, new in texts.items():
+        node = 0 ^ at
+        for i, byte in enumerate(key.encode()):
+            node ^= byte
+            base = 256 << (i + 1)
+            is_leaf = key[: i + 1] in texts
+            units[node] = byte | is_leaf << 8 | base << 10
+            node ^= base
+            if is_leaf:
+                units[node] = 1 << 31 | len(out) if key[: i + 1] == key else units[node]
+        out += new.encode() + b"\0"
+    return CharacterMap(struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + out)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", "x"), ("ab", "yz"), ("aab", "xyz"), ("abc", "yz"), ("c", ""), ("dad", "dxd"),
+     ("é我a😀", "é我x😀"), ("cba", "bx"), ("", "")],
+)  # fmt: skip
+def test_the_longest_sequence_at_each_place_is_replaced(text, expected):
+    assert charsmap({"a": "x", "ab": "yz", "c": ""}).apply(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [(r"a\nb", b"a\nb"), (r"\t\r", b"\t\r"), (r"\\\'\q", b"\\'q"), (r"\xe6\x0A\xFf", b"\xe6\n\xff"),
+     ("end\\", b"end\\"), (r"\x4", b"x4"), (r"\x41", b"A"), (r"\x414", b"A4"), ("", b"")],
+)  # fmt: skip
+def test_bytes_of_rwkvs_tokens(written, expected):
+    assert unescaped(written.encode()) == expected
+
+
+BLOCKS = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B81F),
+          (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "last"), BLOCKS)
+def test_ideographs_are_words_of_their_own_to_the_ends_of_their_blocks(first, last):
+    """As Hugging Face's BertNormalizer has the blocks; two of them touch."""
+    assert [_is_ideograph(code) for code in (first - 1, first, last, last + 1)] == [
+        any(a <= first - 1 <= b for a, b in BLOCKS), True, True,
+        any(a <= last + 1 <= b for a, b in BLOCKS),
+    ]  # fmt: skip
 
 
 def test_any_map_of_characters_ends():
