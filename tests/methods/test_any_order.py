@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,11 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from method_roles import in_its_roles
+from precompiled import compile_for
 from recurrent_models import write_recurrent_model
-from tier_cases import session_of
-from tiny_models import like_qwen2, write_tiny_model
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.contract.types import PAGE, kv_row
+from tamis.kv.disk_tier import MARGIN
 from tamis.select.notation import methods
 
 N_CTX, N_UBATCH, N_VOCAB = 384, 64, 90
@@ -101,9 +103,13 @@ class Order(RuleBasedStateMachine):
 
     def opened(self) -> Any:
         engine = self.engines[self.kind]
-        if self.tier:
-            return session_of(engine, self.folder, 1, **self.options)
-        return engine.session(**self.options)
+        tier = {}
+        if self.tier:  # the least memory that there can be: of other layers pages are evicted
+            n_frame = N_CTX // PAGE + MARGIN + 2 * engine.hp.n_layer
+            row = 2 * kv_row(self.options["type_k"], engine.hp.head_dim).itemsize
+            kv_ram = n_frame * PAGE * max(engine.hp.n_head_kv, 1) * row
+            tier = {"kv_ram": kv_ram, "kv_dir": self.folder}
+        return engine.session(**self.options, **tier)
 
     @rule(which=st.integers(0, 1), n=st.integers(1, 140), seed=st.integers(0, 5))
     def prefill(self, which: int, n: int, seed: int) -> None:
@@ -205,11 +211,11 @@ class Order(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """A model of each kind of state."""
+    """A model of each kind of state; all with two heads of 32 elements a KV head."""
     folder = tmp_path_factory.mktemp("kinds")
     paths = {
-        "full": write_tiny_model(folder / "full.gguf", like_qwen2("qwen2")),
-        "window": write_tiny_model(folder / "window.gguf", like_qwen2("gemma3")),
+        "full": write_tiny_model(folder / "full.gguf", TinySpec("qwen3", layers=6)),
+        "window": write_tiny_model(folder / "window.gguf", TinySpec("gemma3", embd=64, kv_heads=2)),
         "recurrent": write_recurrent_model(folder / "recurrent.gguf", "lfm2"),
     }
     found = {kind: Engine.load(path, n_threads=1) for kind, path in paths.items()}
@@ -228,6 +234,10 @@ def test_any_order_gives_what_a_fresh_session_does(engines, tmp_path, request, n
         pass
 
     OfMethod.engines, OfMethod.method, OfMethod.folder = engines, METHODS[name], tmp_path
+    sizes = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH} | in_its_roles(METHODS[name])
+    sessions = [sizes | {"type_k": each, "type_v": each} for each in TYPES]
+    for engine in engines.values():
+        compile_for(engine, sessions)
     whole = request.config.getoption("whole_kit")
     run_state_machine_as_test(
         OfMethod,
@@ -235,6 +245,7 @@ def test_any_order_gives_what_a_fresh_session_does(engines, tmp_path, request, n
             max_examples=EXAMPLES * (MANY if whole else 1),
             stateful_step_count=STEPS,
             derandomize=not whole,
+            phases=(Phase.generate, Phase.shrink) if whole else (Phase.generate,),
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
