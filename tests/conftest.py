@@ -1,6 +1,7 @@
 """Shared fixtures. Tests marked `model` use the real models, fetched on first use."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys

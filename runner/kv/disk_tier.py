@@ -145,7 +145,8 @@ class DiskTier(KVCache):
         n_page, found = -(-n_tokens // PAGE) - page, []
         for side in self._sides:
             pages = np.zeros((n_page, *side.frames.shape[1:]), side.frames.dtype)
-            units = pages.view(np.uint8).reshape(n_page, -1, side.unit_bytes)
+            n_unit = side.page_bytes // side.unit_bytes
+            units = pages.view(np.uint8).reshape(n_page, n_unit, side.unit_bytes)
             for i in range(n_page):
                 side.read_page(layer, page + i, units[i])
             rows = pages.swapaxes(1, 2)

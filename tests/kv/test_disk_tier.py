@@ -188,6 +188,19 @@ def test_what_is_kept_is_copied_saved_loaded_truncated_and_observed(engine, tmp_
     assert (tmp_path / "t").read_bytes() == (tmp_path / "w").read_bytes()
 
 
+def test_nothing_is_copied_saved_and_loaded(engine, tmp_path):
+    empty, other = (session_of(engine, tmp_path, 72) for _ in range(2))
+    other.prefill([5, 6, 7])
+    other.copy(empty)
+    assert other.tokens == []
+    empty.save(tmp_path / "s")
+    other.prefill([5, 6, 7])
+    other.load(tmp_path / "s")
+    assert other.tokens == []
+    whole = engine.session(N_CTX, 128)
+    np.testing.assert_array_equal(other.prefill([8, 9]), whole.prefill([8, 9]))
+
+
 @contextlib.contextmanager
 def files_of_at_most(n_byte):
     """As on a disk with so much room: writing beyond it fails."""
