@@ -36,7 +36,7 @@ MANY = 40  # times as many, with --whole-kit
 METHODS = {
     "auto": "auto:least=0,part=8,mass=0.3",
     "bigbird": "bigbird:block=16,sink=16,recent=32,random=32",
-    "cpe": "cpe:k=24,sink=4,local=8,r=3,tau=-1,rows=group,psi=1",
+    "cpe": "cpe:k=6,sink=1,local=2,r=1,s=16,tau=-1,rows=group,psi=1",
     "delta": "delta(window:sink=4,recent=32,block=16)",
     "dense": "dense",
     "double_sparsity": "double_sparsity:budget=40,sink=4,recent=8,s=4",
@@ -54,6 +54,7 @@ METHODS = {
     "vertical_slash": "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
     "window": "window:sink=4,recent=32,block=16",
 }
+LENGTHS = (1, 2, 9, 33, 64, 65, 130)  # of a prompt: within a chunk and a page, whole, beyond
 KINDS = ("full", "window", "recurrent")  # of state
 TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "f16"))  # of K, of V
 OF_F16_KEYS = (("f16", "f16"), ("f16", "q8_0"), ("f16", "q4_0"))
@@ -98,14 +99,18 @@ class Order(RuleBasedStateMachine):
     types: tuple[tuple[str, str], ...]
     folder: Any
 
-    @initialize(kind=st.sampled_from(KINDS), types=st.integers(0, 11), tier=st.booleans())
-    def opens(self, kind: str, types: int, tier: bool) -> None:
+    @initialize(
+        kind=st.sampled_from(KINDS), types=st.integers(0, 11), tier=st.booleans(),
+        first=st.sampled_from(LENGTHS[::-1]),
+    )  # fmt: skip
+    def opens(self, kind: str, types: int, tier: bool, first: int) -> None:
         self.kind, self.tier = kind, tier
         type_k, type_v = self.types[types % len(self.types)]
         self.options = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "type_k": type_k, "type_v": type_v}
         self.options |= in_its_roles(self.method)
         self.live = [Live(self.opened()), Live(self.opened())]
         self.saved: list[tuple[Any, list[Done]]] = []
+        self.reads(self.live[0], first, 9)
         # Of a prompt that is cut off, a method of prompts would have read another way.
         self.cuts = self.options["prefill"] == "dense"
 
@@ -120,7 +125,7 @@ class Order(RuleBasedStateMachine):
             tier = {"kv_ram": kv_ram, "kv_dir": self.folder}
         return engine.session(**self.options, **tier)
 
-    @rule(which=st.integers(0, 1), n=st.integers(1, 140), seed=st.integers(0, 5))
+    @rule(which=st.integers(0, 1), n=st.sampled_from(LENGTHS), seed=st.integers(0, 5))
     def prefill(self, which: int, n: int, seed: int) -> None:
         self.reads(self.live[which], n, seed)
 
@@ -147,20 +152,25 @@ class Order(RuleBasedStateMachine):
                     found = live.session.decode(token).copy()
                     live.history.append(Done((token,), True, found))
 
-    @rule(which=st.integers(0, 1), back=st.integers(1, 80), again=st.booleans())
-    def truncate(self, which: int, back: int, again: bool) -> None:
-        """Drop the last tokens; again: and read as many others, to the same length."""
+    @rule(which=st.integers(0, 1), back=st.integers(1, 80))
+    def truncate(self, which: int, back: int) -> None:
         live = self.live[which]
-        before = live.session.n_past
-        keep = max(0, before - back)
-        live.history = self.until(live.history, keep)
-        keep = sum(len(done.ids) for done in live.history)
-        live.session.truncate(keep)
+        live.history = self.until(live.history, max(0, live.session.n_past - back))
+        live.session.truncate(sum(len(done.ids) for done in live.history))
         live.resumed = True
-        if again:
-            self.reads(live, before - keep, back)
-            if not live.resumed:
-                self.decode(which, 2, back)
+
+    @rule(which=st.integers(0, 1), back=st.integers(1, 80), n=st.integers(1, 3))
+    def read_again(self, which: int, back: int, n: int) -> None:
+        """Steps, a truncation, and as many other tokens to the same length, then steps.
+
+        What a method kept of the dropped steps is then of positions that there are.
+        """
+        live = self.live[which]
+        self.decode(which, n, back)
+        before = live.session.n_past
+        self.truncate(which, min(back + n, before))
+        self.reads(live, before - live.session.n_past, back)
+        self.decode(which, 2, back)
 
     def until(self, history: list[Done], n: int) -> list[Done]:
         """What made the first n tokens; fewer where a prompt cannot be cut there."""
