@@ -253,7 +253,10 @@ def forked(work: Callable[[], None], seconds: float) -> int | None:
     status = None
     while status is None and time.monotonic() < end:
         found, code = os.waitpid(child, os.WNOHANG)
-        status = code if found else time.sleep(0.01)
+        if found:
+            status = code
+        else:
+            time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # servers that its tests started, too
     if status is None:

@@ -26,6 +26,7 @@ from recurrent_models import write_recurrent_model
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.contract.ops import FEW_ROWS
 from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.disk_tier import MARGIN
 from tamis.select.notation import methods
@@ -178,6 +179,9 @@ class Order(RuleBasedStateMachine):
         for done in history:
             room = n - n_kept
             if len(done.ids) > room:
+                # Few rows are multiplied another way, which rounds another way.
+                if 0 < room % N_UBATCH <= FEW_ROWS:
+                    room -= room % N_UBATCH
                 if self.cuts and room > 0:
                     kept.append(Done(done.ids[:room], False, np.zeros(0)))
                 break
