@@ -82,7 +82,7 @@ def test_a_fault_is_the_same_one_where_lines_move():
     assert len(keys) == len(faults_of("formats/x.py", SOURCE)), "no two are the same"
 
 
-def test_what_runs_at_import_is_told_apart_from_what_a_call_runs():
+def test_what_runs_at_import_is_known_from_what_a_call_runs():
     found = {str(f).partition(" ")[2]: (f.where, f.names) for f in faults_of("x.py", SOURCE)}
     assert found["boundary: 5 -> (6)"] == ("", ("LIMIT",))
     assert found["comparison: n >= 2 -> (n > 2)"][0] == "allowed"
