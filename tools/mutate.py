@@ -58,8 +58,9 @@ if out := os.environ.get("MUTATE_LINES"):
 def copied(root: Path, tree: Path) -> None:
     """Make the copy what the checkout is, and a view of the package in it."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode()
-    names = {name for name in listed.split("\0") if name and (root / name).is_file()}
+    listed = subprocess.run(command, cwd=root, capture_output=True, check=True)
+    files = listed.stdout.decode().split("\0")
+    names = {name for name in files if name and (root / name).is_file()}
     for name in names:
         source, target = root / name, tree / name
         if not target.is_file() or target.read_bytes() != source.read_bytes():
@@ -114,7 +115,8 @@ class Run:
             "PYTHONPATH": str(Path(self.view).parent),
             "TAMIS_MODELS": str(self.state / "models"),  # a fault may delete what it finds
         }
-        command = [sys.executable, "-m", "tamis.tools.mutate_plugin", str(self.state / "job.json")]
+        command = [sys.executable, "-P", "-m", "tamis.tools.mutate_plugin"]
+        command.append(str(self.state / "job.json"))
         with (self.state / "log").open("a") as log:
             subprocess.run(command, cwd=self.tree, env=env, stdout=log, check=True)
 

@@ -269,7 +269,7 @@ def fresh(tests: list[str], seconds: float) -> str:
     """What tests say of a fault that only a fresh import meets."""
     if not tests:
         return SURVIVED
-    command = [sys.executable, "-m", "pytest", *OPTIONS, "-x", *tests]
+    command = [sys.executable, "-P", "-m", "pytest", *OPTIONS, "-x", *tests]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             status = process.wait(seconds)

@@ -30,6 +30,9 @@ KNOWN = {
     "tools/compare_llamacpp.py:context.Process": "PYTHONSAFEPATH",
     "tools/dependencies.py:subprocess.run": "-P",
     "tools/load_serve.py:subprocess.Popen": "-P",
+    "tools/mutate.py:subprocess.run": "-P, or git",
+    "tools/mutate_plugin.py:os.fork": "no other program",
+    "tools/mutate_plugin.py:subprocess.Popen": "-P",
     "tools/record_chat.py:pexpect.spawn": "-P",
     "tools/release.py:subprocess.run": "-P, or git",
 }
