@@ -111,7 +111,8 @@ def test_a_block_ends_where_its_tokens_are_dropped():
     """The step after truncate() retrieves, though it follows the last one's position."""
     k = np.zeros((1, 1, 64, 16))
     k[0, 0, [10, 20, 30], 0] = 3, 2, 1
-    replay = Replay(CPE(s=9, k=3, phi=1), np.array([turned(0)] * 4)[None, None], k, k, n_prefill=0)
+    method, q = CPE(s=9, k=3, sink=2, local=3, phi=1), np.array([turned(0)] * 4)[None, None]
+    replay = Replay(method, q, k, k, n_prefill=0)
     retrievals = []
     for i in range(4):
         if i == 2:
