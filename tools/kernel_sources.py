@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from tamis.jit_kernels.contract.op import Op
+from tamis.jit_kernels.contract.op import Op, module_of
 
 CONTRACT = "tamis.jit_kernels.contract"
 OPS = f"{CONTRACT}.ops"
@@ -22,7 +22,7 @@ COMPILE = "tamis.jit_kernels.compile"  # runs the compiler and keeps what it mak
 @functools.cache
 def digest_of(kind: str, op: Op) -> str:
     """16 hex digits of the sources of an op's kernels, `kind` "cpu" or "cuda"."""
-    names = _made_of(f"tamis.jit_kernels.{kind}.{op.file}", kind)
+    names = _made_of(module_of(kind, op), kind)
     for record in inspect.getmro(op.record)[:-1]:
         names |= _closure(record.__module__)
     digest = hashlib.sha256(repr((op.name, op.fields, op.declared)).encode())

@@ -30,7 +30,9 @@ def sources(kind: str) -> str | None:
 
     A program in one file has none of them: what it was built with is what it has.
     """
-    paths = [p for name in ("contract", kind) for p in sorted((SOURCES / name).rglob("*.py"))]
+    paths = [
+        p for name in ("contract", "common", kind) for p in sorted((SOURCES / name).rglob("*.py"))
+    ]
     if not paths:
         return None
     digest = hashlib.sha256()

@@ -2,7 +2,8 @@
 
 An op's arguments are a record: a class whose annotations are its fields, in the order in which they
 lie in the argument struct, 8 bytes each. An Address is the address of an array, Out[Address] that
-of one that the op writes, InOut[Address] of one that it reads and writes; an int is a count or a
+of one that the op writes, InOut[Address] of one that it reads and writes. Where its elements and
+shape are said (see arrays.py), recording checks them and adds the sizes; an int is a count or a
 flag (all int64), a float is float64 in the struct and float32 in the kernel. Records are plain
 classes: as NamedTuples they would cost every start 20 to 40 ms. Only where kernels are compiled a
 record becomes one.
@@ -20,8 +21,11 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NewType, TypeVar
 
+from tamis.jit_kernels.contract.arrays import Array, names_in
+
 Address = NewType("Address", int)
 PARAMETERS = ["tid", "n_thread", "a"]  # of a kernel
+WORKERS = ["worker", "n_worker", "a"]  # of one of both backends: threads of a CPU, or of a GPU
 
 
 class _Written(NamedTuple):
@@ -103,8 +107,18 @@ class Op(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, in the order of the argument struct."""
-        return tuple(_types_of(self.record))
+        """The names of the fields, in the order of the struct: sizes of arrays are last."""
+        return _fields_of(self.record, self.declared)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The fields that recording reads off the shapes of arrays."""
+        return _sizes_of(self.record, self.declared)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The types of the fields that are typed arrays."""
+        return _arrays_of(self.record)
 
     @property
     def floats(self) -> frozenset[str]:
@@ -114,7 +128,7 @@ class Op(NamedTuple):
     @property
     def addresses(self) -> frozenset[str]:
         """The fields that are addresses of arrays."""
-        return _named(self.record, Address) | self.outputs
+        return self.inputs | self.outputs
 
     @property
     def outputs(self) -> frozenset[str]:
@@ -124,12 +138,12 @@ class Op(NamedTuple):
     @property
     def inputs(self) -> frozenset[str]:
         """The fields whose arrays the op reads."""
-        return _named(self.record, Address) | _updated(self.record)
+        return _read(self.record)
 
     @property
     def values(self) -> Any:
         """The record as a NamedTuple: what kernels take."""
-        return _values_of(self.record)
+        return _values_of(self.record, self.declared)
 
 
 @functools.cache
@@ -160,14 +174,41 @@ def _written(record: type) -> frozenset[str]:
 
 
 @functools.cache
-def _updated(record: type) -> frozenset[str]:
-    kinds = _types_of(record).items()
-    return frozenset(name for name, kind in kinds if isinstance(kind, _Written) and kind.is_read)
+def _read(record: type) -> frozenset[str]:
+    def is_read(kind: Any) -> bool:
+        if isinstance(kind, _Written):
+            return kind.is_read
+        return kind is Address or isinstance(kind, Array)
+
+    return frozenset(name for name, kind in _types_of(record).items() if is_read(kind))
 
 
 @functools.cache
-def _values_of(record: type) -> Any:
-    return namedtuple(record.__name__, tuple(_types_of(record)))
+def _arrays_of(record: type) -> dict[str, Array]:
+    kinds = {
+        name: kind.kind if isinstance(kind, _Written) else kind
+        for name, kind in _types_of(record).items()
+    }
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, Array)}
+
+
+@functools.cache
+def _sizes_of(record: type, declared: str) -> tuple[str, ...]:
+    named = (
+        n for kind in _arrays_of(record).values() for size in kind.shape for n in names_in(size)
+    )
+    known = {*_types_of(record), *_split(declared)}
+    return tuple(dict.fromkeys(name for name in named if name not in known))
+
+
+@functools.cache
+def _fields_of(record: type, declared: str) -> tuple[str, ...]:
+    return (*_types_of(record), *_sizes_of(record, declared))
+
+
+@functools.cache
+def _values_of(record: type, declared: str) -> Any:
+    return namedtuple(record.__name__, _fields_of(record, declared))
 
 
 class EachRow:
@@ -183,6 +224,7 @@ class EachRow:
 
 
 EACH = "each_"
+COMMON = "common."  # what the files of ops begin with whose kernels both backends have
 
 
 @functools.cache
@@ -204,6 +246,15 @@ class _Step(NamedTuple):
 
 STEP = _Step(0, 8, 16, 24, 32, 40)
 STEP_SIZE = 6
+# The same as indices, of a step record that is a typed array.
+N_TOK, POS, ROW, BEGIN, END, EXACT_ROWS = range(STEP_SIZE)
+
+
+def module_of(kind: str, op: Op) -> str:
+    """The module of an op's kernels, of "cpu" or "cuda": those of COMMON are of both."""
+    if op.file.startswith(COMMON):
+        return f"tamis.jit_kernels.{op.file}"
+    return f"tamis.jit_kernels.{kind}.{op.file}"
 
 
 def op(file: str, record: type, constants: str = "", reads: Reads | None = None) -> Op:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tamis.jit_kernels.contract.arrays import bound
 from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.contract.types import Selection
 from tamis.jit_kernels.contract.values import Value
@@ -78,16 +79,30 @@ class Program:
     ) -> None:
         """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
 
+        Sizes that shapes of its arrays say need not be given; they are checked where they are.
+
         sync=False lets the next op start before this one ends: only for ops that touch different
         outputs. cost is what a call moves, for profiles; it is asked after the call. Raises
-        StaleValueError where a field that the op reads is a Value that was overwritten.
+        StaleValueError where a field that the op reads is a Value that was overwritten, FieldError
+        where an array is not of its field's type.
         """
-        assert set(fields) == set(op.fields), f"{op.name}: {sorted(set(fields) ^ set(op.fields))}"
         assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
+        wrong = set(fields) ^ set(op.fields)
+        assert wrong <= set(op.sizes), f"{op.name}: {sorted(wrong - set(op.sizes))}"
+        self._follow(op, fields)
+        if op.arrays:
+            fields |= self._sizes(op, constants, fields)
         values = tuple(self._value(fields[name]) for name in op.fields)
         spec = KernelSpec(op, tuple(constants))
-        self._follow(op, fields)
         self.calls.append(Call(spec, values, sync, label or op.name, cost, self.part))
+
+    @staticmethod
+    def _sizes(op: Op, constants: Sequence[int | str], fields: dict[str, Any]) -> dict[str, int]:
+        """The sizes of an op's arrays, 0 of arrays that are None. Raises FieldError."""
+        known = dict(zip(op.constants, constants, strict=True)) | fields
+        numbers = {name: int(x) for name, x in known.items() if isinstance(x, int | np.integer)}
+        found = bound(op.name, op.arrays, numbers, fields)
+        return {name: found.get(name, 0) for name in op.sizes}
 
     @staticmethod
     def _follow(op: Op, fields: dict[str, Any]) -> None:

@@ -121,7 +121,6 @@ class _State(SelectorState):
             delta=self._delta[layer],
             delta_pos=self._delta_pos[layer],
             out=out,
-            n_head=self.shape.n_head,
             gamma=self._params.gamma,
             recompute=MODES.index(self._params.mode),
         )

@@ -121,9 +121,6 @@ class _State(SelectorState):
             bounds=self._bounds[layer],
             filled=self._filled[layer],
             parts=self._parts,
-            n_head=self.shape.n_head,
-            n_head_kv=self.shape.n_head_kv,
-            n_page=self._n_page,
             page=self._params.page,
         )
 
@@ -137,8 +134,6 @@ class _State(SelectorState):
             bounds=self._bounds[layer],
             filled=self._filled[layer],
             scores=self._scores,
-            n_head_kv=self.shape.n_head_kv,
-            n_page=self._n_page,
             page=self._params.page,
         )
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.typing import templates
+from numba.extending import intrinsic, models
 
+from tamis.jit_kernels.common.view import Target, define, opened
 from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.half import FLOAT, narrowed_half, widened_half
@@ -85,6 +87,12 @@ stack_bytes: Any = intrinsic(_stack_bytes)
 
 
 # ---- scalars -------------------------------------------------------------------------------------
+@op(int64, int64)
+def address(b, p):
+    """The address that a View decays to."""
+    return p
+
+
 @op(int64, int64)
 def load_i64(b, p):
     """The int64 at p."""
@@ -262,11 +270,43 @@ def call_kernel(b, fn, tid, n_thread, args):
     b.call(b.inttoptr(fn, KERNEL.as_pointer()), [tid, n_thread, args])
 
 
-def struct_reader(op: Op) -> Any:
-    """An intrinsic that reads an op's argument struct: address -> NamedTuple of its fields."""
+_ELEMENTS = {"f16": I16, "f32": FLOAT, "f64": DOUBLE, "i8": I8, "u8": I8, "u16": I16, "i32": I32}
+
+
+def _load_element(b: Any, at: Any, element: str) -> Any:
+    found = b.load(pointer(b, at, _ELEMENTS.get(element, I64)), align=1)
+    if element == "f16":
+        return widened_half(b, found)
+    if element in ("i8", "i32"):
+        return b.sext(found, I64)
+    return b.zext(found, I64) if element in ("u8", "u16") else found
+
+
+def _store_element(b: Any, at: Any, element: str, value: Any) -> None:
+    kind = _ELEMENTS.get(element, I64)
+    if element == "f16":
+        value = narrowed_half(b, value)
+    elif element not in ("f32", "f64", "i64"):
+        value = b.trunc(value, kind)
+    b.store(value, pointer(b, at, kind), align=1)
+
+
+define(
+    Target(
+        extending, templates, models.StructModel, extending.register_model, _load_element,
+        _store_element,
+    )
+)  # fmt: skip
+
+
+def struct_reader(op: Op, constants: dict[str, int | str]) -> Any:
+    """An intrinsic that reads an op's argument struct: address -> NamedTuple of its fields.
+
+    Typed arrays are Views. constants: the values of the op's.
+    """
     floats = [name in op.floats for name in op.fields]
     fields = [float32 if a_float else int64 for a_float in floats]
-    record = types.BaseTuple.from_types(fields, op.values)
+    record, views = opened(op, constants, types.BaseTuple.from_types(fields, op.values))
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         fields = []
@@ -274,7 +314,7 @@ def struct_reader(op: Op) -> Any:
             at = builder.add(values[0], ir.Constant(I64, 8 * i))
             field = builder.load(pointer(builder, at, DOUBLE if a_float else I64), align=8)
             fields.append(builder.fptrunc(field, FLOAT) if a_float else field)
-        return context.make_tuple(builder, sig.return_type, fields)
+        return context.make_tuple(builder, sig.return_type, views(builder, fields))
 
     @intrinsic
     def read_struct(_typing_context, address):

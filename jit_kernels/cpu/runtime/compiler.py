@@ -20,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 
 from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract.layout import TURNS
-from tamis.jit_kernels.contract.op import PARAMETERS, Op
+from tamis.jit_kernels.contract.op import COMMON, PARAMETERS, WORKERS, Op, module_of
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cpu.lang import features
 from tamis.jit_kernels.cpu.lang.intrinsic import struct_reader
@@ -39,15 +39,16 @@ OPTIONS: dict[str, Any] = {
 
 def _entry(op: Op, constants: dict[str, int | str]) -> Any:
     """The entry void(int64, int64, int64) of a kernel; checks the kernel against the contract."""
-    module = importlib.import_module(f"tamis.jit_kernels.cpu.{op.file}")
+    module = importlib.import_module(module_of("cpu", op))
     function = getattr(module, op.name)(**constants)
     if not op.fields:
         return function
     found = list(inspect.signature(function).parameters)
     shares = found[2:3] == ["turns"]  # see cpu/lang/work_sharing.py
-    if found[:2] + found[2 + shares :] != PARAMETERS:
-        raise TypeError(f"kernel {op.name} takes {found}, the contract says {PARAMETERS}")
-    kernel, record = njit(**OPTIONS)(function), struct_reader(op)
+    expected = WORKERS if op.file.startswith(COMMON) else PARAMETERS
+    if found[:2] + found[2 + shares :] != expected:
+        raise TypeError(f"kernel {op.name} takes {found}, the contract says {expected}")
+    kernel, record = njit(**OPTIONS)(function), struct_reader(op, constants)
 
     def entry(tid, n_thread, args):
         kernel(tid, n_thread, record(args + TURNS))

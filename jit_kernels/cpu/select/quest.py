@@ -4,11 +4,11 @@ from typing import Any
 
 from numba import njit
 
-from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.op import POS
 from tamis.jit_kernels.contract.types import LINE, kv_row
 from tamis.jit_kernels.cpu.attention.attend_batch import widest
 from tamis.jit_kernels.cpu.kv.kv_rows import loading_one, row_at
-from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, load_i64, store_f32, store_i64
+from tamis.jit_kernels.cpu.lang.intrinsic import load_f32, store_f32
 from tamis.jit_kernels.cpu.lang.register_tiles import (
     add_products,
     load_column,
@@ -38,21 +38,22 @@ def quest_bounds(head_dim: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def split(q, parts, n_head):
-        for d in range(0, head_dim * n_head, 16):
-            x, to = load_f32x16(q + 4 * d), parts + 4 * (d + d // head_dim * head_dim)
-            store_f32x16(to, vmax(x, zero_f32x16()))
-            store_f32x16(to + 4 * head_dim, vmin(x, zero_f32x16()))
+        for h in range(n_head):
+            for d in range(0, head_dim, 16):
+                x = load_f32x16(q[h] + 4 * d)
+                store_f32x16(parts[h, 0] + 4 * d, vmax(x, zero_f32x16()))
+                store_f32x16(parts[h, 1] + 4 * d, vmin(x, zero_f32x16()))
 
     def kernel(tid, n_thread, a):
-        pos = load_i64(a.step + STEP.pos)
+        pos = a.step[POS]
         if tid == n_thread - 1:
             split(a.q, a.parts, a.n_head)
         # The page that was last is made anew: it may have grown, or lost positions to others.
-        first = min(load_i64(a.filled), pos) // a.page
+        first = min(a.filled[0], pos) // a.page
         n_new = pos // a.page + 1 - first
         for item in range(tid, n_new * a.n_head_kv, n_thread):
             h, p = item % a.n_head_kv, first + item // a.n_head_kv
-            at = a.bounds + 4 * head_dim * (a.n_page * h + p)
+            tops, bottoms = a.bounds[h, p, 0], a.bounds[h, p, 1]
             low, high = p * a.page, min(pos + 1, (p + 1) * a.page)
             for d in range(0, head_dim, LANES):
                 top = load(a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, low), d)
@@ -60,8 +61,8 @@ def quest_bounds(head_dim: int, type_k: str) -> Any:
                 for j in range(low + 1, high):
                     x = load(a.k_pages + size * row_at(a.k_table, a.n_head_kv, h, j), d)
                     top, bottom = vmax(top, x), vmin(bottom, x)
-                store_half(at + 2 * d, top)
-                store_half(at + 2 * head_dim + 2 * d, bottom)
+                store_half(tops + 2 * d, top)
+                store_half(bottoms + 2 * d, bottom)
 
     return kernel
 
@@ -106,22 +107,21 @@ def quest_score(head_dim: int, heads: int, group: int) -> Any:
                     store_f32(first + 4 * i, max(load_f32(first + 4 * i), more))
 
     def kernel(tid, n_thread, a):
-        pos = load_i64(a.step + STEP.pos)
+        pos = a.step[POS]
         n, stride = pos // a.page + 1, 4 * a.n_page
         first, end = n * tid // n_thread, n * (tid + 1) // n_thread
         whole = first + (end - first) // several * several
         for h in range(a.n_head_kv):
-            queries, own = a.parts + row * heads * h, a.bounds + page_size * a.n_page * h
-            rows = a.scores + stride * heads * h
+            queries, own, rows = a.parts[heads * h], a.bounds[h], a.scores[heads * h]
             for p in range(first, whole, several):
                 for line in range(page_size * AHEAD, page_size * (AHEAD + several), LINE):
-                    prefetch(own + page_size * p + line)
-                score(queries, own + page_size * p, rows + 4 * p, stride)
+                    prefetch(own[p] + line)
+                score(queries, own[p], rows + 4 * p, stride)
             for p in range(whole, end):
-                score_one(queries, own + page_size * p, rows + 4 * p, stride)
+                score_one(queries, own[p], rows + 4 * p, stride)
             if group > 1:
                 join(rows + 4 * first, stride, end - first)
         if tid == 0:
-            store_i64(a.filled, pos + 1)
+            a.filled[0] = pos + 1
 
     return kernel

@@ -11,7 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import cuda, types
+from numba.cuda import extending
 from numba.cuda.extending import intrinsic
+from numba.cuda.typing import templates
+
+from tamis.jit_kernels.common.view import Target, define
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -130,7 +134,47 @@ def nearest(b: Any, x: Any) -> Any:
     return b.sub(b.bitcast(b.fadd(x, magic), I32), bits)
 
 
+# ---- views ---------------------------------------------------------------------------------------
+_ELEMENTS = {"f16": HALF, "f32": FLOAT, "f64": DOUBLE, "i8": I8, "u8": I8, "u16": I16, "i32": I32}
+
+
+def _load_element(b: Any, at: Any, element: str) -> Any:
+    kind = _ELEMENTS.get(element, I64)
+    found = load_device(b, at, kind, _bytes_of(element))
+    if element == "f16":
+        return b.fpext(found, FLOAT)
+    if element in ("i8", "i32"):
+        return b.sext(found, I64)
+    return b.zext(found, I64) if element in ("u8", "u16") else found
+
+
+def _store_element(b: Any, at: Any, element: str, value: Any) -> None:
+    if element == "f16":
+        value = b.fptrunc(value, HALF)
+    elif element not in ("f32", "f64", "i64"):
+        value = b.trunc(value, _ELEMENTS[element])
+    _store(b, at, value, _bytes_of(element))
+
+
+def _bytes_of(element: str) -> int:
+    return int(element[1:]) // 8
+
+
+define(
+    Target(
+        extending, templates, extending.core_models.StructModel, extending.register_model,
+        _load_element, _store_element,
+    )
+)  # fmt: skip
+
+
 # ---- scalars -------------------------------------------------------------------------------------
+@op(int64, int64)
+def address(b, p):
+    """The address that a View decays to."""
+    return p
+
+
 @op(int64, int64)
 def load_i64(b, p):
     """The int64 at p."""

@@ -16,11 +16,12 @@ from numba import cuda, int32, types
 from numba.cuda import dispatcher
 from numba.cuda.extending import intrinsic
 
+from tamis.jit_kernels.common.view import opened
 from tamis.jit_kernels.compile.worker import serve
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.op import EACH, PARAMETERS, Op
+from tamis.jit_kernels.contract.op import EACH, PARAMETERS, Op, module_of
 from tamis.jit_kernels.contract.program import KernelSpec
-from tamis.jit_kernels.cuda.lang.grid import Launch
+from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     FLOAT,
     I64,
@@ -35,15 +36,46 @@ from tamis.jit_kernels.cuda.lang.target import TARGETS, Target, use
 
 def launches(spec: KernelSpec) -> list[Launch]:
     """The kernels of an op. Raises TypeError where one does not take the op's record."""
-    module = importlib.import_module(f"tamis.jit_kernels.cuda.{spec.op.file}")
-    constants = dict(zip(spec.op.constants, spec.constants, strict=True))
-    found = getattr(module, spec.op.name.removeprefix(EACH))(**constants)
+    module = importlib.import_module(module_of("cuda", spec.op))
+    found = getattr(module, spec.op.name.removeprefix(EACH))(**constants_of(spec))
+    if not isinstance(found, list):  # a kernel of both backends: threads are its workers
+        found = [of_workers(found)]
     for launch in found:
         names = list(inspect.signature(launch.kernel).parameters)
         names = names[:-1] if launch.hands_on else names
         if names != PARAMETERS:
             raise TypeError(f"kernel {spec.op.name} takes {names}, the contract says {PARAMETERS}")
     return found
+
+
+def constants_of(spec: KernelSpec) -> dict[str, int | str]:
+    """The values of an op's constants by name."""
+    return dict(zip(spec.op.constants, spec.constants, strict=True))
+
+
+def of_workers(kernel: Any) -> Launch:
+    """The launch of a kernel of common/, whose workers are threads."""
+    body = device(kernel)
+
+    def each_thread(tid, n_thread, a):
+        body(tid * THREADS + thread(), n_thread * THREADS, a)
+
+    return Launch(each_thread, blocks=4)
+
+
+def viewing(op: Op, constants: dict[str, int | str]) -> Any:
+    """The function from an op's record to the same with Views for its typed arrays."""
+    plain = record_type(op)
+    record, views = opened(op, constants, plain)
+
+    def view(_typing_context, _given):
+        def codegen(context, b, sig, values):
+            fields = [b.extract_value(values[0], i) for i in range(len(plain.types))]
+            return context.make_tuple(b, sig.return_type, views(b, fields))
+
+        return record(plain), codegen
+
+    return intrinsic(view)
 
 
 def reading(op: Op) -> Any:
@@ -107,10 +139,13 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
     body, overlaps = device(launch.kernel), target.overlaps
     starts, hands_on = launch.start is not None, launch.hands_on
     start: Any = device(launch.start) if starts else None
+    own = ops.declared()[spec.op.name.removeprefix(EACH)]
+    opened_record = viewing(own, constants_of(spec))
     of = of_one(spec.op, launch.cluster) if spec.op.name.startswith(EACH) else of_all
 
     def entry(given, beside):
-        record, tid, n_thread, live = of(given, cuda.blockIdx.x, cuda.gridDim.x)
+        plain, tid, n_thread, live = of(given, cuda.blockIdx.x, cuda.gridDim.x)
+        record = opened_record(plain)
         handed = None
         if starts:
             handed = start(tid, n_thread, record)

@@ -1,4 +1,4 @@
-"""Ops of Delta attention: which rows are also attended densely, and what others get from them."""
+"""DELTA_ADD: rows between exact ones get the difference of the last exact one."""
 
 from tamis.jit_kernels.contract.ops import STEP
 from tamis.jit_kernels.cuda.lang.grid import THREADS, Launch, thread
@@ -10,28 +10,6 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     store_f32,
     store_i64,
 )
-
-
-def delta_rows() -> list[Launch]:
-    """Kernel of DELTA_ROWS: one thread writes a few numbers."""
-
-    def kernel(tid, n_thread, a):
-        if tid != 0 or thread() != 0:
-            return
-        n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
-        begin, end = load_i64(a.step + STEP.begin), load_i64(a.step + STEP.end)
-        last_pos = max(begin, end - a.gamma)
-        first = begin + (pos - begin + a.gamma - 1) // a.gamma * a.gamma
-        stop = min(pos + n_tok, last_pos)
-        store_i64(a.apart + STEP.n_tok, max(0, (stop - first + a.gamma - 1) // a.gamma))
-        store_i64(a.apart + STEP.pos, first)
-        store_i64(a.apart + STEP.row, first - pos)
-        first = max(pos, last_pos)
-        store_i64(a.last + STEP.n_tok, max(0, pos + n_tok - first))
-        store_i64(a.last + STEP.pos, first)
-        store_i64(a.last + STEP.row, first - pos)
-
-    return [Launch(kernel)]
 
 
 def delta_add(head_dim: int) -> list[Launch]:

@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, uint8
 
-from tamis.jit_kernels.contract.ops import STEP
+from tamis.jit_kernels.contract.op import POS
 from tamis.jit_kernels.cuda.attention.score import ROW, SPAN, joined, staging
 from tamis.jit_kernels.cuda.kv.kv_rows import key_row, reading_one, row_bytes
 from tamis.jit_kernels.cuda.lang.grid import (
@@ -15,14 +15,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
     thread,
     warp,
 )
-from tamis.jit_kernels.cuda.lang.intrinsic import (
-    device,
-    load_f32,
-    load_i64,
-    store_f16,
-    store_f32,
-    store_i64,
-)
+from tamis.jit_kernels.cuda.lang.intrinsic import address, device
 from tamis.jit_kernels.cuda.lang.ptx import shared_address
 
 AT_ONCE = 8  # keys of which a lane has an element in flight
@@ -54,19 +47,18 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
         return top, low
 
     def kernel(tid, n_thread, a):
-        pos = load_i64(a.step + STEP.pos)
+        pos = a.step[POS]
         for i in range(tid * THREADS + thread(), a.n_head * head_dim, n_thread * THREADS):
-            x, to = load_f32(a.q + 4 * i), a.parts + 4 * (i + i // head_dim * head_dim)
-            store_f32(to, max(x, float32(0)))
-            store_f32(to + 4 * head_dim, min(x, float32(0)))
+            h, d = i // head_dim, i % head_dim
+            x = a.q[h, d]
+            a.parts[h, 0, d], a.parts[h, 1, d] = max(x, float32(0)), min(x, float32(0))
         # The page that was last is made anew: it may have grown, or lost positions to others.
-        first = min(load_i64(a.filled), pos) // a.page
+        first = min(a.filled[0], pos) // a.page
         n_new, n_part = pos // a.page + 1 - first, (head_dim + WARP - 1) // WARP
         for item in range(tid * WARPS + warp(), n_new * a.n_head_kv * n_part, n_thread * WARPS):
             d, page = item % n_part * WARP + lane(), item // n_part
             h, p = page % a.n_head_kv, first + page // a.n_head_kv
             keys = (a.k_pages, a.k_table, a.n_head_kv, h)
-            to = a.bounds + 4 * head_dim * (a.n_page * h + p)
             low, high = p * a.page, min(pos + 1, (p + 1) * a.page)
             if d >= head_dim:
                 continue
@@ -75,8 +67,7 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
             for j in range(low, high, AT_ONCE):
                 most, least = extremes(some_of(keys, j, high - 1, d))
                 top, bottom = max(top, most), min(bottom, least)
-            store_f16(to + 2 * d, top)
-            store_f16(to + 2 * (head_dim + d), bottom)
+            a.bounds[h, p, 0, d], a.bounds[h, p, 1, d] = top, bottom
 
     return [Launch(kernel, blocks=4)]
 
@@ -90,24 +81,22 @@ def quest_score(head_dim: int, heads: int, group: int) -> list[Launch]:
 
     @device
     def bounds_at(own, p):
-        at, n = own
-        return at + 4 * head_dim * p if p < n else 0
+        bounds, n = own
+        return address(bounds[p]) if p < n else 0
 
     stage, best_of = staging(2 * head_dim, heads, bounds_at), joined(group)
 
     def kernel(tid, n_thread, a):
-        pos, shared = load_i64(a.step + STEP.pos), shared_address(cuda.shared.array(0, uint8))
+        pos, shared = a.step[POS], shared_address(cuda.shared.array(0, uint8))
         n = pos // a.page + 1
         for item in range(tid, (n + SPAN - 1) // SPAN * a.n_head_kv, n_thread):
             h, start = item % a.n_head_kv, item // a.n_head_kv * SPAN
-            own = a.bounds + 4 * head_dim * a.n_page * h, n
-            stage(shared, a.parts + 8 * head_dim * heads * h, heads, own, start)
+            stage(shared, a.parts[heads * h], heads, (a.bounds[h], n), start)
             if start + thread() < n:
                 for r in range(0, heads, group):
-                    to = a.scores + 4 * (a.n_page * (heads * h + r) + start + thread())
-                    store_f32(to, best_of(shared, r))
+                    a.scores[heads * h + r, start + thread()] = best_of(shared, r)
             sync_block()  # before the next span's products overwrite what is read here
         if tid == 0 and thread() == 0:
-            store_i64(a.filled, pos + 1)
+            a.filled[0] = pos + 1
 
     return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * heads)]

@@ -1,18 +1,19 @@
 """Ops of `delta`: Willette et al. 2025, arXiv 2505.11254, see select/delta.py."""
 
-from tamis.jit_kernels.contract.op import Address, InOut, Out, op
+from tamis.jit_kernels.contract.arrays import F32, I64
+from tamis.jit_kernels.contract.op import STEP_SIZE, InOut, Out, op
 
 
 class DeltaRows:
     """Which rows of a chunk are also attended densely, as step records of their own."""
 
-    step: Address
-    apart: Out[Address]  # int64 [STEP_SIZE]: rows gamma apart, counted from the prompt's first row
-    last: Out[Address]  # int64 [STEP_SIZE]: the prompt's last gamma, which the former leave out
+    step: I64[STEP_SIZE]
+    apart: Out[I64[STEP_SIZE]]  # rows gamma apart, counted from the prompt's first row
+    last: Out[I64[STEP_SIZE]]  # the prompt's last gamma, which the former leave out
     gamma: int
 
 
-DELTA_ROWS = op("select.delta", DeltaRows)
+DELTA_ROWS = op("common.select.delta", DeltaRows)
 
 
 class DeltaAdd:
@@ -21,15 +22,14 @@ class DeltaAdd:
     It is dense_g itself where i is g; the rows of `last` become last_out.
     """
 
-    step: Address
-    apart: Address  # as DELTA_ROWS left them
-    last: Address
-    apart_out: Address  # f32 [rows, n_head, head_dim]: dense rows of apart
-    last_out: Address  # f32 [rows, n_head, head_dim]: dense rows of last
-    delta: InOut[Address]  # f32 [n_head, head_dim]: the last difference, for the next chunk
-    delta_pos: InOut[Address]  # int64 [n_head]: the position of its row
-    out: InOut[Address]  # f32 [n_tok, n_head, head_dim]
-    n_head: int
+    step: I64[STEP_SIZE]
+    apart: I64[STEP_SIZE]  # as DELTA_ROWS left them
+    last: I64[STEP_SIZE]
+    apart_out: F32["*", "n_head", "head_dim"]  # dense rows of apart
+    last_out: F32["*", "n_head", "head_dim"]  # dense rows of last
+    delta: InOut[F32["n_head", "head_dim"]]  # the last difference, for the next chunk
+    delta_pos: InOut[I64["n_head"]]  # the position of its row
+    out: InOut[F32["n_tok", "n_head", "head_dim"]]
     gamma: int
     recompute: int  # 1 leaves the rows between as they are (Eq. 5)
 

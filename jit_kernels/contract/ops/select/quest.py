@@ -1,6 +1,7 @@
 """Ops of `quest`: Tang et al. 2024, arXiv 2406.10774."""
 
-from tamis.jit_kernels.contract.op import Address, Ranges, Reads, op
+from tamis.jit_kernels.contract.arrays import F16, F32, I64
+from tamis.jit_kernels.contract.op import STEP_SIZE, Address, InOut, Out, Ranges, Reads, op
 
 
 def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: int) -> Ranges:
@@ -10,18 +11,15 @@ def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: 
 class QuestBounds:
     """Bounds of the pages from `filled` to pos, made anew, and the queries' two parts."""
 
-    step: Address
-    q: Address  # f32 [n_head, head_dim]
+    step: I64[STEP_SIZE]
+    q: F32["n_head", "head_dim"]
     k_pages: Address
     k_table: Address
-    # f16 [n_head_kv, n_page, 2, head_dim]: largest and smallest elements of the keys of each page
-    # (of keys of other types, the nearest float16).
-    bounds: Address
-    filled: Address  # int64: so many first positions are in the bounds already; stays
-    parts: Address  # f32 [n_head, 2, head_dim]: the larger of q and 0, the smaller of q and 0
-    n_head: int
-    n_head_kv: int
-    n_page: int
+    # Largest and smallest elements of the keys of each page (of keys of other types than f16, the
+    # nearest float16).
+    bounds: InOut[F16["n_head_kv", "n_page", 2, "head_dim"]]
+    filled: I64[1]  # so many first positions are in the bounds already
+    parts: Out[F32["n_head", 2, "head_dim"]]  # the larger of q and 0, the smaller of q and 0
     page: int  # positions of a page
 
 
@@ -39,13 +37,11 @@ class QuestScore:
     A group's first head gets the maximum over the group. heads: of a KV head.
     """
 
-    step: Address
-    parts: Address  # as QUEST_BOUNDS left them, the next two too
-    bounds: Address
-    filled: Address
-    scores: Address  # f32 [n_head, n_page]
-    n_head_kv: int
-    n_page: int
+    step: I64[STEP_SIZE]
+    parts: F32["n_head_kv * heads", 2, "head_dim"]  # as QUEST_BOUNDS left them
+    bounds: F16["n_head_kv", "n_page", 2, "head_dim"]
+    filled: Out[I64[1]]
+    scores: Out[F32["n_head_kv * heads", "n_page"]]
     page: int
 
 

@@ -1,0 +1,1 @@
+"""Kernels that both backends run, and what these are written in."""

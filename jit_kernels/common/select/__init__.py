@@ -1,0 +1,1 @@
+"""Selection kernels that both backends run."""
