@@ -20,8 +20,11 @@ from attention_cases import numbers
 
 from tamis.formats.codebooks import SHAPES, grid_of
 from tamis.formats.ggml_types import GGMLType
+from tamis.jit_kernels.contract.arrays import evaluate
+from tamis.jit_kernels.contract.op import module_of
 from tamis.jit_kernels.contract.types import kv_row
 from tamis.jit_kernels.cuda.attention.score import ROW
+from tamis.jit_kernels.cuda.lang.grid import Launch
 from tamis.jit_kernels.cuda.lang.readers import Readers
 from tamis.jit_kernels.cuda.lang.scratch import class_of
 
@@ -374,6 +377,7 @@ MEANINGS: dict[str, Any] = {
     "equal_lanes": _equal_lanes,
     "count_one": _count_one,
     "count_bits": lambda x: _low(x).bit_count(),
+    "address": int,
     "load_i32": _loading(ctypes.c_int32),
     "load_i64": _loading(ctypes.c_int64),
     "load_f32": _loading(ctypes.c_float, np.float32),
@@ -521,6 +525,76 @@ def _both(launch: Any, *given: Any) -> None:
     launch.kernel(*given, *([handed] if launch.hands_on else []))
 
 
+ELEMENTS = {
+    "f16": None, "f32": ctypes.c_float, "f64": ctypes.c_double, "i8": ctypes.c_int8,
+    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
+}  # fmt: skip
+BYTES = {"f16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "u16": 2, "i32": 4, "i64": 8}
+
+
+class Viewed(int):
+    """See jit_kernels/common/view.py: an address that [] reads and writes elements at."""
+
+    element: str
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, address: int, element: str, strides: Sequence[int]) -> "Viewed":
+        """The View at an address; strides: of all dimensions, in elements."""
+        view = cls(address)
+        view.element, view.strides = element, tuple(strides)
+        return view
+
+    def _at(self, index: Any) -> tuple[int, tuple[int, ...]]:
+        each = index if isinstance(index, tuple) else (index,)
+        apart = zip(each, self.strides[: len(each)], strict=True)
+        offset = sum(int(i) * stride for i, stride in apart)
+        return int(self) + BYTES[self.element] * offset, self.strides[len(each) :]
+
+    def __getitem__(self, index: Any) -> Any:
+        at, rest = self._at(index)
+        if rest:
+            return Viewed.of(at, self.element, rest)
+        if self.element == "f16":
+            return np.float32(_half(at)[0])
+        value = _at(at, ELEMENTS[self.element]).value
+        return np.float32(value) if self.element == "f32" else value
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        at, rest = self._at(index)
+        assert not rest
+        if self.element == "f16":
+            _half(at)[0] = value
+        else:
+            as_ = float if self.element[0] == "f" else int
+            _at(at, ELEMENTS[self.element]).value = as_(value)
+
+
+def of_workers(kernel: Any) -> Launch:
+    """The launch of a kernel of common/, whose workers are threads."""
+
+    def each_thread(tid: int, n_thread: int, a: Any) -> None:
+        n = 32 * len(local.block.warps)
+        kernel(n * tid + local.thread, n * n_thread, a)
+
+    return Launch(each_thread)
+
+
+def record_of(call: Any, constants: dict[str, Any]) -> Any:
+    """The record of a call as kernels take it: typed arrays are Views."""
+    op = call.spec.op
+    fields = dict(zip(op.fields, call.values, strict=True))
+
+    def known(size: Any) -> int:
+        return int((constants | fields)[size] if isinstance(size, str) else size)
+
+    for name, kind in op.arrays.items():
+        sizes = [evaluate(size, known) for size in kind.shape[1:]]
+        strides = [math.prod(sizes[i:]) for i in range(len(kind.shape))]
+        fields[name] = Viewed.of(fields[name], kind.element, strides)
+    return op.values(**fields)
+
+
 class OnThreads:
     """What op tests ask of a backend: see guarded.on_gpu. The ops' files must be `as_python`."""
 
@@ -535,16 +609,17 @@ class OnThreads:
         """Run its ops, a block after the other: of their launches those for so many rows."""
         arrays = list(program.arrays.values())
         for call in program.calls:
-            module = importlib.import_module(f"tamis.jit_kernels.cuda.{call.spec.op.file}")
+            module = importlib.import_module(module_of("cuda", call.spec.op))
             constants = dict(zip(call.spec.op.constants, call.spec.constants, strict=True))
             fields = dict(zip(call.spec.op.fields, call.values, strict=True))
             step = program.arrays.get(fields.get("step", 0))
             rows = class_of(1 if step is None else int(step.reshape(-1)[0]))
-            for launch in getattr(module, call.spec.op.name)(**constants):
+            found = getattr(module, call.spec.op.name)(**constants)
+            for launch in found if isinstance(found, list) else [of_workers(found)]:
                 if launch.rows != "any" and rows not in launch.rows.split():
                     continue
                 for tid in range(self._n_block):
-                    record = call.spec.op.values(*call.values)
+                    record = record_of(call, constants)
                     body = partial(_both, launch, tid, self._n_block, record)
                     run_block(body, MOST if launch.any_size else launch.threads, arrays)
 

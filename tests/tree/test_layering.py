@@ -25,6 +25,7 @@ tamis.formats
 tamis.jit_kernels.contract
 tamis.jit_kernels.contract.ops.select
 tamis.jit_kernels.contract.ops
+tamis.jit_kernels.common  tamis.jit_kernels.common.select
 tamis.jit_kernels.cpu.lang  tamis.jit_kernels.cuda  tamis.jit_kernels.cuda.lang
 tamis.jit_kernels.cpu.kv  tamis.jit_kernels.cuda.kv
 tamis.jit_kernels.cpu.linear  tamis.jit_kernels.cuda.linear
