@@ -18,7 +18,7 @@ from tamis.jit_kernels.contract.arrays import evaluate
 from tamis.jit_kernels.contract.op import Op
 
 I64 = ir.IntType(64)
-_FLOATS = {"f16": types.float32, "f32": types.float32, "f64": types.float64}
+_FLOATS: dict[str, Any] = {"f16": types.float32, "f32": types.float32, "f64": types.float64}
 _BITS = {"f16": 16, "u16": 16, "i8": 8, "u8": 8, "f32": 32, "i32": 32, "f64": 64, "i64": 64}
 _BUILDER = {
     operator.add: "add",
@@ -38,7 +38,8 @@ class View(types.Type):
     @property
     def value(self) -> types.Type:
         """What [] gives and takes."""
-        return _FLOATS.get(self.element, types.int64)
+        found: types.Type = _FLOATS.get(self.element, types.int64)
+        return found
 
     def can_convert_to(self, _context: Any, other: Any) -> Any:
         """A View decays to its address."""
@@ -61,7 +62,7 @@ def define(target: Target) -> None:
     lower, templates = target.extending.lower_builtin, target.templates
 
     @target.register_model(View)
-    class Model(target.struct_model):  # type: ignore[misc,name-defined]
+    class Model(target.struct_model):  # type: ignore[name-defined]
         def __init__(self, manager: Any, view: View) -> None:
             members = [(f"m{i}", types.int64) for i in range(view.ndim)]
             super().__init__(manager, view, members)
@@ -71,7 +72,7 @@ def define(target: Target) -> None:
         return b.extract_value(value, 0)
 
     @templates.infer_global(operator.getitem)
-    class Get(templates.AbstractTemplate):  # type: ignore[misc,name-defined]
+    class Get(templates.AbstractTemplate):  # type: ignore[name-defined]
         def generic(self, args: Any, kws: Any) -> Any:
             if not isinstance(args[0], View):
                 return None
@@ -82,7 +83,7 @@ def define(target: Target) -> None:
             return templates.signature(found, view, index) if rest >= 0 else None
 
     @templates.infer_global(operator.setitem)
-    class Set(templates.AbstractTemplate):  # type: ignore[misc,name-defined]
+    class Set(templates.AbstractTemplate):  # type: ignore[name-defined]
         def generic(self, args: Any, kws: Any) -> Any:
             if not isinstance(args[0], View):
                 return None

@@ -76,7 +76,7 @@ def evaluate(size: int | str, known: Callable[[str | int], Any], apply: Any = No
         if isinstance(node, ast.BinOp):
             return apply(_OPERATORS[type(node.op)], value(node.left), value(node.right))
         assert isinstance(node, ast.Name | ast.Constant), f"{size}: names, numbers, + - * //"
-        return known(node.id if isinstance(node, ast.Name) else node.value)
+        return known(node.id if isinstance(node, ast.Name) else int(str(node.value)))
 
     return value(_parsed(str(size)))
 
@@ -100,7 +100,8 @@ def bound(
 ) -> dict[str, int]:
     """The sizes of an op's arrays: those known, and those read off the arrays. Raises FieldError.
 
-    name: the op's. An array may have more dimensions than its type, of size 1, before the others.
+    name: the op's. An array may have more dimensions than its type, of size 1, before the others,
+    and lack that of tokens: it is one token's.
     """
     shapes, sizes = {}, dict(known)
     for field, kind in types.items():
@@ -126,6 +127,8 @@ def _shape(name: str, field: str, kind: Array, value: Any) -> tuple[int, ...]:
         raise FieldError(f"{name}: {field} is {found}, expected {_shown(kind, {})}")
     if not value.flags.c_contiguous:
         raise FieldError(f"{name}: {field} is not contiguous, expected {_shown(kind, {})}")
+    if kind.shape[0] == TOKENS and value.ndim == len(kind.shape) - 1:
+        return (1, *value.shape)
     more = value.ndim - len(kind.shape)
     if more < 0 or any(n != 1 for n in value.shape[:more]):
         found = f"{value.dtype} {list(value.shape)}"

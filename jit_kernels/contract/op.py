@@ -21,7 +21,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NewType, TypeVar
 
-from tamis.jit_kernels.contract.arrays import Array, names_in
+from tamis.jit_kernels.contract.arrays import I64, Array, names_in
 
 Address = NewType("Address", int)
 PARAMETERS = ["tid", "n_thread", "a"]  # of a kernel
@@ -248,6 +248,7 @@ STEP = _Step(0, 8, 16, 24, 32, 40)
 STEP_SIZE = 6
 # The same as indices, of a step record that is a typed array.
 N_TOK, POS, ROW, BEGIN, END, EXACT_ROWS = range(STEP_SIZE)
+Step = I64[6]  # the type of a step record
 
 
 def module_of(kind: str, op: Op) -> str:

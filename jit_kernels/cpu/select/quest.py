@@ -47,7 +47,7 @@ def quest_bounds(head_dim: int, type_k: str) -> Any:
     def kernel(tid, n_thread, a):
         pos = a.step[POS]
         if tid == n_thread - 1:
-            split(a.q, a.parts, a.n_head)
+            split(a.q[0], a.parts, a.n_head)
         # The page that was last is made anew: it may have grown, or lost positions to others.
         first = min(a.filled[0], pos) // a.page
         n_new = pos // a.page + 1 - first

@@ -160,10 +160,11 @@ def _bytes_of(element: str) -> int:
     return int(element[1:]) // 8
 
 
+_numba: Any = extending
 define(
     Target(
-        extending, templates, extending.core_models.StructModel, extending.register_model,
-        _load_element, _store_element,
+        _numba, templates, _numba.core_models.StructModel, _numba.register_model, _load_element,
+        _store_element,
     )
 )  # fmt: skip
 

@@ -50,7 +50,7 @@ def quest_bounds(head_dim: int, type_k: str) -> list[Launch]:
         pos = a.step[POS]
         for i in range(tid * THREADS + thread(), a.n_head * head_dim, n_thread * THREADS):
             h, d = i // head_dim, i % head_dim
-            x = a.q[h, d]
+            x = a.q[0, h, d]
             a.parts[h, 0, d], a.parts[h, 1, d] = max(x, float32(0)), min(x, float32(0))
         # The page that was last is made anew: it may have grown, or lost positions to others.
         first = min(a.filled[0], pos) // a.page

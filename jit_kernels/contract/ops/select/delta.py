@@ -1,15 +1,15 @@
 """Ops of `delta`: Willette et al. 2025, arXiv 2505.11254, see select/delta.py."""
 
 from tamis.jit_kernels.contract.arrays import F32, I64
-from tamis.jit_kernels.contract.op import STEP_SIZE, InOut, Out, op
+from tamis.jit_kernels.contract.op import InOut, Out, Step, op
 
 
 class DeltaRows:
     """Which rows of a chunk are also attended densely, as step records of their own."""
 
-    step: I64[STEP_SIZE]
-    apart: Out[I64[STEP_SIZE]]  # rows gamma apart, counted from the prompt's first row
-    last: Out[I64[STEP_SIZE]]  # the prompt's last gamma, which the former leave out
+    step: Step
+    apart: Out[Step]  # rows gamma apart, counted from the prompt's first row
+    last: Out[Step]  # the prompt's last gamma, which the former leave out
     gamma: int
 
 
@@ -22,9 +22,9 @@ class DeltaAdd:
     It is dense_g itself where i is g; the rows of `last` become last_out.
     """
 
-    step: I64[STEP_SIZE]
-    apart: I64[STEP_SIZE]  # as DELTA_ROWS left them
-    last: I64[STEP_SIZE]
+    step: Step
+    apart: Step  # as DELTA_ROWS left them
+    last: Step
     apart_out: F32["*", "n_head", "head_dim"]  # dense rows of apart
     last_out: F32["*", "n_head", "head_dim"]  # dense rows of last
     delta: InOut[F32["n_head", "head_dim"]]  # the last difference, for the next chunk

@@ -1,7 +1,7 @@
 """Ops of `quest`: Tang et al. 2024, arXiv 2406.10774."""
 
 from tamis.jit_kernels.contract.arrays import F16, F32, I64
-from tamis.jit_kernels.contract.op import STEP_SIZE, Address, InOut, Out, Ranges, Reads, op
+from tamis.jit_kernels.contract.op import Address, InOut, Out, Ranges, Reads, Step, op
 
 
 def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: int) -> Ranges:
@@ -11,8 +11,8 @@ def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: 
 class QuestBounds:
     """Bounds of the pages from `filled` to pos, made anew, and the queries' two parts."""
 
-    step: I64[STEP_SIZE]
-    q: F32["n_head", "head_dim"]
+    step: Step
+    q: F32["n_tok", "n_head", "head_dim"]  # the first token's
     k_pages: Address
     k_table: Address
     # Largest and smallest elements of the keys of each page (of keys of other types than f16, the
@@ -37,7 +37,7 @@ class QuestScore:
     A group's first head gets the maximum over the group. heads: of a KV head.
     """
 
-    step: I64[STEP_SIZE]
+    step: Step
     parts: F32["n_head_kv * heads", 2, "head_dim"]  # as QUEST_BOUNDS left them
     bounds: F16["n_head_kv", "n_page", 2, "head_dim"]
     filled: Out[I64[1]]
