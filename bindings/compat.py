@@ -457,7 +457,8 @@ class Llama:
             row = self._scores[idx]
         else:
             raise ValueError(f"idx is {idx}: logits of earlier tokens need logits_all=True")
-        return self._sampler(sampling_of(given)).sample(row)
+        held = self.input_ids if idx is None or idx < 0 else self.input_ids[: idx + 1]
+        return self._sampler(sampling_of(given), held.tolist()).sample(row)
 
     def _last_row(self) -> np.ndarray:
         if self._row is None:
@@ -490,8 +491,9 @@ class Llama:
         reset: the text is replaced by the prompt; what they begin with alike is kept. Tokens that
         are sent in follow the one just given.
         """
-        sampler = self._sampler(sampling_of(locals()))
         prompt = list(map(int, tokens))
+        held = [] if reset else self.input_ids.tolist()
+        sampler = self._sampler(sampling_of(locals()), held + prompt)
         return self._generate(prompt, sampler, stopping_criteria, reset=reset, rows=[])
 
     def _generate(
@@ -522,6 +524,7 @@ class Llama:
             with self._lock:
                 if turn != self._turn:
                     raise RuntimeError("another call on this Llama has taken over its context")
+                sampler.read(sent or ())
                 row = self._follow(token, list(sent or ()))
 
     def _begin(self, prompt: list[int], *, reset: bool) -> np.ndarray:
@@ -556,7 +559,10 @@ class Llama:
         room = min(self._n_ctx - len(text), self._session.n_ubatch - len(tokens))
         return [int(i) for i in self.draft_model(text)[: max(room, 0)]]
 
-    def _sampler(self, sampling: Sampling, seed: int | None = None) -> Sampler:
+    def _sampler(
+        self, sampling: Sampling, held: Sequence[int], seed: int | None = None
+    ) -> Sampler:
+        """A sampler that has seen the tokens before the answer."""
         seed = self._seed if seed is None else seed
         grammar = sampling.grammar
         return sampling.sampler(
@@ -565,6 +571,7 @@ class Llama:
             last_n=self.last_n_tokens_size,
             ids=lambda: self.input_ids,
             grammar=None if grammar is None else grammar.step(self._tokenizer_of_grammars()),
+            prompt=held,
         )
 
     def _tokenizer_of_grammars(self) -> GrammarTokenizer:
@@ -640,7 +647,7 @@ class Llama:
             echo=text if echo else None,
             offset=0 if echo else len(text),
         )
-        sampler = self._sampler(sampling, seed if seed is not None else self._drawn_seed())
+        sampler = self._sampler(sampling, ids, seed if seed is not None else self._drawn_seed())
         return self._answer(request, sampler, stopping_criteria, stream=stream)
 
     __call__ = create_completion
@@ -827,7 +834,8 @@ class Llama:
         wanted = wanted._replace(tail=prompt.tail)
         request = self._chat_request(given, prompt, (*format.stop, *prompt.stop))
         seed = given["seed"] if given["seed"] is not None else self._drawn_seed()
-        sampler = self._sampler(sampling_of({**given, "grammar": wanted.grammar}), seed)
+        sampling = sampling_of({**given, "grammar": wanted.grammar})
+        sampler = self._sampler(sampling, request.prompt, seed)
         pieces = self._pieces(request, sampler, prompt.criteria)
         if given["stream"]:
             return chat.chunks(chat.Chunks(request, wanted, format), pieces)

@@ -1,6 +1,6 @@
 """How llama_cpp's arguments become a sampler: its names, its order of steps, its special cases."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,13 +108,15 @@ class Sampling:
         ids: Ids,
         grammar: Step | None,
         tokenizer: Tokenizer | None = None,
+        prompt: Sequence[int] = (),
     ) -> Sampler:
         """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
 
         grammar: the compiled step of `self.grammar`, by a caller with a tokenizer; tokenizer:
-        for the breakers of DRY and ignore_eos.
-        As in llama_cpp, the prompt's tokens are not penalised, a temperature of 0 is greedy and a
-        negative one draws from all tokens as they are. Raises SamplerError, ImportError.
+        for the breakers of DRY and ignore_eos; prompt: what comes before the answer, which
+        penalties and DRY count as well.
+        As in llama_cpp, a temperature of 0 is greedy and a negative one draws from all tokens as
+        they are. Raises SamplerError, ImportError.
         """
         steps: list[Step] = []
         if self.logits_processor:
@@ -133,7 +135,9 @@ class Sampling:
             breakers = _breakers(tokenizer, params.dry_sequence_breakers)
         eog = () if tokenizer is None else tokenizer.eog
         chain = build_chain(params, n_vocab, eog=eog, dry_breakers=breakers)
-        return Sampler.chain([*steps, *chain], n_vocab)
+        sampler = Sampler.chain([*steps, *chain], n_vocab)
+        sampler.read(prompt)
+        return sampler
 
     def _params(self, seed: int | None) -> SamplerParams:
         if self.temp < 0:

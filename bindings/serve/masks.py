@@ -5,6 +5,7 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Broken, Frames, Kind, frame
 from tamis.sampling.base import Candidates, SamplerError, Step
@@ -112,6 +113,9 @@ class MaskStep(Step):
         if 8 * len(self._mask) < self._n_vocab:
             raise _ended()
         return allowed(c, self._mask, self._n_vocab)
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take no token: a grammar is of the answer alone."""
 
     def accept(self, token_id: int) -> None:
         """Go on with a token."""

@@ -37,7 +37,6 @@ from tamis.model.hparams import RopeScaling
 from tamis.model.placement import devices
 from tamis.platform.limits import limit
 from tamis.platform.processes import end_with
-from tamis.sampling.chain import Dry
 
 GIB = 1 << 30
 ALIVE_SECONDS = 1  # between frames, where there is nothing to tell while the model runs
@@ -220,11 +219,7 @@ class Runner:
         else:
             mask = None if masks is None else masks.step(wanted.number, self._n_vocab)
             how_sampled = wanted.sampling, wanted.seed, self._n_vocab, mask, self._tokenizer
-            sampler = sampler_of(*how_sampled)
-            for step in sampler.steps:
-                if isinstance(step, Dry):  # a repetition of the prompt is one too
-                    for token in wanted.prompt:
-                        step.accept(token)
+            sampler = sampler_of(*how_sampled, wanted.prompt)
             how |= {"request": wanted.request, "sampler": sampler, "mask": mask}
             how["cached"] = wanted.cached
             job = Completion(wanted.prompt, emit, **how)

@@ -92,10 +92,20 @@ def sampler_of(
     n_vocab: int,
     mask: Step | None = None,
     tokenizer: Tokenizer | None = None,
+    prompt: Sequence[int] = (),
 ) -> Sampler:
-    """The sampler of an answer. Raises ValueError, TypeError for numbers that none takes."""
+    """The sampler of an answer to a prompt.
+
+    Raises ValueError, TypeError for numbers that none takes.
+    """
     return sampling.sampler(
-        n_vocab, seed=seed, last_n=LAST_N, ids=_no_ids, grammar=mask, tokenizer=tokenizer
+        n_vocab,
+        seed=seed,
+        last_n=LAST_N,
+        ids=_no_ids,
+        grammar=mask,
+        tokenizer=tokenizer,
+        prompt=prompt,
     )
 
 

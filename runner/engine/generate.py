@@ -111,8 +111,7 @@ def sampler_of(
             lambda text: tokenizer.encode(text, add_special=False),
         )
     sampler = Sampler(params, tokenizer.n_vocab, eog=tokenizer.eog, dry_breakers=breakers)
-    for token in held:
-        sampler.accept(token)
+    sampler.read(held)
     return sampler if grammar is None else sampler.limited(grammar)
 
 

@@ -5,6 +5,7 @@ Nothing here knows of tokenizers or models; the only import besides the standard
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -168,6 +169,15 @@ class Step:
 
     def accept(self, token_id: int) -> None:
         """Take `token_id` into the history."""
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take the tokens of a prompt into the history: each as by `accept`, unless it is faster.
+
+        A step that follows the answer alone, as a grammar does, takes none of them.
+        """
+        if type(self).accept is not Step.accept:
+            for token_id in token_ids:
+                self.accept(token_id)
 
     def reset(self) -> None:
         """Go back to the state just after construction."""

@@ -333,6 +333,14 @@ class Sampler:
         for step in self.steps:
             step.accept(int(token_id))
 
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Enter the tokens of a prompt into the history of all steps that look back beyond it."""
+        ids = [int(token_id) for token_id in token_ids]
+        for end in (min(ids), max(ids)) if ids else ():
+            self._check_id(end, "read got")
+        for step in self.steps:
+            step.read(ids)
+
     def reset(self) -> None:
         """Drop the history and start the random streams again: the same text follows."""
         for step in self.steps:

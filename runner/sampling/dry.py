@@ -139,6 +139,12 @@ class Dry(Step):
         if self.last_n >= 0 and len(self._history) > 2 * self.last_n + 64:
             del self._history[: len(self._history) - self.last_n]
 
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Append the tokens of a prompt to the history."""
+        self._history.extend(map(int, token_ids))
+        if self.last_n >= 0:
+            del self._history[: max(len(self._history) - self.last_n, 0)]
+
     def reset(self) -> None:
         """Drop all tokens."""
         self._history = array("i")

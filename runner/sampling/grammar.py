@@ -8,7 +8,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -218,6 +218,9 @@ class Grammar(Step):
             self._raise_error()
             raise SamplerError(f"the grammar does not allow token {token_id} here")
         self._accepted.append(token_id)
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take no token: a grammar is of the answer alone."""
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -94,6 +94,14 @@ class Penalties(Step):
                 del self._counts[old]
         self._window.append(token_id)
         self._counts[token_id] += 1
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Count the tokens of a prompt, of which those before the window are not looked at."""
+        if self.last_n == 0:
+            return
+        window = [*self._window, *map(int, token_ids)]
+        self._window = deque(window if self.last_n < 0 else window[-self.last_n :])
+        self._counts = Counter(self._window)
 
     def reset(self) -> None:
         """Drop all tokens."""

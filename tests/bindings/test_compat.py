@@ -95,6 +95,33 @@ def test_a_completion_is_the_engines_greedy_text_in_openais_shape(llm, path):
     assert found["usage"] == usage
 
 
+def test_penalties_count_the_prompt_read_or_cached(llm):
+    """A bias makes a token of the prompt certain, unless a penalty divides its logit by 100."""
+    (token,) = llm.tokenize(b"x", add_bos=False)
+    prompt, loud = [token, 5, 6], {"temperature": 0, "logit_bias": {token: 60.0}, "max_tokens": 1}
+    assert text_of(llm(prompt, **loud)) == "x"
+    for _cached in range(2):
+        assert text_of(llm(prompt, repeat_penalty=100.0, **loud)) != "x"
+        llm.last_n_tokens_size = 2
+        assert text_of(llm(prompt, repeat_penalty=100.0, **loud)) == "x", "beyond the window"
+        llm.last_n_tokens_size = 64
+    messages = [{"role": "user", "content": "x"}]
+    for penalty, same in ((1.0, True), (100.0, False)):
+        found = llm.create_chat_completion(messages, repeat_penalty=penalty, **loud)
+        assert (found["choices"][0]["message"]["content"] == "x") is same
+
+
+def test_generate_and_sample_penalise_the_text_so_far(llm):
+    free = next(llm.generate([5, 6], temp=0))
+    sharp = {"temp": 0, "repeat_penalty": 1e6}
+    assert next(llm.generate([free, 5, 6], **sharp)) != free
+    assert llm.sample(**sharp) != free
+    assert next(llm.generate([5, 6], reset=False, **sharp)) != free
+    llm.reset()
+    llm.eval([free, 5, 6])
+    assert llm.sample(**sharp) not in (free, 5, 6)
+
+
 def test_a_stream_is_the_whole_in_pieces(llm):
     whole = llm(PROMPT, max_tokens=20, temperature=0)
     chunks = list(llm(PROMPT, max_tokens=20, temperature=0, stream=True))

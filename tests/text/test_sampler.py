@@ -203,6 +203,29 @@ def test_penalties_count_only_the_last_n_tokens():
     assert step.apply(from_logits(5, 5, 5)).logits.tolist() == [5, 3, 5]
 
 
+@pytest.mark.parametrize("last_n", [-1, 0, 1, 3, 100])
+@pytest.mark.parametrize("make", [lambda n: Penalties(n, 2.0), lambda n: Dry(1.0, last_n=n)])
+def test_a_prompt_is_read_as_its_tokens_one_by_one(make, last_n):
+    text = [1, 2, 3, 1, 2, 0, 1, 2, 3, 1]
+    whole, parts = make(last_n), make(last_n)
+    whole.read(text[:6])
+    whole.read(text[6:])
+    for token_id in text:
+        parts.accept(token_id)
+    for step in (whole, parts):
+        step.accept(2)
+    assert whole.get_state() == parts.get_state()
+    logits = [step.apply(from_logits(5, 5, 5, 5)).logits.tolist() for step in (whole, parts)]
+    assert logits[0] == logits[1]
+
+
+def test_a_prompt_has_no_tokens_outside_the_vocabulary():
+    sampler = Sampler(SamplerParams(repeat_penalty=1.5), 30)
+    for ids in ([30], [-1, 2]):
+        with pytest.raises(SamplerError, match="expected 0 to 29"):
+            sampler.read(ids)
+
+
 @pytest.mark.parametrize(("last_n", "expected"), [(0, 5.0), (-1, -95.0)])
 def test_penalties_last_n_zero_is_off_and_minus_one_is_everything(last_n, expected):
     step = Penalties(last_n=last_n, freq=1.0)
