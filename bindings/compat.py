@@ -559,15 +559,13 @@ class Llama:
         room = min(self._n_ctx - len(text), self._session.n_ubatch - len(tokens))
         return [int(i) for i in self.draft_model(text)[: max(room, 0)]]
 
-    def _sampler(
-        self, sampling: Sampling, held: Sequence[int], seed: int | None = None
-    ) -> Sampler:
+    def _sampler(self, sampling: Sampling, held: Sequence[int], seed: int | None = None) -> Sampler:
         """A sampler that has seen the tokens before the answer."""
         seed = self._seed if seed is None else seed
         grammar = sampling.grammar
         return sampling.sampler(
             self.n_vocab(),
-            seed=None if seed == LLAMA_DEFAULT_SEED else seed & 0xFFFFFFFF,
+            seed=seed,
             last_n=self.last_n_tokens_size,
             ids=lambda: self.input_ids,
             grammar=None if grammar is None else grammar.step(self._tokenizer_of_grammars()),

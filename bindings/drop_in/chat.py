@@ -256,6 +256,7 @@ class Wanted(NamedTuple):
     old: bool = False  # calls also as `function_call`
     tail: str = ""  # of the prompt
     parsed: bool = True  # False: calls are text
+    parallel: bool = True  # whether there may be more calls than one
 
     @property
     def formed(self) -> bool:
@@ -284,7 +285,7 @@ class Parser:
 
     def __init__(self, wanted: Wanted, format: ChatFormat) -> None:
         self.n_calls = 0
-        self._tool = wanted.tool
+        self._tool, self._parallel = wanted.tool, wanted.parallel
         self._parser: OutputParser | None = None
         if wanted.required:
             bare = chat_format.ChatFormat(tools=BARE)
@@ -303,6 +304,8 @@ class Parser:
         else:
             found = self._parser.push(piece.text)
             found += self._parser.finish() if piece.finish is not None else []
+        if not self._parallel:  # the calls after the first are dropped
+            found = [delta for delta in found if not delta.index]
         self.n_calls += sum(1 for delta in found if delta.name)
         return found
 

@@ -28,12 +28,23 @@ HERMES = ToolFormat("json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",
 BARE = ToolFormat("json", fields=_FIELDS)
 
 
+# Of a function without parameters, as OpenAI's API has it: it is called with {}.
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def as_tools(
     tools: Sequence[Mapping[str, Any]] | None, functions: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The tools of a call, also those given the old way as functions."""
+    """The tools of a call, also those given the old way as functions; all have parameters."""
     found = [{"type": "function", "function": dict(f)} for f in functions or ()]
-    return [dict(tool) for tool in tools or ()] + found
+    return [_with_parameters(dict(tool)) for tool in [*(tools or ()), *found]]
+
+
+def _with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if isinstance(function, Mapping) and not function.get("parameters"):
+        tool["function"] = {**function, "parameters": dict(NO_PARAMETERS)}
+    return tool
 
 
 def allowed(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
@@ -76,7 +87,7 @@ def forced(
         name = _name(choice)
         for tool in tools:
             if tool["function"]["name"] == name:
-                return name, tool["function"].get("parameters") or {"type": "object"}
+                return name, tool["function"]["parameters"]
         raise ValueError(f"tool choice {name!r:.60} is not among the tools")
     if choice not in (None, "none", "auto", "required"):
         raise ValueError(f"tool choice {choice!r:.60}, expected none, auto, required or a function")
@@ -88,7 +99,7 @@ def call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     calls = []
     for i, tool in enumerate(tools):
-        schema = tool["function"].get("parameters") or {"type": "object"}
+        schema = tool["function"]["parameters"]
         calls.append(
             {
                 "type": "object",

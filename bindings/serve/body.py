@@ -135,14 +135,14 @@ class Body:
             raise invalid(f"{name} is {shown(value)}, expected a string", name)
         return value
 
-    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...]:
-        """A string or a list of up to `most`, of 1 to `longest` characters each."""
+    def texts(self, name: str, most: int, longest: int, least: int = 1) -> tuple[str, ...]:
+        """A string or a list of up to `most`, of `least` to `longest` characters each."""
         value = self.get(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
             raise invalid(f"{name} is {shown(value)}, expected strings", name)
-        if len(found) > most or not all(1 <= len(item) <= longest for item in found):
-            limits = f"up to {most} strings of 1 to {longest} characters"
+        if len(found) > most or not all(least <= len(item) <= longest for item in found):
+            limits = f"up to {most} strings of {least} to {longest} characters"
             raise invalid(f"{name} has {len(found)} strings, expected {limits}", name)
         return tuple(found)
 

@@ -19,6 +19,7 @@ class Started(NamedTuple):
     """A job has a slot, which holds so many tokens of its prompt."""
 
     cached: int
+    slot: int = -1
 
 
 class Progress(NamedTuple):
@@ -122,10 +123,31 @@ class Counts:
     answer_tokens: int = 0
     steps: int = 0
     busy_seconds: float = 0.0
+    prompt_seconds: float = 0.0  # in which prompts were read
+    chunks: int = 0  # of prompts
+    answer_seconds: float = 0.0  # of answers that have ended, from the first token
+    answer_steps: int = 0  # of these: the first token costs none
+    rows: int = 0  # answers that took part in a step, of all steps
+    drafts: int = 0  # that speculative decoding made
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    most_tokens: int = 0  # that a sequence had
 
     def __add__(self, other: "Counts") -> "Counts":
-        """The sums."""
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        """The sums; of the longest sequences the longer one."""
+        found = Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        found.most_tokens = max(self.most_tokens, other.most_tokens)
+        return found
+
+    def told(self) -> list[Any]:
+        """What a process tells its supervisor."""
+        return [self.failed, self.cancelled, *astuple(self)[4:]]
+
+    @classmethod
+    def of_told(cls, record: Sequence[Any]) -> "Counts":
+        """The counts of `told`."""
+        failed, cancelled, *rest = record
+        return cls(0, failed, cancelled, 0, *rest)
 
 
 def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any]:

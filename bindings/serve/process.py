@@ -237,9 +237,7 @@ class Runner:
         busy = [slot.busy for slot in slots]
         if not self._events and busy == self._busy and now < self._sent + ALIVE_SECONDS:
             return
-        c = self._worker.counts
-        counts = [c.failed, c.cancelled, c.prompt_tokens, c.cached_tokens, c.answer_tokens]
-        record = [self._events, [*counts, c.steps, c.busy_seconds], slots]
+        record = [self._events, self._worker.counts.told(), slots]
         self._events, self._sent, self._busy = [], now, busy
         with contextlib.suppress(OSError):  # the server has gone: this process ends
             self._channel.sendall(frame(Kind.EVENTS, json.dumps(record).encode()))

@@ -103,15 +103,31 @@ class Reply:
     def __init__(self, task: Task, about: About) -> None:
         self.task, self.about = task, about
         self.counts = [Counts() for _ in task.requests]
+        self.slots = [-1] * len(task.requests)  # that the answers are made in
+        self._since = time.monotonic()  # when the last of them began
         self.prompt: list[Sequence[TokenInfo]] = [() for _ in task.requests]
 
     def begin(self) -> Iterable[Any]:
         """The events before the first."""
         return ()
 
+    def started(self, i: int, event: Started) -> None:
+        """Take note that choice i has a slot."""
+        self.slots[i], self._since = event.slot, time.monotonic()
+
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
         """The events of a part of a prompt that was read, of choice i."""
         return ()
+
+    def progress_of(self, event: Progress) -> dict[str, Any]:
+        """How far a prompt is, in llama.cpp's field; with its times where they are asked for."""
+        found = {"total": event.total, "cache": event.cached, "processed": event.done}
+        if not self.task.timings:
+            return {"prompt_progress": found}
+        n_read = event.done - event.cached
+        seconds = time.monotonic() - self._since if n_read else 0.0
+        times = timings(Counts(event.cached, n_read, 0, seconds))
+        return {"prompt_progress": found, "timings": times}
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
         """The events of a piece of choice i."""
@@ -157,6 +173,8 @@ async def whole(reply: Reply, events: Events) -> Any:
         i, event = await events.next(again=True)
         if isinstance(event, Again):
             found[i].clear()
+        if isinstance(event, Started):
+            reply.started(i, event)
         if isinstance(event, PromptTokens):
             reply.prompt[i] = event.tokens
         if isinstance(event, Piece):
@@ -186,6 +204,7 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
             if isinstance(found, PromptTokens):
                 reply.prompt[i] = found.tokens
             elif isinstance(found, Started):
+                reply.started(i, found)
                 n_prompt = len(reply.task.requests[i].prompt)
                 parts = reply.progress(i, Progress(found.cached, n_prompt, found.cached))
             elif isinstance(found, Progress):
@@ -205,26 +224,25 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
 
 
 def timings(counts: Counts) -> dict[str, Any]:
-    """Tokens and milliseconds, as llama.cpp's server tells them."""
+    """Tokens and milliseconds, as llama.cpp's server tells them.
+
+    Rates are of steps: an answer's first token comes of the prompt's logits and costs none. What
+    has taken no step, or no time yet, has rate 0.
+    """
     c = counts
 
-    def rates(name: str, n: int, seconds: float) -> dict[str, Any]:
-        ms = max(1000 * seconds, 1e-3)
+    def rates(name: str, n: int, n_step: int, seconds: float) -> dict[str, Any]:
+        ms = 1000 * seconds
         return {
             f"{name}_n": n,
             f"{name}_ms": ms,
-            f"{name}_per_token_ms": ms / max(n, 1),
-            f"{name}_per_second": 1000 * n / ms,
+            f"{name}_per_token_ms": ms / n_step if n_step else 0.0,
+            f"{name}_per_second": 1000 * n_step / ms if ms else 0.0,
         }
 
     return {
         "cache_n": c.n_cached,
-        **rates("prompt", c.n_read, c.read_seconds),
-        **rates("predicted", c.n_answer, c.answer_seconds),
+        **rates("prompt", c.n_read, c.n_read, c.read_seconds),
+        **rates("predicted", c.n_answer, max(c.n_answer - 1, 0), c.answer_seconds),
         **({"draft_n": c.n_drafted, "draft_n_accepted": c.n_accepted} if c.n_drafted else {}),
     }
-
-
-def prompt_progress(event: Progress) -> dict[str, int]:
-    """How far the prompt is: llama.cpp's field."""
-    return {"total": event.total, "cache": event.cached, "processed": event.done}

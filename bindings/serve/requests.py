@@ -15,13 +15,14 @@ from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.serve.body import Body, shown
 from tamis.bindings.serve.errors import ApiError, invalid, too_long
 from tamis.bindings.serve.sampling import sampling_of
-from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
+from tamis.bindings.serve.tasks import LEAST_SEED, MOST_SEED, Inputs, Task
 from tamis.bindings.serve.text import TextModel, TooManyTokens
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_LOGPROBS = 20
 MAX_SALT = 1024
+MOST_TOKENS = (1 << 63) - 1  # that a request may name; an answer ends with the context
 MAX_SHIFTED = 1 << 17  # tokens of an answer for which the context is shifted: it is kept in memory
 
 
@@ -36,12 +37,11 @@ class Limits:
 MAX_ADAPTERS = 64  # that a request names
 # Fields that never change an answer here; other unread fields are reported to the client.
 HARMLESS = {
-    "background", "cache_control", "client_metadata", "include", "keep_alive", "metadata", "model",
-    "n_cache_reuse", "options", "parallel_tool_calls", "prediction", "prompt_cache_key",
-    "prompt_cache_retention", "safety_identifier", "service_tier", "speculative", "store",
-    "stream_options", "think", "user", "add_generation_prompt", "sse_ping_interval", "text",
-    "betas", "context_management", "output_config", "verbosity", "reasoning", "truncate",
+    "background", "betas", "cache_control", "client_metadata", "keep_alive", "metadata", "model",
+    "n_cache_reuse", "prediction", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "speculative", "sse_ping_interval", "store", "user",
 }  # fmt: skip
+MOST_NORM = 1 << 10  # the p of a p-norm, which is the largest element's long before
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -197,27 +197,34 @@ class Reader:
 
     def noted(self, task: Task, body: Body) -> Task:
         """A task with the names of the fields that it could not heed."""
-        ignored = tuple(name for name in body.unread() if name not in HARMLESS)
-        return task._replace(ignored=ignored[:32])
+        return task._replace(ignored=unheeded(body))
 
     def inputs(self, body: Body) -> Inputs:
-        """The tokens of the texts of an embeddings request. Raises ApiError."""
-        packed = body.text("encoding_format") == "base64"
-        dimensions = body.integer("dimensions", 1, 1 << 20)
-        found = [ids for _, ids in self.prompts(body.get("input"), "input")]
+        """The tokens of the texts of an embeddings request, as "input" or "content".
+
+        Raises ApiError.
+        """
+        given, content = body.get("input"), body.get("content")
+        form = body.text("encoding_format")
+        if form not in (None, "float", "base64"):
+            raise invalid("encoding_format is unknown, expected float or base64", "encoding_format")
+        found = [ids for _, ids in self.prompts(content if given is None else given, "input")]
         for ids in found:
             if len(ids) > self.limits.n_ctx:
                 raise too_long(len(ids), self.limits.n_ctx)
-        return Inputs(found, packed=packed, dimensions=dimensions)
+        return self.vectors_wanted(body, found, packed=form == "base64")
 
-    def tokens(self, body: Body) -> list[int]:
-        """The tokens of a text of any length. Raises ApiError."""
-        special = body.switch("parse_special")
-        return self.text.unbounded.encode(
-            body.text("content") or "",
-            add_special=body.flag("add_special"),
-            parse_special=special is not False,
-        )
+    @staticmethod
+    def vectors_wanted(body: Body, texts: list[list[int]], *, packed: bool = False) -> Inputs:
+        """The texts with what a request says of their vectors. Raises ApiError."""
+        norm = body.integer("embd_normalize", -1, MOST_NORM)
+        dimensions = body.integer("dimensions", 1, 1 << 20)
+        return Inputs(texts, packed, dimensions, norm, unheeded(body))
+
+    def tokens(self, text: str, body: Body, *, special: bool) -> list[int]:
+        """The tokens of a text of any length, with those of its ends. Raises ApiError."""
+        parsed = body.switch("parse_special") is not False
+        return self.text.unbounded.encode(text, add_special=special, parse_special=parsed)
 
     def _wanted(self, body: Body) -> chat.Wanted:
         tools = body.records("tools", MAX_TOOLS)
@@ -242,7 +249,7 @@ class Reader:
             raise invalid(str(error), "tool_choice") from None
         if body.switch("parse_tool_calls") is False and not found.formed:
             found = found._replace(parsed=False)
-        return found
+        return found._replace(parallel=body.switch("parallel_tool_calls") is not False)
 
     def task(
         self, body: Body, prompts: list[list[int]], n_most: int | None, stop: tuple[str, ...]
@@ -255,7 +262,8 @@ class Reader:
         if n_choices * len(prompts) > self.limits.n_choices:
             most = self.limits.n_choices
             raise invalid(f"n times the number of prompts is above {most}", "n")
-        stop = (*stop, *body.texts("stop", MAX_STOP, MAX_STOP_LENGTH))
+        words = body.texts("stop", MAX_STOP, MAX_STOP_LENGTH, least=0)
+        stop = (*stop, *(word for word in words if word))  # "" is no stop
         first: Request | None = None
         requests = []
         for ids in prompts:
@@ -273,11 +281,11 @@ class Reader:
             first = first or request
             requests += [replace(request, id=first.id)] * n_choices
         options = body.record("stream_options") or {}
-        seed = body.integer("seed", -(SEEDS >> 1), SEEDS)
+        seed = body.integer("seed", LEAST_SEED, MOST_SEED)
         return Task(
             requests=requests,
             sampling=sampling_of(body, self.text),
-            seed=secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed % SEEDS,
+            seed=secrets.randbelow(1 << 32) if seed in (None, -1) else seed,
             stream=body.flag("stream"),
             include_usage=options.get("include_usage") is True,
             progress=body.flag("return_progress"),
@@ -344,6 +352,16 @@ class Reader:
             raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
 
 
+def parts_of(name: str, record: Mapping[str, Any], heeded: tuple[str, ...]) -> dict[str, Any]:
+    """The parts of a field that is an object but for those that are heeded, as NAME.PART."""
+    return {f"{name}.{str(key)[:64]}": v for key, v in record.items() if key not in heeded}
+
+
+def unheeded(body: Body) -> tuple[str, ...]:
+    """The names of fields that nothing has read, and that could have changed the reply."""
+    return tuple(name for name in body.unread() if name not in HARMLESS)[:32]
+
+
 def _text_of_object(item: dict[str, Any], name: str) -> str:
     """The text of {"prompt_string": text} or {"content": [parts of text]}. Raises ApiError."""
     if item.get("multimodal_data"):
@@ -399,7 +417,7 @@ def _thinking(body: Body, wanted: chat.Wanted) -> tuple[chat.Thinking, dict[str,
         variables.setdefault("reasoning_effort", effort)
     budget = None
     for name in ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"):
-        found = body.integer(name, -1, SEEDS)
+        found = body.integer(name, -1, MOST_TOKENS)
         budget = found if found is not None and found >= 0 else budget
     on = body.switch("enable_thinking")
     on = variables.get("enable_thinking", on)
@@ -416,7 +434,7 @@ def _thinking(body: Body, wanted: chat.Wanted) -> tuple[chat.Thinking, dict[str,
 def _most_tokens(body: Body, names: tuple[str, ...], least: int = 0) -> int | None:
     """The first of some fields for the longest answer; -1 and none of them: no limit."""
     for name in names:
-        found = body.integer(name, -1, SEEDS)
+        found = body.integer(name, -1, MOST_TOKENS)
         if found is not None:
             if 0 <= found < least:
                 raise invalid(f"{name} is {found}, expected {least} or more, or -1", name)

@@ -461,11 +461,11 @@ class Supervisor:
         """Events of jobs, in the order of a process."""
         if kind is not Kind.EVENTS:
             raise ValueError
-        records, (failed, cancelled, *counts), slots = json.loads(data)
+        records, counts, slots = json.loads(data)
         found: list[tuple[Job, Event]] = []
         with self._changed:
             self._heard = time.monotonic()
-            self._now = Counts(0, failed, cancelled, 0, *counts)
+            self._now = Counts.of_told(counts)
             self.slots = [SlotState(*slot) for slot in slots]
             for number, n_answer, *record in records:
                 entry = self._entries.get(number)

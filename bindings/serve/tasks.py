@@ -16,7 +16,7 @@ from tamis.bindings.drop_in.completion import Budget, Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.sampling import Sampling
 
-SEEDS = 1 << 32
+LEAST_SEED, MOST_SEED = -(1 << 63), (1 << 63) - 1  # as OpenAI's API has it: int64
 
 
 class Task(NamedTuple):
@@ -39,6 +39,10 @@ class Task(NamedTuple):
     ignored: tuple[str, ...] = ()  # fields that could have changed the answer
     about: Mapping[str, Any] = MappingProxyType({})  # what the reply repeats; JSON
 
+    def seed_of(self, i: int) -> int:
+        """The seed of choice i: one more each, after the last of 64 bits the first."""
+        return (self.seed + i - LEAST_SEED) % (1 << 64) + LEAST_SEED
+
     @property
     def grammar(self) -> LlamaGrammar | None:
         """What the answers must look like."""
@@ -49,8 +53,10 @@ class Inputs(NamedTuple):
     """The texts of an embeddings request as tokens, and the form of the reply."""
 
     texts: list[list[int]]
-    packed: bool  # base64
-    dimensions: int | None
+    packed: bool = False  # base64
+    dimensions: int | None = None
+    norm: int | None = None  # as `formats.norms.normalized` has it; None: as is usual
+    ignored: tuple[str, ...] = ()  # fields that could have changed the reply
 
 
 def to_json(task: Task) -> bytes:
@@ -112,8 +118,9 @@ def inputs_to_json(inputs: Inputs) -> bytes:
 
 def inputs_from_json(data: bytes, n_vocab: int) -> Inputs:
     """The request of `inputs_to_json`. Raises as `from_json`."""
-    texts, packed, dimensions = json.loads(data)
-    return Inputs([_ids(ids, n_vocab) for ids in texts], packed=packed, dimensions=dimensions)
+    texts, packed, dimensions, norm, ignored = json.loads(data)
+    found = [_ids(ids, n_vocab) for ids in texts]
+    return Inputs(found, packed, dimensions, norm, tuple(map(str, ignored)))
 
 
 def _ids(ids: list[int], n_vocab: int) -> list[int]:

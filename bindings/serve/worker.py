@@ -276,7 +276,7 @@ class Worker:
                     slot.scope = job.scope
                     continue
                 slot.take(job)
-                self._send(job, Started(job.n_cached))
+                self._send(job, Started(job.n_cached, self._slots.index(slot)))
             except Exception as error:
                 self.counts.failed += 1
                 self._send(job, self._told(error))
@@ -371,6 +371,7 @@ class Worker:
         assert steps is not None
         try:
             done = next(steps)
+            self.counts.chunks += 1
             self._send(job, Progress(job.n_cached + done, len(job.prompt), job.n_cached))
             return
         except StopIteration as end:
@@ -379,6 +380,8 @@ class Worker:
             self._fail(slot, self._told(error))
             return
         slot.reading = None
+        self.counts.prompt_seconds += time.monotonic() - slot.used
+        self.counts.most_tokens = max(self.counts.most_tokens, len(job.prompt))
         self.counts.prompt_tokens += len(job.prompt) - job.n_cached
         self.counts.cached_tokens += job.n_cached
         if isinstance(job, Completion):
@@ -415,6 +418,7 @@ class Worker:
                 self._fail(slot, self._told(error))
             return
         self.counts.steps += 1
+        self.counts.rows += len(tokens)
         for slot in slots:
             if slot.session in rows:
                 slot.row = rows[slot.session]
@@ -426,6 +430,7 @@ class Worker:
             slot.row = row
             assert isinstance(slot.job, Completion)
             slot.job.n_accepted += 1
+            self.counts.accepted_tokens += 1
         return row is not None
 
     def _rows(self, tokens: dict[Session, int]) -> dict[Session, Best | np.ndarray]:
@@ -439,7 +444,10 @@ class Worker:
         found = alone.drafting.decode_best(token, None)
         assert isinstance(found, np.ndarray)
         assert isinstance(alone.job, Completion)
-        alone.job.n_drafted += alone.drafting.n_drafted - n_before
+        n = alone.drafting.n_drafted - n_before
+        alone.job.n_drafted += n
+        self.counts.drafted_tokens += n
+        self.counts.drafts += n > 0
         return {session: found}
 
     def _has_room(self, slot: _Slot) -> bool:
@@ -490,6 +498,10 @@ class Worker:
         taken = job.taken()
         if answer.finished:
             taken = taken._replace(mass=slot.session.mass)
+            self.counts.answer_seconds += taken.answer_seconds
+            self.counts.answer_steps += max(job.n_answer - 1, 0)
+            n_token = len(job.prompt) + job.n_answer
+            self.counts.most_tokens = max(self.counts.most_tokens, n_token)
             slot.release()
         for piece in pieces:
             self._send(job, piece._replace(counts=taken))

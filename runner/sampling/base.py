@@ -74,7 +74,7 @@ RANGES = {
     "mirostat_tau": Range(0.0, remedy="the target surprise in bits, the default is 5"),
     "mirostat_eta": Range(0.0, remedy="the learning rate, the default is 0.1"),
     "min_keep": Range(0, remedy="0 keeps at least one", integer=True),
-    "seed": Range(-1, 0xFFFFFFFF, "-1 or None draws one", integer=True),
+    "seed": Range(-(1 << 63), (1 << 63) - 1, "-1 or None draws one", integer=True),
 }
 
 
@@ -191,7 +191,7 @@ class Step:
 
 
 def resolve_seed(seed: int | None) -> int:
-    """Return `seed`, or a fresh one for None and -1; SamplerError outside 32 bits."""
+    """Return `seed`, or a fresh one of 32 bits for None and -1; SamplerError outside 64 bits."""
     if seed is not None:
         check("seed", seed)
     if seed not in RANDOM_SEEDS:
@@ -213,7 +213,8 @@ class RandomStream:
 
     def reset(self) -> None:
         """Go back to the first number."""
-        self._bits = np.random.PCG64(np.random.SeedSequence([self.seed, self.lane]))
+        unsigned = self.seed % (1 << 64)
+        self._bits = np.random.PCG64(np.random.SeedSequence([unsigned, self.lane]))
 
     def uniform(self) -> float:
         """Return the next number, 0 <= u < 1, in steps of 2^-53."""

@@ -11,12 +11,16 @@ from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Progress
 from tamis.bindings.serve.replies import About, Reply, as_json
-from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader
+from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader, parts_of
 from tamis.bindings.serve.tasks import Task
 from tamis.text.tool_calls import Delta
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_TAKEN = (
+    "system", "thinking", "output_config", "output_format", "context_management", "tool_choice",
+    "stop_sequences",
+)  # fmt: skip
 # What Claude Code tells Anthropic's server, not the model, before all else: with a word of each
 # request's own (cch), so that no prompt would begin as the one before.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;)+\s*")
@@ -41,20 +45,55 @@ def as_chat(body: Body) -> Body:
     for message in body.records("messages", MAX_MESSAGES):
         messages += _messages(message)
     tools, left_out = _tools(body.records("tools", MAX_TOOLS))
-    fields = {k: v for k, v in body.fields.items() if k not in ("system", "thinking", "container")}
+    fields = {k: v for k, v in body.fields.items() if k not in _TAKEN}
     fields |= {"messages": messages, "tools": tools, **left_out}
     choice = body.record("tool_choice")
-    fields.pop("tool_choice", None)
     if choice is not None and tools:
         fields["tool_choice"] = _choice(choice)
-    if "stop_sequences" in fields:
-        fields["stop"] = fields.pop("stop_sequences")
-    return Body(fields | _thinking(body))
+        if choice.get("disable_parallel_tool_use") is True:
+            fields["parallel_tool_calls"] = False
+    if "stop_sequences" in body.fields:
+        fields["stop"] = body.fields["stop_sequences"]
+    return Body(fields | _thinking(body) | _formed(body) | _edits(body))
+
+
+def _formed(body: Body) -> dict[str, Any]:
+    """What output_config says, and the form that an answer must have: a JSON schema.
+
+    output_format is the form's name in Anthropic's beta. What is not known is named.
+    """
+    config = body.record("output_config") or {}
+    found = parts_of("output_config", config, ("effort", "format"))
+    effort, form = config.get("effort"), config.get("format")
+    if effort in _EFFORTS:
+        found["reasoning_effort"] = effort
+    elif effort is not None:
+        found["output_config.effort"] = effort
+    name, form = ("output_config.format", form) if form is not None else ("output_format", None)
+    form = body.get("output_format") if form is None else form
+    if form is None:
+        return found
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise invalid(f"{name} is of no known type, expected json_schema", name)
+    if not isinstance(form.get("schema"), dict):
+        raise invalid(f"{name} has no schema, expected an object", name)
+    schema = {"name": "output", "schema": form["schema"]}
+    return found | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _edits(body: Body) -> dict[str, Any]:
+    """The edits of the context that are asked for, named: none is made, nothing is cleared."""
+    edits = (body.record("context_management") or {}).get("edits")
+    found = {}
+    for edit in edits if isinstance(edits, list) else ():
+        if isinstance(edit, dict) and edit.get("keep") != "all":
+            found[f"context_management.{str(edit.get('type'))[:64]}"] = True
+    return found
 
 
 def _thinking(body: Body) -> dict[str, Any]:
     thinking = body.record("thinking") or {}
-    found: dict[str, Any] = {}
+    found = parts_of("thinking", thinking, ("type", "budget_tokens"))
     kind = thinking.get("type")
     if kind not in (None, "enabled", "disabled", "adaptive"):
         raise invalid("thinking is of no known type, expected enabled or disabled", "thinking")
@@ -62,8 +101,7 @@ def _thinking(body: Body) -> dict[str, Any]:
         found["enable_thinking"] = kind != "disabled"
     if kind == "enabled" and thinking.get("budget_tokens") is not None:
         found["thinking_budget"] = thinking["budget_tokens"]
-    effort = (body.record("output_config") or {}).get("effort")
-    return found | ({"reasoning_effort": effort} if effort in _EFFORTS else {})
+    return found
 
 
 def _choice(choice: dict[str, Any]) -> Any:
@@ -86,7 +124,7 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str,
             left_out[f"tools.{name[:64]}"] = True
             continue
         function: dict[str, Any] = {"name": name, "description": str(tool.get("description") or "")}
-        function |= {"parameters": schema or {"type": "object", "properties": {}}}
+        function |= {"parameters": schema} if schema else {}
         found.append({"type": "function", "function": function})
     return found, left_out
 

@@ -10,10 +10,16 @@ from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import invalid, too_long
 from tamis.bindings.serve.jobs import Progress
-from tamis.bindings.serve.replies import About, Reply, prompt_progress, timings
-from tamis.bindings.serve.requests import MAX_INPUTS, MAX_LOGPROBS, Reader
+from tamis.bindings.serve.replies import About, Reply, timings
+from tamis.bindings.serve.requests import (
+    MAX_INPUTS,
+    MAX_LOGPROBS,
+    MOST_TOKENS,
+    Reader,
+    unheeded,
+)
 from tamis.bindings.serve.sampling import sampling_of
-from tamis.bindings.serve.tasks import Inputs, Task
+from tamis.bindings.serve.tasks import LEAST_SEED, MOST_SEED, Inputs, Task
 from tamis.bindings.serve.text import TooManyTokens
 from tamis.text.pair import encode_pair
 
@@ -45,8 +51,8 @@ def read_infill(reader: Reader, body: Body) -> Task:
 
 
 def _task(reader: Reader, body: Body, prompts: list[list[int]], *, many: bool) -> Task:
-    n = body.integer("n_predict", -1, 1 << 30)
-    n = body.integer("max_tokens", -1, 1 << 30) if n is None else n
+    n = body.integer("n_predict", -1, MOST_TOKENS)
+    n = body.integer("max_tokens", -1, MOST_TOKENS) if n is None else n
     most = None if n in (None, -1) else n
     task = reader.task(body, prompts, most, ())
     n_probs = body.integer("n_probs", 0, MAX_N_PROBS) or body.integer("logprobs", 0, MAX_LOGPROBS)
@@ -61,6 +67,7 @@ def _task(reader: Reader, body: Body, prompts: list[list[int]], *, many: bool) -
         "fields": [str(name) for name in fields] if isinstance(fields, list) else [],
         "many": many or len(requests) > 1,
         "prompts": [reader.text.unbounded.decode(ids, special=True) for ids in prompts],
+        "eog": sorted(reader.text.unbounded.eog),
     }
     sampling = replace(task.sampling, grammar=reader.grammar(body))
     task = task._replace(requests=requests, sampling=sampling, about=about)
@@ -75,11 +82,29 @@ def detokenize(reader: Reader, body: Body) -> str:
     return reader.prompts(ids, "tokens")[0][0]
 
 
-def tokenize(reader: Reader, body: Body) -> list[Any]:
-    """/tokenize: ids, or with with_pieces what they stand for. Raises ApiError."""
-    ids, pieces = reader.tokens(body), body.flag("with_pieces")
-    if not pieces:
-        return list(ids)
+def tokenize(reader: Reader, body: Body) -> dict[str, Any]:
+    """/tokenize: ids of content, or with with_pieces what they stand for. Raises ApiError.
+
+    Of a prompt or messages it is vLLM's: with their number, and with return_token_strs the pieces.
+    """
+    if body.get("messages") is not None or body.get("prompt") is not None:
+        return _vllm_tokens(reader, body)
+    ids = reader.tokens(body.text("content") or "", body, special=body.flag("add_special"))
+    return {"tokens": _with_pieces(reader, ids) if body.flag("with_pieces") else list(ids)}
+
+
+def _vllm_tokens(reader: Reader, body: Body) -> dict[str, Any]:
+    if body.get("messages") is not None:
+        ids = reader.chat_prompt(body)[1].ids
+    else:
+        special = body.switch("add_special_tokens") is not False
+        ids = reader.tokens(body.text("prompt") or "", body, special=special)
+    pieces = [reader.text.unbounded.piece(i, special=True).decode("utf-8", "replace") for i in ids]
+    shown = {"token_strs": pieces if body.flag("return_token_strs") else None}
+    return {"count": len(ids), "max_model_len": reader.limits.n_ctx, "tokens": list(ids)} | shown
+
+
+def _with_pieces(reader: Reader, ids: Sequence[int]) -> list[dict[str, Any]]:
     found = []
     for i in ids:
         data = reader.text.unbounded.piece(i, special=True)
@@ -100,12 +125,6 @@ def count_chat(reader: Reader, body: Body) -> int:
     return len(reader.chat_prompt(body)[1].ids)
 
 
-def read_embeddings(reader: Reader, body: Body) -> Inputs:
-    """/embedding: texts as "input" or "content". Raises ApiError."""
-    given = body.get("input")
-    return reader.inputs(Body({"input": body.get("content") if given is None else given}))
-
-
 def read_rerank(reader: Reader, body: Body) -> Inputs:
     """/rerank: the tokens of the query with each document. Raises ApiError."""
     query, most = body.text("query") or "", reader.limits.n_ctx
@@ -118,7 +137,9 @@ def read_rerank(reader: Reader, body: Body) -> Inputs:
         if len(ids) > most:
             raise too_long(len(ids), most)
         found.append(ids)
-    return Inputs(found, packed=False, dimensions=None)
+    for name in ("top_n", "return_text", "return_documents"):  # which the route heeds
+        body.get(name)
+    return Inputs(found, ignored=unheeded(body))
 
 
 def documents(body: Body) -> list[str]:
@@ -140,17 +161,18 @@ def documents(body: Body) -> list[str]:
 def usual_settings(reader: Reader) -> dict[str, Any]:
     """The settings of a completion that names none, for /props."""
     body = reader.with_usual(Body({}))
-    n = body.integer("n_predict", -1, 1 << 30)
-    seed = body.integer("seed", -1, 1 << 32)
-    return settings(sampling_of(body, reader.text), -1 if seed is None else seed) | {
+    n = body.integer("n_predict", -1, MOST_TOKENS)
+    seed = body.integer("seed", LEAST_SEED, MOST_SEED)
+    eog = sorted(reader.text.unbounded.eog)
+    return settings(sampling_of(body, reader.text), -1 if seed is None else seed, eog) | {
         "n_predict": -1 if n is None else n
     }
 
 
-def settings(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """generation_settings, in llama.cpp's words."""
+def settings(sampling: Sampling, seed: int, eog: Sequence[int]) -> dict[str, Any]:
+    """generation_settings, in llama.cpp's words; eog: the tokens that ignore_eos forbids."""
     s = asdict(replace(sampling, grammar=None, logits_processor=None))
-    bias = s.pop("logit_bias") or {}
+    bias = (s.pop("logit_bias") or {}) | (dict.fromkeys(eog, -math.inf) if s["ignore_eos"] else {})
     s["temperature"] = s.pop("temp")
     s["mirostat"] = s.pop("mirostat_mode")
     s.pop("grammar")
@@ -186,7 +208,7 @@ class Completion(Reply):
                 "content": piece.text,
                 "tokens": list(piece.ids),
                 "stop": False,
-                "id_slot": -1,
+                "id_slot": self.slots[i],
                 "tokens_predicted": piece.counts.n_answer,
                 "tokens_evaluated": len(self.task.requests[i].prompt),
             }
@@ -207,7 +229,7 @@ class Completion(Reply):
                 "content": "",
                 "tokens": [],
                 "stop": False,
-                "prompt_progress": prompt_progress(event),
+                **self.progress_of(event),
             }
 
     def whole(self, found: list[list[Piece]]) -> Any:
@@ -229,8 +251,7 @@ class Completion(Reply):
         n_each = len(task.requests) // len(task.about["prompts"])
         n_prompt = len(r.prompt)
         kind = "limit" if piece.finish == "length" else "word" if piece.word else "eos"
-        seed = (task.seed + i) % (1 << 32)
-        said = settings(task.sampling, seed) | {
+        said = settings(task.sampling, task.seed_of(i), task.about["eog"]) | {
             "n_predict": task.about["n_predict"],
             "max_tokens": task.about["n_predict"],
             "stop": list(r.stop),
@@ -243,7 +264,7 @@ class Completion(Reply):
             "index": i,
             "content": text,
             "tokens": ids if task.about["tokens"] else [],
-            "id_slot": -1,
+            "id_slot": self.slots[i],
             "stop": True,
             "model": self.about.model,
             "tokens_predicted": c.n_answer,

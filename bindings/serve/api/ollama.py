@@ -11,7 +11,7 @@ from tamis.bindings.serve.api.anthropic import arguments
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.replies import About, Reply, as_json
-from tamis.bindings.serve.requests import MAX_MESSAGES, Reader
+from tamis.bindings.serve.requests import MAX_MESSAGES, MOST_TOKENS, Reader
 from tamis.bindings.serve.tasks import Inputs, Task
 from tamis.text.tool_calls import Delta
 
@@ -40,7 +40,8 @@ def read_generate(reader: Reader, body: Body) -> Task:
     for name in ("images", "template", "context"):
         if body.get(name):
             raise invalid(f"{name} is not supported: leave it out", name)
-    fields = {k: v for k, v in fields.items() if k not in ("raw", "system", "context", "images")}
+    taken = ("raw", "system", "context", "images", "template")
+    fields = {k: v for k, v in fields.items() if k not in taken}
     if body.flag("raw") or body.get("suffix"):
         form = _format(body)
         logprobs = fields.pop("top_logprobs", None) or 0
@@ -62,20 +63,23 @@ def read_embed(reader: Reader, body: Body) -> Inputs:
     """
     given = body.get("input") if body.get("input") is not None else body.get("prompt")
     if given in ([], ""):
-        return Inputs([], packed=False, dimensions=None)
+        return Inputs([])
     found = reader.prompts(given, "input", truncate=body.switch("truncate") is not False)
-    dimensions = body.integer("dimensions", 1, 1 << 20)
-    return Inputs([ids for _, ids in found], packed=False, dimensions=dimensions)
+    body.get("options")  # of how the model is run
+    return reader.vectors_wanted(body, [ids for _, ids in found])
 
 
 def _options(body: Body, reader: Reader) -> dict[str, Any]:
     """The fields of OpenAI's API and llama.cpp's for the options of a request."""
-    taken = ("options", "format", "think", "messages", "template", "truncate", "shift", "prompt")
+    taken = ("options", "format", "think", "messages", "truncate", "shift", "prompt")
     fields = {k: v for k, v in body.fields.items() if k not in taken}
     fields["stream"] = body.switch("stream") is not False
+    if body.switch("shift"):
+        fields["context_shift"] = True
     for name, value in (body.record("options") or {}).items():
         if name == "num_ctx":
-            if isinstance(value, int) and value > reader.limits.n_ctx:
+            wanted = Body({name: value}).integer(name, 0, MOST_TOKENS)
+            if wanted is not None and wanted > reader.limits.n_ctx:
                 fields["options.num_ctx"] = value  # named among those that are not heeded
         elif name == "num_predict":
             fields["max_tokens"] = -1 if value == -2 else value

@@ -6,7 +6,7 @@ from typing import Any
 from tamis.bindings.drop_in import chat, completion
 from tamis.bindings.drop_in.completion import Chunk, Piece
 from tamis.bindings.serve.jobs import Progress
-from tamis.bindings.serve.replies import About, Reply, prompt_progress, timings
+from tamis.bindings.serve.replies import About, Reply, timings
 from tamis.bindings.serve.tasks import Task
 
 
@@ -42,7 +42,7 @@ class _Completions(Reply):
         """A chunk without choices, where it is asked for."""
         if not self.task.progress:
             return []
-        return [self._head() | {"prompt_progress": prompt_progress(event)}]
+        return [self._head() | self.progress_of(event)]
 
     def end(self) -> Iterable[Any]:
         """Usage, where it is asked for."""

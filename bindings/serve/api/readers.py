@@ -12,7 +12,6 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
     "chat": Reader.chat_task,
     "completion": Reader.completion_task,
     "embeddings": Reader.inputs,
-    "llama embeddings": llamacpp.read_embeddings,
     "tokenize": llamacpp.tokenize,
     "detokenize": llamacpp.detokenize,
     "llama completion": llamacpp.read_completion,

@@ -6,11 +6,12 @@ from typing import Any
 
 from tamis.bindings.drop_in import chat
 from tamis.bindings.drop_in.completion import Piece
+from tamis.bindings.drop_in.tools import NO_PARAMETERS
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Progress
-from tamis.bindings.serve.replies import About, Reply, as_json, prompt_progress, timings
-from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader
+from tamis.bindings.serve.replies import About, Reply, as_json, timings
+from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader, parts_of
 from tamis.bindings.serve.tasks import Task
 from tamis.text.tool_calls import Delta
 
@@ -25,6 +26,12 @@ _SHELL = {
     "required": ["command"],
 }
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_TAKEN = (
+    "input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "truncation",
+    "reasoning", "include",
+)  # fmt: skip
+_SUMMARIES = ("summary", "generate_summary")  # thoughts are sent whole
+_INCLUDED = ("reasoning.encrypted_content",)  # ... and not encrypted: they come back as they are
 # Fields that the reply repeats, and what they are where the request has none.
 _REPEATED: dict[str, Any] = {
     "instructions": None,
@@ -73,9 +80,9 @@ def as_chat(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
     for item in items:
         _add(messages, item)
     tools, kinds, left_out = _tools(body.records("tools", MAX_TOOLS))
-    taken = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text")
-    fields = {k: v for k, v in body.fields.items() if k not in (*taken, "truncation", "reasoning")}
+    fields = {k: v for k, v in body.fields.items() if k not in _TAKEN}
     fields |= {"messages": messages, "tools": tools, "add_generation_prompt": True, **left_out}
+    fields |= _named(body)
     fields |= {"max_tokens": body.get("max_output_tokens")}
     if tools:
         fields["tool_choice"] = _choice(body.get("tool_choice"))
@@ -88,6 +95,19 @@ def as_chat(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
     elif form is not None:
         fields["response_format"] = form
     return fields, kinds
+
+
+def _named(body: Body) -> dict[str, Any]:
+    """What is not heeded of fields that are otherwise, as fields of their own."""
+    found = parts_of("text", body.record("text") or {}, ("format",))
+    found |= parts_of("reasoning", body.record("reasoning") or {}, ("effort", *_SUMMARIES))
+    include = body.get("include")
+    for each in include if isinstance(include, list) else ():
+        if each not in _INCLUDED:
+            found[f"include.{str(each)[:64]}"] = True
+    if body.get("truncation") not in (None, "disabled"):
+        found["truncation"] = body.get("truncation")
+    return found
 
 
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
@@ -178,7 +198,7 @@ def _tools(
         if kind == "local_shell":
             name = "local_shell"
         elif kind == "function":
-            schema = tool.get("parameters") or {"type": "object", "properties": {}}
+            schema = tool.get("parameters") or NO_PARAMETERS
         if schema is None:  # OpenAI's server would run it
             left_out[f"tools.{str(kind)[:64]}"] = True
             continue
@@ -265,9 +285,8 @@ class Responses(Reply):
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
         """How far the prompt is, where it is asked for."""
         if self.task.progress:
-            told = prompt_progress(event)
             response = self._response("in_progress")
-            yield self._event("in_progress", response=response, prompt_progress=told)
+            yield self._event("in_progress", response=response, **self.progress_of(event))
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
         """Items begun, continued and ended; the response, at its end."""

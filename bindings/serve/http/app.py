@@ -8,13 +8,13 @@ import json
 import math
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
     Hashable,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -51,14 +51,14 @@ from tamis.bindings.serve.errors import (
 from tamis.bindings.serve.helpers import Follower, Helpers
 from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
 from tamis.bindings.serve.http.guard import Access, Guard, Log
-from tamis.bindings.serve.http.json_reply import JsonReply
-from tamis.bindings.serve.http.metrics import exposition
+from tamis.bindings.serve.http.json_reply import JsonReply, told
+from tamis.bindings.serve.http.metrics import Worker, exposition
 from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
 from tamis.bindings.serve.models import Model
 from tamis.bindings.serve.replies import About, Events, Mailbox, Reply
 from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.supervisor import sampler_of
-from tamis.bindings.serve.tasks import SEEDS, Inputs, Task
+from tamis.bindings.serve.tasks import Inputs, Task
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import Config, identity
 from tamis.engine.adapters import scales
@@ -71,7 +71,6 @@ T = TypeVar("T")
 # of a stranger than a text of so many bytes for its tokenizer.
 SMALL = 16 << 10
 EXTRACT = "/extract"
-LONGEST_NAME = 64  # characters of a field's name that a reply repeats
 ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
     ("/v1/chat/completions", "chat", openai.Chat),
     ("/chat/completions", "chat", openai.Chat),
@@ -186,7 +185,7 @@ class Server:
             Route("/ready", self.ready),
             front(self.settings),
         ]
-        return [*routes, Route("/metrics", self.metrics)] if self.settings.metrics else routes
+        return [*routes, Route("/metrics", self.metrics)]
 
     def usual_settings(self) -> dict[str, Any]:
         """What a completion is made by that names nothing."""
@@ -238,7 +237,7 @@ class Server:
     # --- routes ----------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        """/v1/embeddings: of unit length; texts run one after another."""
+        """/v1/embeddings: of unit length unless told; texts run one after another."""
         if self.pooling == "none":
             raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
         inputs, rows = await self.embedded(request, "embeddings")
@@ -249,14 +248,15 @@ class Server:
         n = sum(map(len, inputs.texts))
         usage = {"prompt_tokens": n, "total_tokens": n}
         reply = {"object": "list", "data": found, "model": self._model.name, "usage": usage}
-        return JsonReply(reply)
+        return JsonReply(reply, headers=told(inputs.ignored))
 
     async def embedded(
         self, request: Request, name: str, *, pooled: bool = True
     ) -> tuple[Inputs, list[Any]]:
         """The texts of a request, as READERS[name] reads it, and their embeddings. Raises ApiError.
 
-        pooled: of a text, one of length 1; otherwise one for each token, as the model gives them.
+        pooled: of a text, one, of length 1 unless the request says otherwise; else one for each
+        token, as the model gives them.
         """
         if self.pooling == "rank":
             raise ApiError(
@@ -269,7 +269,11 @@ class Server:
         if inputs.dimensions not in (None, n_embd):
             raise invalid(f"dimensions other than {n_embd} are not supported", "dimensions")
         found = await self.vectors(request, inputs, self.pooling if pooled else "none")
-        return inputs, [_vector(each, pooled=pooled) for each in found]
+        norm = inputs.norm
+        if not pooled and norm is not None:
+            inputs = inputs._replace(ignored=(*inputs.ignored, "embd_normalize"))
+        norm = -1 if not pooled else 2 if norm is None else norm
+        return inputs, [_vector(each, norm) for each in found]
 
     async def vectors(self, request: Request, inputs: Inputs, pooling: str) -> list[np.ndarray]:
         """What stands for each text, one after another. Raises ApiError."""
@@ -338,7 +342,7 @@ class Server:
 
     async def metrics(self, _request: Request) -> Response:
         """/metrics, in Prometheus' text format."""
-        return PlainTextResponse(exposition(self.worker), media_type="text/plain; version=0.0.4")
+        return measured(self.settings, self.worker)
 
     # --- how they run ----------------------------------------------------------------------------
 
@@ -366,7 +370,7 @@ class Server:
                 job.owner, job.scope, job.lora = owner, scope, self._other(lora)
                 if job.slot is not None and job.slot >= self.n_slots:
                     raise invalid(f"id_slot is {job.slot}, expected 0 to {self.n_slots - 1}")
-            headers = {"x-tamis-ignored": _listed(task.ignored)} if task.ignored else {}
+            headers = told(task.ignored)
             if not task.stream:
                 whole = replies.whole(reply, events)
                 found = await self._while_connected(request, jobs, whole)
@@ -456,15 +460,6 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Names of a client's as the value of a header: some of them, of printable ASCII."""
-    written = (
-        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:LONGEST_NAME])
-        for name in names
-    )
-    return ", ".join(written).encode("ascii", "backslashreplace").decode()
-
-
 def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = None) -> list[Choice]:
     """The jobs of a task; masks: who follows its grammar.
 
@@ -480,7 +475,7 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
             emit(i),
             request=request,
             sampling=task.sampling,
-            seed=(task.seed + i) % SEEDS,
+            seed=task.seed_of(i),
             number=i,
             masks=masks if task.masked else None,
             slot=task.slot,
@@ -519,10 +514,17 @@ async def _one(events: Events, kind: type[E]) -> E:
             return event
 
 
-def _vector(found: np.ndarray, *, pooled: bool) -> list[Any]:
-    """A vector as a list, of length 1, or rows as they are. Raises ApiError."""
-    if pooled:
-        found = (found / (np.linalg.norm(found) or 1)).astype(np.float32)
+def _vector(found: np.ndarray, norm: int) -> list[Any]:
+    """A vector or rows as a list, normalized as llama.cpp's embd_normalize says. Raises ApiError.
+
+    norm: -1 leaves them as they are; 0 makes the largest element 32760, the range of int16; 1 is
+    the sum of all, 2 Euclid's length, and p the p-norm, which becomes 1.
+    """
+    if norm >= 0:
+        most = float(np.abs(found).max(initial=0.0)) or 1.0
+        scaled = found.astype(np.float64) / most  # within [-1, 1]: no power of them overflows
+        length = float((np.abs(scaled) ** norm).sum() ** (1 / norm)) if norm else 1 / 32760
+        found = (scaled / (length or 1.0)).astype(np.float32)
     if not np.isfinite(found).all():
         raise ApiError(500, "the model failed: its vector is not of finite numbers", code="failed")
     values: list[Any] = found.tolist()
@@ -550,6 +552,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         working.cancel()
         left.cancel()
+        # Until it has ended a task owns its coroutine, which nobody else may close.
+        await asyncio.gather(working, left, return_exceptions=True)
 
 
 class _EventStream(StreamingResponse):
@@ -615,6 +619,19 @@ def facts_of(path: Path) -> ModelFile:
         kinds.most_common(1)[0][0] if kinds else "",
         {k: v for k, v in file.metadata.items() if isinstance(v, str | int | float | bool)},
     )
+
+
+STARTED = int(time.time())  # when this process was
+
+
+def measured(settings: Settings, worker: Worker) -> Response:
+    """/metrics, in Prometheus' text format. Raises ApiError where they are not shown."""
+    if not settings.metrics:
+        why = "this server shows no metrics: start it with --metrics"
+        raise ApiError(501, why, code="unsupported")
+    headers = {"Process-Start-Time-Unix": str(STARTED)}
+    kind = "text/plain; version=0.0.4"
+    return PlainTextResponse(exposition(worker), headers=headers, media_type=kind)
 
 
 def front(settings: Settings) -> Route:

@@ -1,11 +1,14 @@
 """JSON of whatever a model's file has: texts that are no UTF-8, numbers that are none."""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from tamis.bindings.serve.body import writable
+
+LONGEST_NAME = 64  # characters of a field's name that a reply repeats
 
 
 class JsonReply(JSONResponse):
@@ -27,3 +30,17 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     return value
+
+
+def told(ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names fields which were not heeded; none where there are none."""
+    return {"x-tamis-ignored": _listed(ignored)} if ignored else {}
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of a client's as the value of a header: some of them, of printable ASCII."""
+    written = (
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:LONGEST_NAME])
+        for name in names
+    )
+    return ", ".join(written).encode("ascii", "backslashreplace").decode()

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from tamis.bindings.serve.api import llamacpp
 from tamis.bindings.serve.body import parse
 from tamis.bindings.serve.errors import ApiError, invalid
-from tamis.bindings.serve.http.json_reply import JsonReply
+from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.jobs import Keeping, SlotState
 from tamis.bindings.serve.requests import MAX_ADAPTERS
 
@@ -43,6 +43,7 @@ def routes(server: "Server") -> list[Route]:
         post("/embeddings", _embedding),
         *(post(path, _rerank) for path in ranked),
         get("/props", _props),
+        get("/tokenizer_info", _tokenizer_info),
         get("/slots", _slots),
         post("/slots/{slot}", _slot),
         get("/lora-adapters", _adapters),
@@ -51,12 +52,16 @@ def routes(server: "Server") -> list[Route]:
 
 
 async def _tokenize(server: "Server", request: Request) -> Response:
-    """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags."""
-    return JsonReply({"tokens": await server.read(request, "tokenize")})
+    """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags.
+
+    Or a prompt or messages, as vLLM has it.
+    """
+    return JsonReply(await server.read(request, "tokenize"))
 
 
 async def _detokenize(server: "Server", request: Request) -> Response:
-    return JsonReply({"content": await server.read(request, "detokenize")})
+    text = await server.read(request, "detokenize")
+    return JsonReply({"content": text, "prompt": text})  # llama.cpp's name, and vLLM's
 
 
 async def _template(server: "Server", request: Request) -> Response:
@@ -71,10 +76,9 @@ async def _count(server: "Server", request: Request) -> Response:
 async def _embedding(server: "Server", request: Request) -> Response:
     """A list of rows for each text: one with pooling, else one a token."""
     pooled = server.pooling != "none"
-    _, rows = await server.embedded(request, "llama embeddings", pooled=pooled)
-    return JsonReply(
-        [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
-    )
+    inputs, rows = await server.embedded(request, "embeddings", pooled=pooled)
+    found = [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
+    return JsonReply(found, headers=told(inputs.ignored))
 
 
 async def _rerank(server: "Server", request: Request) -> Response:
@@ -102,7 +106,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
         ranked = [
             {"index": i, "score": scores[i]} | each for i, each in zip(best, more, strict=True)
         ]
-        return JsonReply(ranked)
+        return JsonReply(ranked, headers=told(inputs.ignored))
     shown = body.flag("return_documents")
     results = [
         {"index": i, "relevance_score": scores[i]}
@@ -112,7 +116,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
     n = sum(map(len, inputs.texts))
     usage = {"prompt_tokens": n, "total_tokens": n}
     head = {"model": server.about.model, "object": "list", "usage": usage}
-    return JsonReply(head | {"results": results})
+    return JsonReply(head | {"results": results}, headers=told(inputs.ignored))
 
 
 async def _props(server: "Server", request: Request) -> Response:
@@ -130,6 +134,25 @@ async def _props(server: "Server", request: Request) -> Response:
             "eos_token": _token(server, server.text.vocab.eos),
             "build_info": server.about.fingerprint,
             "is_sleeping": False,
+        }
+    )
+
+
+async def _tokenizer_info(server: "Server", request: Request) -> Response:
+    """The tokenizer in the words of its HF configuration, as vLLM has it."""
+    vocab, tokenizer = server.text.vocab, server.text.unbounded
+    names = {"bos": vocab.bos, "eos": vocab.eos, "unk": vocab.unk, "pad": vocab.pad}
+    found = {f"{k}_token": None if i is None else vocab.tokens[i] for k, i in names.items()}
+    return JsonReply(
+        {
+            "tokenizer_class": "GGUF",
+            "tokenizer_model": vocab.model,
+            **found,
+            "add_bos_token": tokenizer.add_bos,
+            "add_eos_token": tokenizer.add_eos,
+            "vocab_size": len(vocab),
+            "model_max_length": server.about.n_ctx,
+            "chat_template": server.text.template_source,
         }
     )
 

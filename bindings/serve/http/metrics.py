@@ -22,7 +22,7 @@ class Worker(Protocol):
 
 
 def exposition(worker: Worker) -> str:
-    """All metrics, with a line of help each."""
+    """All metrics, with a line of help each: tamis' own names, then llama.cpp's for its boards."""
     c = worker.counts
     found = [
         ("jobs_total", "counter", "choices and texts asked for", c.jobs),
@@ -38,7 +38,34 @@ def exposition(worker: Worker) -> str:
         ("jobs_waiting", "gauge", "jobs without a slot", worker.n_waiting),
     ]
     lines = []
-    for name, kind, text, value in found:
-        lines += [f"# HELP tamis_{name} {text}", f"# TYPE tamis_{name} {kind}"]
-        lines.append(f"tamis_{name} {value:.6g}" if kind == "gauge" else f"tamis_{name} {value}")
+    for prefix, metrics in (("tamis_", found), ("llamacpp:", _llamacpp(worker))):
+        for name, kind, text, value in metrics:
+            written = f"{value:.6g}" if kind == "gauge" else str(value)
+            lines += [f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}"]
+            lines.append(f"{prefix}{name} {written}")
     return "\n".join(lines) + "\n"
+
+
+def _llamacpp(worker: Worker) -> list[tuple[str, str, str, float]]:
+    """The metrics of llama.cpp's server, by its names and kinds."""
+    c = worker.counts
+    rates = (c.prompt_tokens, c.prompt_seconds), (c.answer_steps, c.answer_seconds)
+    read, predicted = (n / seconds if seconds else 0.0 for n, seconds in rates)
+    n_decode = c.steps + c.chunks
+    return [
+        ("prompt_tokens_total", "counter", "tokens of prompts that were read", c.prompt_tokens),
+        ("prompt_tokens_cached_total", "counter", "... that were held already", c.cached_tokens),
+        ("prompt_seconds_total", "counter", "time in which prompts were read", c.prompt_seconds),
+        ("tokens_predicted_total", "counter", "tokens of answers", c.answer_tokens),
+        ("tokens_predicted_seconds_total", "counter", "time of answers", c.answer_seconds),
+        ("n_decode_total", "counter", "chunks of prompts and decode steps", n_decode),
+        ("n_tokens_max", "counter", "tokens of the longest sequence", c.most_tokens),
+        ("spec_decode_num_draft_tokens_total", "counter", "tokens drafted", c.drafted_tokens),
+        ("spec_decode_num_accepted_tokens_total", "counter", "... accepted", c.accepted_tokens),
+        ("spec_decode_num_drafts_total", "counter", "drafts", c.drafts),
+        ("prompt_tokens_seconds", "gauge", "tokens of prompts a second", read),
+        ("predicted_tokens_seconds", "gauge", "tokens of answers a second", predicted),
+        ("requests_processing", "gauge", "slots in use", worker.n_running),
+        ("requests_deferred", "gauge", "jobs without a slot", worker.n_waiting),
+        ("n_busy_slots_per_decode", "gauge", "answers a decode step", c.rows / max(c.steps, 1)),
+    ]

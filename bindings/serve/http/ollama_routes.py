@@ -18,7 +18,7 @@ from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.serve.api import ollama
 from tamis.bindings.serve.body import Body, parse, seconds_of
 from tamis.bindings.serve.errors import ApiError, invalid
-from tamis.bindings.serve.http.json_reply import JsonReply
+from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.replies import as_json
 from tamis.fetch import registry
 from tamis.fetch.hub import HubSpec
@@ -99,13 +99,15 @@ async def _embed(server: "Server", request: Request) -> Response:
             "total_duration": took,
             "load_duration": 0,
             "prompt_eval_count": sum(map(len, inputs.texts)),
-        }
+        },
+        headers=told(inputs.ignored),
     )
 
 
 async def _embeddings(server: "Server", request: Request) -> Response:
-    _, rows = await server.embedded(request, "ollama embed")
-    return JsonReply({"embedding": rows[0] if rows else []})
+    inputs, rows = await server.embedded(request, "ollama embed")
+    found = {"embedding": rows[0] if rows else []}
+    return JsonReply(found, headers=told(inputs.ignored))
 
 
 class Bodies(Protocol):

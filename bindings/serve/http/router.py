@@ -17,7 +17,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -30,6 +30,7 @@ from tamis.bindings.serve.http.app import (
     facts_of,
     front,
     listing,
+    measured,
     model_entry,
     on_error,
     received,
@@ -38,7 +39,6 @@ from tamis.bindings.serve.http.app import (
 )
 from tamis.bindings.serve.http.guard import Guard, Log
 from tamis.bindings.serve.http.json_reply import JsonReply
-from tamis.bindings.serve.http.metrics import exposition
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.backends import on_host
@@ -93,7 +93,7 @@ class Router:
             Route("/v1/health", self.health),
             Route("/ready", self.ready),
             Route("/api/ps", self.running),
-            *([Route("/metrics", self.metrics)] if self._settings.metrics else []),
+            Route("/metrics", self.metrics),
             *([] if self._only else several),
         ]
         return [*own, Route("/{path:path}", self.forward, methods=ways)]
@@ -254,7 +254,7 @@ class Router:
 
     async def metrics(self, _request: Request) -> Response:
         """/metrics, of all models together."""
-        return PlainTextResponse(exposition(self.models), media_type="text/plain; version=0.0.4")
+        return measured(self._settings, self.models)
 
 
 class _Forwarded(Response):
