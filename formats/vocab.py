@@ -1,6 +1,7 @@
 """The vocabulary of a GGUF file, validated; tokenizers are built from it and do the work."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -287,7 +288,10 @@ def _special_id(f: "GGUFFile", name: str, n_vocab: int) -> int | None:
     if token_id is None or token_id in _NO_TOKEN:
         return None
     if not 0 <= token_id < n_vocab:
-        raise f.error(f"token {token_id} is outside the vocabulary of {n_vocab}", key=key)
+        # Of a token that a text may never have, as of padding: the model runs without it.
+        what = f"{f.path}: {key} is {token_id}, outside the vocabulary of {n_vocab}"
+        warnings.warn(f"{what}: there is no such token", stacklevel=2)
+        return None
     return token_id
 
 
@@ -304,7 +308,9 @@ def _special_ids(
     }
     for name, token_id in _DEFAULT_IDS.get(model, {}).items():
         key = f"tokenizer.ggml.{_KEY_NAMES.get(name, name)}_token_id"
-        if f.get(key, int, None) is None and token_id < n_vocab:
+        given = f.get(key, int, None)
+        known = given is not None and (0 <= given < n_vocab or given in _NO_TOKEN)
+        if not known and token_id < n_vocab:
             ids[name] = token_id
     if ids["eot"] is None:
         ids["eot"] = _first(by_text, _EOT_TEXTS)

@@ -29,7 +29,7 @@ BARE = ToolFormat("json", fields=_FIELDS)
 
 
 # Of a function without parameters, as OpenAI's API has it: it is called with {}.
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def as_tools(

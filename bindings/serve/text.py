@@ -22,8 +22,9 @@ class BoundedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, most: int) -> None:
         self._tokenizer, self._most = tokenizer, most
-        # Bytes in the file, which are no fewer than those a token stands for.
-        self.longest = max(map(len, vocab.tokens.raws()))
+        # Bytes in the file, which are no fewer than those a token stands for; composed characters
+        # take a third of the bytes at best.
+        self.longest = max(map(len, vocab.tokens.raws())) * (3 if tokenizer.composes else 1)
         self.bos, self.add_bos = tokenizer.bos, tokenizer.add_bos
 
     def encode(

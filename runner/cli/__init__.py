@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _open_streams()
         if argv is None:
             _let_all_text_pass()
+            warnings.showwarning = lambda message, *_where, **_more: _say(f"warning: {message}")
         arguments = _parser(words).parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()

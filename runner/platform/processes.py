@@ -64,8 +64,9 @@ def child_environment(own: Mapping[str, str]) -> dict[str, str]:
     PYTHONPATH keeps its absolute folders only: an empty entry is the working directory. Such a
     process is started with -P.
     """
-    # OpenBLAS, which nothing here calls, would map memory for a thread a core.
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **own}
+    # OpenBLAS, which nothing here calls, would map memory for a thread a core. What there is to
+    # warn of in a model's file this process has said when it read the file.
+    env = {"PYTHONWARNINGS": "ignore", **os.environ, "OPENBLAS_NUM_THREADS": "1", **own}
     folders = [p for p in env.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)]
     return env | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 

@@ -33,8 +33,8 @@ class Pieces(Protocol):
     eos: int | None
     eog: frozenset[int]
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, add_special: bool = True, compose: bool = True) -> list[int]:
+        """Token ids of a text; without compose they spell it to the byte."""
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """The bytes of a token."""
@@ -72,7 +72,7 @@ class GrammarTokenizer:
     def __call__(self, text: str | bytes) -> list[int]:
         """Token ids of a text."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(text, add_special=False)
+        return self._tokenizer.encode(text, add_special=False, compose=False)
 
 
 def json_grammar(schema: Any) -> str:
@@ -274,7 +274,7 @@ class Bytes:
     eos: int | None = 256
     eog = frozenset([256])
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, compose: bool = True) -> list[int]:
         """The bytes of a text."""
         return list(text.encode())
 

@@ -166,6 +166,11 @@ ALWAYS_ADDS_BOS = frozenset(["gemma4", "granite-embed-multi-311m"])
 IGNORES_MERGES = frozenset(
     [*_LLAMA3_NAMES.split(), "tekken", "minicpm5", "glm4", "glm5", "youtu"]
 ) | {"granite-embed-multi-97m"}
+# Texts are composed (NFC) before they are cut, as these models' own tokenizers do it, which
+# llama.cpp's does not: Qwen's, Cohere's and GPT-NeoX's, which MPT, OLMo and ModernBERT took over.
+COMPOSED = frozenset(
+    ["qwen2", "qwen35", "deepseek-r1-qwen", "f2llmv2", "command-r", "mpt", "olmo", "modern-bert"]
+)
 # So are words of line ends only, here.
 WHOLE_LINE_ENDS = ALWAYS_ADDS_BOS
 # Tokens are made of characters, not of the letters of GPT-2's alphabet of bytes.

@@ -10,6 +10,7 @@ import numpy as np
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 from tamis.text import pretokenize
 from tamis.text.bpe import BytePairEncoder, CharacterPairEncoder, DnaEncoder, byte_alphabet
+from tamis.text.normal_forms import normalized
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -123,6 +124,7 @@ class Tokenizer:
         self._bytes = {ord(letter): byte for byte, letter in enumerate(byte_alphabet())}
         spm = vocab.model == "llama"
         self._space_prefix = spm and vocab.add_space_prefix
+        self.composes = vocab.model == "gpt2" and vocab.pre in pretokenize.COMPOSED
         default_bos = spm or vocab.model == "bert" or vocab.pre in pretokenize.ADDS_BOS
         self.n_vocab = len(vocab)
         self.bos, self.eos, self.eog = vocab.bos, vocab.eos, vocab.eog
@@ -154,15 +156,22 @@ class Tokenizer:
         return texts
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        compose: bool = True,
     ) -> list[int]:
         """Return the ids of the tokens of ``text``.
 
         ``add_special`` adds BOS and EOS where the vocabulary asks for them; ``parse_special``
         reads control tokens that are written out in the text, which otherwise are plain text.
+        Where the model's tokenizer composes characters (``composes``), the tokens spell the text
+        in NFC; without ``compose`` they spell it as it is.
         """
         cutter = self._special_cutter if parse_special else self._user_cutter
-        ids = self._encode_pieces(cutter.cut(_well_formed(text)))
+        ids = self._encode_pieces(cutter.cut(_well_formed(text)), compose=compose)
         if add_special and self.add_bos and self.bos is not None:
             ids.insert(0, self.bos)
         if add_special and self.add_eos and self._end is not None:
@@ -185,13 +194,15 @@ class Tokenizer:
         """Whether a control token is written out in ``text``."""
         return any(part in self._control for part in self._special_cutter.cut(_well_formed(text)))
 
-    def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+    def _encode_pieces(self, pieces: Iterable[str | int], *, compose: bool = True) -> list[int]:
         ids: list[int] = []
         after_special = True
         for piece in self._stripped(pieces):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
+                if self.composes and compose:
+                    piece = normalized("NFC", piece)
                 prefix = " " if self._space_prefix and after_special else ""
                 ids += self._encoder.encode(prefix + piece)
             after_special = isinstance(piece, int)

@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from tamis.formats.vocab import TokenType, Vocab
+from tamis.text.normal_forms import normalized
 from tamis.text.pretokenize import WHITE_SPACE
 
 # Each is a word of its own, as Hugging Face's normalizer has them.
@@ -18,6 +19,7 @@ _IDEOGRAPHS = (
     (0x2F800, 0x2FA1F),
 )
 _WORD_START = "\u2581"
+_LONGEST_WORD = 100  # characters: BERT's own tokenizer knows no longer ones
 _CACHE_WORDS = 1 << 16
 
 
@@ -54,9 +56,8 @@ class WordPieceEncoder:
 
     def _words(self, text: str) -> Iterator[str]:
         options = self._normalizer
-        dropped = "CM" if options.strip_accents else "C"
         word: list[str] = []
-        for c in unicodedata.normalize("NFD", text) if options.strip_accents else text:
+        for c in normalized("NFD", text) if options.strip_accents else text:
             kind = unicodedata.category(c)
             space = c in WHITE_SPACE
             alone = kind[0] == "P" or (kind[0] == "S" and c < "\x7f") or _is_ideograph(ord(c))
@@ -65,13 +66,17 @@ class WordPieceEncoder:
                 word = []
             if alone:
                 yield c
-            elif not space and kind[0] not in dropped and c != "\ufffd":
+            elif kind == "Mn" and options.strip_accents:
+                continue  # an accent; vowel signs that take room (Mc) are letters, as in BERT
+            elif not space and kind[0] != "C" and c != "\ufffd":
                 word.append(c.lower() if options.lowercase else c)
         if word:
             yield "".join(word)
 
     def _pieces(self, word: str) -> list[int]:
         ids, start = [], 0
+        if len(word) > len(_WORD_START) + _LONGEST_WORD:
+            return [] if self._unk is None else [self._unk]
         while start < len(word):
             for end in range(min(len(word), start + self._max_chars), start, -1):
                 token = self._ids.get(word[start:end])

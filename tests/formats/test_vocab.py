@@ -134,17 +134,32 @@ def test_byte_tokens(load, token, byte):
         ({"scores": array(f32, [1, 2, 3])}, "scores", "3 scores for 2 tokens"),
         ({"scores": array(f32, [1, float("nan")])}, "scores", "token 1 is NaN"),
         ({"scores": array(u32, [1, 2])}, "scores", "float32 or int32"),
-        ({"bos_token_id": u32(2)}, "bos_token_id", "outside the vocabulary of 2"),
-        ({"eos_token_id": i32(-2)}, "eos_token_id", "outside the vocabulary of 2"),
         ({"eos_token_id": text("b")}, "eos_token_id", "expected int, got str"),
         ({"add_bos_token": u32(1)}, "add_bos_token", "expected bool, got int"),
-        ({"fim_pad_token_id": u32(9)}, "fim_pad_token_id", "outside the vocabulary of 2"),
     ],
 )
 def test_inconsistent_vocabularies_are_refused_naming_the_key(load, keys, key, message):
     with pytest.raises(GGUFError, match=message) as caught:
         load(["a", "b"], **keys)
     assert caught.value.key == f"tokenizer.ggml.{key}"
+
+
+@pytest.mark.parametrize("name", ["bos", "eos", "padding", "unknown", "seperator", "mask", "eot"])
+@pytest.mark.parametrize("token", [u32(2), i32(-2), u32(151643)])
+def test_a_special_token_outside_the_vocabulary_is_a_warning_and_none(load, name, token):
+    with pytest.warns(UserWarning, match=f"{name}_token_id is .*outside the vocabulary of 2"):
+        vocab = load(["a", "b"], **{f"{name}_token_id": token})
+    field = {"padding": "pad", "unknown": "unk", "seperator": "sep"}.get(name, name)
+    assert getattr(vocab, field) is None
+    assert not vocab.eog
+
+
+def test_such_a_token_has_the_usual_one_of_its_kind_where_there_is_one(load):
+    with pytest.warns(UserWarning, match="padding_token_id is 4, outside the vocabulary of 2"):
+        vocab = load(["[PAD]", "a"], model=text("bert"), padding_token_id=u32(4))
+    assert vocab.pad == 0
+    with pytest.warns(UserWarning, match="fim_pad_token_id"):
+        assert load(["a", "<PAD>"], fim_pad_token_id=u32(9)).fim["pad"] == 1, "found by its text"
 
 
 @pytest.mark.model

@@ -6,7 +6,9 @@ import random
 import struct
 
 import pytest
+import tokenizers
 from pace import within
+from tokenizers import models, normalizers, pre_tokenizers
 from vocabularies import make_vocab
 
 from tamis.formats.vocab import Normalizer, TokenType
@@ -68,6 +70,27 @@ def test_wordpiece_takes_the_longest_pieces_or_the_word_is_unknown():
     assert t.encode("UNable, a我ZOË") == [1, 3, 4, 7, 5, 8, 9, 2]
     assert t.encode("[SEP]", add_special=False) == [0, 0, 0]
     assert t.encode("[SEP]", add_special=False, parse_special=True) == [2]
+
+
+def test_wordpiece_reads_words_as_berts_own_tokenizer_does():
+    """Of marks only those without room of their own are accents, and long words are unknown."""
+    words = [("[UNK]", UNKNOWN), *((f"\u2581{c}", NORMAL) for c in "ae"), ("a", NORMAL)]
+    words += [("\u0915", NORMAL), ("\u2581\u0915\u093f", NORMAL)]  # ka, and ki with its sign (Mc)
+    vocab = make_vocab("bert", words, unk=0)
+    ours = tokenizer_for(vocab)
+    texts = [
+        text.removeprefix("\u2581") if text[0] == "\u2581" else f"##{text}" for text, _ in words
+    ]
+    texts[0] = "[UNK]"
+    ids = {text: i for i, text in enumerate(texts)}
+    theirs = tokenizers.Tokenizer(
+        models.WordPiece(vocab=ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    theirs.normalizer = normalizers.BertNormalizer(lowercase=True)
+    theirs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    long = ["a" * 100, "a" * 101, "a\u0301" * 100, "a\u0301" * 101]
+    for text in ("\u00e9", "e\u0301", "\u0915\u093f", "\u0915\u093f\u0902", "a\u0488", *long):
+        assert ours.encode(text, add_special=False) == theirs.encode(text).ids, ascii(text)
 
 
 def test_rwkv_takes_the_longest_token_at_each_place():

@@ -25,7 +25,8 @@ def test_texts_have_the_tokens_that_llama_cpp_lists(file):
     )
     tokenizer = tokenizer_for(vocab)
     for text, ids in data["cases"]:
-        assert tokenizer.encode(text, add_special=False) == ids, text
+        # llama.cpp composes no characters, as Qwen's own tokenizer does.
+        assert tokenizer.encode(text, add_special=False, compose=False) == ids, text
 
 
 def _models() -> Path:
@@ -57,7 +58,7 @@ def test_all_vocabularies_of_llama_cpp_give_its_tokens():
         texts = Path(f"{file}.inp").read_bytes().decode().split(BREAK)
         lines = Path(f"{file}.out").read_text().split("\n")
         for text, line in zip(texts, lines, strict=False):
-            ids = tokenizer.encode(text, add_special=False)
+            ids = tokenizer.encode(text, add_special=False, compose=False)
             assert ids == [*map(int, line.split())], (file.name, text)
             n_cases += 1
     assert n_cases > 700

@@ -194,7 +194,7 @@ def _tools(
             inner = _tools([each for each in tool["tools"] if isinstance(each, dict)])
             found, kinds, left_out = found + inner[0], kinds | inner[1], left_out | inner[2]
             continue
-        schema = {"custom": _INPUT, "local_shell": _SHELL}.get(str(kind))
+        schema: Any = {"custom": _INPUT, "local_shell": _SHELL}.get(str(kind))
         if kind == "local_shell":
             name = "local_shell"
         elif kind == "function":
