@@ -33,6 +33,8 @@ KNOWN = {
     "tools/mutate.py:subprocess.run": "-P, or git",
     "tools/mutate_plugin.py:os.fork": "no other program",
     "tools/mutate_plugin.py:subprocess.Popen": "-P",
+    "tools/peer_server.py:os.execv": "-P",
+    "tools/peer_suites.py:subprocess.run": "-P, in the suite's folder",
     "tools/record_chat.py:pexpect.spawn": "-P",
     "tools/release.py:subprocess.run": "-P, or git",
 }

@@ -1,0 +1,250 @@
+"""Run the tests of llama.cpp's server, or of llama-cpp-python, against tamis; print their table.
+
+    python -m tamis.tools.peer_suites llama-server [FILE ...]
+    python -m tamis.tools.peer_suites llama-cpp-python
+
+The tests are those of the source distribution of llama-cpp-python, which pip fetches once into the
+user's cache. They run as they are but for three adjustments. `peer_server` takes llama-server's
+flags and has models in reach stand in for those that are not. `peer_plugin` lifts assertions on
+their words. `COUNTS` has, instead of the counts of tokens of the suite's model, those that
+/tokenize gives, or that there are any. Tests that the suite marks slow are not run, nor are those
+of `LEFT_OUT`, each for the reason that stands there.
+
+Needs pip, pytest, requests, filelock and openai. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+VERSION = "0.3.36"
+SERVER_TESTS = "vendor/llama.cpp/tools/server/tests"
+FILE_SECONDS = 1800
+# Why tests are not run: by file, or file::pattern of names.
+LEFT_OUT = {
+    "test_vision_api.py": "images",
+    "test_slot_save.py::*mmproj*": "images",
+    "test_slot_save.py::*image*": "images",
+    "test_slot_save.py::*multimodal*": "images",
+    "test_security.py::*local_media*": "images",
+    "test_mcp_servers.py": "servers of MCP that llama.cpp's starts: tamis starts none",
+    "test_tools_builtin.py": "tools that llama.cpp's server runs itself: tamis runs none",
+    "test_proxy.py": "a proxy for its page",
+    "test_security.py::*proxy*": "a proxy for its page",
+    "test_security.py::*static_assets*": "files of its page",
+    "test_security.py::test_cors_options*": "CORS for any site: tamis allows none unless told",
+    "test_security.py::*with_tools_enabled*": "tools that llama.cpp's server runs itself",
+    "test_sleep.py": "unloading an idle model with its server: `tamis serve` without -m does that",
+    "test_metrics.py::*sleep*": "unloading an idle model with its server",
+    "test_kv_keep_only_active.py": "marks in llama.cpp's log",
+    "test_stream.py": "streams that are resumed",
+    "test_compat_gcp.py": "Vertex AI's protocol",
+    "test_speculative.py": "drafts of a given acceptance, a draft model of the suite's model",
+    "test_lora.py": "an adapter of the suite's model",
+    "test_rerank.py": "no small model that ranks is in reach",
+    "test_router.py::*reload_models*": "the router's presets and downloads",
+    "test_router.py::*dedup_cache*": "the router's presets and downloads",
+    "test_router.py::*remote_preset*": "the router's presets and downloads",
+    "test_router.py::*download_model*": "the router's presets and downloads",
+    "test_router.py::*delete_model*": "the router's presets and downloads",
+    "test_tokenize.py::test_tokenize_with_bos": "a model whose texts begin with BOS",
+    "test_slot_save.py::*legacy_token_list*": "llama.cpp's file format of a slot",
+}
+# What stands in the tests, as a regular expression of a whole line's code, and instead of it.
+COUNTS = (
+    (
+        r'(\w+(?:\.body)?)\["timings"\]\["prompt_n"\] == n_prompt$',
+        r'\1["timings"]["prompt_n"] == len(server.make_request("POST", "/tokenize", '
+        r'data={"content": prompt, "add_special": True}).body["tokens"])',
+    ),
+    (r'(\w+(?:\.body)?\["usage"\]\["prompt_tokens"\]) == n_prompt$', r"\1 > 0"),
+    (r"(res\.body\[.usage.\]\[.prompt_tokens.\]) == (?:n_tokens|2 \* 9)$", r"\1 > 0"),
+    (r'(res\.body\["timings"\]\["prompt_n"\]) == (?:226|21|6)\b', r"\1 > 0"),
+    (r'(\["cached_tokens"\]) == n_cache$', r"\1 >= 0"),
+)
+
+
+class Outcome(NamedTuple):
+    """Of a test: its file and name, passed, failed or left out, and why not passed."""
+
+    file: str
+    name: str
+    state: str
+    why: str
+
+
+def fetched() -> Path:
+    """The unpacked source distribution, from the user's cache or PyPI."""
+    folder = Path.home() / ".cache/tamis/peers" / f"llama_cpp_python-{VERSION}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as there:
+            pip = [sys.executable, "-P", "-m", "pip", "download", "-q", "--no-deps", "-d", there]
+            name = f"llama-cpp-python=={VERSION}"
+            subprocess.run([*pip, "--no-binary", ":all:", name], check=True)
+            (archive,) = Path(there).glob("*.tar.gz")
+            shutil.unpack_archive(archive, there, filter="data")
+            (Path(there) / folder.name).rename(folder)
+    return folder
+
+
+def reason(file: str, name: str) -> str | None:
+    """Why a test is left out; None: it is run."""
+    for pattern, why in LEFT_OUT.items():
+        of_file, _, of_name = pattern.partition("::")
+        if file == of_file and fnmatch(name, of_name or "*"):
+            return why
+    return None
+
+
+def adjusted(source: Path, target: Path) -> None:
+    """Copy a suite, with other counts of tokens."""
+    shutil.copytree(source, target)
+    for path in target.glob("unit/*.py"):
+        lines = path.read_text().split("\n")
+        for pattern, instead in COUNTS:
+            lines = [re.sub(pattern, instead, line) for line in lines]
+        path.write_text("\n".join(lines))
+
+
+def collected(suite: Path, files: Iterable[str]) -> dict[str, list[str]]:
+    """The names of all tests that are not marked slow, by file."""
+    found: dict[str, list[str]] = {}
+    done = _pytest(suite, ["--collect-only", *files], suite / "collected.xml")
+    for line in done.stdout.splitlines():
+        path, _, name = line.partition("::")
+        if name and path.endswith(".py"):
+            found.setdefault(Path(path).name, []).append(name)
+    if not found:
+        raise SystemExit(f"no tests were found:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return found
+
+
+def _pytest(
+    suite: Path, arguments: Iterable[str], report: Path
+) -> "subprocess.CompletedProcess[str]":
+    server = suite / "llama-server"
+    if not server.exists():
+        server.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -P -m tamis.tools.peer_server "$@"\n'
+        )
+        server.chmod(0o700)
+    own = {"LLAMA_SERVER_BIN_PATH": str(server), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    flags = ["-q", "-m", "not slow", "-p", "tamis.tools.peer_plugin", "-p", "no:cacheprovider"]
+    flags += ["-o", "addopts=", f"--junitxml={report}"]
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", *flags, *arguments],
+        cwd=suite,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=FILE_SECONDS,
+        check=False,
+    )
+
+
+def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:
+    """Run the tests of a file, but for those that are left out."""
+    left_out = {name: why for name in names if (why := reason(file, name)) is not None}
+    found = [Outcome(file, name, "left out", why) for name, why in left_out.items()]
+    wanted = [name for name in names if name not in left_out]
+    if wanted:
+        report = suite / f"{file}.xml"
+        ids = [f"{'unit/' if (suite / 'unit').exists() else ''}{file}::{name}" for name in wanted]
+        try:
+            _pytest(suite, ids, report)
+            states = _read(report)
+        except subprocess.TimeoutExpired:
+            states = {}
+        for name in wanted:
+            state, why = states.get(name, ("failed", "it has not ended"))
+            found.append(Outcome(file, name, state, why))
+    return found
+
+
+def _read(report: Path) -> dict[str, tuple[str, str]]:
+    """The state of each test by its name, and the first line of what went wrong."""
+    found = {}
+    for case in ET.parse(report).iter("testcase"):
+        bad = [part for part in case if part.tag in ("failure", "error")]
+        skipped = case.find("skipped")
+        name = case.get("name") or ""
+        if bad:
+            text = (bad[0].get("message") or "").split("\n")[0]
+            found[name] = ("failed", text[:200])
+        elif skipped is not None:
+            found[name] = ("left out", (skipped.get("message") or "skipped by itself")[:200])
+        else:
+            found[name] = ("passed", "")
+    return found
+
+
+def report_of(found: list[Outcome]) -> str:
+    """The table by file, what was left out for which reason, and what failed."""
+    rows = ["| file | tests | pass | fail | left out |", "|---|---|---|---|---|"]
+    files = sorted({each.file for each in found})
+    for name, some in [(f, [o for o in found if o.file == f]) for f in files] + [("all", found)]:
+        n = {
+            state: sum(o.state == state for o in some) for state in ("passed", "failed", "left out")
+        }
+        counts = f"{n['passed']} | {n['failed']} | {n['left out']}"
+        rows.append(f"| `{name}` | {len(some)} | {counts} |")
+    why: dict[str, int] = {}
+    for each in found:
+        if each.state == "left out":
+            why[each.why] = why.get(each.why, 0) + 1
+    rows += ["", "Left out:", *(f"- {n}: {text}" for text, n in why.items()), "", "Failed:"]
+    rows += [f"- `{o.file}::{o.name}`: {o.why}" for o in found if o.state == "failed"]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("suite", choices=["llama-server", "llama-cpp-python"])
+    parser.add_argument("files", nargs="*", help="some files of the suite; default: all")
+    parser.add_argument("--source", type=Path, help="an unpacked source distribution")
+    arguments = parser.parse_intermixed_args()
+    source = arguments.source or fetched()
+    with tempfile.TemporaryDirectory() as there:
+        suite = Path(there) / "suite"
+        if arguments.suite == "llama-server":
+            adjusted(source / SERVER_TESTS, suite)
+            names = collected(suite, [f"unit/{file}" for file in arguments.files] or ["unit"])
+        else:
+            suite = _python_suite(source, suite)
+            names = collected(suite, arguments.files)
+        found: list[Outcome] = []
+        for file, tests in sorted(names.items()):
+            found += outcomes(suite, file, tests)
+            n = sum(o.state == "passed" for o in found)
+            sys.stderr.write(f"{file}: {n} of {len(found)} so far\n")
+    print(report_of(found))
+    print(json.dumps({"suite": arguments.suite, "version": VERSION, "outcomes": found}))
+
+
+def _python_suite(source: Path, suite: Path) -> Path:
+    """The tests of llama-cpp-python beside the vocabularies that they read, on our llama_cpp."""
+    shutil.copytree(source / "tests", suite)
+    (suite / "vendor").symlink_to(source / "vendor")
+    import tamis.bindings
+
+    module = Path(tamis.bindings.__path__[0]) / "tamis_llama_cpp"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(module), os.environ.get("PYTHONPATH", "")])
+    return suite
+
+
+if __name__ == "__main__":
+    main()
