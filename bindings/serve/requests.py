@@ -147,16 +147,21 @@ class Reader:
 
     @staticmethod
     def grammar(body: Body) -> LlamaGrammar | None:
-        """What an answer must look like: response_format's or else grammar's. Raises ApiError."""
+        """What an answer must look like: response_format's, or else grammar's or json_schema's.
+
+        Any JSON object is less than those say. Raises ApiError.
+        """
+        given = body.record("response_format")
+        schema, text = body.get("json_schema"), body.text("grammar")
+        any_object = given == {"type": "json_object"}
         try:
-            form = chat.grammar_of(body.record("response_format"))
+            form = None if any_object and (text or schema) else chat.grammar_of(given)
         except RecursionError:
             raise invalid("response_format is nested too deeply", "response_format") from None
         except KeyError as error:
             raise invalid(f"response_format has no {error}", "response_format") from None
         except (ValueError, TypeError) as error:
             raise invalid(str(error), "response_format") from None
-        schema, text = body.get("json_schema"), body.text("grammar")
         if schema is not None and not isinstance(schema, dict | bool):
             raise invalid(f"json_schema is {shown(schema)}, expected an object", "json_schema")
         if form is None and text:
