@@ -174,7 +174,9 @@ def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:
 
 def _read(report: Path) -> dict[str, tuple[str, str]]:
     """The state of each test by its name, and the first line of what went wrong."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
+    if not report.exists():  # pytest could not begin
+        return found
     for case in ET.parse(report).iter("testcase"):
         bad = [part for part in case if part.tag in ("failure", "error")]
         skipped = case.find("skipped")
