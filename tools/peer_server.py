@@ -33,8 +33,8 @@ _SETTINGS = {  # defaults of fields of requests
     "--reasoning-format": "reasoning_format",
 }
 _DROPPED = {  # and how many values they have; what they settle is tamis' own affair, or none
-    "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0, "--jinja": 0,
-    "--no-jinja": 0, "--verbose": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
+    "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0,
+    "--jinja": 0, "--no-jinja": 0, "--verbose": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
     "--cache-ram": 1, "--no-cache-idle-slots": 0, "--no-mmproj": 0,
 }  # fmt: skip
 _WITHOUT_VALUE = {"--metrics", "--no-slots", "--reranking", "--no-models-autoload"}

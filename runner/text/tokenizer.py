@@ -10,7 +10,6 @@ import numpy as np
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 from tamis.text import pretokenize
 from tamis.text.bpe import BytePairEncoder, CharacterPairEncoder, DnaEncoder, byte_alphabet
-from tamis.text.normal_forms import normalized
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -202,7 +201,7 @@ class Tokenizer:
                 ids.append(piece)
             else:
                 if self.composes and compose:
-                    piece = normalized("NFC", piece)
+                    piece = pretokenize.normalized("NFC", piece)
                 prefix = " " if self._space_prefix and after_special else ""
                 ids += self._encoder.encode(prefix + piece)
             after_special = isinstance(piece, int)

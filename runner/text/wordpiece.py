@@ -4,8 +4,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from tamis.formats.vocab import TokenType, Vocab
-from tamis.text.normal_forms import normalized
-from tamis.text.pretokenize import WHITE_SPACE
+from tamis.text.pretokenize import WHITE_SPACE, normalized
 
 # Each is a word of its own, as Hugging Face's normalizer has them.
 _IDEOGRAPHS = (

@@ -14,7 +14,7 @@ from tamis.formats.vocab import TokenType
 from tamis.sampling.grammar import GrammarTokenizer
 from tamis.text import pretokenize
 from tamis.text.bpe import byte_alphabet
-from tamis.text.normal_forms import normalized
+from tamis.text.pretokenize import normalized
 from tamis.text.tokenizer import tokenizer_for
 
 QWEN2 = (
